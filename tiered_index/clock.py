@@ -1,0 +1,63 @@
+"""Time, injected: everything that asks for the time takes a `Clock`, so tests decide what time it is.
+
+Thread safety: both clocks may be read from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Protocol
+
+__all__ = ["Clock", "ManualClock", "SystemClock"]
+
+
+class Clock(Protocol):
+    """Source of wall time and of monotonic time."""
+
+    def now_ms(self) -> int:
+        """Return wall time in epoch milliseconds."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Return seconds of a clock that never goes backwards."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now_ms(self) -> int:
+        """Return wall time in epoch milliseconds."""
+        return time.time_ns() // 1_000_000
+
+    def monotonic_s(self) -> float:
+        """Return `time.monotonic()`."""
+        return time.monotonic()
+
+
+class ManualClock:
+    """A clock that moves only when told to; both readings advance together."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self._now_ms = now_ms
+        self._monotonic_s = 0.0
+        self._lock = threading.Lock()
+
+    def now_ms(self) -> int:
+        """Return the set wall time in epoch milliseconds."""
+        with self._lock:
+            return self._now_ms
+
+    def monotonic_s(self) -> float:
+        """Return the seconds advanced so far."""
+        with self._lock:
+            return self._monotonic_s
+
+    def advance(self, seconds: float) -> None:
+        """Move both clocks forward by `seconds` (not negative)."""
+        if seconds < 0:
+            raise ValueError("a clock is advanced by a non-negative number of seconds")
+        with self._lock:
+            self._now_ms += round(seconds * 1000)
+            self._monotonic_s += seconds

@@ -1,0 +1,167 @@
+"""Errors, sorted by what the caller should do next.
+
+| do next        | class |
+|----------------|-------|
+| retry later    | `StorageUnavailable` |
+| slow down      | `BackPressure`, `DiskFull` |
+| fix the call   | `InvalidArgument`, `InvalidCursor` |
+| fix the set-up | `ConfigError`, `StorageMisconfigured`, `SchemaMismatch`, `NotAnIndex`, `LockHeld`, `WriterFenced` |
+| repair         | `CorruptFile`, `UnsupportedVersion` |
+| accept less    | `PartialAnswer` |
+
+Every class carries `exit_code`, the command line's exit status. A failure is never reported as success, as `None` or as a
+short list.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackPressure",
+    "ConfigError",
+    "CorruptFile",
+    "DiskFull",
+    "InvalidArgument",
+    "InvalidCursor",
+    "LockHeld",
+    "NotAnIndex",
+    "ObjectExists",
+    "ObjectNotFound",
+    "PartialAnswer",
+    "SchemaMismatch",
+    "StorageError",
+    "StorageMisconfigured",
+    "StorageUnavailable",
+    "TieredIndexError",
+    "UnsupportedVersion",
+    "WriterFenced",
+]
+
+
+class TieredIndexError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    exit_code = 70
+
+
+class InvalidArgument(TieredIndexError, ValueError):
+    """The call is wrong: a value out of range, a ragged batch, an unknown name. Nothing was changed."""
+
+    exit_code = 2
+
+
+class InvalidCursor(InvalidArgument):
+    """A cursor that was altered, or that belongs to another query."""
+
+
+class ConfigError(TieredIndexError):
+    """The set-up is wrong: a setting, a geometry that cannot exist, a missing extra."""
+
+    exit_code = 2
+
+
+class NotAnIndex(ConfigError):
+    """A directory or a storage prefix that does not hold a tiered index of ours."""
+
+
+class SchemaMismatch(ConfigError):
+    """A file's or an index's stored schema differs from the one that was asked for."""
+
+
+class LockHeld(ConfigError):
+    """Another writer holds the root's lock or the storage's lease.
+
+    Attributes: `pid` and `host` of the holder where known.
+    """
+
+    exit_code = 5
+
+    def __init__(self, message: str, *, pid: int | None = None, host: str | None = None) -> None:
+        super().__init__(message)
+        self.pid = pid
+        self.host = host
+
+
+class WriterFenced(ConfigError):
+    """A newer writer has taken the index over; this one publishes nothing more and keeps its local files."""
+
+    exit_code = 5
+
+
+class StorageError(TieredIndexError):
+    """Base of what a storage backend raises."""
+
+    exit_code = 3
+
+
+class StorageUnavailable(StorageError):
+    """The backend did not answer, or answered with a passing fault, within the bounded retries. Retry later."""
+
+
+class StorageMisconfigured(StorageError, ConfigError):
+    """No credentials, no such bucket, access denied, or a server that breaks a promise the engine builds on."""
+
+    exit_code = 3
+
+
+class ObjectNotFound(StorageError):
+    """No object of that name. Attribute: `name`."""
+
+    def __init__(self, name: str, where: str = "") -> None:
+        super().__init__(f"no object {name!r}" + (f" in {where}" if where else ""))
+        self.name = name
+
+
+class ObjectExists(StorageError):
+    """Put-if-absent found an object of that name. Attribute: `name`."""
+
+    def __init__(self, name: str, where: str = "") -> None:
+        super().__init__(f"object {name!r} exists already" + (f" in {where}" if where else ""))
+        self.name = name
+
+
+class CorruptFile(TieredIndexError):
+    """Bytes that contradict their checksum or their structure; nothing of them was believed.
+
+    Attributes: `file` (path or object name), `offset` (byte position or None), `expected`, `found`.
+    """
+
+    exit_code = 4
+
+    def __init__(
+        self, file: str, problem: str, *, offset: int | None = None, expected: object = None, found: object = None
+    ) -> None:
+        place = f" at byte {offset}" if offset is not None else ""
+        detail = f" (expected {expected!r}, found {found!r})" if expected is not None or found is not None else ""
+        super().__init__(f"{file}: {problem}{place}{detail}")
+        self.file = file
+        self.problem = problem
+        self.offset = offset
+        self.expected = expected
+        self.found = found
+
+
+class UnsupportedVersion(CorruptFile):
+    """A file or record written by a newer version of the format; it is intact, this version cannot read it."""
+
+
+class BackPressure(TieredIndexError):
+    """The write buffer or the disk budget is at its bound; the call was refused whole. Slow down and repeat it."""
+
+    exit_code = 7
+
+
+class DiskFull(BackPressure):
+    """The file system has no room left; the call was refused whole, or the data waits in the write buffer."""
+
+
+class PartialAnswer(TieredIndexError):
+    """A lookup could not read every file it needed, and the caller did not allow partial answers.
+
+    Attribute: `failed`, the reports of the files that could not be read.
+    """
+
+    exit_code = 6
+
+    def __init__(self, message: str, *, failed: tuple[object, ...] = ()) -> None:
+        super().__init__(message)
+        self.failed = failed

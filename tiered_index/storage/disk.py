@@ -1,0 +1,116 @@
+"""What the engine asks of a local file system, in one injectable object.
+
+`Disk` is the only code that writes local files. It is an object so that `testing/faults.py` can stand in for it and crash, fail
+or tear any single call. Every method may be called from any thread; a descriptor is used by one writer at a time.
+Raises `OSError` as the system does (callers turn it into typed errors); `pwrite` never returns short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tiered_index.storage.base import Bytes
+
+__all__ = ["TEMPORARY_PREFIX", "Disk"]
+
+TEMPORARY_PREFIX = ".tmp-"
+"""Names that start so are half-made work: recovery deletes them, listings never show them."""
+
+
+class Disk:
+    """The real file system."""
+
+    def create(self, path: Path) -> int:
+        """Create a new file for reading and writing and return its descriptor; an existing one is an error."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    def open_rw(self, path: Path) -> int:
+        """Open an existing file for reading and writing."""
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def allocate(self, descriptor: int, size_bytes: int) -> None:
+        """Really reserve `size_bytes` of the file, so that later writes below it can't find the disk full."""
+        if size_bytes:
+            os.posix_fallocate(descriptor, 0, size_bytes)
+
+    def pwrite(self, descriptor: int, data: Bytes, position: int) -> None:
+        """Write all of `data` at `position`."""
+        view = memoryview(data).cast("B")
+        while len(view):
+            written = os.pwrite(descriptor, view, position)
+            if written <= 0:
+                raise OSError(errno.EIO, "a write made no progress")
+            view = view[written:]
+            position += written
+
+    def truncate(self, descriptor: int, size_bytes: int) -> None:
+        """Set the file's length."""
+        os.ftruncate(descriptor, size_bytes)
+
+    def sync(self, descriptor: int) -> None:
+        """Make the file's data durable (fdatasync)."""
+        os.fdatasync(descriptor)
+
+    def sync_folder(self, folder: Path) -> None:
+        """Make names created in or removed from `folder` durable."""
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Move a file atomically, replacing `target`."""
+        os.replace(source, target)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name; raises `FileExistsError` where `target` exists (the local put-if-absent)."""
+        os.link(source, target)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file; one that is not there is not an error."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def close(self, descriptor: int) -> None:
+        """Close a descriptor."""
+        os.close(descriptor)
+
+    # Composed of the calls above, so a fault can strike at each step.
+
+    def publish(self, temporary: Path, target: Path) -> None:
+        """Rename a finished, synced temporary file to its final name and make both folders durable."""
+        self.rename(temporary, target)
+        self.sync_folder(target.parent)
+        if temporary.parent != target.parent:
+            self.sync_folder(temporary.parent)
+
+    def write_file(self, temporary: Path, chunks: Iterable[Bytes]) -> int:
+        """Write `chunks` to a new file, sync it, and return its size; on an error the file is removed."""
+        descriptor = self.create(temporary)
+        position = 0
+        try:
+            try:
+                for chunk in chunks:
+                    self.pwrite(descriptor, chunk, position)
+                    position += memoryview(chunk).nbytes
+                self.sync(descriptor)
+            finally:
+                self.close(descriptor)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.unlink(temporary)
+            raise
+        return position
+
+    def names(self, folder: Path) -> Iterator[str]:
+        """Yield the names of the files in `folder`, sorted; a folder that is not there is empty."""
+        try:
+            entries = sorted(entry.name for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False))
+        except FileNotFoundError:
+            return
+        yield from entries
