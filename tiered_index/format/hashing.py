@@ -1,0 +1,198 @@
+"""Hashes of ``topic + "#" + key``, vectorised over batches of strings and equal to Java's. SPEC.md section 5.
+
+Two polynomials over UTF-16 code units, modulo 2**32: multiplier 31 is `java.lang.String.hashCode`, the other one, finished by
+MurmurHash3's 32-bit mix, is the fingerprint. Pure functions, safe under threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+__all__ = ["CodeUnits", "code_units", "fingerprint", "hash_batch", "java_string_hash", "key_hash", "string_lengths"]
+
+_JAVA = 31
+_FINGERPRINT = 0x9E3779B1
+# odd, and 1 modulo 4: all but one bit of it are independent of a polynomial in 31
+_BLOCK = 1 << 16
+# code units hashed at a time; the tables of powers stay within the cache
+
+UInt32 = npt.NDArray[np.uint32]
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class CodeUnits:
+    """A column of n strings: `units` (u8 where all are ASCII, else u16) and `offsets` (i64, n + 1) into it."""
+
+    units: npt.NDArray[Any]
+    offsets: Int64
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Int64:
+        """Length of each string in UTF-16 code units."""
+        return np.diff(self.offsets)
+
+
+def java_string_hash(text: str) -> int:
+    """Return `String.hashCode()` of `text`, a signed 32-bit number."""
+    value = 0
+    for unit in memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H"):
+        value = (value * _JAVA + unit) & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def key_hash(topic: str, key: str) -> int:
+    """Return the hash under which a key is indexed: the absolute Java hash of topic#key; `Integer.MIN_VALUE` becomes 0."""
+    value = abs(java_string_hash(f"{topic}#{key}"))
+    return 0 if value == 1 << 31 else value
+
+
+def fingerprint(topic: str, key: str) -> int:
+    """Return the 32-bit fingerprint of topic#key (SPEC.md section 5 has test vectors)."""
+    value = 0
+    for unit in memoryview(f"{topic}#{key}".encode("utf-16-le", "surrogatepass")).cast("H"):
+        value = (value * _FINGERPRINT + unit) & 0xFFFFFFFF
+    value ^= value >> 16
+    value = (value * 0x85EBCA6B) & 0xFFFFFFFF
+    value ^= value >> 13
+    value = (value * 0xC2B2AE35) & 0xFFFFFFFF
+    return value ^ (value >> 16)
+
+
+def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:
+    """Return a column of strings as UTF-16 code units; lone surrogates in Python strings are kept as they are.
+
+    An Arrow array must have no nulls. Cost: one pass over the bytes; for non-ASCII text a few temporaries of 8 bytes a byte.
+    """
+    if not isinstance(strings, pa.Array):
+        try:
+            strings = pa.array(strings, type=pa.large_string())
+        except UnicodeEncodeError:
+            # Lone surrogates are no Unicode text, so Arrow refuses them; Java hashes them like any other unit.
+            parts = [text.encode("utf-16-le", "surrogatepass") for text in strings]
+            offsets = np.zeros(len(parts) + 1, np.int64)
+            np.cumsum([len(part) // 2 for part in parts], out=offsets[1:])
+            return CodeUnits(np.frombuffer(b"".join(parts), "<u2"), offsets)
+    if pa.types.is_dictionary(strings.type) or not pa.types.is_large_string(strings.type):
+        strings = strings.cast(pa.large_string())
+    if not len(strings):
+        return CodeUnits(np.zeros(0, np.uint8), np.zeros(1, np.int64))
+    _, offset_buffer, data_buffer = strings.buffers()
+    raw = np.frombuffer(offset_buffer, np.int64)[strings.offset : strings.offset + len(strings) + 1]
+    start, stop = int(raw[0]), int(raw[-1])
+    data = np.frombuffer(data_buffer, np.uint8)[start:stop] if stop > start else np.zeros(0, np.uint8)
+    offsets = raw - start
+    if not len(data) or int(data.max()) < 0x80:
+        return CodeUnits(data, offsets)
+    # A byte that starts a character of 1 to 3 bytes stands for one code unit, of 4 bytes for two, a continuation for none;
+    # so a string's offset in units is the running sum at its offset in bytes.
+    units_before = np.zeros(len(data) + 1, np.int64)
+    np.cumsum((data & 0xC0 != 0x80).astype(np.int8) + (data >= 0xF0), out=units_before[1:])
+    units = np.frombuffer(data.tobytes().decode("utf-8").encode("utf-16-le"), "<u2")
+    return CodeUnits(units, units_before[offsets])
+
+
+def string_lengths(strings: Sequence[str]) -> Int64:
+    """Return the length of each string in UTF-16 code units."""
+    return code_units(strings).lengths
+
+
+def hash_batch(topics: Sequence[str], topic_index: npt.NDArray[np.integer[Any]], keys: CodeUnits) -> tuple[npt.NDArray[np.int32], UInt32]:
+    """Return `key_hash` (i32) and `fingerprint` (u32) of n rows.
+
+    `topics` are the distinct topics, `topic_index` (n) says which one each row has, `keys` are the n keys. Since
+    hash(topic#key) = hash(topic#) * m**len(key) + hash(key), prefix and key are hashed apart and never joined.
+    """
+    prefixes = code_units([f"{topic}#" for topic in topics])
+    lengths = keys.lengths
+    results = []
+    for multiplier in (_JAVA, _FINGERPRINT):
+        prefix = _polynomial(prefixes, multiplier)[topic_index]
+        results.append(prefix * _power_at(multiplier, lengths) + _polynomial(keys, multiplier))
+    java, second = results
+    # abs() of the most negative number is itself; as the format demands it becomes 0
+    hashes = np.abs(java.view(np.int32))
+    hashes[hashes == np.int32(-(2**31))] = 0
+    return hashes, _mix(second)
+
+
+@cache
+def _powers(multiplier: int) -> tuple[UInt32, UInt32]:
+    """Return multiplier**j and multiplier**-j modulo 2**32 for j in 0.._BLOCK."""
+    tables = []
+    for base in (multiplier, pow(multiplier, -1, 1 << 32)):
+        # doubling: the second half is the first half times base**(half)
+        table = np.ones(_BLOCK + 1, np.uint32)
+        filled = 1
+        while filled < len(table):
+            step = min(filled, len(table) - filled)
+            table[filled : filled + step] = table[:step] * np.uint32(pow(base, filled, 1 << 32))
+            filled += step
+        tables.append(table)
+    return tables[0], tables[1]
+
+
+def _power_at(multiplier: int, exponents: Int64) -> UInt32:
+    powers, _ = _powers(multiplier)
+    if len(exponents) and int(exponents.max()) > _BLOCK:
+        return np.array([pow(multiplier, int(e), 1 << 32) for e in exponents], np.uint32)
+    return powers[exponents]
+
+
+def _polynomial(strings: CodeUnits, multiplier: int) -> UInt32:
+    """Return sum(unit[i] * multiplier**(length-1-i)) modulo 2**32 of each string.
+
+    With c the running sum of unit[i] * multiplier**-i over a block, a string at [s, e) has the hash (c[e] - c[s]) * multiplier**(e-1):
+    three passes over the units instead of a loop over strings. Memory: 8 bytes a unit of one block of 65,536 units.
+    """
+    powers, inverse = _powers(multiplier)
+    units, offsets = strings.units, strings.offsets
+    count = len(strings)
+    out = np.zeros(count, np.uint32)
+    running = np.zeros(_BLOCK + 1, np.uint32)
+    first = 0
+    while first < count:
+        base = int(offsets[first])
+        last = int(np.searchsorted(offsets, base + _BLOCK, "right")) - 1
+        if last <= first:  # one string longer than a block
+            out[first] = _long_polynomial(units[base : int(offsets[first + 1])], multiplier)
+            first += 1
+            continue
+        last = min(last, count)
+        stop = int(offsets[last]) - base
+        np.multiply(units[base : base + stop], inverse[:stop], out=running[1 : stop + 1], dtype=np.uint32, casting="unsafe")
+        np.cumsum(running[1 : stop + 1], out=running[1 : stop + 1], dtype=np.uint32)
+        local = offsets[first : last + 1] - base
+        at = running[local]
+        out[first:last] = (at[1:] - at[:-1]) * powers[np.maximum(local[1:] - 1, 0)]
+        first = last
+    return out
+
+
+def _long_polynomial(units: npt.NDArray[Any], multiplier: int) -> int:
+    value = 0
+    for start in range(0, len(units), _BLOCK):
+        part = units[start : start + _BLOCK]
+        piece = int(_polynomial(CodeUnits(part, np.array([0, len(part)])), multiplier)[0])
+        value = (value * pow(multiplier, len(part), 1 << 32) + piece) & 0xFFFFFFFF
+    return value
+
+
+def _mix(values: UInt32) -> UInt32:
+    """MurmurHash3's fmix32: every input bit changes every output bit with a chance of one half."""
+    values = values ^ (values >> np.uint32(16))
+    values *= np.uint32(0x85EBCA6B)
+    values ^= values >> np.uint32(13)
+    values *= np.uint32(0xC2B2AE35)
+    values ^= values >> np.uint32(16)
+    return values

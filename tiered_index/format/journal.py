@@ -1,0 +1,170 @@
+"""The journal beside an unsealed file: what of it is durable, and what it means. SPEC.md section 7.
+
+``"TIXJRNL\\n" u32 version`` then records ``u32 length, u32 CRC32, payload``; the CRC covers length and payload, the payload is JSON with
+a ``kind``. Records are appended and synced one write at a time, each after the entries it speaks of, so a crash can tear only the last
+write. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tiered_index.errors import CorruptFile, UnsupportedVersion
+from tiered_index.format.layout import Layout
+
+__all__ = ["JOURNAL_VERSION", "BatchRecord", "Journal", "encode_batch", "encode_open", "encode_seal", "encode_topics", "parse_journal"]
+
+_MAGIC = b"TIXJRNL\n"
+JOURNAL_VERSION = 1
+_START = struct.Struct(">8sI")
+_FRAME = struct.Struct(">II")
+_LENGTH = struct.Struct(">I")
+_MAX_RECORD = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """Entries `first` .. `first + count - 1` are durable; `crc32` covers their bytes. Seconds are inclusive epoch seconds."""
+
+    first: int
+    count: int
+    crc32: int
+    second_min: int
+    second_max: int
+    end_ms: int
+
+
+@dataclass
+class Journal:
+    """A journal's content up to its last whole record. `valid_length` is where the next record belongs."""
+
+    file_id: str
+    layout: Layout
+    begin_ms: int
+    lane: str
+    sequence: int
+    offset_space: str
+    topics: dict[int, str] = field(default_factory=dict)
+    batches: list[BatchRecord] = field(default_factory=list)
+    positions: dict[str, int] = field(default_factory=dict)
+    sealed: bool = False
+    valid_length: int = 0
+
+    @property
+    def count(self) -> int:
+        """Durable entries."""
+        return self.batches[-1].first + self.batches[-1].count - 1 if self.batches else 0
+
+    @property
+    def seconds(self) -> tuple[int, int] | None:
+        """True interval of the durable entries, inclusive, or None where there are none."""
+        filled = [batch for batch in self.batches if batch.count]
+        return (min(b.second_min for b in filled), max(b.second_max for b in filled)) if filled else None
+
+    @property
+    def end_ms(self) -> int:
+        """Greatest timestamp of the durable entries as the header holds it; 0 where there are none."""
+        return max((batch.end_ms for batch in self.batches), default=0)
+
+
+def _record(document: dict[str, Any]) -> bytes:
+    payload = json.dumps(document, separators=(",", ":")).encode()
+    length = _LENGTH.pack(len(payload))
+    return length + _LENGTH.pack(zlib.crc32(payload, zlib.crc32(length))) + payload
+
+
+def encode_open(file_id: str, layout: Layout, begin_ms: int, lane: str, sequence: int, offset_space: str) -> bytes:
+    """Return the first bytes of a journal. `sequence` orders the files of one root by when they were begun."""
+    start = _START.pack(_MAGIC, JOURNAL_VERSION)
+    return start + _record({
+        "kind": "open", "file_id": file_id, "layout": layout.to_json(), "begin_ms": begin_ms, "lane": lane, "sequence": sequence,
+        "offset_space": offset_space,
+    })  # fmt: skip
+
+
+def encode_topics(topics: Sequence[tuple[int, str]]) -> bytes:
+    """Return the record of topic ids used from here on."""
+    return _record({"kind": "topics", "topics": [list(pair) for pair in topics]})
+
+
+def encode_batch(batch: BatchRecord, positions: dict[str, int]) -> bytes:
+    """Return the record of a durable batch; `positions` (source -> position) are durable with it. A batch may have no entries."""
+    return _record({
+        "kind": "batch", "first": batch.first, "count": batch.count, "crc32": batch.crc32, "second_min": batch.second_min,
+        "second_max": batch.second_max, "end_ms": batch.end_ms, "positions": positions,
+    })  # fmt: skip
+
+
+def encode_seal() -> bytes:
+    """Return the record that ends a journal: the file accepts no more entries."""
+    return _record({"kind": "seal"})
+
+
+def parse_journal(data: bytes, file: str) -> Journal | None:
+    """Return the journal in `data`, or None where even its first record is torn (the file was being created).
+
+    A torn last write is dropped. A damaged record with a whole one behind it can't come from a crash: `CorruptFile`.
+    """
+    if len(data) < _START.size:
+        return None
+    magic, version = _START.unpack_from(data)
+    if magic != _MAGIC:
+        raise CorruptFile(file, "not a journal", offset=0, expected=_MAGIC, found=magic)
+    if version != JOURNAL_VERSION:
+        raise UnsupportedVersion(
+            file, f"journal version {version} is newer than this reader", offset=8, expected=JOURNAL_VERSION, found=version
+        )
+    journal: Journal | None = None
+    position = _START.size
+    while (payload := _payload_at(data, position)) is not None:
+        position += _FRAME.size + len(payload)
+        try:
+            journal = _apply(journal, json.loads(payload), file, position)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptFile(file, f"journal record is not what this version writes: {error!r}", offset=position) from error
+    for later in range(position + 1, len(data) - _FRAME.size):
+        if _payload_at(data, later) is not None:
+            raise CorruptFile(file, "damaged record before a whole one", offset=position)
+    if journal is not None:
+        journal.valid_length = position
+    return journal
+
+
+def _payload_at(data: bytes, position: int) -> bytes | None:
+    if position + _FRAME.size > len(data):
+        return None
+    length, crc = _FRAME.unpack_from(data, position)
+    stop = position + _FRAME.size + length
+    if not 2 <= length <= _MAX_RECORD or stop > len(data) or data[position + _FRAME.size] != ord("{"):
+        return None
+    payload = data[position + _FRAME.size : stop]
+    return payload if zlib.crc32(payload, zlib.crc32(data[position : position + 4])) == crc else None
+
+
+def _apply(journal: Journal | None, document: dict[str, Any], file: str, position: int) -> Journal:
+    kind = document["kind"]
+    if journal is None:
+        if kind != "open":
+            raise CorruptFile(file, "journal does not start with its open record", offset=position, expected="open", found=kind)
+        return Journal(
+            document["file_id"], Layout.from_json(document["layout"]), int(document["begin_ms"]), document["lane"],
+            int(document["sequence"]), document["offset_space"],
+        )  # fmt: skip
+    if kind == "topics":
+        journal.topics.update((int(i), str(name)) for i, name in document["topics"])
+    elif kind == "batch":
+        batch = BatchRecord(*(int(document[name]) for name in ("first", "count", "crc32", "second_min", "second_max", "end_ms")))
+        if batch.first != journal.count + 1 or batch.count < 0 or batch.first + batch.count - 1 > journal.layout.capacity:
+            raise CorruptFile(file, "batches do not follow each other", offset=position, expected=journal.count + 1, found=batch.first)
+        journal.batches.append(batch)
+        journal.positions.update((str(k), int(v)) for k, v in document["positions"].items())
+    elif kind == "seal":
+        journal.sealed = True
+    else:
+        raise UnsupportedVersion(file, f"unknown journal record {kind!r}", offset=position)
+    return journal

@@ -1,0 +1,128 @@
+"""Positions, magics and limits of an index file: the format, stated once. SPEC.md sections 2 to 4 describe the same.
+
+Everything is big-endian. Pure: no file handle, no clock.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from tiered_index.errors import ConfigError, CorruptFile
+from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
+
+__all__ = ["HEADER_SIZE", "NATIVE", "PRESETS", "ROCKETMQ", "SLOT_SIZE", "Header", "Layout", "Preset", "read_header"]
+
+HEADER_SIZE = 28
+_HEADER = struct.Struct(">IqqiI")
+# offset 0 magic | 4 begin timestamp, ms | 12 end timestamp, ms | 20 slots in use | 24 items
+SLOT_SIZE = 8
+# unsealed: i32 newest entry's index, i32 zero; compacted: i32 absolute byte position, i32 length in bytes
+_MAX_POSITION = 2**31 - 1
+# slot items hold positions as i32
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A family of files: magics, order within a slot, schema and geometry by default."""
+
+    name: str
+    begin_magic: int
+    end_magic: int
+    newest_first: bool
+    schema: Schema
+    slots: int
+    items: int
+
+
+ROCKETMQ = Preset("rocketmq", 0xBCC50289, 0xBCC50285, True, ROCKETMQ_SCHEMA, 5_000_000, 20_000_000)
+"""RocketMQ's bytes exactly (`IndexStoreFile`): within a slot the entry inserted last comes first."""
+NATIVE = Preset("native", 0x54495855, 0x54495843, False, KEYED_SCHEMA, 1_000_000, 4_000_000)
+"""Ours: magics "TIXU" and "TIXC"; within a slot by hash, within a hash in answer order."""
+PRESETS = {preset.name: preset for preset in (NATIVE, ROCKETMQ)}
+
+
+class Header(NamedTuple):
+    """The first 28 bytes of a file."""
+
+    magic: int
+    begin_ms: int
+    end_ms: int
+    slots_in_use: int
+    items: int
+
+    def pack(self) -> bytes:
+        """Return the header's 28 bytes."""
+        return _HEADER.pack(*self)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Geometry of one file: `slots` hash slots, room for `items` entries of which index 0 is never used."""
+
+    preset: Preset
+    schema: Schema
+    slots: int
+    items: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.slots <= 2**28:
+            raise ConfigError(f"slots must be between 1 and {2**28}, not {self.slots}")
+        if not 2 <= self.items <= 2**30:
+            raise ConfigError(f"items must be between 2 and {2**30}, not {self.items}")
+        if self.preset is ROCKETMQ and self.schema != ROCKETMQ_SCHEMA:
+            raise ConfigError(f"preset rocketmq stores IndexItem only, not {self.schema.name}: RocketMQ could not read the file")
+        if self.compacted_size(self.capacity) > _MAX_POSITION:
+            raise ConfigError(
+                f"{self.slots:,} slots and {self.items:,} items of {self.schema.item.itemsize} bytes make a compacted file of "
+                f"{self.compacted_size(self.capacity):,} bytes; the format's limit is {_MAX_POSITION:,}"
+            )
+
+    @property
+    def capacity(self) -> int:
+        """Entries that fit: one less than `items`, since index 0 ends every chain."""
+        return self.items - 1
+
+    @cached_property
+    def items_position(self) -> int:
+        """Byte position of entry 0 (unsealed) and of the first array (compacted)."""
+        return HEADER_SIZE + SLOT_SIZE * self.slots
+
+    @cached_property
+    def unsealed_size(self) -> int:
+        """Bytes of an unsealed file."""
+        return self.items_position + self.schema.entry.itemsize * self.items
+
+    def entry_position(self, index: int) -> int:
+        """Byte position of entry `index` of an unsealed file."""
+        return self.items_position + self.schema.entry.itemsize * index
+
+    def compacted_size(self, count: int) -> int:
+        """Bytes of header, slots and arrays of a compacted file of `count` entries, without its trailer."""
+        return self.items_position + self.schema.item.itemsize * count
+
+    def to_json(self) -> dict[str, Any]:
+        """Return geometry, preset and schema as stored in journals and trailers."""
+        return {"preset": self.preset.name, "schema": self.schema.to_json(), "slots": self.slots, "items": self.items}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Layout:
+        """Return the layout that `to_json` described; raises `ConfigError` or `SchemaMismatch` for what can't be."""
+        try:
+            preset = PRESETS[document["preset"]]
+            return cls(preset, Schema.from_json(document["schema"]), int(document["slots"]), int(document["items"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"not a layout: {document!r}") from error
+
+
+def read_header(data: bytes | memoryview, file: str) -> Header:
+    """Return the header at the start of `data`; raises `CorruptFile` where it is too short or has no magic of ours."""
+    if len(data) < HEADER_SIZE:
+        raise CorruptFile(file, "shorter than a header", expected=HEADER_SIZE, found=len(data))
+    header = Header(*_HEADER.unpack_from(data))
+    known = {magic for preset in PRESETS.values() for magic in (preset.begin_magic, preset.end_magic)}
+    if header.magic not in known:
+        raise CorruptFile(file, "wrong magic", offset=0, expected=[f"{m:#x}" for m in sorted(known)], found=f"{header.magic:#x}")
+    return header

@@ -1,0 +1,138 @@
+"""The schema of an entry: which columns a record has, as NumPy dtypes and as the declaration stored in every file.
+
+A *compacted item* is the record without `previous`; an *unsealed entry* is the item followed by `previous` (i32, the index of
+the next older entry of the same slot). The first six columns are RocketMQ's; a subclass's columns follow in order of declaration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tiered_index.errors import ConfigError, SchemaMismatch
+from tiered_index.types import IndexItem, KeyedIndexItem, column
+
+__all__ = ["BASE_COLUMNS", "KEYED_SCHEMA", "PREVIOUS", "ROCKETMQ_SCHEMA", "Column", "Schema"]
+
+PREVIOUS = "previous"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One stored column: name, big-endian NumPy type string, and whether it takes part in identity."""
+
+    name: str
+    dtype: str
+    identity: bool = False
+
+
+BASE_COLUMNS = (
+    Column("key_hash", ">i4"),
+    Column("topic_id", ">i4"),
+    Column("queue_id", ">i4", identity=True),
+    Column("offset", ">i8", identity=True),
+    Column("size", ">i4"),
+    Column("time_diff_s", ">i4"),
+)
+_RESERVED = {c.name for c in BASE_COLUMNS} | {PREVIOUS, "topic", "timestamp_ms", "keys", "key", "source", "source_position"}
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A declared record. `extra` are the columns after `BASE_COLUMNS`; equality is equality of declarations."""
+
+    name: str
+    extra: tuple[Column, ...] = ()
+
+    def __post_init__(self) -> None:
+        seen = set(_RESERVED)
+        for c in self.extra:
+            if not c.name.isidentifier() or c.name in seen:
+                raise ConfigError(f"schema {self.name}: column {c.name!r} is not a free identifier")
+            seen.add(c.name)
+            try:
+                dtype = np.dtype(c.dtype)
+            except TypeError as error:
+                raise ConfigError(f"schema {self.name}: column {c.name!r} has no such type {c.dtype!r}") from error
+            if dtype.kind not in "iufS" or dtype.itemsize == 0 or dtype.shape or dtype.byteorder == "<" or dtype.byteorder == "=":
+                raise ConfigError(
+                    f"schema {self.name}: column {c.name!r} needs a big-endian fixed-width type such as '>u4' or 'S16', not {c.dtype!r}"
+                )
+            if c.identity and dtype.kind not in "iu":
+                raise ConfigError(f"schema {self.name}: identity column {c.name!r} must be an integer, not {c.dtype!r}")
+
+    @classmethod
+    def of(cls, item_type: type[IndexItem]) -> Schema:
+        """Return the schema that a class of answers declares."""
+        base = {f.name for f in dataclasses.fields(IndexItem)}
+        extra = []
+        for f in dataclasses.fields(item_type):
+            if f.name in base:
+                continue
+            if "dtype" not in f.metadata:
+                raise ConfigError(f"{item_type.__name__}.{f.name} is not declared with column(...)")
+            dtype = np.dtype(f.metadata["dtype"])
+            extra.append(Column(f.name, dtype.newbyteorder(">").str, bool(f.metadata["identity"])))
+        return cls(item_type.__name__, tuple(extra))
+
+    @cached_property
+    def item(self) -> np.dtype[Any]:
+        """Packed dtype of a compacted item (28 bytes for `IndexItem`, 32 for `KeyedIndexItem`)."""
+        return np.dtype([(c.name, c.dtype) for c in (*BASE_COLUMNS, *self.extra)])
+
+    @cached_property
+    def entry(self) -> np.dtype[Any]:
+        """Packed dtype of an unsealed entry: the item and `previous`."""
+        return np.dtype([(c.name, c.dtype) for c in (*BASE_COLUMNS, *self.extra)] + [(PREVIOUS, ">i4")])
+
+    @cached_property
+    def keyed(self) -> bool:
+        """Whether entries carry the fingerprint of the key."""
+        return any(c.name == "fingerprint" and c.dtype == ">u4" for c in self.extra)
+
+    @cached_property
+    def identity_extra(self) -> tuple[str, ...]:
+        """Names of further identity columns, in order of declaration."""
+        return tuple(c.name for c in self.extra if c.identity)
+
+    @cached_property
+    def caller_columns(self) -> tuple[Column, ...]:
+        """The columns that a caller of `put` supplies: all extra ones but the fingerprint, which the engine computes."""
+        return tuple(c for c in self.extra if c.name != "fingerprint")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the declaration as stored in files."""
+        return {"name": self.name, "columns": [[c.name, c.dtype, c.identity] for c in (*BASE_COLUMNS, *self.extra)]}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Schema:
+        """Return the schema of a stored declaration; raises `SchemaMismatch` where its base differs from ours."""
+        try:
+            columns = tuple(Column(str(n), str(d), bool(i)) for n, d, i in document["columns"])
+            name = str(document["name"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise SchemaMismatch(f"not a schema declaration: {document!r}") from error
+        if columns[: len(BASE_COLUMNS)] != BASE_COLUMNS:
+            raise SchemaMismatch(f"schema {name!r} does not start with IndexItem's columns")
+        return cls(name, columns[len(BASE_COLUMNS) :])
+
+    def item_type(self) -> type[IndexItem]:
+        """Return a class of answers for this schema: the built-in one, or one made from the declaration."""
+        if self == ROCKETMQ_SCHEMA:
+            return IndexItem
+        if self == KEYED_SCHEMA:
+            return KeyedIndexItem
+        fields = [
+            (c.name, int if np.dtype(c.dtype).kind in "iu" else float if np.dtype(c.dtype).kind == "f" else bytes,
+             column(c.dtype, identity=c.identity))
+            for c in self.extra
+        ]  # fmt: skip
+        return dataclasses.make_dataclass(self.name, fields, bases=(IndexItem,), frozen=True, kw_only=True)
+
+
+ROCKETMQ_SCHEMA = Schema.of(IndexItem)
+KEYED_SCHEMA = Schema.of(KeyedIndexItem)

@@ -1,0 +1,289 @@
+"""The trailer of compacted files and shards: ``[filter][directory][metadata][tail]``. SPEC.md section 6.
+
+The directory says where each slot group lies and what its CRC32 is, so that a lookup reads and verifies one range. The tail, at the very
+end, has magic, version, lengths and CRCs; no byte of the rest is believed before it matches. RocketMQ ignores all of it.
+Pure: bytes in, arrays out.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import CorruptFile, TieredIndexError, UnsupportedVersion
+from tiered_index.format.layout import Layout
+
+__all__ = [
+    "BLOCK_DTYPE",
+    "FORMAT_VERSION",
+    "GROUP_DTYPE",
+    "TAIL_SIZE",
+    "Directory",
+    "Metadata",
+    "Run",
+    "Tail",
+    "Trailer",
+    "parse_trailer",
+]
+
+FORMAT_VERSION = 1
+_TAIL_MAGIC = b"TIXTAIL\n"
+_TAIL = struct.Struct(">8sIIQQQQIIII")
+# 0 magic | 8 version | 12 reserved | 16 trailer position | 24 filter length | 32 directory length | 40 metadata length
+# 48 filter CRC32 | 52 directory CRC32 | 56 metadata CRC32 | 60 CRC32 of bytes 0..59
+TAIL_SIZE = _TAIL.size
+_DIRECTORY = struct.Struct(">II")
+# groups, blocks
+
+GROUP_DTYPE = np.dtype([
+    ("first_slot", ">u4"), ("count", ">u4"), ("offset", ">u8"), ("length", ">u4"), ("crc32", ">u4"),
+    ("first_block", ">u4"), ("blocks", ">u4"),
+])  # fmt: skip
+"""A slot group: items of slots [first_slot, the next group's first_slot). `blocks` is 0 unless the group is cut."""
+BLOCK_DTYPE = np.dtype([
+    ("offset", ">u8"), ("length", ">u4"), ("count", ">u4"), ("crc32", ">u4"), ("hash_min", ">i4"), ("hash_max", ">i4"),
+    ("second_min", ">i8"), ("second_max", ">i8"),
+])  # fmt: skip
+"""A block of a group of more than 256 KiB, with inclusive bounds of what is in it."""
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One range to read and its check: absolute byte position, length, CRC32, and how many items it holds."""
+
+    offset: int
+    length: int
+    crc32: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Directory:
+    """Slot groups in order of slot, and the blocks of those that are cut."""
+
+    groups: Array
+    blocks: Array
+
+    def encode(self) -> bytes:
+        """Return the directory's bytes."""
+        return _DIRECTORY.pack(len(self.groups), len(self.blocks)) + self.groups.tobytes() + self.blocks.tobytes()
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview, file: str) -> Directory:
+        """Return the directory in `data`, which has passed its CRC; raises `CorruptFile` where lengths disagree."""
+        if len(data) < _DIRECTORY.size:
+            raise CorruptFile(file, "directory too short", expected=_DIRECTORY.size, found=len(data))
+        groups, blocks = _DIRECTORY.unpack_from(data)
+        expected = _DIRECTORY.size + groups * GROUP_DTYPE.itemsize + blocks * BLOCK_DTYPE.itemsize
+        if len(data) != expected:
+            raise CorruptFile(file, "directory length does not match its counts", expected=expected, found=len(data))
+        table = np.frombuffer(data, GROUP_DTYPE, groups, _DIRECTORY.size)
+        return cls(table, np.frombuffer(data, BLOCK_DTYPE, blocks, _DIRECTORY.size + table.nbytes))
+
+    def runs(self, slot: int, key_hash: int, second_min: int, second_max: int) -> list[Run]:
+        """Return what must be read to see every item of `key_hash`, whose slot is `slot`, in the inclusive range of seconds.
+
+        Nothing where the slot's group is empty, one run for a group, for a cut group one run per block that may hold a match.
+        """
+        index = int(np.searchsorted(self.groups["first_slot"], slot, "right")) - 1
+        if index < 0:
+            return []
+        group = self.groups[index]
+        if not group["count"]:
+            return []
+        if not group["blocks"]:
+            return [Run(int(group["offset"]), int(group["length"]), int(group["crc32"]), int(group["count"]))]
+        first = int(group["first_block"])
+        blocks = self.blocks[first : first + int(group["blocks"])]
+        wanted = (
+            (blocks["hash_min"] <= key_hash)
+            & (blocks["hash_max"] >= key_hash)
+            & (blocks["second_min"] <= second_max)
+            & (blocks["second_max"] >= second_min)
+        )
+        return [_block_run(block) for block in blocks[wanted]]
+
+    def all_runs(self) -> list[Run]:
+        """Return every verifiable run of the file in order of position: blocks of cut groups, else groups."""
+        runs = []
+        for group in self.groups:
+            if group["blocks"]:
+                first = int(group["first_block"])
+                runs += [_block_run(block) for block in self.blocks[first : first + int(group["blocks"])]]
+            elif group["count"]:
+                runs.append(Run(int(group["offset"]), int(group["length"]), int(group["crc32"]), int(group["count"])))
+        return runs
+
+
+def _block_run(block: Any) -> Run:
+    return Run(int(block["offset"]), int(block["length"]), int(block["crc32"]), int(block["count"]))
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a compacted file says of itself, stored as JSON.
+
+    `second_min` and `second_max` are the true interval of its entries (inclusive, epoch seconds). `topics` are the (id, name) pairs used
+    in this file. `slot_base` and the half-open `slot_range` say which slots a shard holds; for a whole file all of them.
+    """
+
+    file_id: str
+    layout: Layout
+    count: int
+    begin_ms: int
+    end_ms: int
+    second_min: int
+    second_max: int
+    slots_in_use: int
+    header_crc32: int
+    slots_crc32: int
+    topics: tuple[tuple[int, str], ...]
+    source_positions: dict[str, int]
+    lane: str
+    offset_space: str
+    slot_base: int
+    slot_range: tuple[int, int]
+    writer: str
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """Return the metadata's bytes (UTF-8 JSON; lone surrogates stay as escapes)."""
+        document = {
+            "file_id": self.file_id, "layout": self.layout.to_json(), "count": self.count, "begin_ms": self.begin_ms,
+            "end_ms": self.end_ms, "second_min": self.second_min, "second_max": self.second_max, "slots_in_use": self.slots_in_use,
+            "header_crc32": self.header_crc32, "slots_crc32": self.slots_crc32,
+            "order": "newest_first" if self.layout.preset.newest_first else "answer",
+            "topics": [list(pair) for pair in self.topics], "source_positions": self.source_positions, "lane": self.lane,
+            "offset_space": self.offset_space, "slot_base": self.slot_base, "slot_range": list(self.slot_range),
+            "writer": self.writer, **self.more,
+        }  # fmt: skip
+        return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview, file: str) -> Metadata:
+        """Return the metadata in `data`, which has passed its CRC; unknown fields are kept in `more`."""
+        try:
+            document = json.loads(bytes(data))
+            low, high = document.pop("slot_range")
+            return cls(
+                file_id=str(document.pop("file_id")),
+                layout=Layout.from_json(document.pop("layout")),
+                count=int(document.pop("count")),
+                begin_ms=int(document.pop("begin_ms")),
+                end_ms=int(document.pop("end_ms")),
+                second_min=int(document.pop("second_min")),
+                second_max=int(document.pop("second_max")),
+                slots_in_use=int(document.pop("slots_in_use")),
+                header_crc32=int(document.pop("header_crc32")),
+                slots_crc32=int(document.pop("slots_crc32")),
+                topics=tuple((int(i), str(name)) for i, name in document.pop("topics")),
+                source_positions={str(k): int(v) for k, v in document.pop("source_positions").items()},
+                lane=str(document.pop("lane")),
+                offset_space=str(document.pop("offset_space")),
+                slot_base=int(document.pop("slot_base")),
+                slot_range=(int(low), int(high)),
+                writer=str(document.pop("writer")),
+                more={name: value for name, value in document.items() if name != "order"},
+            )
+        except TieredIndexError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptFile(file, f"metadata is not what this version writes: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The last 64 bytes of a file."""
+
+    position: int
+    filter_length: int
+    directory_length: int
+    metadata_length: int
+    filter_crc32: int
+    directory_crc32: int
+    metadata_crc32: int
+
+    @property
+    def file_size(self) -> int:
+        """Bytes of the whole file, tail included."""
+        return self.position + self.filter_length + self.directory_length + self.metadata_length + TAIL_SIZE
+
+    @property
+    def directory_position(self) -> int:
+        """Where the directory starts; directory, metadata and tail are one contiguous range to the end of the file."""
+        return self.position + self.filter_length
+
+    def encode(self) -> bytes:
+        """Return the tail's bytes."""
+        body = _TAIL.pack(
+            _TAIL_MAGIC, FORMAT_VERSION, 0, self.position, self.filter_length, self.directory_length, self.metadata_length,
+            self.filter_crc32, self.directory_crc32, self.metadata_crc32, 0,
+        )[:-4]  # fmt: skip
+        return body + struct.pack(">I", zlib.crc32(body))
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview, file: str, file_size: int) -> Tail:
+        """Return the tail at the end of `data`, the last bytes of a file of `file_size` bytes.
+
+        Raises `CorruptFile` for a missing magic, a wrong CRC or lengths that do not add up, `UnsupportedVersion` for a later version.
+        """
+        if len(data) < TAIL_SIZE:
+            raise CorruptFile(file, "too short for a trailer", expected=TAIL_SIZE, found=len(data))
+        raw = bytes(data[-TAIL_SIZE:])
+        start = file_size - TAIL_SIZE
+        magic, version, reserved, position, filter_, directory, metadata, crc_f, crc_d, crc_m, crc = _TAIL.unpack(raw)
+        if magic != _TAIL_MAGIC:
+            raise CorruptFile(file, "no trailer", offset=start, expected=_TAIL_MAGIC, found=magic)
+        found = zlib.crc32(raw[:-4])
+        if found != crc:
+            raise CorruptFile(file, "trailer's CRC32 does not match", offset=start, expected=crc, found=found)
+        if version != FORMAT_VERSION or reserved:
+            raise UnsupportedVersion(
+                file, f"format version {version} is newer than this reader", offset=start + 8, expected=FORMAT_VERSION, found=version
+            )
+        tail = cls(position, filter_, directory, metadata, crc_f, crc_d, crc_m)
+        if tail.file_size != file_size:
+            raise CorruptFile(file, "trailer's lengths do not add up to the file's size", expected=tail.file_size, found=file_size)
+        return tail
+
+
+@dataclass(frozen=True)
+class Trailer:
+    """A file's verified directory, metadata and tail."""
+
+    tail: Tail
+    directory: Directory
+    metadata: Metadata
+
+
+def build_trailer(position: int, directory: Directory, metadata: Metadata, filter_bytes: bytes = b"") -> bytes:
+    """Return the trailer's bytes for arrays that end at `position`."""
+    parts = (filter_bytes, directory.encode(), metadata.encode())
+    lengths = [len(part) for part in parts]
+    tail = Tail(position, *lengths, *[zlib.crc32(part) for part in parts])
+    return b"".join((*parts, tail.encode()))
+
+
+def parse_trailer(data: bytes | memoryview, file: str, file_size: int) -> Trailer:
+    """Return the trailer from the last bytes of a file, from the directory on or more; everything is verified first."""
+    tail = Tail.decode(data, file, file_size)
+    needed = file_size - tail.directory_position
+    if len(data) < needed:
+        raise CorruptFile(file, "trailer is cut off", offset=tail.directory_position, expected=needed, found=len(data))
+    view = memoryview(data)[len(data) - needed :]
+    directory, metadata = view[: tail.directory_length], view[tail.directory_length : tail.directory_length + tail.metadata_length]
+    for name, part, crc, offset in (
+        ("directory", directory, tail.directory_crc32, tail.directory_position),
+        ("metadata", metadata, tail.metadata_crc32, tail.directory_position + tail.directory_length),
+    ):
+        if (found := zlib.crc32(part)) != crc:
+            raise CorruptFile(file, f"{name}'s CRC32 does not match", offset=offset, expected=crc, found=found)
+    return Trailer(tail, Directory.decode(directory, file), Metadata.decode(metadata, file))

@@ -1,0 +1,189 @@
+"""Unsealed files: head-inserted hash chains over an append-only array of entries. SPEC.md section 3.
+
+`UnsealedTable` is the state of one such file in memory: counters and chain heads. `prepare` turns a batch of columns into the bytes
+to append; `commit` makes them part of the table. Nothing here touches a file. Invariants: entry i of the file has index i, from 1;
+`heads[s]` is the newest committed entry of slot s or 0; an entry's `previous` is smaller than its own index.
+Threads: one writer; any number of readers of `heads` and of entries below `count` beside it.
+Source: RocketMQ's `IndexStoreFile.putKey`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.layout import Header, Layout
+from tiered_index.format.schema import PREVIOUS
+
+__all__ = ["PreparedBatch", "UnsealedTable", "entries_view", "normal_hashes", "time_differences", "walk_chain"]
+
+Array = npt.NDArray[Any]
+_REBUILD_CHUNK = 1 << 20
+# entries whose heads are rebuilt at a time: 24 MiB of temporaries
+_MIN_VALUE = -(2**31)
+
+
+def time_differences(timestamps_ms: Array, begin_ms: int) -> npt.NDArray[np.int32]:
+    """Return (timestamp - begin) / 1000 truncated toward zero, wrapped to 32 bits, as Java computes it."""
+    difference = timestamps_ms.astype(np.int64) - begin_ms
+    truncated: npt.NDArray[np.int64] = np.sign(difference) * (np.abs(difference) // 1000)
+    return truncated.astype(np.int32)
+
+
+def normal_hashes(hashes: Array) -> npt.NDArray[np.int32]:
+    """Return stored hashes with the one negative value that RocketMQ leaves (`Integer.MIN_VALUE`) turned into 0."""
+    native = hashes.astype(np.int32)
+    native[native == _MIN_VALUE] = 0
+    return native
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBatch:
+    """Entries `first` .. `first + len(entries) - 1`, ready to be written at their positions, and the heads that commit will set."""
+
+    first: int
+    entries: Array
+    head_slots: npt.NDArray[np.int64]
+    head_values: npt.NDArray[np.int32]
+    end_ms: int
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+class UnsealedTable:
+    """Counters and chain heads of one unsealed file. `heads` is an i32 array of `layout.slots`: 4 bytes of memory a slot."""
+
+    def __init__(self, layout: Layout, begin_ms: int) -> None:
+        self.layout = layout
+        self.begin_ms = begin_ms
+        self.end_ms = 0
+        self.count = 0
+        self.slots_in_use = 0
+        self.heads: npt.NDArray[np.int32] = np.zeros(layout.slots, np.int32)
+
+    @property
+    def free(self) -> int:
+        """How many entries still fit."""
+        return self.layout.capacity - self.count
+
+    def prepare(self, hashes: Array, timestamps_ms: Array, columns: Mapping[str, Array]) -> PreparedBatch:
+        """Return the entries of a batch; the table is unchanged.
+
+        `hashes` (i32, n) are normal hashes, `timestamps_ms` (i64, n), `columns` hold every other column of the schema by name (n each).
+        Raises `InvalidArgument` where n is more than `free`.
+        """
+        n = len(hashes)
+        if n > self.free:
+            raise InvalidArgument(f"{n} entries do not fit: {self.free} are free")
+        schema = self.layout.schema
+        entries = np.empty(n, schema.entry)
+        entries["key_hash"] = hashes
+        entries["time_diff_s"] = time_differences(timestamps_ms, self.begin_ms)
+        for name in schema.entry.names or ():
+            if name not in ("key_hash", "time_diff_s", PREVIOUS):
+                entries[name] = columns[name]
+        first = self.count + 1
+        previous, slots, values = self._insert(hashes, first)
+        entries[PREVIOUS] = previous
+        end_ms = max(self.end_ms, int(timestamps_ms.max())) if n else self.end_ms
+        return PreparedBatch(first, entries, slots, values, end_ms)
+
+    def commit(self, batch: PreparedBatch) -> None:
+        """Make a prepared batch, which must be the next one, visible to readers of this table."""
+        if batch.first != self.count + 1:
+            raise InvalidArgument(f"batch starts at entry {batch.first}, the table's next is {self.count + 1}")
+        self.slots_in_use += int((self.heads[batch.head_slots] == 0).sum())
+        self.end_ms = batch.end_ms
+        # readers walk from the heads and never look beyond `count` otherwise
+        self.count += len(batch)
+        self.heads[batch.head_slots] = batch.head_values
+
+    def load(self, entries: Array, end_ms: int) -> None:
+        """Rebuild the table from verified entries (structured, entry 1 first), in chunks of 1,048,576."""
+        for start in range(0, len(entries), _REBUILD_CHUNK):
+            hashes = normal_hashes(entries["key_hash"][start : start + _REBUILD_CHUNK])
+            _, slots, values = self._insert(hashes, self.count + 1)
+            self.slots_in_use += int((self.heads[slots] == 0).sum())
+            self.heads[slots] = values
+            self.count += len(hashes)
+        self.end_ms = max(self.end_ms, end_ms)
+
+    def header(self) -> Header:
+        """Return the header for the present state: the end magic appears when the last free entry is written."""
+        preset = self.layout.preset
+        magic = preset.end_magic if self.free == 0 else preset.begin_magic
+        return Header(magic, self.begin_ms, self.end_ms, self.slots_in_use, self.count)
+
+    def slot_table(self) -> bytes:
+        """Return the slot table's bytes (8 a slot)."""
+        table = np.zeros((self.layout.slots, 2), ">i4")
+        table[:, 0] = self.heads
+        return table.tobytes()
+
+    def image(self, entries: Array) -> bytes:
+        """Return the whole file's bytes for `entries` (entry 1 first): header, slots, unused entry 0, entries, zeros."""
+        body = bytes(self.layout.schema.entry.itemsize) + entries.tobytes()
+        whole = self.header().pack() + self.slot_table() + body
+        return whole.ljust(self.layout.unsealed_size, b"\0")
+
+    def _insert(self, hashes: Array, first: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """Return `previous` of each new entry, and the slots whose heads change with their new heads.
+
+        One sort of (slot << 32 | row) brings rows of one slot together in order of insertion: a row's `previous` is the row before it
+        in its run, the run's first one takes the old head. Memory: 8 bytes a row for the keys and as much for temporaries.
+        """
+        n = len(hashes)
+        previous = np.empty(n, np.int32)
+        if not n:
+            return previous, np.zeros(0, np.int64), np.zeros(0, np.int32)
+        keys = (hashes.astype(np.uint64) % np.uint64(self.layout.slots)) << np.uint64(32)
+        keys |= np.arange(n, dtype=np.uint64)
+        keys.sort()
+        rows = (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        slots = (keys >> np.uint64(32)).astype(np.int64)
+        starts = np.empty(n, bool)
+        starts[0] = True
+        np.not_equal(slots[1:], slots[:-1], out=starts[1:])
+        older = np.empty(n, np.int32)
+        older[1:] = first + rows[:-1]
+        older[starts] = self.heads[slots[starts]]
+        previous[rows] = older
+        last = np.flatnonzero(np.append(starts[1:], True))
+        return previous, slots[last], (first + rows[last]).astype(np.int32)
+
+
+def walk_chain(data: memoryview | Any, layout: Layout, head: int, key_hash: int, limit: int) -> list[int] | None:
+    """Return the indices of the entries in a chain whose hash is `key_hash`, newest first; None after `limit` steps.
+
+    `data` is the file's bytes (a map). A reader that gets None scans the hash column instead, which bounds the cost of giant chains.
+    """
+    size = layout.schema.entry.itemsize
+    base = layout.items_position
+    view = memoryview(data)
+    found: list[int] = []
+    index = head
+    from_bytes = int.from_bytes
+    for _ in range(limit):
+        if index <= 0:
+            return found
+        position = base + size * index
+        stored = from_bytes(view[position : position + 4], "big", signed=True)
+        if stored == key_hash or (stored == _MIN_VALUE and key_hash == 0):
+            found.append(index)
+        following = from_bytes(view[position + size - 4 : position + size], "big", signed=True)
+        if following >= index:
+            return None  # not a chain of ours: let the scan decide
+        index = following
+    return found if index <= 0 else None
+
+
+def entries_view(data: Any, layout: Layout, count: int) -> Array:
+    """Return entries 1..count as a structured array over `data` (no copy)."""
+    return np.frombuffer(data, layout.schema.entry, count, layout.entry_position(1))
+

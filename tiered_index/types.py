@@ -1,0 +1,166 @@
+"""The vocabulary of the public API: entries, answers, and the declaration of further columns.
+
+`IndexItem` is both the declared record of an entry and the class of one answer. A subclass adds fixed-width columns with
+`column(...)`; the engine stores, compacts, uploads and returns them like its own, and writes their declaration into every file:
+
+    @dataclass(frozen=True, kw_only=True)
+    class OrderItem(KeyedIndexItem):
+        region: int = column(">u2")
+
+Instances are immutable values; share them between threads freely.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = [
+    "MAX_KEY_UNITS",
+    "MAX_TIMESTAMP_MS",
+    "MAX_TOPIC_UNITS",
+    "Explain",
+    "FileReport",
+    "IndexItem",
+    "KeyedIndexItem",
+    "Lookup",
+    "QueryResult",
+    "column",
+]
+
+MAX_TOPIC_UNITS = 1_024
+"""Longest topic, in UTF-16 code units (RocketMQ's own limit is 127)."""
+MAX_KEY_UNITS = 32_767
+"""Longest key, in UTF-16 code units (all properties of a RocketMQ message have 32,767 bytes at most)."""
+MAX_TIMESTAMP_MS = 253_402_300_799_999
+"""Greatest timestamp: the last millisecond of the year 9999, UTC. The smallest is 0."""
+
+Status = Literal["complete", "truncated", "partial"]
+
+
+def column(dtype: str, *, identity: bool = False, default: Any = 0) -> Any:
+    """Declare a stored column of an `IndexItem` subclass.
+
+    `dtype` is a NumPy type string of fixed width (``">u2"``, ``">i8"``, ``">f8"``, ``"S16"``); numbers are stored big-endian.
+    `identity` columns (integers only) take part in deciding whether two entries are the same answer.
+    """
+    return field(default=default, metadata={"dtype": dtype, "identity": identity})
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexItem:
+    """Where one message that carries the looked-up key lies.
+
+    `offset` is a position in the index's declared `offset_space`; `size` is in bytes; `timestamp_ms` is store time in epoch
+    milliseconds with a resolution of one second. Source: RocketMQ's `org.apache.rocketmq.tieredstore.index.IndexItem`.
+    """
+
+    topic: str
+    topic_id: int
+    queue_id: int
+    offset: int
+    size: int
+    timestamp_ms: int
+    key_hash: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a JSON-ready dict, in declaration order; byte strings become hexadecimal text."""
+        return {
+            f.name: value.hex() if isinstance(value := getattr(self, f.name), bytes) else value for f in dataclasses.fields(self)
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyedIndexItem(IndexItem):
+    """An `IndexItem` with a 32-bit fingerprint of the key: an independent hash that tells apart keys whose `key_hash` is equal."""
+
+    fingerprint: int = column(">u4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lookup:
+    """One question of `query_many`: a key of a topic in the inclusive range [`begin_ms`, `end_ms`] of epoch milliseconds."""
+
+    topic: str
+    key: str
+    begin_ms: int | None = None
+    end_ms: int | None = None
+    max_count: int = 64
+    cursor: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileReport:
+    """What a lookup did with one file.
+
+    `outcome` is ``read`` or ``failed``, or why the file was not read: ``skipped_time``, ``skipped_topic``, ``skipped_filter``,
+    ``skipped_budget``. `place` is where it was read: ``buffer``, ``unsealed``, ``compacted``, ``uploaded`` (a local copy) or ``storage``.
+    """
+
+    file: str
+    place: str
+    outcome: str
+    begin_ms: int
+    end_ms: int
+    requests: int = 0
+    bytes: int = 0
+    elapsed_ms: float = 0.0
+    matched: int = 0
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a JSON-ready dict."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explain:
+    """What a lookup cost: storage requests, bytes read (from storage and local files), estimated dollars, wall time, and each file."""
+
+    requests: int = 0
+    bytes: int = 0
+    cost_usd: float = 0.0
+    elapsed_ms: float = 0.0
+    files_read: int = 0
+    files_skipped: int = 0
+    files: tuple[FileReport, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a JSON-ready dict."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryResult:
+    """The answer to one lookup.
+
+    `items` are in answer order: second descending, offset descending, queue_id ascending. `status` is ``complete`` (nothing is missing),
+    ``truncated`` (not proven complete: pass `cursor` to go on; the last page may be empty), or ``partial`` (only where the
+    caller allowed it: `failed` names each file that could not be read, and why).
+    """
+
+    items: tuple[IndexItem, ...]
+    status: Status
+    cursor: str | None = None
+    failed: tuple[FileReport, ...] = ()
+    explain: Explain = Explain()
+    timestamp_resolution_ms: int = 1000
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[IndexItem]:
+        return iter(self.items)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as a JSON-ready dict."""
+        return {
+            "items": [item.to_dict() for item in self.items],
+            "status": self.status,
+            "cursor": self.cursor,
+            "failed": [report.to_dict() for report in self.failed],
+            "explain": self.explain.to_dict(),
+            "timestamp_resolution_ms": self.timestamp_resolution_ms,
+        }
