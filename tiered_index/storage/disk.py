@@ -76,6 +76,16 @@ class Disk:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
+    def make_folder(self, folder: Path) -> None:
+        """Make a folder; one that is there already is not an error, a missing parent is."""
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(0o755)
+
+    def remove_folder(self, folder: Path) -> None:
+        """Remove an empty folder; one that is not there is not an error."""
+        with contextlib.suppress(FileNotFoundError):
+            folder.rmdir()
+
     def close(self, descriptor: int) -> None:
         """Close a descriptor."""
         os.close(descriptor)

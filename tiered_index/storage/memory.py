@@ -1,0 +1,193 @@
+"""Objects in this process's memory (`memory://name`): for tests, demonstrations, and caches that may be lost.
+
+Invariants: every method takes the shelf's lock once and works on immutable `bytes`, so nothing is ever seen half. Storages of the
+same name in one process share one shelf, like clients of one server; `MemoryStorage.forget` drops it.
+Threads: any number. Other processes see nothing of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import ClassVar
+
+from sortedcontainers import SortedDict
+
+from tiered_index.clock import Clock, SystemClock
+from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
+from tiered_index.storage.base import Bytes, ObjectInfo, PartInfo, Storage, UploadHandle, check_name, check_prefix
+from tiered_index.storage.parts import check_part_number, check_parts
+
+__all__ = ["MemoryStorage"]
+
+_PAGE = 1000
+
+
+@dataclass(slots=True)
+class _Upload:
+    handle: UploadHandle
+    parts: dict[int, tuple[PartInfo, bytes]] = field(default_factory=dict)
+
+
+class _Shelf:
+    """What storages of one name share."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.objects: SortedDict = SortedDict()  # name -> (bytes, modified_ms)
+        self.uploads: dict[str, _Upload] = {}
+
+
+class MemoryStorage(Storage):
+    """The shelf called `name`, or without a name one that nobody else can open."""
+
+    _shelves: ClassVar[dict[str, _Shelf]] = {}
+    _registry_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, name: str | None = None, *, clock: Clock | None = None) -> None:
+        self.uri = f"memory://{check_name(name) if name is not None else f'unnamed-{uuid.uuid4().hex}'}"
+        self._clock = clock or SystemClock()
+        if name is None:
+            self._shelf = _Shelf()
+        else:
+            with self._registry_lock:
+                self._shelf = self._shelves.setdefault(name, _Shelf())
+
+    def __repr__(self) -> str:
+        return f"MemoryStorage({self.uri!r})"
+
+    @classmethod
+    def forget(cls, name: str) -> None:
+        """Let the next storage called `name` start empty; storages open now keep theirs."""
+        with cls._registry_lock:
+            cls._shelves.pop(name, None)
+
+    def get(self, name: str) -> bytes:
+        """Return the whole object."""
+        return self._find(name)[0]
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        """Return exactly `length` bytes from `start`."""
+        check_name(name)
+        if start < 0 or length < 0:
+            raise InvalidArgument(f"a range has no negative numbers: {start}, {length}")
+        if length == 0:
+            return b""
+        data, _ = self._find(name)
+        if start + length > len(data):
+            raise InvalidArgument(f"{name!r} has {len(data)} bytes, not {start + length}")
+        return data[start : start + length]
+
+    def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
+        """Return the last `length` bytes and the object's size."""
+        check_name(name)
+        if length < 0:
+            raise InvalidArgument(f"a suffix's length is not negative: {length}")
+        data, _ = self._find(name)
+        return data[max(0, len(data) - length) :], len(data)
+
+    def put(self, name: str, data: Bytes) -> None:
+        """Store a copy of `data`."""
+        check_name(name)
+        value = (bytes(data), self._clock.now_ms())
+        with self._shelf.lock:
+            self._shelf.objects[name] = value
+
+    def put_if_absent(self, name: str, data: Bytes) -> None:
+        """Store a copy of `data` where `name` does not exist. Raises `ObjectExists`."""
+        check_name(name)
+        value = (bytes(data), self._clock.now_ms())
+        with self._shelf.lock:
+            if self._shelf.objects.setdefault(name, value) is not value:
+                raise ObjectExists(name, self.uri)
+
+    def head(self, name: str) -> ObjectInfo:
+        """Return the object's size and time."""
+        data, modified_ms = self._find(name)
+        return ObjectInfo(name, len(data), modified_ms)
+
+    def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Yield objects in order of name, a page at a time as a server would."""
+        check_prefix(prefix)
+        check_prefix(start_after)
+        return self._list(prefix, start_after)
+
+    def delete(self, name: str) -> None:
+        """Remove the object."""
+        check_name(name)
+        with self._shelf.lock:
+            self._shelf.objects.pop(name, None)
+
+    def begin_upload(self, name: str) -> UploadHandle:
+        """Start a multipart upload."""
+        handle = UploadHandle(check_name(name), uuid.uuid4().hex, self._clock.now_ms())
+        with self._shelf.lock:
+            self._shelf.uploads[handle.upload_id] = _Upload(handle)
+        return handle
+
+    def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
+        """Store one part; its `etag` is the SHA-256 of the bytes."""
+        value = bytes(data)
+        part = PartInfo(check_part_number(number), hashlib.sha256(value).hexdigest(), len(value))
+        with self._shelf.lock:
+            self._upload(handle).parts[number] = (part, value)
+        return part
+
+    def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
+        """Publish the object and forget the upload."""
+        with self._shelf.lock:
+            upload = self._upload(handle)
+            pieces: list[bytes] = []
+            for part in check_parts(handle.name, parts, self.min_part_bytes):
+                stored, data = upload.parts.get(part.number, (None, b""))
+                if stored is None or stored.etag != part.etag:
+                    raise InvalidArgument(f"part {part.number} of {handle.name!r} was not uploaded with that etag")
+                pieces.append(data)
+            self._shelf.objects[handle.name] = (b"".join(pieces), self._clock.now_ms())
+            del self._shelf.uploads[handle.upload_id]
+
+    def abort_upload(self, handle: UploadHandle) -> None:
+        """Forget the upload."""
+        with self._shelf.lock:
+            self._shelf.uploads.pop(handle.upload_id, None)
+
+    def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
+        """Yield unfinished uploads, ordered by name and start."""
+        check_prefix(prefix)
+        with self._shelf.lock:
+            handles = [upload.handle for upload in self._shelf.uploads.values()]
+        handles = [h for h in handles if h.name.startswith(prefix) and (older_than_ms is None or h.started_ms < older_than_ms)]
+        return iter(sorted(handles, key=lambda handle: (handle.name, handle.started_ms, handle.upload_id)))
+
+    def _find(self, name: str) -> tuple[bytes, int]:
+        check_name(name)
+        with self._shelf.lock:
+            found: tuple[bytes, int] | None = self._shelf.objects.get(name)
+        if found is None:
+            raise ObjectNotFound(name, self.uri)
+        return found
+
+    def _upload(self, handle: UploadHandle) -> _Upload:
+        upload = self._shelf.uploads.get(handle.upload_id)
+        if upload is None or upload.handle.name != handle.name:
+            raise ObjectNotFound(handle.name, f"the unfinished uploads of {self.uri}")
+        return upload
+
+    def _list(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+        after = start_after
+        while True:
+            from_name = max(prefix, after)
+            with self._shelf.lock:
+                names = self._shelf.objects.irange(minimum=from_name, inclusive=(after < from_name or not after, True))
+                page = [(name, *self._shelf.objects[name]) for name in islice(names, _PAGE)]
+            for name, data, modified_ms in page:
+                if not name.startswith(prefix):
+                    return
+                yield ObjectInfo(name, len(data), modified_ms)
+            if len(page) < _PAGE:
+                return
+            after = page[-1][0]

@@ -1,0 +1,104 @@
+"""From a URI to a storage.
+
+    file:///dir                                                             a folder, absolute
+    s3://bucket[/prefix][?endpoint_url=&region=&profile=&addressing_style=] a bucket; credentials come from the usual chain
+    memory://name                                                           this process's memory
+
+Every mistake is a `ConfigError` that names the parameter or the part; values are not repeated where they could hold a secret.
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.storage.base import Storage
+from tiered_index.storage.disk import Disk
+from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.s3_options import S3Options
+
+__all__ = ["KNOWN_SCHEMES", "open_storage"]
+
+_S3_PARAMETERS = ("addressing_style", "endpoint_url", "profile", "region")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+
+
+def open_storage(uri: str, *, options: S3Options | None = None, disk: Disk | None = None) -> Storage:
+    """Return the storage that `uri` names; no request is sent yet.
+
+    `options` apply to `s3://`, where the URI's own parameters win; `disk` applies to `file://`. Raises `ConfigError`, among them
+    `StorageMisconfigured` for an unknown profile.
+    """
+    scheme, separator, _ = uri.partition("://")
+    opener = _OPENERS.get(scheme.lower()) if separator else None
+    if opener is None:
+        raise ConfigError(f"not a storage URI ({scheme[:20]!r}...): it starts with {', '.join(f'{s}://' for s in KNOWN_SCHEMES)}")
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:
+        raise ConfigError(f"not a {scheme}:// URI that can be read") from error
+    if parts.fragment or "#" in uri:
+        raise ConfigError(f"a {scheme}:// URI has no #fragment (write %23 for the character)")
+    if "@" in parts.netloc:
+        raise ConfigError(f"a {scheme}:// URI holds no credentials; they come from the environment or a profile")
+    return opener(parts, options, disk)
+
+
+def _open_file(parts: SplitResult, options: S3Options | None, disk: Disk | None) -> Storage:
+    _parameters(parts, ())
+    if parts.netloc not in {"", "localhost"}:
+        raise ConfigError(f"file://{parts.netloc}... is not absolute: write file:///dir")
+    folder = unquote(parts.path)
+    if not folder.startswith("/") or "\0" in folder:
+        raise ConfigError("a file URI is absolute: file:///dir")
+    return LocalStorage(Path(folder), disk=disk)
+
+
+def _open_s3(parts: SplitResult, options: S3Options | None, disk: Disk | None) -> Storage:
+    # Imported when asked for: boto3 takes longer to load than everything else here together.
+    from tiered_index.storage.s3 import S3Storage
+
+    if not _BUCKET.fullmatch(parts.netloc):
+        raise ConfigError("an s3 URI names a bucket: s3://bucket/prefix")
+    prefix = unquote(parts.path).strip("/")
+    if any(segment in {"", ".", ".."} for segment in prefix.split("/")) and prefix:
+        raise ConfigError(f"an s3 URI's prefix has no empty, '.' or '..' part: {prefix!r}")
+    parameters: dict[str, Any] = {**_parameters(parts, _S3_PARAMETERS)}
+    return S3Storage(parts.netloc, prefix, replace(options or S3Options(), **parameters))
+
+
+def _open_memory(parts: SplitResult, options: S3Options | None, disk: Disk | None) -> Storage:
+    _parameters(parts, ())
+    try:
+        return MemoryStorage(unquote(parts.netloc + parts.path).rstrip("/"))
+    except InvalidArgument as error:
+        raise ConfigError("a memory URI has a name of letters, digits and ._=+@-: memory://name") from error
+
+
+def _parameters(parts: SplitResult, known: tuple[str, ...]) -> dict[str, str]:
+    """Return the query's parameters; raise `ConfigError` for one that is not known, is empty or comes twice."""
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in known:
+            choice = f"known: {', '.join(known)}" if known else "there are none"
+            raise ConfigError(f"unknown parameter {name!r} in a {parts.scheme}:// URI ({choice})")
+        if not value or name in found:
+            raise ConfigError(f"parameter {name!r} of a {parts.scheme}:// URI {'comes twice' if name in found else 'is empty'}")
+        found[name] = value
+    return found
+
+
+_OPENERS: dict[str, Callable[[SplitResult, S3Options | None, Disk | None], Storage]] = {
+    "file": _open_file,
+    "memory": _open_memory,
+    "s3": _open_s3,
+}
+KNOWN_SCHEMES = tuple(sorted(_OPENERS))
+"""What `open_storage` knows."""

@@ -1,0 +1,303 @@
+"""Objects in an S3 bucket (`s3://bucket/prefix`): Amazon's or any service that speaks its API.
+
+Invariants: object `name` is the key `prefix/name`; keys below the prefix that are not valid names are not listed. Nothing is kept
+between calls but one boto3 client. Failures are sorted by `s3_errors`; every repeat is bounded.
+
+Promises asked of the service: put-if-absent (`If-None-Match: *`), strong reads after writes, listings in order of UTF-8 bytes.
+`probe.probe_put_if_absent` tests the first; a listing out of order is refused.
+
+Threads: any number; `max_pool_connections` bounds how many requests travel at once. After a fork, open a new storage.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+from tiered_index.errors import ConfigError, InvalidArgument, ObjectNotFound, StorageMisconfigured, StorageUnavailable
+from tiered_index.storage.base import (
+    MAX_NAME_BYTES,
+    Bytes,
+    ObjectInfo,
+    PartInfo,
+    Storage,
+    UploadHandle,
+    check_name,
+    check_prefix,
+)
+from tiered_index.storage.parts import check_part_number, check_parts
+from tiered_index.storage.s3_client import S3Calls, build_client
+from tiered_index.storage.s3_options import S3Options
+from tiered_index.storage.s3_reads import VerifiedReads
+from tiered_index.storage.s3_retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+__all__ = ["S3Options", "S3Storage"]
+
+_DELETE_BATCH = 1000
+_MAX_KEY_BYTES = 1024
+_URI_OPTIONS = ("endpoint_url", "region", "profile", "addressing_style")
+_NAMES_SHOWN = 3
+
+
+class S3Storage(Storage):
+    """The objects of `bucket` whose keys start with `prefix` and a slash (no prefix: the whole bucket)."""
+
+    min_part_bytes = 5 << 20
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        options: S3Options | None = None,
+        *,
+        client: S3Client | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        """Open the storage; no request is sent. `client` replaces the one built from `options`."""
+        self.options = options or S3Options()
+        prefix = prefix.strip("/")
+        if not bucket or "/" in bucket:
+            raise ConfigError(f"not a bucket's name: {bucket!r}")
+        if len(prefix.encode()) > _MAX_KEY_BYTES - MAX_NAME_BYTES - 1:
+            raise ConfigError("the prefix leaves no room for names within a key's 1,024 bytes")
+        self.bucket = bucket
+        self._base = f"{prefix}/" if prefix else ""
+        self.uri = _uri(bucket, prefix, self.options)
+        self._call = S3Calls(client or build_client(self.options, self.uri), bucket, self.uri)
+        self._retry = RetryPolicy(self.options.transfer_attempts, self.options.backoff_s, sleep, uniform)
+        self._reads = VerifiedReads(self._call, self._retry)
+        self._bucket_seen = False
+
+    def __repr__(self) -> str:
+        return f"S3Storage({self.uri!r})"
+
+    def get(self, name: str) -> bytes:
+        """Return the whole object."""
+        return self._reads.whole(name, self._key(name))
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        """Return exactly `length` bytes from `start`, by one verified range GET."""
+        key = self._key(name)
+        if start < 0 or length < 0:
+            raise InvalidArgument(f"a range has no negative numbers: {start}, {length}")
+        return self._reads.range(name, key, start, length) if length else b""
+
+    def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
+        """Return the last `length` bytes and the object's size, by one GET (two requests for an empty object)."""
+        key = self._key(name)
+        if length < 0:
+            raise InvalidArgument(f"a suffix's length is not negative: {length}")
+        if length == 0:
+            return b"", self.head(name).size_bytes
+        try:
+            return self._reads.suffix(name, key, length)
+        except InvalidArgument:
+            if self.head(name).size_bytes == 0:
+                return b"", 0
+            raise
+
+    def put(self, name: str, data: Bytes) -> None:
+        """Store `data` in one request, with a CRC32 that the service checks; at most 5 GiB."""
+        self._put(name, data)
+
+    def put_if_absent(self, name: str, data: Bytes) -> None:
+        """Store `data` where `name` does not exist. Raises `ObjectExists`.
+
+        A request whose answer was lost is repeated inside, and the repeat of a success is answered 412: then this call raises
+        `ObjectExists` although its own data was stored. A caller who must know puts an attempt id into `data` and reads it back.
+        """
+        self._put(name, data, IfNoneMatch="*")
+
+    def head(self, name: str) -> ObjectInfo:
+        """Return the object's size and time."""
+        key = self._key(name)
+        try:
+            answer = self._call("head_object", f"looking at {name!r}", name, Key=key)
+        except ObjectNotFound:
+            self._check_bucket()
+            raise
+        self._bucket_seen = True
+        return ObjectInfo(name, int(answer["ContentLength"]), _epoch_ms(answer["LastModified"]))
+
+    def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Yield objects in order of name; one request for each 1,000."""
+        check_prefix(prefix)
+        check_prefix(start_after)
+        return self._list(prefix, start_after)
+
+    def delete(self, name: str) -> None:
+        """Remove the object."""
+        self._call("delete_object", f"deleting {name!r}", name, Key=self._key(name))
+
+    def delete_many(self, names: Iterable[str]) -> None:
+        """Remove many objects, 1,000 a request; the first request with failures ends it, naming them."""
+        keys = iter([self._key(name) for name in names])
+        while batch := list(islice(keys, _DELETE_BATCH)):
+            doing = f"deleting {len(batch)} objects"
+            objects = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
+            answer = self._call("delete_objects", doing, Delete=objects)
+            if failures := answer.get("Errors", []):
+                raise self._delete_error(doing, failures)
+
+    def begin_upload(self, name: str) -> UploadHandle:
+        """Start a multipart upload; its start is the service's time."""
+        doing = f"starting an upload of {name!r}"
+        answer = self._call(
+            "create_multipart_upload", doing, name, Key=self._key(name), ChecksumAlgorithm="CRC32", **self._encryption()
+        )
+        date = answer["ResponseMetadata"].get("HTTPHeaders", {}).get("date")
+        started_ms = _epoch_ms(parsedate_to_datetime(date)) if date else time.time_ns() // 1_000_000
+        return UploadHandle(name, str(answer["UploadId"]), started_ms)
+
+    def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
+        """Store one part. The receipt's `etag` is the service's tag and, after a space, the part's CRC32 where it gave one."""
+        answer = self._call(
+            "upload_part",
+            f"uploading part {number} of {handle.name!r}",
+            handle.name,
+            Key=self._key(handle.name),
+            UploadId=handle.upload_id,
+            PartNumber=check_part_number(number),
+            Body=_body(data),
+            ChecksumAlgorithm="CRC32",
+        )
+        etag = f"{answer['ETag']} {answer.get('ChecksumCRC32', '')}".rstrip()
+        return PartInfo(number, etag, memoryview(data).nbytes)
+
+    def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
+        """Publish the object.
+
+        A request whose answer was lost is repeated inside; then `ObjectNotFound` may be raised for an upload this very call
+        completed. A caller who must know uses a unique name and looks at it.
+        """
+        documents: list[dict[str, Any]] = []
+        for part in check_parts(handle.name, parts, self.min_part_bytes):
+            etag, _, checksum = part.etag.partition(" ")
+            document: dict[str, Any] = {"PartNumber": part.number, "ETag": etag}
+            if checksum:
+                document["ChecksumCRC32"] = checksum
+            documents.append(document)
+        parameters = {"Key": self._key(handle.name), "UploadId": handle.upload_id, "MultipartUpload": {"Parts": documents}}
+        doing = f"completing {handle.name!r}"
+        self._retry.run(lambda: self._call("complete_multipart_upload", doing, handle.name, **parameters))
+
+    def abort_upload(self, handle: UploadHandle) -> None:
+        """Drop the upload and its parts."""
+        try:
+            self._call(
+                "abort_multipart_upload",
+                f"aborting an upload of {handle.name!r}",
+                handle.name,
+                Key=self._key(handle.name),
+                UploadId=handle.upload_id,
+            )
+        except ObjectNotFound:
+            return  # gone already, which is what was asked for
+
+    def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
+        """Yield unfinished uploads; one request for each 1,000."""
+        check_prefix(prefix)
+        return self._list_uploads(prefix, older_than_ms)
+
+    def close(self) -> None:
+        """Close the client's connections."""
+        self._call.client.close()
+
+    def _key(self, name: str) -> str:
+        return self._base + check_name(name)
+
+    def _name(self, key: str) -> str | None:
+        """Return the object name of `key`, or None for a key that is not an object of ours (a folder marker, odd characters)."""
+        name = key.removeprefix(self._base)
+        try:
+            return check_name(name)
+        except InvalidArgument:
+            return None
+
+    def _encryption(self) -> dict[str, str]:
+        asked = {"ServerSideEncryption": self.options.sse, "SSEKMSKeyId": self.options.sse_kms_key_id}
+        return {name: value for name, value in asked.items() if value is not None}
+
+    def _put(self, name: str, data: Bytes, **condition: str) -> None:
+        parameters = {"Key": self._key(name), "Body": _body(data), "ChecksumAlgorithm": "CRC32", **self._encryption(), **condition}
+        self._retry.run(lambda: self._call("put_object", f"writing {name!r}", name, **parameters))
+
+    def _check_bucket(self) -> None:
+        """Tell a missing bucket from a missing object: a HEAD's 404 has no body that would say which."""
+        if self._bucket_seen:
+            return
+        try:
+            self._call("head_bucket", "looking at the bucket")
+        except ObjectNotFound as error:
+            raise StorageMisconfigured(f"there is no bucket {self.bucket!r} for {self.uri}: create it or correct the URI") from error
+        except StorageMisconfigured:
+            return  # not allowed to ask about the bucket, which a missing one would not say
+        self._bucket_seen = True
+
+    def _list(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+        parameters: dict[str, str] = {"Prefix": self._base + prefix}
+        if start_after:
+            parameters["StartAfter"] = self._base + start_after
+        last = ""
+        while True:
+            answer = self._call("list_objects_v2", f"listing {prefix!r}", **parameters)
+            for item in answer.get("Contents", ()):
+                key = str(item["Key"])
+                if key <= last:
+                    raise StorageMisconfigured(f"{self.uri}: the service lists {key!r} after {last!r}; the engine needs order of name")
+                last = key
+                if name := self._name(key):
+                    yield ObjectInfo(name, int(item["Size"]), _epoch_ms(item["LastModified"]))
+            if not answer.get("IsTruncated"):
+                return
+            parameters["ContinuationToken"] = self._token(answer, "NextContinuationToken")
+
+    def _list_uploads(self, prefix: str, older_than_ms: int | None) -> Iterator[UploadHandle]:
+        parameters: dict[str, str] = {"Prefix": self._base + prefix}
+        while True:
+            answer = self._call("list_multipart_uploads", f"listing the uploads of {prefix!r}", **parameters)
+            for item in answer.get("Uploads", ()):
+                name = self._name(str(item["Key"]))
+                started_ms = _epoch_ms(item["Initiated"])
+                if name and (older_than_ms is None or started_ms < older_than_ms):
+                    yield UploadHandle(name, str(item["UploadId"]), started_ms)
+            if not answer.get("IsTruncated"):
+                return
+            parameters["KeyMarker"] = self._token(answer, "NextKeyMarker")
+            parameters["UploadIdMarker"] = self._token(answer, "NextUploadIdMarker")
+
+    def _token(self, answer: dict[str, Any], field: str) -> str:
+        if not answer.get(field):
+            raise StorageUnavailable(f"{self.uri}: a listing says that it goes on but not where ({field} is missing)")
+        return str(answer[field])
+
+    def _delete_error(self, doing: str, failures: Sequence[dict[str, str]]) -> StorageMisconfigured | StorageUnavailable:
+        codes = sorted({failure.get("Code", "?") for failure in failures})
+        shown = ", ".join(repr(failure.get("Key", "?")) for failure in failures[:_NAMES_SHOWN])
+        text = f"{doing} in {self.uri}: {len(failures)} failed ({', '.join(codes)}): {shown}"
+        if "AccessDenied" in codes:
+            return StorageMisconfigured(f"{text}: grant s3:DeleteObject")
+        return StorageUnavailable(text)
+
+
+def _body(data: Bytes) -> bytes | bytearray:
+    return data if isinstance(data, bytes | bytearray) else bytes(data)
+
+
+def _epoch_ms(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)
+
+
+def _uri(bucket: str, prefix: str, options: S3Options) -> str:
+    query = {name: value for name in _URI_OPTIONS if (value := getattr(options, name)) is not None}
+    return f"s3://{bucket}" + (f"/{quote(prefix)}" if prefix else "") + (f"?{urlencode(query, safe=':/')}" if query else "")

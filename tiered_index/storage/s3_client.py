@@ -1,0 +1,80 @@
+"""Building the one boto3 client of an `S3Storage`, and calling it with typed errors.
+
+Threads: boto3 clients may be used from any thread; building one is done by one thread. The client is never shared across a fork:
+open the storage in the process that uses it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
+
+from tiered_index.storage.s3_errors import translate
+from tiered_index.storage.s3_options import S3Options
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+__all__ = ["S3Calls", "build_client"]
+
+_AMAZON = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
+
+
+def build_client(options: S3Options, uri: str) -> S3Client:
+    """Return a client for `options`; raises `StorageMisconfigured` (unknown profile, unusable endpoint or region)."""
+    try:
+        session = boto3.Session(profile_name=options.profile, region_name=options.region)
+        client = _client(session, options, options.addressing_style or ("path" if options.endpoint_url else None))
+        if options.addressing_style is None and options.endpoint_url is None and not _is_amazon(client.meta.endpoint_url):
+            # The environment or the profile names another service; those seldom have a DNS name for each bucket.
+            client.close()
+            client = _client(session, options, "path")
+    except (BotoCoreError, ValueError) as error:
+        raise translate(error, doing="opening the storage", uri=uri, name="") from error
+    return client
+
+
+def _is_amazon(endpoint_url: str) -> bool:
+    return (urlsplit(endpoint_url).hostname or "").endswith(_AMAZON)
+
+
+def _client(session: boto3.Session, options: S3Options, addressing_style: str | None) -> S3Client:
+    style: Any = {"addressing_style": addressing_style} if addressing_style else None
+    mode: Literal["standard"] = "standard"
+    return session.client(
+        "s3",
+        endpoint_url=options.endpoint_url,
+        config=Config(
+            signature_version="s3v4",
+            s3=style,
+            connect_timeout=options.connect_timeout_s,
+            read_timeout=options.read_timeout_s,
+            max_pool_connections=options.max_pool_connections,
+            retries={"mode": mode, "total_max_attempts": options.max_attempts},
+            request_checksum_calculation="when_supported",
+            response_checksum_validation="when_supported",
+            tcp_keepalive=True,
+        ),
+    )
+
+
+class S3Calls:
+    """One bucket behind one client: requests in, typed errors out."""
+
+    def __init__(self, client: S3Client, bucket: str, uri: str) -> None:
+        self.client = client
+        self.bucket = bucket
+        self.uri = uri
+
+    def __call__(self, operation: str, doing: str, name: str = "", **parameters: Any) -> dict[str, Any]:
+        """Send one request (botocore repeats it within its bound) and return the parsed answer."""
+        try:
+            answer: dict[str, Any] = getattr(self.client, operation)(Bucket=self.bucket, **parameters)
+        except (BotoCoreError, ClientError, ResponseParserError, OSError) as error:
+            raise translate(error, doing=doing, uri=self.uri, name=name) from error
+        return answer

@@ -1,0 +1,122 @@
+"""What each failure of an S3 request means for the caller. Pure, any thread.
+
+Messages say what to do and name the storage and the object; they hold the service's code and message, never a request's
+headers or credentials. `PassingFault` marks what botocore did not repeat and `s3_retry` may.
+"""
+
+from __future__ import annotations
+
+from botocore import exceptions as boto
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
+
+from tiered_index.errors import (
+    InvalidArgument,
+    ObjectExists,
+    ObjectNotFound,
+    StorageMisconfigured,
+    StorageUnavailable,
+    TieredIndexError,
+)
+
+__all__ = ["PassingFault", "translate"]
+
+
+class PassingFault(StorageUnavailable):
+    """A fault worth one more attempt at once."""
+
+
+_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile, or give the machine a role"
+_ADVICE = {
+    "NoSuchBucket": "create the bucket or correct the storage's URI",
+    "AccessDenied": "grant s3:GetObject, PutObject, DeleteObject, ListBucket, AbortMultipartUpload and ListBucketMultipartUploads "
+    "(without ListBucket a missing object is reported so, too)",
+    "InvalidAccessKeyId": f"the service does not know this access key: {_CREDENTIALS}",
+    "SignatureDoesNotMatch": "the secret key, the region or the endpoint does not fit the access key",
+    "ExpiredToken": "the session's credentials have expired: renew them",
+    "ExpiredTokenException": "the session's credentials have expired: renew them",
+    "TokenRefreshRequired": "the session's credentials have expired: renew them",
+    "InvalidToken": "the session token is not valid: renew the credentials",
+    "RequestTimeTooSkewed": "set this machine's clock",
+    "PermanentRedirect": "set the bucket's region",
+    "AuthorizationHeaderMalformed": "set the bucket's region",
+    "IllegalLocationConstraintException": "set the bucket's region",
+    "NotImplemented": "the service lacks something the engine needs (put-if-absent, multipart uploads or checksums)",
+    "MethodNotAllowed": "is this the address of an S3 service?",
+}
+_PASSING_CODES = {
+    "BadDigest",
+    "InternalError",
+    "RequestTimeout",
+    "ServiceUnavailable",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "XAmzContentChecksumMismatch",
+}
+_CALLER_CODES = {
+    "EntityTooLarge",
+    "EntityTooSmall",
+    "InvalidPart",
+    "InvalidPartOrder",
+    "InvalidRange",
+    "KeyTooLongError",
+    "MalformedXML",
+}
+_CONFLICT_CODES = {"ConditionalRequestConflict", "OperationAborted"}
+_NO_CREDENTIALS = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.TokenRetrievalError,
+    boto.NoAuthTokenError,
+    boto.SSOError,
+    boto.LoginError,
+    boto.UnknownCredentialError,
+    boto.RefreshWithMFAUnsupportedError,
+)
+_UNREACHABLE = (
+    boto.ConnectionError,
+    boto.HTTPClientError,
+    boto.IncompleteReadError,
+    boto.FlexibleChecksumError,
+    ResponseParserError,  # an error page cut short, or one that is not S3's
+)
+
+
+def translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredIndexError:
+    """Return the typed error for `error`, raised while `doing` something to `name` (may be empty) in the storage `uri`."""
+    if isinstance(error, ClientError):
+        return _translate_answer(error, doing, uri, name)
+    text = f"{doing} in {uri}: {error}"
+    if isinstance(error, _NO_CREDENTIALS):
+        return StorageMisconfigured(f"{text}: {_CREDENTIALS}")
+    if isinstance(error, boto.ProfileNotFound):
+        return StorageMisconfigured(f"{text}: correct the profile or add it to ~/.aws/config")
+    if isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return StorageMisconfigured(f"{text}: set AWS_CA_BUNDLE to the certificate authority of this endpoint")
+    if isinstance(error, _UNREACHABLE) or (isinstance(error, OSError) and not isinstance(error, BotoCoreError)):
+        return StorageUnavailable(text)
+    return StorageMisconfigured(text)
+
+
+def _translate_answer(error: ClientError, doing: str, uri: str, name: str) -> TieredIndexError:
+    details = error.response.get("Error", {})
+    code = details.get("Code", "")
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    text = f"{doing} in {uri}: {code} {details.get('Message', '')}".rstrip()
+    if code in {"NoSuchKey", "NoSuchUpload"} or (status == 404 and code in {"404", "NotFound", ""}):
+        what = "the unfinished uploads of " if code == "NoSuchUpload" else ""
+        return ObjectNotFound(name, what + uri)
+    if code == "PreconditionFailed" or status == 412:
+        return ObjectExists(name, uri)
+    if code in _CONFLICT_CODES:
+        return PassingFault(text)
+    if code in _CALLER_CODES or status == 416:
+        return InvalidArgument(text)
+    if code in _ADVICE:
+        return StorageMisconfigured(f"{text}: {_ADVICE[code]}")
+    if code in _PASSING_CODES or status == 429 or status >= 500:
+        return StorageUnavailable(text)
+    advice = _ADVICE["AccessDenied"] if status in {401, 403} else "the service refuses this request as it stands"
+    return StorageMisconfigured(f"{text}: {advice}")

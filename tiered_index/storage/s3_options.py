@@ -1,0 +1,74 @@
+"""The knobs of an S3 storage, with their defaults. Kept apart from `s3` so that reading settings does not load boto3.
+
+Credentials are never among them: they come from the usual chain (environment, profile, container, instance role).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from tiered_index.errors import ConfigError
+
+__all__ = ["S3Options"]
+
+_STYLES = (None, "auto", "path", "virtual")
+_SSE = (None, "AES256", "aws:kms", "aws:kms:dsse")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Options:
+    """How to reach and use an S3 service. Raises `ConfigError` for a value that can't be right."""
+
+    endpoint_url: str | None = None
+    """Where the service answers; None: Amazon's, or what `AWS_ENDPOINT_URL_S3` / `AWS_ENDPOINT_URL` or the profile says."""
+    region: str | None = None
+    """None: what the environment or the profile says."""
+    profile: str | None = None
+    """Name of a profile in the AWS configuration files; None: the default chain."""
+    addressing_style: str | None = None
+    """`path`, `virtual` or `auto`; None: `path` for any endpoint but Amazon's, which chooses by itself."""
+    sse: str | None = None
+    """Server-side encryption asked for on every write: `AES256`, `aws:kms`, `aws:kms:dsse`; None: the bucket's default."""
+    sse_kms_key_id: str | None = None
+    """The key for `aws:kms*`; None: the account's default key."""
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 30.0
+    max_pool_connections: int = 32
+    """Connections kept open; more threads than this take turns."""
+    max_attempts: int = 5
+    """Attempts of one HTTP request (botocore's standard mode: jittered back-off on 5xx, throttling and lost connections)."""
+    transfer_attempts: int = 4
+    """Attempts of what botocore does not repeat: an answer whose body broke off or was not as asked, and a write's 409."""
+    backoff_s: float = 0.1
+    """Before repeat n of those: a random time up to `backoff_s * 2**n`, at most 5 s."""
+
+    def __post_init__(self) -> None:
+        if self.addressing_style not in _STYLES:
+            raise ConfigError(f"addressing_style is path, virtual or auto, not {self.addressing_style!r}")
+        if self.sse not in _SSE:
+            raise ConfigError(f"sse is AES256, aws:kms or aws:kms:dsse, not {self.sse!r}")
+        if self.sse_kms_key_id is not None and (self.sse is None or not self.sse.startswith("aws:kms")):
+            raise ConfigError("sse_kms_key_id needs sse=aws:kms (or aws:kms:dsse)")
+        for name in ("connect_timeout_s", "read_timeout_s", "max_pool_connections", "max_attempts", "transfer_attempts"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive, not {getattr(self, name)!r}")
+        if self.backoff_s < 0:
+            raise ConfigError(f"backoff_s must not be negative, not {self.backoff_s!r}")
+        if self.endpoint_url is not None:
+            _check_endpoint(self.endpoint_url)
+
+
+def _check_endpoint(endpoint_url: str) -> None:
+    try:
+        parts = urlsplit(endpoint_url)
+        plain = parts.scheme in {"http", "https"} and bool(parts.hostname) and not parts.query and not parts.fragment
+        _ = parts.port  # raises ValueError where it is not a number
+    except ValueError:
+        plain = False
+    else:
+        if parts.username is not None or parts.password is not None:
+            # The value itself is not repeated: it holds a secret.
+            raise ConfigError("endpoint_url must not hold credentials; use the environment or a profile")
+    if not plain:
+        raise ConfigError("endpoint_url must look like https://host[:port]")
