@@ -144,9 +144,11 @@ def _powers(multiplier: int) -> tuple[UInt32, UInt32]:
 
 def _power_at(multiplier: int, exponents: Int64) -> UInt32:
     powers, _ = _powers(multiplier)
-    if len(exponents) and int(exponents.max()) > _BLOCK:
-        return np.array([pow(multiplier, int(e), 1 << 32) for e in exponents], np.uint32)
-    return powers[exponents]
+    if not len(exponents) or (longest := int(exponents.max())) <= _BLOCK:
+        return powers[exponents]
+    # m**e = m**(e mod block) * (m**block)**(e div block)
+    blocks = np.array([pow(multiplier, _BLOCK * j, 1 << 32) for j in range(longest // _BLOCK + 1)], np.uint32)
+    return powers[exponents % _BLOCK] * blocks[exponents // _BLOCK]
 
 
 def _polynomial(strings: CodeUnits, multiplier: int) -> UInt32:

@@ -41,8 +41,8 @@ UNSEALED, COMPACTED, UPLOADED = STATES = ("unsealed", "compacted", "uploaded")
 INDEX_SUFFIX = ".index"
 JOURNAL_SUFFIX = ".journal"
 LOG_PREFIX, CHECKPOINT_PREFIX, EPOCH_PREFIX, LEASE_PREFIX, DATA_PREFIX = "log/", "checkpoint/", "epoch/", "lease/", "data/"
-_FILE_ID = re.compile(r"\d{15}-[0-9a-f]{12}")
-_NUMBER = re.compile(r"\d{20}")
+_FILE_ID = re.compile(r"[0-9]{15}-[0-9a-f]{12}")
+_NUMBER = re.compile(r"[0-9]{20}")
 
 
 def new_file_id(begin_ms: int) -> str:

@@ -7,6 +7,7 @@ the next older entry of the same slot). The first six columns are RocketMQ's; a 
 from __future__ import annotations
 
 import dataclasses
+import keyword
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -51,7 +52,7 @@ class Schema:
     def __post_init__(self) -> None:
         seen = set(_RESERVED)
         for c in self.extra:
-            if not c.name.isidentifier() or c.name in seen:
+            if not c.name.isidentifier() or keyword.iskeyword(c.name) or c.name in seen:
                 raise ConfigError(f"schema {self.name}: column {c.name!r} is not a free identifier")
             seen.add(c.name)
             try:

@@ -23,17 +23,19 @@ __all__ = [
     "BLOCK_DTYPE",
     "FORMAT_VERSION",
     "GROUP_DTYPE",
+    "TAIL_MAGIC",
     "TAIL_SIZE",
     "Directory",
     "Metadata",
     "Run",
     "Tail",
     "Trailer",
+    "build_trailer",
     "parse_trailer",
 ]
 
 FORMAT_VERSION = 1
-_TAIL_MAGIC = b"TIXTAIL\n"
+TAIL_MAGIC = b"TIXTAIL\n"
 _TAIL = struct.Struct(">8sIIQQQQIIII")
 # 0 magic | 8 version | 12 reserved | 16 trailer position | 24 filter length | 32 directory length | 40 metadata length
 # 48 filter CRC32 | 52 directory CRC32 | 56 metadata CRC32 | 60 CRC32 of bytes 0..59
@@ -224,7 +226,7 @@ class Tail:
     def encode(self) -> bytes:
         """Return the tail's bytes."""
         body = _TAIL.pack(
-            _TAIL_MAGIC, FORMAT_VERSION, 0, self.position, self.filter_length, self.directory_length, self.metadata_length,
+            TAIL_MAGIC, FORMAT_VERSION, 0, self.position, self.filter_length, self.directory_length, self.metadata_length,
             self.filter_crc32, self.directory_crc32, self.metadata_crc32, 0,
         )[:-4]  # fmt: skip
         return body + struct.pack(">I", zlib.crc32(body))
@@ -240,8 +242,8 @@ class Tail:
         raw = bytes(data[-TAIL_SIZE:])
         start = file_size - TAIL_SIZE
         magic, version, reserved, position, filter_, directory, metadata, crc_f, crc_d, crc_m, crc = _TAIL.unpack(raw)
-        if magic != _TAIL_MAGIC:
-            raise CorruptFile(file, "no trailer", offset=start, expected=_TAIL_MAGIC, found=magic)
+        if magic != TAIL_MAGIC:
+            raise CorruptFile(file, "no trailer", offset=start, expected=TAIL_MAGIC, found=magic)
         found = zlib.crc32(raw[:-4])
         if found != crc:
             raise CorruptFile(file, "trailer's CRC32 does not match", offset=start, expected=crc, found=found)

@@ -177,7 +177,7 @@ def walk_chain(data: memoryview | Any, layout: Layout, head: int, key_hash: int,
         if stored == key_hash or (stored == _MIN_VALUE and key_hash == 0):
             found.append(index)
         following = from_bytes(view[position + size - 4 : position + size], "big", signed=True)
-        if following >= index:
+        if not 0 <= following < index:
             return None  # not a chain of ours: let the scan decide
         index = following
     return found if index <= 0 else None

@@ -1,0 +1,250 @@
+"""Index files without journal or trailer, as RocketMQ leaves them. SPEC.md sections 3 and 4.
+
+An unsealed file needs its geometry from the caller (RocketMQ keeps it in its configuration); of its slots and `previous` fields nothing
+is believed, chains are rebuilt from the entries. A compacted file names its slots by slot 0's position; a lookup costs two reads.
+Lookups compare stored times in milliseconds as RocketMQ does, know no caps, and return items newest insertion first, hashes normalised.
+Pure: bytes (or a `read(position, length)`) in, copies out; safe under threads. Source: RocketMQ's `IndexStoreFile`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import ConfigError, CorruptFile
+from tiered_index.format.compacted import CHUNK, bare_slot_run, bare_slots
+from tiered_index.format.layout import HEADER_SIZE, NATIVE, PRESETS, ROCKETMQ, SLOT_SIZE, Header, Layout, Preset, read_header
+from tiered_index.format.schema import Schema
+from tiered_index.format.trailer import TAIL_MAGIC, TAIL_SIZE, Tail
+from tiered_index.format.unsealed import UnsealedTable, entries_view, normal_hashes
+
+__all__ = ["HEAD_SIZE", "FileKind", "ForeignCompacted", "ForeignUnsealed", "Read", "items_of", "read_exactly", "recognise", "stored_ms"]
+
+Array = npt.NDArray[Any]
+Read = Callable[[int, int], bytes]
+"""``read(position, length)`` returns exactly these bytes of one file; it may be a range GET."""
+HEAD_SIZE = HEADER_SIZE + SLOT_SIZE
+"""Bytes from the start of a file that `recognise` and `ForeignCompacted.open` want."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """What a file is: its state, its preset, and whether a trailer (whose tail is intact) ends it."""
+
+    state: Literal["unsealed", "compacted"]
+    preset: Preset
+    has_trailer: bool
+
+
+def recognise(head: bytes, tail: bytes, file_size: int, file: str) -> FileKind:
+    """Return what a file of `file_size` bytes is, from its first `HEAD_SIZE` and its last `TAIL_SIZE` bytes.
+
+    Raises `CorruptFile` for a file that is none of ours nor RocketMQ's, or whose tail is damaged, `UnsupportedVersion` for a later one.
+    """
+    if not file_size:
+        raise CorruptFile(file, "no bytes at all; RocketMQ uploads such an object for an index file without entries")
+    header = read_header(head, file)
+    preset = next(p for p in PRESETS.values() if header.magic in (p.begin_magic, p.end_magic))
+    if header.magic == preset.begin_magic:
+        return FileKind("unsealed", preset, False)
+    if tail[-TAIL_SIZE:].startswith(TAIL_MAGIC):
+        Tail.decode(tail, file, file_size)
+        return FileKind("compacted", preset, True)
+    if preset is NATIVE:
+        # never without a trailer once compacted, so this is an unsealed file whose last free entry was written
+        return FileKind("unsealed", preset, False)
+    # The end magic is also that of a full unsealed file. There slot 0 holds an entry's index, at most `items`, and the file is longer
+    # than 28 * items + items; in a compacted file it holds a position p with p + 28 * items >= size. Both can't be.
+    first = int.from_bytes(head[HEADER_SIZE : HEADER_SIZE + 4], "big", signed=True)
+    reaches_end = first + preset.schema.item.itemsize * header.items >= file_size
+    return FileKind("compacted" if reaches_end else "unsealed", preset, False)
+
+
+def stored_ms(items: Array, begin_ms: int) -> npt.NDArray[np.int64]:
+    """Return the stored times of items in epoch milliseconds, as RocketMQ computes them: begin + difference * 1000."""
+    times: npt.NDArray[np.int64] = begin_ms + items["time_diff_s"].astype(np.int64) * 1000
+    return times
+
+
+def items_of(entries: Array, schema: Schema) -> Array:
+    """Return unsealed entries as compacted items (a copy without `previous`), hashes normalised. Memory: 60 bytes an entry."""
+    raw = np.ascontiguousarray(entries).view(np.uint8).reshape(len(entries), schema.entry.itemsize)
+    items = np.ascontiguousarray(raw[:, : schema.item.itemsize]).reshape(-1).view(schema.item)
+    items["key_hash"] = normal_hashes(items["key_hash"])
+    return items
+
+
+def read_exactly(read: Read, position: int, length: int, file: str) -> bytes:
+    """Return `read(position, length)`; raises `CorruptFile` where it is shorter or longer than asked."""
+    data = read(position, length)
+    if len(data) != length:
+        raise CorruptFile(file, "file is cut off", offset=position, expected=length, found=len(data))
+    return data
+
+
+def _within(items: Array, key_hash: int, begin_ms: int, end_ms: int, file_begin_ms: int) -> Array:
+    times = stored_ms(items, file_begin_ms)
+    found: Array = items[(items["key_hash"] == key_hash) & (times >= begin_ms) & (times <= end_ms)]
+    return found
+
+
+class ForeignUnsealed:
+    """An unsealed file's bytes (a map will do) with the geometry that `layout` declares.
+
+    Raises `CorruptFile` for a wrong magic, a size that isn't the geometry's, a count beyond it, or slots that contradict the entries.
+    Its header's end timestamp may be wrong (RocketMQ's recovery overwrites it): `interval_ms` is computed from the entries.
+    """
+
+    def __init__(self, data: Any, layout: Layout, file: str) -> None:
+        view = memoryview(data)
+        self.layout, self.file = layout, file
+        self.header: Header = read_header(view[:HEADER_SIZE], file)
+        magics = (layout.preset.begin_magic, layout.preset.end_magic)
+        if self.header.magic not in magics:
+            raise CorruptFile(
+                file, f"not a {layout.preset.name} file", offset=0, expected=[f"{m:#x}" for m in magics], found=f"{self.header.magic:#x}"
+            )
+        if len(view) != layout.unsealed_size:
+            problem = "file is cut off, or the geometry is wrong" if len(view) < layout.unsealed_size else "the geometry is wrong"
+            raise CorruptFile(
+                file, f"{problem}: {layout.slots} slots and {layout.items} items do not fit its size",
+                expected=layout.unsealed_size, found=len(view),
+            )  # fmt: skip
+        if self.header.items > layout.capacity:
+            raise CorruptFile(file, "more entries than the geometry holds", offset=24, expected=layout.capacity, found=self.header.items)
+        self.count = self.header.items
+        self.entries = entries_view(view, layout, self.count)
+        self._check_heads(view)
+
+    def _check_heads(self, view: memoryview) -> None:
+        """Refuse a geometry of the right size but the wrong split into slots and entries.
+
+        A crash leaves a few heads stale; under a wrong geometry hardly any head names an entry of its own slot, or entry 0 isn't empty.
+        """
+        layout = self.layout
+        if any(view[layout.entry_position(0) : layout.entry_position(1)]):
+            raise CorruptFile(self.file, "entry 0 is not empty: the geometry is wrong", offset=layout.entry_position(0))
+        heads = np.frombuffer(view, ">i4", layout.slots * 2, HEADER_SIZE)[::2]
+        used = np.flatnonzero(heads)
+        values = heads[used].astype(np.int64)
+        known = (values > 0) & (values <= self.count)
+        stored = self.entries["key_hash"][values[known] - 1]
+        agree = int((normal_hashes(stored).astype(np.int64) % layout.slots == used[known]).sum())
+        if agree < len(used) - agree or (not agree and bool((self.entries["key_hash"] > 0).any())):
+            raise CorruptFile(
+                self.file, "slots and entries contradict each other: the geometry is wrong", offset=HEADER_SIZE,
+                expected=len(used), found=agree,
+            )  # fmt: skip
+
+    @cached_property
+    def interval_ms(self) -> tuple[int, int] | None:
+        """True smallest and greatest stored time, inclusive, in epoch milliseconds; None without entries."""
+        if not self.count:
+            return None
+        differences = self.entries["time_diff_s"]
+        begin_ms = self.header.begin_ms
+        return begin_ms + 1000 * int(differences.min()), begin_ms + 1000 * int(differences.max())
+
+    @cached_property
+    def _chains(self) -> npt.NDArray[np.uint64]:
+        # (hash << 32 | row), sorted: a chain without its foreigners is one range of it. 8 bytes an entry.
+        keys = normal_hashes(self.entries["key_hash"]).astype(np.uint64) << np.uint64(32)
+        keys |= np.arange(self.count, dtype=np.uint64)
+        keys.sort()
+        return keys
+
+    def lookup(self, key_hash: int, begin_ms: int, end_ms: int) -> Array:
+        """Return every item of `key_hash` (a normal hash) stored in the inclusive range of milliseconds, newest insertion first."""
+        low, high = np.searchsorted(self._chains, np.array([key_hash << 32, (key_hash + 1) << 32], np.uint64))
+        rows = (self._chains[low:high] & np.uint64(0xFFFFFFFF))[::-1].astype(np.int64)
+        return _within(items_of(self.entries[rows], self.layout.schema), key_hash, begin_ms, end_ms, self.header.begin_ms)
+
+    def items(self) -> Iterator[Array]:
+        """Yield all items in order of insertion, at most `CHUNK` at a time."""
+        for start in range(0, self.count, CHUNK):
+            yield items_of(self.entries[start : start + CHUNK], self.layout.schema)
+
+    def rebuilt(self) -> tuple[UnsealedTable, Array]:
+        """Return the table and a copy of the entries with normal hashes and true chains, as our writer would have made them."""
+        table = UnsealedTable(self.layout, self.header.begin_ms)
+        columns = {name: self.entries[name] for name in self.layout.schema.item.names or ()}
+        batch = table.prepare(normal_hashes(self.entries["key_hash"]), stored_ms(self.entries, self.header.begin_ms), columns)
+        table.commit(batch)
+        table.end_ms = max(table.end_ms, self.header.end_ms) if self.count else 0
+        return table, batch.entries
+
+
+@dataclass(frozen=True)
+class ForeignCompacted:
+    """A compacted RocketMQ file without a trailer. `count` items are really there; the header may promise more.
+
+    (Entries whose hash was `Integer.MIN_VALUE` get lost in RocketMQ's compaction, yet stay counted. The header's slots are those *in use*.)
+    """
+
+    layout: Layout
+    header: Header
+    count: int
+    file_size: int
+    file: str
+
+    @classmethod
+    def open(cls, read: Read, file_size: int, file: str) -> ForeignCompacted:
+        """Return the file behind `read`; two small reads. Raises `CorruptFile` where geometry, slots and size contradict each other."""
+        if not file_size:
+            raise CorruptFile(file, "no bytes at all; RocketMQ uploads such an object for an index file without entries")
+        head = read_exactly(read, 0, min(HEAD_SIZE, file_size), file)
+        header = read_header(head, file)
+        if header.magic != ROCKETMQ.end_magic:
+            expected = f"{ROCKETMQ.end_magic:#x}"
+            raise CorruptFile(file, "not a compacted rocketmq file", offset=0, expected=expected, found=f"{header.magic:#x}")
+        slots = bare_slots(head[HEADER_SIZE:], file)
+        items_position = HEADER_SIZE + SLOT_SIZE * slots
+        if items_position > file_size:
+            raise CorruptFile(file, "slot 0 points behind the file's end", offset=HEADER_SIZE, expected=file_size, found=items_position)
+        count, rest = divmod(file_size - items_position, ROCKETMQ.schema.item.itemsize)
+        last_at = items_position - SLOT_SIZE
+        last = read_exactly(read, last_at, SLOT_SIZE, file)
+        end = int.from_bytes(last[:4], "big", signed=True) + int.from_bytes(last[4:], "big", signed=True)
+        if end != file_size or rest:
+            raise CorruptFile(file, "the last slot's array does not end the file", offset=last_at, expected=file_size, found=end)
+        if not header.slots_in_use <= slots or not count <= header.items:
+            raise CorruptFile(
+                file, "header and slot table contradict each other", offset=20,
+                expected=(slots, count), found=(header.slots_in_use, header.items),
+            )  # fmt: skip
+        try:
+            layout = Layout(ROCKETMQ, ROCKETMQ.schema, slots, max(2, count + 1))
+        except ConfigError as error:
+            raise CorruptFile(file, f"impossible geometry: {error}", offset=HEADER_SIZE) from error
+        return cls(layout, header, count, file_size, file)
+
+    def lookup(self, read: Read, key_hash: int, begin_ms: int, end_ms: int) -> Array:
+        """Return every item of `key_hash` (a normal hash) stored in the inclusive range of milliseconds, newest insertion first.
+
+        Two reads: the slot's 8 bytes, then its array, unless it is empty. A hash of `Integer.MIN_VALUE` that survived RocketMQ's
+        compaction lies in slot 0, where its normal form 0 belongs.
+        """
+        slot = key_hash % self.layout.slots
+        slot_item = read_exactly(read, HEADER_SIZE + SLOT_SIZE * slot, SLOT_SIZE, self.file)
+        position, length = bare_slot_run(slot_item, self.layout, self.file, self.file_size, slot)
+        if not length:
+            return np.empty(0, self.layout.schema.item)
+        items = self._items(read, position, length)
+        return _within(items, key_hash, begin_ms, end_ms, self.header.begin_ms)
+
+    def items(self, read: Read) -> Iterator[Array]:
+        """Yield all items in order of slot, newest insertion first within a slot, at most `CHUNK` at a time."""
+        size = self.layout.schema.item.itemsize
+        for position in range(self.layout.items_position, self.file_size, CHUNK * size):
+            yield self._items(read, position, min(CHUNK * size, self.file_size - position))
+
+    def _items(self, read: Read, position: int, length: int) -> Array:
+        data = read_exactly(read, position, length, self.file)
+        items = np.frombuffer(data, self.layout.schema.item).copy()
+        items["key_hash"] = normal_hashes(items["key_hash"])
+        return items
