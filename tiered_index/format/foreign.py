@@ -74,7 +74,7 @@ def stored_ms(items: Array, begin_ms: int) -> npt.NDArray[np.int64]:
 def items_of(entries: Array, schema: Schema) -> Array:
     """Return unsealed entries as compacted items (a copy without `previous`), hashes normalised. Memory: 60 bytes an entry."""
     raw = np.ascontiguousarray(entries).view(np.uint8).reshape(len(entries), schema.entry.itemsize)
-    items = np.ascontiguousarray(raw[:, : schema.item.itemsize]).reshape(-1).view(schema.item)
+    items = raw[:, : schema.item.itemsize].copy().reshape(-1).view(schema.item)
     items["key_hash"] = normal_hashes(items["key_hash"])
     return items
 

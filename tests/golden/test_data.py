@@ -1,0 +1,20 @@
+"""The golden files are the ones RocketMQ's code wrote."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+
+def test_every_file_has_the_recorded_sha256(naive):
+    recorded = json.loads((naive.DATA / "MANIFEST.json").read_text())["sha256"]
+    files = [path for path in naive.DATA.rglob("*") if path.is_file() and path.name != "MANIFEST.json"]
+    present = {str(path.relative_to(naive.DATA)).removesuffix(".gz") for path in files}
+    assert present == set(recorded)
+    assert len(recorded) == 121
+    for name, expected in recorded.items():
+        assert hashlib.sha256(naive.raw(name)).hexdigest() == expected, name
+
+
+def test_large_files_are_stored_compressed(naive):
+    assert not [path for path in naive.DATA.rglob("*") if path.is_file() and path.suffix != ".gz" and path.stat().st_size > 20 * 1024]

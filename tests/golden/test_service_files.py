@@ -1,0 +1,91 @@
+"""Four files that one RocketMQ service wrote: the union over all files whose interval overlaps is the true answer, always."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from tiered_index.format.foreign import ForeignCompacted, ForeignUnsealed, stored_ms
+from tiered_index.format.layout import ROCKETMQ, Layout
+
+BEGINS = [1_700_000_000_000 + 100_000 * number for number in range(4)]
+
+
+FILES_READ = {1: 60, 2: 12, 4: 36}  # files a query needs: number of queries
+
+
+@cache
+def image(naive, begin_ms, suffix):
+    meta = naive.lines("tiered_service/meta.json")[0]
+    layout = Layout(ROCKETMQ, ROCKETMQ.schema, meta["slots"], meta["items"])
+    return ForeignUnsealed(naive.raw(f"tiered_service/files/{begin_ms}.{suffix}.bin"), layout, str(begin_ms))
+
+
+def compacted(naive, begin_ms):
+    data = naive.raw(f"tiered_service/files/{begin_ms}.compacted.bin")
+    read = lambda position, length: data[position : position + length]  # noqa: E731
+    return ForeignCompacted.open(read, len(data), str(begin_ms)), read
+
+
+def rows_of(naive):
+    rows = {}
+    for line in naive.lines("tiered_service/input.jsonl"):
+        row = naive.Row(line["topic"], line["key"], line["topicId"], line["queueId"], line["offset"], line["size"], line["timestamp"])
+        rows.setdefault(line["file"], []).append(row)
+    return rows
+
+
+@pytest.mark.parametrize("state", ["unsealed", "after_recover", "compacted"])
+def test_every_query_over_all_overlapping_files(naive, state):
+    rows = rows_of(naive)
+    assert sorted(rows) == BEGINS
+    java_missed, files_read = Counter(), Counter()
+    for query in naive.lines("tiered_service/queries.jsonl"):
+        wanted = naive.hash(query["topic"], query["key"])
+        answer, read_from = [], 0
+        for begin_ms in BEGINS:
+            low, high = image(naive, begin_ms, "unsealed").interval_ms
+            if high < query["begin"] or low > query["end"]:
+                continue
+            read_from += 1
+            if state == "compacted":
+                file, read = compacted(naive, begin_ms)
+                items = file.lookup(read, wanted, query["begin"], query["end"])
+            else:
+                items = image(naive, begin_ms, state).lookup(wanted, query["begin"], query["end"])
+            answer += [tuple(row) for row in items.tolist()]
+        expected = [tuple(f) for begin_ms in BEGINS for f in naive.truth(rows[begin_ms], begin_ms, query)]
+        assert answer == expected
+        assert sorted(answer) == sorted(tuple(row) for row in query["allFilesResult"])
+        assert len(answer) == query["trueCountAllFiles"]
+        if query["missed"]:
+            java_missed[query["phase"]] += 1
+            assert query["javaServiceCount"] < len(answer)
+        files_read[read_from] += 1
+    # Java selects files by their begin alone; these are the queries of each phase that it answers short
+    assert dict(java_missed) == {"local": 16, "uploaded": 16}
+    # and overlap selects no more than it must: narrow windows cost one file, the widest all four
+    assert dict(files_read) == FILES_READ
+
+
+def test_interval_comes_from_entries_because_java_recovery_destroys_the_header(naive):
+    for begin_ms in BEGINS:
+        before, after = image(naive, begin_ms, "unsealed"), image(naive, begin_ms, "after_recover")
+        assert before.header.end_ms == begin_ms + 99_500
+        assert after.header.end_ms == begin_ms
+        assert before.interval_ms == after.interval_ms == (begin_ms, begin_ms + 99_000)
+        file, read = compacted(naive, begin_ms)
+        assert file.header.end_ms == begin_ms
+        times = [time for items in file.items(read) for time in stored_ms(items, file.header.begin_ms).tolist()]
+        assert (min(times), max(times)) == before.interval_ms
+
+
+def test_slots_come_from_the_file_not_from_configuration(naive):
+    """RocketMQ reads 32-slot files with 64 slots after a change of configuration, and fails; the file itself knows better."""
+    for begin_ms in BEGINS:
+        file, _ = compacted(naive, begin_ms)
+        assert file.layout.slots == 32
+        assert file.header.slots_in_use == struct.unpack_from(">i", naive.raw(f"tiered_service/files/{begin_ms}.compacted.bin"), 20)[0]
