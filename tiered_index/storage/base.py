@@ -154,7 +154,7 @@ class Storage(ABC):
 
     @abstractmethod
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
-        """Publish the object: the parts in order of number. Parts not named are dropped.
+        """Publish the object: the parts in order of number. Parts not named are dropped; don't count on it (Ceph refuses them).
 
         Raises `InvalidArgument` for no parts, repeated numbers, a part that was not uploaded with that etag, or a part other
         than the last below `min_part_bytes`; `ObjectNotFound` where the upload is gone.

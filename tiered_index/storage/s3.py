@@ -14,10 +14,8 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
-from email.utils import parsedate_to_datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
 from tiered_index.errors import ConfigError, InvalidArgument, ObjectNotFound, StorageMisconfigured, StorageUnavailable
@@ -31,11 +29,13 @@ from tiered_index.storage.base import (
     check_name,
     check_prefix,
 )
-from tiered_index.storage.parts import check_part_number, check_parts
-from tiered_index.storage.s3_client import S3Calls, build_client
+from tiered_index.storage.parts import check_parts
+from tiered_index.storage.s3_client import S3Calls, build_client, encryption, epoch_ms, page_token, request_body
+from tiered_index.storage.s3_errors import PassingFault
 from tiered_index.storage.s3_options import S3Options
 from tiered_index.storage.s3_reads import VerifiedReads
 from tiered_index.storage.s3_retry import RetryPolicy
+from tiered_index.storage.s3_uploads import S3Uploads
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -76,6 +76,8 @@ class S3Storage(Storage):
         self._call = S3Calls(client or build_client(self.options, self.uri), bucket, self.uri)
         self._retry = RetryPolicy(self.options.transfer_attempts, self.options.backoff_s, sleep, uniform)
         self._reads = VerifiedReads(self._call, self._retry)
+        self._encryption = encryption(self.options)
+        self._uploads = S3Uploads(self._call, self._retry, self._encryption)
         self._bucket_seen = False
 
     def __repr__(self) -> str:
@@ -99,12 +101,7 @@ class S3Storage(Storage):
             raise InvalidArgument(f"a suffix's length is not negative: {length}")
         if length == 0:
             return b"", self.head(name).size_bytes
-        try:
-            return self._reads.suffix(name, key, length)
-        except InvalidArgument:
-            if self.head(name).size_bytes == 0:
-                return b"", 0
-            raise
+        return self._retry.run(lambda: self._suffix(name, key, length))
 
     def put(self, name: str, data: Bytes) -> None:
         """Store `data` in one request, with a CRC32 that the service checks; at most 5 GiB."""
@@ -127,7 +124,7 @@ class S3Storage(Storage):
             self._check_bucket()
             raise
         self._bucket_seen = True
-        return ObjectInfo(name, int(answer["ContentLength"]), _epoch_ms(answer["LastModified"]))
+        return ObjectInfo(name, int(answer["ContentLength"]), epoch_ms(answer["LastModified"]))
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects in order of name; one request for each 1,000."""
@@ -151,58 +148,24 @@ class S3Storage(Storage):
 
     def begin_upload(self, name: str) -> UploadHandle:
         """Start a multipart upload; its start is the service's time."""
-        doing = f"starting an upload of {name!r}"
-        answer = self._call(
-            "create_multipart_upload", doing, name, Key=self._key(name), ChecksumAlgorithm="CRC32", **self._encryption()
-        )
-        date = answer["ResponseMetadata"].get("HTTPHeaders", {}).get("date")
-        started_ms = _epoch_ms(parsedate_to_datetime(date)) if date else time.time_ns() // 1_000_000
-        return UploadHandle(name, str(answer["UploadId"]), started_ms)
+        return self._uploads.begin(name, self._key(name))
 
     def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
-        """Store one part. The receipt's `etag` is the service's tag and, after a space, the part's CRC32 where it gave one."""
-        answer = self._call(
-            "upload_part",
-            f"uploading part {number} of {handle.name!r}",
-            handle.name,
-            Key=self._key(handle.name),
-            UploadId=handle.upload_id,
-            PartNumber=check_part_number(number),
-            Body=_body(data),
-            ChecksumAlgorithm="CRC32",
-        )
-        etag = f"{answer['ETag']} {answer.get('ChecksumCRC32', '')}".rstrip()
-        return PartInfo(number, etag, memoryview(data).nbytes)
+        """Store one part, with a CRC32 that the service checks; at most 5 GiB."""
+        return self._uploads.put_part(handle, self._key(handle.name), number, data)
 
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
         """Publish the object.
 
         A request whose answer was lost is repeated inside; then `ObjectNotFound` may be raised for an upload this very call
-        completed. A caller who must know uses a unique name and looks at it.
+        completed. A caller who must know uses a unique name and looks at it. Services differ over a part that was uploaded but is
+        not named: Amazon drops it, Ceph's gateway refuses the completion (`InvalidArgument`).
         """
-        documents: list[dict[str, Any]] = []
-        for part in check_parts(handle.name, parts, self.min_part_bytes):
-            etag, _, checksum = part.etag.partition(" ")
-            document: dict[str, Any] = {"PartNumber": part.number, "ETag": etag}
-            if checksum:
-                document["ChecksumCRC32"] = checksum
-            documents.append(document)
-        parameters = {"Key": self._key(handle.name), "UploadId": handle.upload_id, "MultipartUpload": {"Parts": documents}}
-        doing = f"completing {handle.name!r}"
-        self._retry.run(lambda: self._call("complete_multipart_upload", doing, handle.name, **parameters))
+        self._uploads.complete(handle, self._key(handle.name), check_parts(handle.name, parts, self.min_part_bytes))
 
     def abort_upload(self, handle: UploadHandle) -> None:
         """Drop the upload and its parts."""
-        try:
-            self._call(
-                "abort_multipart_upload",
-                f"aborting an upload of {handle.name!r}",
-                handle.name,
-                Key=self._key(handle.name),
-                UploadId=handle.upload_id,
-            )
-        except ObjectNotFound:
-            return  # gone already, which is what was asked for
+        self._uploads.abort(handle, self._key(handle.name))
 
     def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
         """Yield unfinished uploads; one request for each 1,000."""
@@ -224,13 +187,17 @@ class S3Storage(Storage):
         except InvalidArgument:
             return None
 
-    def _encryption(self) -> dict[str, str]:
-        asked = {"ServerSideEncryption": self.options.sse, "SSEKMSKeyId": self.options.sse_kms_key_id}
-        return {name: value for name, value in asked.items() if value is not None}
-
     def _put(self, name: str, data: Bytes, **condition: str) -> None:
-        parameters = {"Key": self._key(name), "Body": _body(data), "ChecksumAlgorithm": "CRC32", **self._encryption(), **condition}
+        parameters = {"Key": self._key(name), "Body": request_body(data), "ChecksumAlgorithm": "CRC32", **self._encryption, **condition}
         self._retry.run(lambda: self._call("put_object", f"writing {name!r}", name, **parameters))
+
+    def _suffix(self, name: str, key: str, length: int) -> tuple[bytes, int]:
+        try:
+            return self._reads.suffix(name, key, length)
+        except InvalidArgument as error:
+            if self.head(name).size_bytes == 0:
+                return b"", 0
+            raise PassingFault(f"reading the end of {name!r} in {self.uri}: it was replaced between two requests") from error
 
     def _check_bucket(self) -> None:
         """Tell a missing bucket from a missing object: a HEAD's 404 has no body that would say which."""
@@ -257,29 +224,16 @@ class S3Storage(Storage):
                     raise StorageMisconfigured(f"{self.uri}: the service lists {key!r} after {last!r}; the engine needs order of name")
                 last = key
                 if name := self._name(key):
-                    yield ObjectInfo(name, int(item["Size"]), _epoch_ms(item["LastModified"]))
+                    yield ObjectInfo(name, int(item["Size"]), epoch_ms(item["LastModified"]))
             if not answer.get("IsTruncated"):
                 return
-            parameters["ContinuationToken"] = self._token(answer, "NextContinuationToken")
+            parameters["ContinuationToken"] = page_token(answer, "NextContinuationToken", self.uri)
 
     def _list_uploads(self, prefix: str, older_than_ms: int | None) -> Iterator[UploadHandle]:
-        parameters: dict[str, str] = {"Prefix": self._base + prefix}
-        while True:
-            answer = self._call("list_multipart_uploads", f"listing the uploads of {prefix!r}", **parameters)
-            for item in answer.get("Uploads", ()):
-                name = self._name(str(item["Key"]))
-                started_ms = _epoch_ms(item["Initiated"])
-                if name and (older_than_ms is None or started_ms < older_than_ms):
-                    yield UploadHandle(name, str(item["UploadId"]), started_ms)
-            if not answer.get("IsTruncated"):
-                return
-            parameters["KeyMarker"] = self._token(answer, "NextKeyMarker")
-            parameters["UploadIdMarker"] = self._token(answer, "NextUploadIdMarker")
-
-    def _token(self, answer: dict[str, Any], field: str) -> str:
-        if not answer.get(field):
-            raise StorageUnavailable(f"{self.uri}: a listing says that it goes on but not where ({field} is missing)")
-        return str(answer[field])
+        for key, upload_id, started_ms in self._uploads.list(self._base + prefix):
+            name = self._name(key)
+            if name and (older_than_ms is None or started_ms < older_than_ms):
+                yield UploadHandle(name, upload_id, started_ms)
 
     def _delete_error(self, doing: str, failures: Sequence[dict[str, str]]) -> StorageMisconfigured | StorageUnavailable:
         codes = sorted({failure.get("Code", "?") for failure in failures})
@@ -288,14 +242,6 @@ class S3Storage(Storage):
         if "AccessDenied" in codes:
             return StorageMisconfigured(f"{text}: grant s3:DeleteObject")
         return StorageUnavailable(text)
-
-
-def _body(data: Bytes) -> bytes | bytearray:
-    return data if isinstance(data, bytes | bytearray) else bytes(data)
-
-
-def _epoch_ms(moment: datetime) -> int:
-    return round(moment.timestamp() * 1000)
 
 
 def _uri(bucket: str, prefix: str, options: S3Options) -> str:

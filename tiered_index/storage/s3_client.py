@@ -1,4 +1,4 @@
-"""Building the one boto3 client of an `S3Storage`, and calling it with typed errors.
+"""The boundary to boto3: building the one client of an `S3Storage`, and translating values and errors both ways.
 
 Threads: boto3 clients may be used from any thread; building one is done by one thread. The client is never shared across a fork:
 open the storage in the process that uses it.
@@ -6,6 +6,7 @@ open the storage in the process that uses it.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
@@ -14,13 +15,15 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
+from tiered_index.errors import StorageUnavailable
+from tiered_index.storage.base import Bytes
 from tiered_index.storage.s3_errors import translate
 from tiered_index.storage.s3_options import S3Options
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["S3Calls", "build_client"]
+__all__ = ["S3Calls", "build_client", "encryption", "epoch_ms", "page_token", "request_body"]
 
 _AMAZON = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 
@@ -78,3 +81,26 @@ class S3Calls:
         except (BotoCoreError, ClientError, ResponseParserError, OSError) as error:
             raise translate(error, doing=doing, uri=self.uri, name=name) from error
         return answer
+
+
+def encryption(options: S3Options) -> dict[str, str]:
+    """Return the request parameters of server-side encryption."""
+    asked = {"ServerSideEncryption": options.sse, "SSEKMSKeyId": options.sse_kms_key_id}
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def request_body(data: Bytes) -> bytes | bytearray:
+    """Return `data` as boto3 takes it; only a memoryview is copied."""
+    return data if isinstance(data, bytes | bytearray) else bytes(data)
+
+
+def epoch_ms(moment: datetime) -> int:
+    """Return epoch milliseconds of an answer's time."""
+    return round(moment.timestamp() * 1000)
+
+
+def page_token(answer: dict[str, Any], field: str, uri: str) -> str:
+    """Return where a truncated listing goes on; without it the rest would be silently missing."""
+    if not answer.get(field):
+        raise StorageUnavailable(f"{uri}: a listing says that it goes on but not where ({field} is missing)")
+    return str(answer[field])

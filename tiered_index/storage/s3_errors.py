@@ -63,7 +63,6 @@ _CALLER_CODES = {
     "KeyTooLongError",
     "MalformedXML",
 }
-_CONFLICT_CODES = {"ConditionalRequestConflict", "OperationAborted"}
 _NO_CREDENTIALS = (
     boto.NoCredentialsError,
     boto.PartialCredentialsError,
@@ -110,7 +109,8 @@ def _translate_answer(error: ClientError, doing: str, uri: str, name: str) -> Ti
         return ObjectNotFound(name, what + uri)
     if code == "PreconditionFailed" or status == 412:
         return ObjectExists(name, uri)
-    if code in _CONFLICT_CODES:
+    if status == 409:
+        # Another request got in between: ConditionalRequestConflict, OperationAborted, Ceph's ConcurrentModification on a read.
         return PassingFault(text)
     if code in _CALLER_CODES or status == 416:
         return InvalidArgument(text)

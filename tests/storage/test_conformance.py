@@ -1,0 +1,97 @@
+"""Every backend, and every wrapper around one, against the same contract."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.s3_server import S3Server
+from tiered_index.storage.base import Storage
+from tiered_index.storage.disk import Disk
+from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.s3 import S3Options, S3Storage
+from tiered_index.storage.wrappers import LatencyStorage, MeteredStorage, PrefixedStorage
+from tiered_index.testing.storage_conformance import StorageConformance
+from tiered_index.testing.storage_faults import FaultStorage
+
+
+class UnsyncedDisk(Disk):
+    """Leaves out the syncs, which decide nothing while the machine runs: thousands of them would take minutes."""
+
+    def sync(self, descriptor: int) -> None:
+        pass
+
+    def sync_folder(self, folder: Path) -> None:
+        pass
+
+
+class TestMemoryStorage(StorageConformance):
+    @pytest.fixture
+    def storage(self) -> Iterator[Storage]:
+        name = uuid.uuid4().hex
+        yield MemoryStorage(name)
+        MemoryStorage.forget(name)
+
+    @pytest.fixture
+    def another(self, storage: Storage) -> Storage:
+        return MemoryStorage(storage.uri.removeprefix("memory://"))
+
+
+class TestLocalStorage(StorageConformance):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Storage:
+        return LocalStorage(tmp_path / "made" / "by the first write", disk=UnsyncedDisk())
+
+    @pytest.fixture
+    def another(self, storage: Storage) -> Storage:
+        assert isinstance(storage, LocalStorage)
+        return LocalStorage(storage.folder, disk=UnsyncedDisk())
+
+
+class TestS3Storage(StorageConformance):
+    """Against moto's server, which has one constant date for every upload's start: only the listing by age is adapted to that."""
+
+    def test_uploads_are_listed_by_prefix_and_age(self, storage: Storage, another: Storage) -> None:
+        handles = [storage.begin_upload(name) for name in ("data/a", "data/b", "data/b", "other")]
+        assert sorted(h.upload_id for h in another.list_uploads()) == sorted(h.upload_id for h in handles)
+        listed = list(another.list_uploads("data/"))
+        assert [handle.name for handle in listed] == ["data/a", "data/b", "data/b"]
+        started = listed[0].started_ms
+        assert list(storage.list_uploads("data/", older_than_ms=started)) == []
+        assert len(list(storage.list_uploads("data/", older_than_ms=started + 1))) == 3
+        assert another.abort_uploads("data/b") == 2
+        assert [handle.name for handle in storage.list_uploads()] == ["data/a", "other"]
+
+    @pytest.fixture
+    def storage(self, s3_environment: S3Server) -> Iterator[Storage]:
+        options = S3Options(endpoint_url=s3_environment.endpoint_url, max_attempts=1, backoff_s=0.01)
+        with S3Storage(s3_environment.new_bucket(), "some/prefix", options) as storage:
+            yield storage
+
+    @pytest.fixture
+    def another(self, storage: Storage) -> Iterator[Storage]:
+        assert isinstance(storage, S3Storage)
+        with S3Storage(storage.bucket, "some/prefix", storage.options) as another:
+            yield another
+
+
+class TestWrappedStorage(StorageConformance):
+    """Every wrapper at once, doing nothing that may show."""
+
+    longest_name = 512 - len("inner/prefix/")
+
+    @pytest.fixture
+    def storage(self) -> Storage:
+        inner = MemoryStorage()
+        inner.put("outside", b"not under the prefix")
+        prefixed = PrefixedStorage(inner, "inner/prefix")
+        slow = LatencyStorage(prefixed, seed=1, median_ms=1.0, sigma=0.1, sleep=lambda _: None)
+        return MeteredStorage(FaultStorage(slow))
+
+    @pytest.fixture
+    def another(self, storage: Storage) -> Storage:
+        return storage

@@ -1,0 +1,299 @@
+"""The storage contract as a pytest suite: subclass it with a `storage` fixture and every line of the contract is tested.
+
+    class TestMyStorage(StorageConformance):
+        @pytest.fixture
+        def storage(self):
+            with MyStorage(...) as storage:
+                yield storage
+
+The fixture's storage must be empty. Override `another` where a second instance can open the same place, as another process would.
+Objects stay below 16 MiB. Threads: races use `racers` threads.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
+from tiered_index.storage.base import ByteRange, Bytes, PartInfo, Storage, UploadHandle
+from tiered_index.testing.storage_conformance_uploads import UploadConformance
+
+__all__ = ["StorageConformance"]
+
+_LONG = "x" * 512
+_BAD_NAMES = ("", "/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a/.", "a b", "é", "a\n", "a\0b", "a\\b", "a%b", "a~", _LONG + "x")
+_ODD_NAMES = (
+    *("a", "a/b", "a/b/c", "a-b", "a.b", "a+b", "a=b", "a@b", "a0", "a_b", "A", "Ab", "aa", "a/b-c", "a/b.c/d", "a-b/c"),
+    *("...", "..a", ".hidden", ".tmp-looks-temporary", ".tmp-x/y", "@", "=+", "-", "_", "0", "00", "10", "9", "z"),
+    *(_LONG, "y" * 255 + "/z", "y" * 255 + "z", "y" * 200, "y" * 200 + "/z", "y" * 200 + "-", "y" * 200 + "..", "y" * 201),
+)
+
+
+class StorageConformance(UploadConformance):
+    """What every `Storage` must do."""
+
+    racers = 8
+    many = 1_100
+    """More objects than one listing's page holds."""
+    longest_name = 512
+    """Less only for a storage that puts something before every name."""
+
+    @pytest.fixture
+    def storage(self) -> Iterable[Storage]:
+        """Yield an empty storage; the subclass says which."""
+        raise NotImplementedError("a conformance suite needs a `storage` fixture")
+
+    @pytest.fixture
+    def another(self, storage: Storage) -> Storage:
+        """Return a storage that shows the same place, as another process would open it."""
+        return storage
+
+    # Whole objects.
+
+    @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+    def test_put_stores_a_copy_of_the_bytes(self, storage: Storage, another: Storage, kind: Callable[[Bytes], Bytes]) -> None:
+        source = bytearray(random.Random(1).randbytes(70_000))
+        expected = bytes(source)
+        storage.put("folder/object", kind(source))
+        source[:10] = b"overwritten"[:10]
+        assert another.get("folder/object") == expected
+        assert type(another.get("folder/object")) is bytes
+
+    def test_put_replaces(self, storage: Storage) -> None:
+        for data in (b"a longer first version", b"", b"short"):
+            storage.put("object", data)
+            assert storage.get("object") == data
+            assert storage.head("object").size_bytes == len(data)
+
+    def test_what_is_not_there_is_not_found(self, storage: Storage) -> None:
+        storage.put("there/object", b"x")
+        reads: tuple[Callable[[str], object], ...] = (
+            storage.get,
+            storage.head,
+            lambda name: storage.get_range(name, 0, 1),
+            lambda name: storage.get_suffix(name, 1),
+            lambda name: storage.get_suffix(name, 0),
+            lambda name: storage.get_ranges(name, [ByteRange(0, 1)]),
+        )
+        for name in ("missing", "there", "there/object/below", "there/other"):
+            for read in reads:
+                with pytest.raises(ObjectNotFound) as caught:
+                    read(name)
+                assert caught.value.name == name
+
+    def test_head_tells_name_size_and_time(self, storage: Storage) -> None:
+        storage.put("object", b"12345")
+        info = storage.head("object")
+        assert (info.name, info.size_bytes) == ("object", 5)
+        assert info.modified_ms > 1_000_000_000_000
+        assert list(storage.list()) == [info]
+
+    def test_delete_is_idempotent(self, storage: Storage) -> None:
+        storage.put("object", b"x")
+        for _ in range(2):
+            storage.delete("object")
+            assert list(storage.list()) == []
+        with pytest.raises(ObjectNotFound):
+            storage.get("object")
+
+    def test_delete_many(self, storage: Storage) -> None:
+        for name in ("a", "a/b", "c", "kept", "d/e"):
+            storage.put(name, b"x")
+        storage.delete_many(name for name in ("a", "a/b", "missing", "d/e", "c"))
+        storage.delete_many([])
+        assert [info.name for info in storage.list()] == ["kept"]
+
+    def test_a_name_may_be_the_prefix_of_another(self, storage: Storage) -> None:
+        for name in ("a/b/c", "a", "a/b"):
+            storage.put(name, name.encode())
+        storage.delete("a/b")
+        assert [storage.get(info.name) for info in storage.list()] == [b"a", b"a/b/c"]
+
+    @pytest.mark.parametrize("name", _BAD_NAMES, ids=lambda name: repr(name[:12]))
+    def test_bad_names_are_refused_by_every_call(self, storage: Storage, name: str) -> None:
+        part = PartInfo(1, "etag", 1)
+        handle = UploadHandle(name, "0" * 32, 0)
+        calls: tuple[Callable[[], object], ...] = (
+            lambda: storage.get(name),
+            lambda: storage.get_range(name, 0, 1),
+            lambda: storage.get_range(name, 0, 0),
+            lambda: storage.get_suffix(name, 1),
+            lambda: storage.put(name, b"x"),
+            lambda: storage.put_if_absent(name, b"x"),
+            lambda: storage.head(name),
+            lambda: storage.delete(name),
+            lambda: storage.delete_many([name]),
+            lambda: storage.begin_upload(name),
+        )
+        for call in calls:
+            with pytest.raises(InvalidArgument):
+                call()
+        with pytest.raises((InvalidArgument, ObjectNotFound)):
+            storage.complete_upload(handle, [part])
+        assert list(storage.list()) == []
+
+    @pytest.mark.parametrize("prefix", ["../a", "a/..", "a b", "é", _LONG + "x"], ids=lambda prefix: repr(prefix[:12]))
+    def test_bad_prefixes_are_refused(self, storage: Storage, prefix: str) -> None:
+        with pytest.raises(InvalidArgument):
+            list(storage.list(prefix))
+        with pytest.raises(InvalidArgument):
+            list(storage.list_uploads(prefix))
+
+    # Ranges.
+
+    def test_ranges_at_every_edge(self, storage: Storage) -> None:
+        data = bytes(range(250)) * 4
+        storage.put("object", data)
+        for start, length in ((0, 1), (0, 1000), (999, 1), (500, 500), (1, 998), (0, 0), (1000, 0), (7, 0)):
+            answer = storage.get_range("object", start, length)
+            assert answer == data[start : start + length]
+            assert type(answer) is bytes
+        for start, length in ((0, 1001), (999, 2), (1000, 1), (5000, 1), (-1, 1), (0, -1), (-1, 0), (5, -5)):
+            with pytest.raises(InvalidArgument):
+                storage.get_range("object", start, length)
+
+    def test_ranges_come_in_the_order_asked_and_may_overlap(self, storage: Storage) -> None:
+        data = random.Random(2).randbytes(5000)
+        storage.put("object", data)
+        ranges = [ByteRange(4000, 1000), ByteRange(0, 10), ByteRange(5, 10), ByteRange(5, 10), ByteRange(3, 0)]
+        assert storage.get_ranges("object", ranges) == [data[r.start : r.start + r.length] for r in ranges]
+        assert storage.get_ranges("object", []) == []
+        with pytest.raises(InvalidArgument):
+            storage.get_ranges("object", [ByteRange(0, 10), ByteRange(4999, 2)])
+
+    def test_suffix(self, storage: Storage) -> None:
+        data = random.Random(3).randbytes(1000)
+        storage.put("object", data)
+        for length in (1, 10, 999, 1000):
+            assert storage.get_suffix("object", length) == (data[-length:], 1000)
+        for length in (1001, 65_536):
+            assert storage.get_suffix("object", length) == (data, 1000)
+        assert storage.get_suffix("object", 0) == (b"", 1000)
+        with pytest.raises(InvalidArgument):
+            storage.get_suffix("object", -1)
+
+    def test_empty_objects(self, storage: Storage) -> None:
+        storage.put("empty", b"")
+        assert storage.get("empty") == b""
+        assert storage.get_range("empty", 0, 0) == b""
+        assert storage.get_suffix("empty", 8) == (b"", 0)
+        assert storage.get_suffix("empty", 0) == (b"", 0)
+        assert storage.head("empty").size_bytes == 0
+        with pytest.raises(InvalidArgument):
+            storage.get_range("empty", 0, 1)
+        with pytest.raises(ObjectExists):
+            storage.put_if_absent("empty", b"x")
+
+    # Put-if-absent and races.
+
+    def test_put_if_absent_keeps_what_is_there(self, storage: Storage, another: Storage) -> None:
+        storage.put_if_absent("log/1", b"first")
+        for other in (storage, another):
+            with pytest.raises(ObjectExists) as caught:
+                other.put_if_absent("log/1", b"second")
+            assert caught.value.name == "log/1"
+        assert storage.get("log/1") == b"first"
+        storage.put("log/2", b"put")
+        with pytest.raises(ObjectExists):
+            another.put_if_absent("log/2", b"second")
+        storage.delete("log/1")
+        another.put_if_absent("log/1", b"third")
+        assert storage.get("log/1") == b"third"
+
+    def test_racing_put_if_absent_has_one_winner(self, storage: Storage, another: Storage) -> None:
+        rounds = 8
+        barrier = threading.Barrier(self.racers)
+
+        def race(racer: int) -> list[int]:
+            won = []
+            for n in range(rounds):
+                barrier.wait(30)
+                try:
+                    (storage, another)[racer % 2].put_if_absent(f"log/{n}", b"%d" % racer * 1000)
+                except ObjectExists:
+                    continue
+                won.append(n)
+            return won
+
+        with ThreadPoolExecutor(self.racers) as pool:
+            wins = list(pool.map(race, range(self.racers)))
+        assert sorted(n for won in wins for n in won) == list(range(rounds))
+        for racer, won in enumerate(wins):
+            for n in won:
+                assert storage.get(f"log/{n}") == b"%d" % racer * 1000
+
+    def test_racing_reads_never_see_a_torn_put(self, storage: Storage, another: Storage) -> None:
+        sizes = {b"a": 200_000, b"b": 50_000, b"c": 0}
+        storage.put("object", b"a" * sizes[b"a"])
+        stop = threading.Event()
+
+        def write() -> None:
+            rng = random.Random(4)
+            for _ in range(25):
+                letter = rng.choice(list(sizes))
+                storage.put("object", letter * sizes[letter])
+            stop.set()
+
+        def read() -> int:
+            seen = 0
+            while not stop.is_set():
+                data = another.get("object")
+                tail, size = another.get_suffix("object", 10)
+                for got, length in ((data, len(data)), (tail, size)):
+                    assert len(set(got)) <= 1
+                    assert length == sizes[got[:1] or b"c"]
+                seen += 1
+            return seen
+
+        with ThreadPoolExecutor(3) as pool:
+            readers = [pool.submit(read) for _ in range(2)]
+            try:
+                pool.submit(write).result()
+            finally:
+                stop.set()
+            assert all(reader.result() > 0 for reader in readers)
+
+    # Listings.
+
+    def test_list_is_in_order_of_name(self, storage: Storage) -> None:
+        names = [name for name in _ODD_NAMES if len(name) <= self.longest_name]
+        longest = "x" * self.longest_name
+        random.Random(5).shuffle(names)
+        for name in names:
+            storage.put(name, name.encode())
+        ordered = sorted(names, key=str.encode)
+        assert [(info.name, info.size_bytes) for info in storage.list()] == [(name, len(name)) for name in ordered]
+        assert all(storage.get(name) == name.encode() for name in names)
+        for prefix in ("a", "a/", "a/b", ".", ".tmp-", "y", "y" * 200, "y" * 200 + "/", "y" * 201, longest, "absent", "A"):
+            expected = [name for name in ordered if name.startswith(prefix)]
+            assert [info.name for info in storage.list(prefix)] == expected, prefix
+            for start_after in ("", "a", "a/b", "a/", "a-b", "a.", "y", "y" * 199, "y" * 200 + "/z", longest, "zz", "-"):
+                after = [name for name in expected if name > start_after]
+                assert [info.name for info in storage.list(prefix, start_after=start_after)] == after, (prefix, start_after)
+
+    def test_list_goes_on_over_many_pages(self, storage: Storage) -> None:
+        names = [f"log/{n:05d}" for n in range(self.many)]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda name: storage.put(name, b"x"), names))
+        storage.put("lof", b"x")
+        storage.put("log0", b"x")
+        assert [info.name for info in storage.list("log/")] == names
+        assert [info.name for info in storage.list("log/", start_after=names[3])] == names[4:]
+        assert list(storage.list("log/", start_after=names[-1])) == []
+        assert next(storage.list("log/", start_after=names[1050])).name == names[1051]
+        storage.delete_many(names)
+        assert [info.name for info in storage.list()] == ["lof", "log0"]
+
+    # The storage itself.
+
+    def test_a_storage_has_a_uri_and_closes_twice(self, storage: Storage) -> None:
+        assert "://" in storage.uri
+        assert storage.min_part_bytes >= 1
+        with storage as same:
+            assert same is storage
+        storage.close()

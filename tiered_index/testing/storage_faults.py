@@ -1,0 +1,191 @@
+"""A storage that fails when told to: the storage half of the fault layer.
+
+    faulty = FaultStorage(MemoryStorage())
+    faulty.fail("put_if_absent", nth=2, when="after")     # the second one acts, but its answer is lost
+    faulty.corrupt("get_range", mode="wrong")             # the next one answers with a flipped bit
+    hang = faulty.hang("complete_upload")                 # the next one waits; hang.entered, hang.release
+
+Operations are the names of `Storage`'s methods, or ``*`` for any; `nth` counts matching calls from now on (1: the next), `times` is
+how many in a row are struck (None: all from then on). `get_ranges` is made of `get_range` calls, a listing of one call a page.
+Threads: any number; each script strikes exactly as often as it says.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar, cast
+
+from tiered_index.errors import StorageUnavailable
+from tiered_index.storage.base import ByteRange, Bytes, Storage
+from tiered_index.storage.wrappers import Call, WrapperStorage
+
+__all__ = ["FaultStorage", "Hang"]
+
+_T = TypeVar("_T")
+_LONGEST_HANG_S = 60.0
+
+
+class Hang:
+    """A call held up: `entered` is set when it arrives, and it goes on when `release` is set (or fails after 60 s)."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.release = threading.Event()
+
+
+@dataclass(slots=True)
+class _Script:
+    operation: str
+    name_prefix: str
+    skip: int
+    times: int | None
+    before: Callable[[Call], None] | None = None
+    after: Callable[[Call], None] | None = None
+    mangle: Callable[[bytes], bytes] | None = None
+    unconditional: bool = False
+
+    def matches(self, call: Call) -> bool:
+        return self.operation in {call.operation, "*"} and call.name.startswith(self.name_prefix)
+
+    def strikes(self) -> bool:
+        """Count one matching call and tell whether it is struck."""
+        if self.skip > 0:
+            self.skip -= 1
+            return False
+        if self.times is None:
+            return True
+        self.times -= 1
+        return self.times >= 0
+
+
+class FaultStorage(WrapperStorage):
+    """`inner`, with scripted faults."""
+
+    def __init__(self, inner: Storage) -> None:
+        super().__init__(inner)
+        self._lock = threading.Lock()
+        self._scripts: list[_Script] = []
+        self._calls: Counter[str] = Counter()
+
+    def fail(
+        self,
+        operation: str,
+        *,
+        nth: int = 1,
+        times: int | None = 1,
+        when: Literal["before", "after"] = "before",
+        error: Callable[[str], Exception] = StorageUnavailable,
+        name_prefix: str = "",
+    ) -> None:
+        """Raise `error(text)` before acting (nothing happened) or after it (it happened; the answer was lost)."""
+
+        def strike(call: Call) -> None:
+            raise error(f"scripted fault {when} {call.operation} of {call.name!r}")
+
+        script = _Script(operation, name_prefix, nth - 1, times)
+        if when == "before":
+            script.before = strike
+        else:
+            script.after = strike
+        self._add(script)
+
+    def corrupt(
+        self,
+        operation: str,
+        *,
+        mode: Literal["short", "long", "wrong"] = "wrong",
+        nth: int = 1,
+        times: int | None = 1,
+        name_prefix: str = "",
+    ) -> None:
+        """Let a read answer one byte short, one byte long, or with one bit flipped in its middle."""
+        self._add(_Script(operation, name_prefix, nth - 1, times, mangle=_MANGLES[mode]))
+
+    def hang(self, operation: str, *, nth: int = 1, times: int | None = 1, name_prefix: str = "") -> Hang:
+        """Hold a call up before it acts."""
+        hang = Hang()
+
+        def wait(call: Call) -> None:
+            hang.entered.set()
+            if not hang.release.wait(_LONGEST_HANG_S):
+                raise StorageUnavailable(f"scripted hang of {call.operation} was never released")
+
+        self._add(_Script(operation, name_prefix, nth - 1, times, before=wait))
+        return hang
+
+    def ignore_put_if_absent(self, *, nth: int = 1, times: int | None = None) -> None:
+        """Let put-if-absent overwrite and succeed, as servers do that do not know the condition."""
+        self._add(_Script("put_if_absent", "", nth - 1, times, unconditional=True))
+
+    def clear(self) -> None:
+        """Forget every script; calls that hang go on hanging."""
+        with self._lock:
+            self._scripts.clear()
+
+    def calls(self, operation: str) -> int:
+        """Return how many calls of `operation` arrived so far, struck or not."""
+        with self._lock:
+            return self._calls[operation]
+
+    def get_ranges(self, name: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """One `get_range` a range, so that each can be struck."""
+        return [self.get_range(name, r.start, r.length) for r in ranges]
+
+    def put_if_absent(self, name: str, data: Bytes) -> None:
+        """As the inner storage's, unless told to ignore the condition."""
+
+        def act(struck: list[_Script]) -> None:
+            ignored = any(script.unconditional for script in struck)
+            (self.inner.put if ignored else self.inner.put_if_absent)(name, data)
+
+        self._strike(Call("put_if_absent", name, sent_bytes=memoryview(data).nbytes), act)
+
+    def _around(self, call: Call, act: Callable[[], _T]) -> _T:
+        return self._strike(call, lambda _: act())
+
+    def _strike(self, call: Call, act: Callable[[list[_Script]], _T]) -> _T:
+        struck = self._match(call)
+        for script in struck:
+            if script.before:
+                script.before(call)
+        result = act(struck)
+        for script in struck:
+            if script.mangle:
+                result = _mangled(result, script.mangle)
+            if script.after:
+                script.after(call)
+        return result
+
+    def _add(self, script: _Script) -> None:
+        if script.skip < 0:
+            raise ValueError("nth counts from 1")
+        with self._lock:
+            self._scripts.append(script)
+
+    def _match(self, call: Call) -> list[_Script]:
+        with self._lock:
+            self._calls[call.operation] += 1
+            return [script for script in self._scripts if script.matches(call) and script.strikes()]
+
+
+def _mangled(result: _T, mangle: Callable[[bytes], bytes]) -> _T:
+    if isinstance(result, bytes):
+        return cast(_T, mangle(result))
+    if isinstance(result, tuple) and result and isinstance(result[0], bytes):  # get_suffix
+        return cast(_T, (mangle(result[0]), *result[1:]))
+    raise TypeError(f"only reads of bytes can be corrupted, not an answer of {type(result).__name__}")
+
+
+def _flip(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 0x10]) + data[middle + 1 :] if data else data
+
+
+_MANGLES: dict[str, Callable[[bytes], bytes]] = {
+    "short": lambda data: data[:-1],
+    "long": lambda data: data + b"\0",
+    "wrong": _flip,
+}
