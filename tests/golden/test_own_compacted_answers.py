@@ -40,7 +40,8 @@ def test_queries_through_the_trailer(case, naive, codec, preset):
         expected = naive.truth(rows, case.begin_ms, query)
         if preset is NATIVE:
             # within a hash: second descending, offset descending, queue ascending, then as inserted
-            expected = sorted(expected[::-1], key=lambda f: (-f.time_diff_s, -f.offset, f.queue_id))
+            oldest_first = list(reversed(expected))
+            expected = sorted(oldest_first, key=lambda f: (-f.time_diff_s, -f.offset, f.queue_id))
         assert [naive.Found(*row[:6]) for row in answer] == expected
         assert len(runs) <= 1 or any(group["blocks"] for group in trailer.directory.groups)
 

@@ -1,0 +1,248 @@
+"""Compaction against lists per slot, in both orders, with many ties; the directory against what is in the file."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.format import compacted as module
+from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES, Compaction, answer_order, bare_slot_run, bare_slots
+from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
+from tiered_index.format.schema import Schema
+from tiered_index.format.trailer import parse_trailer
+from tiered_index.format.verify import verify_compacted
+from tiered_index.types import IndexItem, KeyedIndexItem, column
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionItem(KeyedIndexItem):
+    region: int = column(">u2", identity=True)
+    zone: int = column(">i8", identity=True)
+    label: bytes = column("S3", default=b"")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BareItem(IndexItem):
+    weight: float = column(">f8")
+
+
+LAYOUTS = {
+    "rocketmq": (ROCKETMQ, ROCKETMQ.schema), "native": (NATIVE, NATIVE.schema), "extended": (NATIVE, Schema.of(RegionItem)),
+    "unkeyed": (NATIVE, Schema.of(BareItem)),
+}  # fmt: skip
+
+
+def naive_slots(entries, layout):
+    """Items of each slot in the order the format demands, one entry at a time."""
+    slots = [[] for _ in range(layout.slots)]
+    for entry in entries:
+        slots[int(entry["key_hash"]) % layout.slots].append(entry)
+    for items in slots:
+        if layout.preset.newest_first:
+            items.reverse()
+        else:
+            further = [c.name for c in layout.schema.extra if c.identity]
+            items.sort(key=lambda e: (e["key_hash"], -int(e["time_diff_s"]), -int(e["offset"]), e["queue_id"], *[e[n] for n in further]))
+    return slots
+
+
+def naive_bytes(entries, layout, begin_ms, end_ms):
+    slots = naive_slots(entries, layout)
+    size = layout.schema.item.itemsize
+    position = 28 + 8 * layout.slots
+    table, arrays = b"", b""
+    for items in slots:
+        table += struct.pack(">ii", position, size * len(items))
+        arrays += b"".join(item.tobytes()[:size] for item in items)
+        position += size * len(items)
+    in_use = sum(bool(items) for items in slots)
+    return struct.pack(">IqqiI", layout.preset.end_magic, begin_ms, end_ms, in_use, len(entries)) + table + arrays
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.integers(1, 120), st.integers(1, 50), st.integers(1, 12), st.integers(0, 3),
+    st.sampled_from(sorted(LAYOUTS)), st.integers(1, 130),
+)  # fmt: skip
+@settings(max_examples=150)
+def test_equals_lists_per_slot(make, seed, count, slots, distinct, spread_s, kind, chunk):
+    preset, schema = LAYOUTS[kind]
+    layout = Layout(preset, schema, slots, count + 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CHUNK", chunk)  # pieces that end anywhere
+        data, entries = make.file(layout, count, seed=seed, distinct_hashes=distinct, spread_s=spread_s)
+    end_ms = struct.unpack_from(">q", data, 12)[0]
+    expected = naive_bytes(entries, layout, make.begin_ms, end_ms)
+    assert data[: len(expected)] == expected
+    assert parse_trailer(data, "f", len(data)).tail.position == len(expected)
+    assert verify_compacted(lambda position, length: data[position : position + length], len(data), "f") == []
+
+
+@pytest.mark.parametrize("kind", sorted(LAYOUTS))
+def test_answer_order_is_the_native_order_of_one_hash(make, kind):
+    preset, schema = LAYOUTS[kind]
+    layout = Layout(preset, schema, 1, 400)
+    data, entries = make.file(layout, 300, distinct_hashes=1, spread_s=1)
+    seconds = entries["time_diff_s"].astype(np.int64) + 5
+    ordered = entries[answer_order(seconds, entries, layout)]
+    key = [(-int(e["time_diff_s"]), -int(e["offset"]), int(e["queue_id"]), *[int(e[n]) for n in schema.identity_extra]) for e in ordered]
+    assert key == sorted(key)
+    if not preset.newest_first:
+        arrays = np.frombuffer(data, schema.item, 300, layout.items_position)
+        names = ["time_diff_s", "offset", "queue_id", *schema.identity_extra]
+        assert (arrays[names] == ordered[names]).all()
+
+
+def test_extreme_values_keep_their_order(make):
+    layout = Layout(NATIVE, NATIVE.schema, 1, 10)
+    offsets = np.array([0, 2**63 - 1, -(2**63), -1, 5, 5])
+    queues = np.array([0, 0, 0, 0, -(2**31), 2**31 - 1])
+    columns = {"topic_id": np.ones(6, int), "queue_id": queues, "offset": offsets, "size": np.ones(6, int), "fingerprint": np.zeros(6, int)}
+    times = make.begin_ms + 1000 * np.array([0, 0, 0, 0, 0, 0])
+    table, entries = make.entries(layout, np.full(6, 2**31 - 1, np.int32), times, columns)
+    compaction = Compaction(entries, layout, make.begin_ms, table.end_ms)
+    items = np.frombuffer(b"".join(compaction.arrays()), layout.schema.item)
+    assert items["offset"].tolist() == [2**63 - 1, 5, 5, 0, -1, -(2**63)]
+    assert items["queue_id"].tolist()[1:3] == [-(2**31), 2**31 - 1]
+
+
+def test_widest_differences(make):
+    """-2^31 s and 2^31 - 1 s in one file: the interval and the descending order hold."""
+    layout = Layout(NATIVE, NATIVE.schema, 1, 10)
+    begin_ms = 2**31 * 1000
+    columns = {name: np.arange(3) for name in ("topic_id", "queue_id", "offset", "size", "fingerprint")}
+    times = np.array([0, (2**32 - 1) * 1000, begin_ms])
+    table, entries = make.entries(layout, np.array([4, 4, 4], np.int32), times, columns, begin_ms=begin_ms)
+    compaction = Compaction(entries, layout, begin_ms, table.end_ms)
+    assert (compaction.second_min, compaction.second_max) == (0, 2**32 - 1)
+    items = np.frombuffer(b"".join(compaction.arrays()), layout.schema.item)
+    assert items["time_diff_s"].tolist() == [2**31 - 1, 0, -(2**31)]
+
+
+def test_stored_min_value_goes_to_slot_zero(make):
+    """Entries of a RocketMQ file whose hash stayed negative compact as hash 0 would: found, not lost."""
+    layout = Layout(ROCKETMQ, ROCKETMQ.schema, 7, 10)
+    columns = {name: np.arange(3) for name in ("topic_id", "queue_id", "offset", "size")}
+    table, entries = make.entries(layout, np.array([0, 8, 0], np.int32), np.full(3, make.begin_ms), columns)
+    entries = entries.copy()
+    entries["key_hash"][2] = -(2**31)
+    compaction = Compaction(entries, layout, make.begin_ms, table.end_ms)
+    assert struct.unpack_from(">iiii", compaction.slot_table()) == (84, 56, 140, 28)
+
+
+def test_no_entries():
+    layout = Layout(NATIVE, NATIVE.schema, 7, 10)
+    with pytest.raises(InvalidArgument, match="empty file"):
+        Compaction(np.zeros(0, NATIVE.schema.entry), layout, 0, 0)
+
+
+@pytest.fixture(scope="module", params=["native", "rocketmq", "extended"])
+def giant(request, make):
+    """A file with a slot of two hashes that is far longer than a block, between ordinary slots."""
+    preset, schema = LAYOUTS[request.param]
+    layout = Layout(preset, schema, 40, 40_001)
+    rng = np.random.default_rng(1)
+    hashes = np.concatenate([np.full(20_000, 5), np.full(10_000, 45), rng.integers(0, 10_000, 10_000)]).astype(np.int32)
+    rng.shuffle(hashes)
+    times = make.begin_ms + 1000 * np.arange(40_000)
+    table, entries = make.entries(layout, hashes, times, make.columns(rng, schema, 40_000))
+    compaction = Compaction(entries, layout, make.begin_ms, table.end_ms)
+    return layout, b"".join(bytes(piece) for piece in compaction.pieces(**make.about)), entries
+
+
+def test_giant_group_is_cut_into_blocks(giant):
+    layout, data, _ = giant
+    trailer = parse_trailer(data, "f", len(data))
+    groups, blocks = trailer.directory.groups, trailer.directory.blocks
+    size = layout.schema.item.itemsize
+    cut = groups[groups["blocks"] > 0]
+    assert cut["first_slot"].tolist() == [5]  # hashes 5 and 45
+    assert int(cut[0]["length"]) > 3 * BLOCK_BYTES
+    assert len(blocks) == int(cut[0]["blocks"]) == -(-int(cut[0]["length"]) // (BLOCK_BYTES // size * size))
+    assert blocks["length"].max() <= BLOCK_BYTES
+    for block in blocks:
+        items = np.frombuffer(data, layout.schema.item, int(block["count"]), int(block["offset"]))
+        seconds = items["time_diff_s"].astype(np.int64) + trailer.metadata.begin_ms // 1000
+        assert (block["hash_min"], block["hash_max"]) == (items["key_hash"].min(), items["key_hash"].max())
+        assert (block["second_min"], block["second_max"]) == (seconds.min(), seconds.max())
+    assert groups[groups["blocks"] == 0]["length"].max() < 2 * GROUP_BYTES
+
+
+def test_runs_cover_every_item_exactly_once(giant):
+    layout, data, entries = giant
+    trailer = parse_trailer(data, "f", len(data))
+    position = layout.items_position
+    for run in trailer.directory.all_runs():
+        assert run.offset == position
+        assert run.length == run.count * layout.schema.item.itemsize
+        assert zlib.crc32(data[run.offset : run.offset + run.length]) == run.crc32
+        position += run.length
+    assert position == trailer.tail.position == layout.compacted_size(len(entries))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 2**40), (5_000, 5_100), (39_999, 39_999), (0, 0), (50_000, 60_000), (-10, -1)])
+def test_runs_skip_right_blocks(giant, make, low, high):
+    """What runs() leaves out holds no match; what it names holds all; a narrow range of a time-ordered slot reads a block or two."""
+    layout, data, entries = giant
+    trailer = parse_trailer(data, "f", len(data))
+    base = make.begin_ms // 1000
+    for wanted in (5, 45, 85, 7):
+        runs = trailer.directory.runs(wanted % layout.slots, wanted, base + low, base + high)
+        found = 0
+        for run in runs:
+            items = np.frombuffer(data, layout.schema.item, run.count, run.offset)
+            found += int(((items["key_hash"] == wanted) & (items["time_diff_s"] >= low) & (items["time_diff_s"] <= high)).sum())
+        in_range = (entries["key_hash"] == wanted) & (entries["time_diff_s"] >= low) & (entries["time_diff_s"] <= high)
+        assert found == int(in_range.sum())
+        if wanted == 5 and high - low <= 100:
+            assert len(runs) <= 2
+        if wanted == 5 and (low, high) == (0, 2**40):
+            # native blocks lie hash by hash, so those of the other hash are left out as well
+            total = len(trailer.directory.blocks)
+            assert (len(runs) < total) is (not layout.preset.newest_first)
+
+
+def test_groups_close_at_multiples_of_16_kib(make):
+    layout = Layout(NATIVE, NATIVE.schema, 5_000, 20_001)
+    data, _ = make.file(layout, 20_000)
+    trailer = parse_trailer(data, "f", len(data))
+    groups = trailer.directory.groups
+    assert len(groups) == -(-20_000 * 32 // GROUP_BYTES)
+    assert groups["length"].sum() == 20_000 * 32
+    assert groups["length"].max() < GROUP_BYTES + 1024
+    assert not len(trailer.directory.blocks)
+    for slot in (0, 17, 4_999):
+        (run,) = trailer.directory.runs(slot, slot, 0, 2**40)
+        position, length = struct.unpack_from(">ii", data, 28 + 8 * slot)
+        assert run.offset <= position
+        assert position + length <= run.offset + run.length
+
+
+def test_slot_of_an_empty_group_costs_no_read(make):
+    layout = Layout(NATIVE, NATIVE.schema, 10, 3_000)
+    columns = {name: np.zeros(2_000, int) for name in ("topic_id", "queue_id", "offset", "size", "fingerprint")}
+    table, entries = make.entries(layout, np.full(2_000, 3, np.int32), np.full(2_000, make.begin_ms), columns)
+    data = b"".join(bytes(p) for p in Compaction(entries, layout, make.begin_ms, table.end_ms).pieces(**make.about))
+    directory = parse_trailer(data, "f", len(data)).directory
+    assert directory.runs(9, 9, 0, 2**40) == []
+    assert len(directory.runs(3, 3, 0, 2**40)) == 1
+
+
+def test_bare_slot_items():
+    layout = Layout(ROCKETMQ, ROCKETMQ.schema, 2, 10)
+    assert bare_slots(struct.pack(">ii", 44, 0), "f") == 2
+    for wrong in (43, 28, 20, -1):
+        with pytest.raises(CorruptFile, match="slot 0 does not point"):
+            bare_slots(struct.pack(">ii", wrong, 0), "f")
+    with pytest.raises(CorruptFile, match="no slot table"):
+        bare_slots(b"1234567", "f")
+    assert bare_slot_run(struct.pack(">ii", 44, 56), layout, "f", 100, 0) == (44, 56)
+    for position, length in ((43, 28), (44, 84), (44, 27), (44, -28), (2**31 - 1, 28)):
+        with pytest.raises(CorruptFile, match="slot 1 points outside"):
+            bare_slot_run(struct.pack(">ii", position, length), layout, "f", 100, 1)

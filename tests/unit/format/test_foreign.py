@@ -1,0 +1,205 @@
+"""What RocketMQ's own files may look like when they are not what they should be."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiered_index.errors import CorruptFile, UnsupportedVersion
+from tiered_index.format.foreign import HEAD_SIZE, FileKind, ForeignCompacted, ForeignUnsealed, items_of, recognise
+from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
+from tiered_index.format.trailer import TAIL_SIZE
+from tiered_index.format.unsealed import UnsealedTable
+
+LAYOUT = Layout(ROCKETMQ, ROCKETMQ.schema, 20, 40)
+EVER = (-(2**62), 2**62)
+
+
+def image_of(make, count=30, layout=LAYOUT, seed=0):
+    rng = np.random.default_rng(seed)
+    hashes = rng.integers(1, 2**31, count).astype(np.int32)
+    table, entries = make.entries(layout, hashes, make.begin_ms + 1000 * np.arange(count), make.columns(rng, layout.schema, count))
+    return bytearray(table.image(entries)), entries
+
+
+def bare(make, count=30, layout=LAYOUT):
+    data, entries = make.file(layout, count)
+    return bytearray(data[: layout.compacted_size(count)]), entries
+
+
+def opened(data):
+    data = bytes(data)
+    return ForeignCompacted.open(lambda position, length: data[position : position + length], len(data), "f")
+
+
+def test_no_byte_of_slots_or_chains_is_believed(make):
+    """Stale heads and garbage in `previous` change no answer: chains are rebuilt."""
+    data, entries = image_of(make)
+    view = np.frombuffer(memoryview(data)[LAYOUT.entry_position(1) :], LAYOUT.schema.entry, 30)
+    view["previous"][:] = 2**31 - 1
+    heads = np.frombuffer(memoryview(data)[28:], ">i4", 40)[::2]
+    stale = np.flatnonzero(heads)[:3]
+    heads[stale] = 0
+    image = ForeignUnsealed(data, LAYOUT, "f")
+    for entry in entries:
+        (item,) = image.lookup(int(entry["key_hash"]), *EVER)
+        assert item["offset"] == entry["offset"]
+    _, rebuilt = image.rebuilt()
+    assert rebuilt.tobytes() == entries.tobytes()
+
+
+def test_stored_min_value_is_found_as_zero(make):
+    data, _ = image_of(make)
+    struct.pack_into(">i", data, LAYOUT.entry_position(4), -(2**31))
+    image = ForeignUnsealed(data, LAYOUT, "f")
+    (item,) = image.lookup(0, *EVER)
+    assert (item["key_hash"], item["time_diff_s"]) == (0, 3)
+    table, rebuilt = image.rebuilt()
+    assert rebuilt["key_hash"][3] == 0
+    assert table.heads[0] >= 4
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(1, 20), st.integers(1, 6), st.integers(-6_000, 6_000), st.integers(0, 9_000)
+)  # fmt: skip
+@settings(max_examples=60)
+def test_lookups_equal_a_scan(make, seed, count, slots, distinct, low_ms, width_ms):
+    layout = Layout(ROCKETMQ, ROCKETMQ.schema, slots, count + 1)
+    data, entries = make.file(layout, count, seed=seed, distinct_hashes=distinct)
+    table = UnsealedTable(layout, make.begin_ms)
+    table.load(entries, 0)
+    unsealed = ForeignUnsealed(table.image(entries), layout, "f")
+    data = data[: layout.compacted_size(count)]
+    read = lambda position, length: data[position : position + length]  # noqa: E731
+    compacted = ForeignCompacted.open(read, len(data), "f")
+    begin_ms, end_ms = make.begin_ms + low_ms, make.begin_ms + low_ms + width_ms
+    for wanted in {*entries["key_hash"].tolist(), 1}:
+        expected = [
+            tuple(entry)[:6] for entry in entries[::-1].tolist()
+            if entry[0] == wanted and begin_ms <= make.begin_ms + 1000 * entry[5] <= end_ms
+        ]  # fmt: skip
+        assert unsealed.lookup(wanted, begin_ms, end_ms).tolist() == expected
+        assert compacted.lookup(read, wanted, begin_ms, end_ms).tolist() == expected
+
+
+def test_answers_are_copies(make):
+    data, entries = image_of(make, count=1)
+    image = ForeignUnsealed(bytes(data), LAYOUT, "f")
+    for items in (image.lookup(int(entries["key_hash"][0]), *EVER), next(image.items()), items_of(image.entries, LAYOUT.schema)):
+        assert items.flags.writeable
+        assert not np.shares_memory(items, image.entries)
+
+
+@pytest.mark.parametrize("change", [-1, 1, -32, 32, 8])
+def test_size_must_be_the_geometrys(make, change):
+    data, _ = image_of(make)
+    wrong = data[:change] if change < 0 else data + bytes(change)
+    with pytest.raises(CorruptFile, match="cut off, or the geometry is wrong" if change < 0 else "the geometry is wrong"):
+        ForeignUnsealed(wrong, LAYOUT, "f")
+
+
+@pytest.mark.parametrize("shift", [-30, -4, -3, -2, -1, 1, 2, 3, 4])
+def test_geometry_of_the_same_size_is_refused(make, shift):
+    """Four slots are as long as one entry: 20 slots and 40 items have the size of 24 slots and 39 items."""
+    data, _ = image_of(make)
+    other = Layout(ROCKETMQ, ROCKETMQ.schema, 20 - 4 * shift, 40 + shift)
+    assert other.unsealed_size == LAYOUT.unsealed_size
+    with pytest.raises(CorruptFile, match="geometry"):
+        ForeignUnsealed(data, other, "f")
+
+
+def test_wrong_files(make):
+    data, _ = image_of(make)
+    with pytest.raises(CorruptFile, match="wrong magic"):
+        ForeignUnsealed(b"xxxx" + data[4:], LAYOUT, "f")
+    with pytest.raises(CorruptFile, match="shorter than a header"):
+        ForeignUnsealed(b"", LAYOUT, "f")
+    with pytest.raises(CorruptFile, match="not a rocketmq file"):
+        ForeignUnsealed(struct.pack(">I", NATIVE.begin_magic) + data[4:], LAYOUT, "f")
+    for count in (40, 2**31 - 1, 2**32 - 1):
+        struct.pack_into(">I", data, 24, count)
+        with pytest.raises(CorruptFile, match="more entries than the geometry holds"):
+            ForeignUnsealed(data, LAYOUT, "f")
+
+
+def test_bare_compacted_files_that_contradict_themselves(make):
+    sound, _ = bare(make)
+    assert opened(sound).count == 30
+    for length in range(len(sound)):
+        with pytest.raises(CorruptFile):
+            opened(sound[:length])
+    with pytest.raises(CorruptFile, match="does not end the file"):
+        opened(sound + bytes(28))
+    with pytest.raises(CorruptFile, match="wrong magic"):
+        opened(b"xxxx" + sound[4:])
+    for magic in (ROCKETMQ.begin_magic, NATIVE.end_magic):
+        with pytest.raises(CorruptFile, match="not a compacted rocketmq file"):
+            opened(struct.pack(">I", magic) + sound[4:])
+    for at, value, message in (
+        (28, 28 + 8 * 19, "does not end the file"), (28, 28 + 8 * 21, "does not end the file"), (28, 29, "slot 0 does not point"),
+        (28, 28 + 8 * 200_000, "behind the file's end"), (20, 21, "header and slot table"), (24, 29, "header and slot table"),
+    ):  # fmt: skip
+        wrong = bytearray(sound)
+        struct.pack_into(">i", wrong, at, value)
+        with pytest.raises(CorruptFile, match=message):
+            opened(wrong)
+
+
+def test_slot_that_points_outside(make):
+    data, entries = bare(make)
+    wanted = int(entries["key_hash"][0])
+    struct.pack_into(">i", data, 28 + 8 * (wanted % 20) + 4, 28 * 1000)
+    data = bytes(data)
+    file = opened(data)
+    with pytest.raises(CorruptFile, match=f"slot {wanted % 20} points outside"):
+        file.lookup(lambda position, length: data[position : position + length], wanted, *EVER)
+
+
+def test_short_read_is_an_error_not_a_short_list(make):
+    data, entries = bare(make)
+    file = opened(data)
+    with pytest.raises(CorruptFile, match="cut off"):
+        file.lookup(lambda position, length: bytes(data[position : position + length - 1]), int(entries["key_hash"][0]), *EVER)
+
+
+@pytest.mark.parametrize("count", [1, 5, 29, 38, 39])
+@pytest.mark.parametrize("slots", [1, 2, 20, 400])
+@pytest.mark.parametrize("preset", [ROCKETMQ, NATIVE], ids=["rocketmq", "native"])
+def test_recognise(make, preset, slots, count):
+    """Full unsealed files bear the end magic, too; they aren't taken for compacted ones, nor the other way round."""
+    layout = Layout(preset, preset.schema, slots, 40)
+    compacted, entries = make.file(layout, count)
+    table = UnsealedTable(layout, make.begin_ms)
+    table.load(entries, 0)
+    unsealed = table.image(entries)
+
+    def kind(data):
+        return recognise(data[:HEAD_SIZE], data[-TAIL_SIZE:], len(data), "f")
+
+    assert kind(unsealed) == FileKind("unsealed", preset, False)
+    assert (unsealed[:4] == compacted[:4]) is (count == 39)
+    assert kind(compacted) == FileKind("compacted", preset, True)
+    if preset is ROCKETMQ:
+        assert kind(compacted[: layout.compacted_size(count)]) == FileKind("compacted", preset, False)
+
+
+def test_recognise_refuses(make):
+    data, _ = make.file(LAYOUT, 30)
+    with pytest.raises(CorruptFile, match="no bytes at all"):
+        recognise(b"", b"", 0, "f")
+    with pytest.raises(CorruptFile, match="wrong magic"):
+        recognise(bytes(40), bytes(40), 40, "f")
+    damaged = bytearray(data)
+    damaged[-30] ^= 1
+    with pytest.raises(CorruptFile, match="trailer's CRC32"):
+        recognise(bytes(damaged[:HEAD_SIZE]), bytes(damaged[-TAIL_SIZE:]), len(data), "f")
+    future = bytearray(data)
+    struct.pack_into(">I", future, len(data) - TAIL_SIZE + 8, 9)
+    struct.pack_into(">I", future, len(data) - 4, zlib.crc32(future[-TAIL_SIZE:-4]))
+    with pytest.raises(UnsupportedVersion, match="format version 9"):
+        recognise(bytes(future[:HEAD_SIZE]), bytes(future[-TAIL_SIZE:]), len(data), "f")

@@ -1,0 +1,123 @@
+"""Hashes against naive Java: `String.hashCode` unit by unit over UTF-16, for anything a Python string can hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiered_index.format.hashing import code_units, fingerprint, hash_batch, java_string_hash, key_hash, string_lengths
+
+FINGERPRINT_MULTIPLIER = 0x9E3779B1
+any_text = st.text(st.characters(), max_size=40)  # surrogates included
+valid_text = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)
+
+
+def units_of(text):
+    """UTF-16 code units by definition: no codec."""
+    units = []
+    for character in text:
+        point = ord(character)
+        units += [0xD800 + (point - 0x10000 >> 10), 0xDC00 + (point - 0x10000 & 0x3FF)] if point >= 0x10000 else [point]
+    return units
+
+
+def naive_polynomial(text, multiplier):
+    value = 0
+    for unit in units_of(text):
+        value = (value * multiplier + unit) % 2**32
+    return value
+
+
+def naive_java(text):
+    value = naive_polynomial(text, 31)
+    return value - 2**32 if value >= 2**31 else value
+
+
+def naive_fingerprint(topic, key):
+    value = naive_polynomial(f"{topic}#{key}", FINGERPRINT_MULTIPLIER)
+    for shift, multiplier in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        value = ((value ^ value >> shift) * multiplier) % 2**32
+    return value
+
+
+def naive_key_hash(topic, key):
+    value = abs(naive_java(f"{topic}#{key}"))
+    return 0 if value == 2**31 else value
+
+
+def check(topics, index, keys, units):
+    hashes, fingerprints = hash_batch(topics, np.array(index, np.int64), units)
+    assert hashes.dtype == np.int32
+    assert fingerprints.dtype == np.uint32
+    assert hashes.tolist() == [naive_key_hash(topics[i], key) for i, key in zip(index, keys, strict=True)]
+    assert fingerprints.tolist() == [naive_fingerprint(topics[i], key) for i, key in zip(index, keys, strict=True)]
+
+
+@given(any_text)
+def test_scalar_hash(text):
+    assert java_string_hash(text) == naive_java(text)
+
+
+@given(any_text, any_text)
+def test_scalar_key_hash_and_fingerprint(topic, key):
+    assert key_hash(topic, key) == naive_key_hash(topic, key)
+    assert fingerprint(topic, key) == naive_fingerprint(topic, key)
+
+
+@given(st.lists(any_text, min_size=1, max_size=4), st.data())
+@settings(max_examples=200)
+def test_batches_of_any_strings(topics, data):
+    rows = data.draw(st.lists(st.tuples(st.integers(0, len(topics) - 1), any_text), max_size=30))
+    keys = [key for _, key in rows]
+    check(topics, [i for i, _ in rows], keys, code_units(keys))
+    assert string_lengths(keys).tolist() == [len(units_of(key)) for key in keys]
+
+
+@given(st.lists(valid_text, max_size=30), st.integers(0, 30), st.integers(0, 30), st.sampled_from(["string", "large", "dictionary"]))
+def test_sliced_arrow_arrays(keys, start, length, kind):
+    array = pa.array(keys, pa.large_string() if kind == "large" else pa.string())
+    if kind == "dictionary":
+        array = array.dictionary_encode()
+    part = keys[start : start + length]
+    check(["t"], [0] * len(part), part, code_units(array.slice(start, length)))
+
+
+@pytest.mark.parametrize("alphabet", ["a", "é", "中", "😀", "\ud83d", "a😀"])
+@pytest.mark.parametrize("length", [65_535, 65_536, 65_537, 131_072, 200_001])
+def test_strings_longer_than_a_block(alphabet, length):
+    long = (alphabet * length)[:length]
+    keys = ["before", long, "", "after", long + "x"]
+    check(["topic"], [0] * 5, keys, code_units(keys))
+
+
+def test_many_short_strings_cross_blocks():
+    keys = [f"key-{n % 977}-é" * (n % 5) for n in range(40_000)]
+    topics = ["a", "中文"]
+    index = [n % 2 for n in range(len(keys))]
+    hashes, fingerprints = hash_batch(topics, np.array(index), code_units(keys))
+    for n in (*range(0, 40_000, 397), 39_999):
+        assert hashes[n] == naive_key_hash(topics[index[n]], keys[n])
+        assert fingerprints[n] == naive_fingerprint(topics[index[n]], keys[n])
+
+
+def test_min_value_becomes_zero():
+    assert java_string_hash("TopicTest#boxvajrkywm") == -(2**31)
+    assert key_hash("TopicTest", "boxvajrkywm") == 0
+    hashes, _ = hash_batch(["TopicTest"], np.zeros(2, np.int64), code_units(["boxvajrkywm", "euuudrqcyle"]))
+    assert hashes.tolist() == [0, 0]
+
+
+def test_empty_batch():
+    hashes, fingerprints = hash_batch([], np.zeros(0, np.int64), code_units([]))
+    assert len(hashes) == len(fingerprints) == 0
+
+
+def test_hash_and_fingerprint_are_independent():
+    """Keys that Java's hash confuses ("Aa" and "BB" shift by 31 alike) differ in their fingerprints."""
+    colliding = ["".join("Aa" if bits >> n & 1 else "BB" for n in range(10)) for bits in range(1024)]
+    hashes, fingerprints = hash_batch(["t"], np.zeros(1024, np.int64), code_units(colliding))
+    assert len(set(hashes.tolist())) == 1
+    assert len(set(fingerprints.tolist())) == 1024

@@ -1,0 +1,148 @@
+"""The journal: what a crash can tear is dropped, what a crash can't do is corruption."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+
+import pytest
+
+from tiered_index.errors import ConfigError, CorruptFile, UnsupportedVersion
+from tiered_index.format.journal import BatchRecord, encode_batch, encode_open, encode_seal, encode_topics, parse_journal
+from tiered_index.format.layout import NATIVE, Layout
+
+LAYOUT = Layout(NATIVE, NATIVE.schema, 10, 100)
+OPEN = encode_open("id-1", LAYOUT, 1_700_000_000_000, "main", 7, "custom", 1_700_000_000_500)
+RECORDS = [
+    OPEN,
+    encode_topics([(1, "orders"), (2, "\ud83d {")]),
+    encode_batch(BatchRecord(1, 3, 11, -5, 9, 1_700_000_000_001), {"a": 10}),
+    encode_batch(BatchRecord(4, 0, 0, 0, 0, 0), {"a": 11, "b": 1}),
+    encode_batch(BatchRecord(4, 2, 12, 1, 20, 1_700_000_000_900), {"b": 2}),
+    encode_seal(),
+]
+WHOLE = b"".join(RECORDS)
+BORDERS = [sum(map(len, RECORDS[:n])) for n in range(len(RECORDS) + 1)]
+
+
+def record(document):
+    payload = json.dumps(document).encode()
+    length = struct.pack(">I", len(payload))
+    return length + struct.pack(">I", zlib.crc32(length + payload)) + payload
+
+
+def state(journal):
+    return (journal.count, dict(journal.topics), dict(journal.positions), journal.sealed, journal.valid_length)
+
+
+PREFIXES = [None] + [state(parse_journal(WHOLE[:end], "j")) for end in BORDERS[1:]]
+
+
+def test_whole_journal():
+    journal = parse_journal(WHOLE, "j")
+    assert (journal.file_id, journal.layout, journal.begin_ms, journal.lane) == ("id-1", LAYOUT, 1_700_000_000_000, "main")
+    assert (journal.sequence, journal.offset_space, journal.created_ms) == (7, "custom", 1_700_000_000_500)
+    assert state(journal) == (5, {1: "orders", 2: "\ud83d {"}, {"a": 11, "b": 2}, True, len(WHOLE))
+    assert (journal.seconds, journal.end_ms) == ((-5, 20), 1_700_000_000_900)
+    assert journal.batches[0] == BatchRecord(1, 3, 11, -5, 9, 1_700_000_000_001)
+    fresh = parse_journal(OPEN, "j")
+    assert (fresh.count, fresh.seconds, fresh.end_ms, fresh.sealed) == (0, None, 0, False)
+
+
+def test_torn_at_every_byte_is_a_prefix_of_records():
+    for length in range(len(WHOLE) + 1):
+        whole_records = sum(border <= length for border in BORDERS[1:])
+        journal = parse_journal(WHOLE[:length], "j")
+        assert (journal and state(journal)) == PREFIXES[whole_records]
+
+
+def test_zeros_behind_the_last_record_are_a_torn_write():
+    for count in (1, 8, 4096):
+        assert state(parse_journal(WHOLE + bytes(count), "j")) == PREFIXES[-1]
+        assert parse_journal(bytes(count), "j") is None
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_every_flipped_bit(bit):
+    """In the last record it is a torn write, which is dropped; anywhere before it is damage."""
+    for at in range(len(WHOLE)):
+        damaged = bytearray(WHOLE)
+        damaged[at] ^= 1 << bit
+        if at >= BORDERS[-2]:
+            assert state(parse_journal(bytes(damaged), "j")) == PREFIXES[-2]
+        else:
+            with pytest.raises(CorruptFile) as caught:
+                parse_journal(bytes(damaged), "j")
+            assert isinstance(caught.value, UnsupportedVersion) is (8 <= at < 12)
+
+
+def test_only_record_damaged():
+    damaged = bytearray(OPEN)
+    damaged[-1] ^= 1
+    assert parse_journal(bytes(damaged), "j") is None
+
+
+def test_damaged_middle_names_where():
+    damaged = bytearray(WHOLE)
+    damaged[BORDERS[2] + 20] ^= 1
+    with pytest.raises(CorruptFile, match="damaged record before a whole one") as caught:
+        parse_journal(bytes(damaged), "j")
+    assert caught.value.offset == BORDERS[2]
+
+
+def test_a_lost_record_is_noticed():
+    with pytest.raises(CorruptFile, match="batches do not follow each other"):
+        parse_journal(b"".join(RECORDS[:2] + RECORDS[4:]), "j")
+    with pytest.raises(CorruptFile, match="does not start with its open record"):
+        parse_journal(OPEN[:12] + RECORDS[1], "j")
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {}, {"kind": "topics"}, {"kind": "topics", "topics": [[1]]}, {"kind": "topics", "topics": [["x", "y"]]}, {"kind": "batch"},
+        {"kind": "batch", "first": 1, "count": -1, "crc32": 0, "second_min": 0, "second_max": 0, "end_ms": 0, "positions": {}},
+        {"kind": "batch", "first": 1, "count": 100, "crc32": 0, "second_min": 0, "second_max": 0, "end_ms": 0, "positions": {}},
+        {"kind": "batch", "first": 1, "count": 1, "crc32": 0, "second_min": 0, "second_max": 0, "end_ms": 0, "positions": []},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_sound_frames_with_wrong_content(document):
+    with pytest.raises(CorruptFile):
+        parse_journal(OPEN + record(document), "j")
+
+
+def test_entries_behind_the_seal():
+    batch = encode_batch(BatchRecord(1, 1, 0, 0, 0, 0), {})
+    assert parse_journal(OPEN + encode_seal() + encode_batch(BatchRecord(1, 0, 0, 0, 0, 0), {"s": 3}), "j").positions == {"s": 3}
+    with pytest.raises(CorruptFile, match="behind the seal"):
+        parse_journal(OPEN + encode_seal() + batch, "j")
+
+
+def test_the_future_is_refused_by_name():
+    with pytest.raises(UnsupportedVersion, match="journal version 2 is newer"):
+        parse_journal(OPEN[:8] + struct.pack(">I", 2) + OPEN[12:], "j")
+    with pytest.raises(UnsupportedVersion, match="unknown journal record 'merge'"):
+        parse_journal(OPEN + record({"kind": "merge"}), "j")
+
+
+def test_not_a_journal():
+    with pytest.raises(CorruptFile, match="not a journal"):
+        parse_journal(b"something else entirely", "j")
+    impossible = json.loads(OPEN[20:])
+    impossible["layout"]["slots"] = 0
+    with pytest.raises(ConfigError):
+        parse_journal(OPEN[:12] + record(impossible), "j")
+
+
+def test_frames_follow_the_specification():
+    """u32 length, u32 CRC32 over length and payload, payload."""
+    position = 12
+    for expected in ("open", "topics", "batch", "batch", "batch", "seal"):
+        length, crc = struct.unpack_from(">II", WHOLE, position)
+        payload = WHOLE[position + 8 : position + 8 + length]
+        assert zlib.crc32(struct.pack(">I", length) + payload) == crc
+        assert json.loads(payload)["kind"] == expected
+        position += 8 + length
+    assert position == len(WHOLE)

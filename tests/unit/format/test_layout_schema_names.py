@@ -1,0 +1,150 @@
+"""Limits of geometry, declarations of schemas, names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from tiered_index.errors import ConfigError, CorruptFile, SchemaMismatch
+from tiered_index.format import names
+from tiered_index.format.layout import HEADER_SIZE, NATIVE, PRESETS, ROCKETMQ, Header, Layout, read_header
+from tiered_index.format.schema import BASE_COLUMNS, KEYED_SCHEMA, ROCKETMQ_SCHEMA, Column, Schema
+from tiered_index.types import IndexItem, KeyedIndexItem, column
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderItem(KeyedIndexItem):
+    region: int = column("<u2", identity=True)
+    price: float = column(">f8")
+    label: bytes = column("S16", default=b"")
+
+
+def test_sizes():
+    assert (ROCKETMQ_SCHEMA.item.itemsize, ROCKETMQ_SCHEMA.entry.itemsize) == (28, 32)
+    assert (KEYED_SCHEMA.item.itemsize, KEYED_SCHEMA.entry.itemsize) == (32, 36)
+    default = Layout(ROCKETMQ, ROCKETMQ_SCHEMA, ROCKETMQ.slots, ROCKETMQ.items)
+    assert default.compacted_size(default.capacity) == 600_000_000
+    assert default.unsealed_size == 28 + 8 * 5_000_000 + 32 * 20_000_000
+    assert default.entry_position(3) == default.items_position + 96
+    assert Layout(NATIVE, NATIVE.schema, NATIVE.slots, NATIVE.items).capacity == 3_999_999
+
+
+def test_the_limit_is_exact():
+    slots = 3
+    items = (2**31 - 1 - 28 - 8 * slots) // 28 + 1
+    assert Layout(ROCKETMQ, ROCKETMQ_SCHEMA, slots, items).compacted_size(items - 1) <= 2**31 - 1
+    with pytest.raises(ConfigError, match="limit is 2,147,483,647"):
+        Layout(ROCKETMQ, ROCKETMQ_SCHEMA, slots, items + 1)
+
+
+@pytest.mark.parametrize(("slots", "items"), [(0, 10), (-1, 10), (2**28 + 1, 10), (1, 1), (1, 2**30 + 1), (2**28, 2)])
+def test_impossible_geometry(slots, items):
+    with pytest.raises(ConfigError):
+        Layout(NATIVE, NATIVE.schema, slots, items)
+
+
+def test_rocketmq_stores_index_items_only():
+    with pytest.raises(ConfigError, match="RocketMQ could not read"):
+        Layout(ROCKETMQ, KEYED_SCHEMA, 10, 10)
+
+
+def test_layout_round_trip():
+    layout = Layout(NATIVE, Schema.of(OrderItem), 10, 20)
+    assert Layout.from_json(layout.to_json()) == layout
+    for change in ({"preset": "future"}, {"slots": None}, {"slots": "x"}):
+        with pytest.raises(ConfigError):
+            Layout.from_json(layout.to_json() | change)
+    with pytest.raises(SchemaMismatch):
+        Layout.from_json(layout.to_json() | {"schema": {}})
+
+
+def test_headers():
+    header = Header(NATIVE.begin_magic, -1, 2**62, 3, 4)
+    assert read_header(header.pack() + b"more", "f") == header
+    assert len(header.pack()) == HEADER_SIZE
+    with pytest.raises(CorruptFile, match="shorter than a header"):
+        read_header(header.pack()[:-1], "f")
+    with pytest.raises(CorruptFile, match="wrong magic"):
+        read_header(bytes(HEADER_SIZE), "f")
+    magics = [magic for preset in PRESETS.values() for magic in (preset.begin_magic, preset.end_magic)]
+    assert len(set(magics)) == 4
+    assert bytes.fromhex(f"{NATIVE.begin_magic:x}{NATIVE.end_magic:x}") == b"TIXUTIXC"
+
+
+def test_declared_schema():
+    schema = Schema.of(OrderItem)
+    assert schema.extra == (Column("fingerprint", ">u4"), Column("region", ">u2", True), Column("price", ">f8"), Column("label", "|S16"))
+    assert schema.item.itemsize == 28 + 4 + 2 + 8 + 16
+    assert schema.identity_extra == ("region",)
+    assert schema.keyed
+    assert not ROCKETMQ_SCHEMA.keyed
+    assert [c.name for c in schema.caller_columns] == ["region", "price", "label"]
+    restored = Schema.from_json(schema.to_json())
+    assert restored == schema
+    made = restored.item_type()
+    about = {"topic": "t", "topic_id": 1, "queue_id": 2, "offset": 3, "size": 4, "timestamp_ms": 5, "key_hash": 6}
+    assert made(**about, region=7, label=b"x").to_dict() == about | {"fingerprint": 0, "region": 7, "price": 0, "label": "78"}
+    assert Schema.of(made) == schema
+    assert (ROCKETMQ_SCHEMA.item_type(), KEYED_SCHEMA.item_type()) == (IndexItem, KeyedIndexItem)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        Column("queue_id", ">u4"), Column("previous", ">u4"), Column("timestamp_ms", ">u4"), Column("two words", ">u4"), Column("", ">u4"),
+        Column("class", ">u4"), Column("x", "<u4"), Column("x", "u4"), Column("x", ">c8"), Column("x", "O"), Column("x", "S"),
+        Column("x", "nonsense"), Column("x", "3>u2"), Column("x", ">u2,>u2"), Column("x", ">f8", True), Column("x", "S4", True),
+        Column("x", ">M8[s]"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_refused_columns(column):
+    with pytest.raises(ConfigError, match="schema S"):
+        Schema("S", (column,))
+    with pytest.raises(ConfigError):
+        Schema("S", (Column("twice", ">u4"), Column("twice", ">u4")))
+
+
+def test_undeclared_field():
+    @dataclass(frozen=True, kw_only=True)
+    class Plain(IndexItem):
+        region: int = 0
+
+    with pytest.raises(ConfigError, match=r"Plain.region is not declared with column"):
+        Schema.of(Plain)
+
+
+def test_foreign_declarations():
+    columns = ROCKETMQ_SCHEMA.to_json()["columns"]
+    for wrong in (None, [[1]], columns[1:], columns[::-1], []):
+        with pytest.raises(SchemaMismatch):
+            Schema.from_json({"name": "x", "columns": wrong})
+    with pytest.raises(SchemaMismatch):
+        Schema.from_json({"columns": columns})
+    assert [c.name for c in BASE_COLUMNS if c.identity] == ["queue_id", "offset"]
+
+
+def test_names():
+    file_id = names.new_file_id(1_700_000_000_000)
+    assert re.fullmatch(r"001700000000000-[0-9a-f]{12}", file_id)
+    assert names.new_file_id(0) != names.new_file_id(0)
+    assert names.file_id_of(file_id + ".index") == names.file_id_of(file_id + ".journal") == file_id
+    for name in (file_id, file_id + ".tmp", file_id + ".index.tmp", ".tmp-" + file_id, "x.index", file_id.upper() + "G.index", ""):
+        assert names.file_id_of(name) is None
+    arabic = "".join(chr(0x660 + int(digit)) for digit in file_id[:15])
+    assert names.file_id_of(f"{arabic}{file_id[15:]}.index") is None
+    assert names.log_name(7) == "log/00000000000000000007"
+    assert names.checkpoint_name(7) == "checkpoint/00000000000000000007"
+    assert names.epoch_name(7) == "epoch/00000000000000000007"
+    assert names.lease_name(7, 12) == "lease/00000000000000000007/00000000000000000012"
+    assert names.data_name(file_id, "a1") == f"data/{file_id}/a1.index"
+    assert names.data_name(file_id, "a1").startswith(names.data_prefix(file_id))
+    for name in (names.log_name(12), names.checkpoint_name(12), names.epoch_name(12), names.lease_name(3, 12)):
+        assert names.number_of(name) == 12
+    for name in ("log/12", "log/" + "1" * 21, "log/", "log/0000000000000000001x", "log/" + "\u0661" * 20):
+        with pytest.raises(CorruptFile, match="not a numbered object"):
+            names.number_of(name)
+    assert sorted(map(names.log_name, (9, 10, 100))) == list(map(names.log_name, (9, 10, 100)))
+    assert names.STATES == ("unsealed", "compacted", "uploaded")

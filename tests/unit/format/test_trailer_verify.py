@@ -1,0 +1,328 @@
+"""Damage of a compacted file: every cut and every flipped bit is noticed, every kind of defect is named by `verify_compacted`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+import zlib
+
+import numpy as np
+import pytest
+
+from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError, UnsupportedVersion
+from tiered_index.format.layout import NATIVE, ROCKETMQ, Header, Layout
+from tiered_index.format.trailer import TAIL_SIZE, Directory, Metadata, Tail, build_trailer, parse_trailer
+from tiered_index.format.verify import verify_compacted
+
+LAYOUT = Layout(NATIVE, NATIVE.schema, 5, 20)
+
+
+def reader(data):
+    return lambda position, length: data[position : position + length]
+
+
+def verify(data, **more):
+    return verify_compacted(reader(data), len(data), "file", **more)
+
+
+def parts(findings):
+    return {finding.part for finding in findings}
+
+
+@pytest.fixture(scope="module")
+def small(make):
+    data, _ = make.file(LAYOUT, 12, distinct_hashes=4)
+    return data
+
+
+@pytest.fixture(scope="module")
+def giant(make):
+    """One slot of two blocks and a bit, then a small one."""
+    layout = Layout(NATIVE, NATIVE.schema, 2, 30_001)
+    rng = np.random.default_rng(3)
+    hashes = np.concatenate([np.full(20_000, 4), np.full(10, 7)]).astype(np.int32)
+    table, entries = make.entries(
+        layout, hashes, make.begin_ms + 1000 * np.arange(20_010), make.columns(rng, layout.schema, 20_010)
+    )  # fmt: skip
+    from tiered_index.format.compacted import Compaction
+
+    return b"".join(bytes(p) for p in Compaction(entries, layout, make.begin_ms, table.end_ms).pieces(**make.about))
+
+
+def read_through_trailer(data):
+    """Read a whole file as a careful reader does; returns its parts, each of which passed its CRC."""
+    trailer = parse_trailer(data, "file", len(data))
+    runs = []
+    for run in trailer.directory.all_runs():
+        part = data[run.offset : run.offset + run.length]
+        if zlib.crc32(part) != run.crc32:
+            raise CorruptFile("file", "run's CRC32 does not match", offset=run.offset)
+        runs.append(part)
+    return trailer.metadata, trailer.directory.encode(), runs
+
+
+def test_round_trip(small, make):
+    trailer = parse_trailer(small, "file", len(small))
+    meta = trailer.metadata
+    assert meta.layout == LAYOUT
+    assert (meta.count, meta.file_id, meta.lane, meta.writer) == (12, make.about["file_id"], "main", "test")
+    assert (meta.topics, meta.source_positions) == (((1, "orders"), (2, "payments")), {"store-a": 42})
+    assert (meta.slot_base, meta.slot_range) == (5, (0, 5))
+    assert Metadata.decode(meta.encode(), "file") == meta
+    assert json.loads(meta.encode())["order"] == "answer"
+    assert Tail.decode(small, "file", len(small)) == trailer.tail
+    assert trailer.tail.file_size == len(small)
+    # directory, metadata and tail are one contiguous range: a reader that knows its start needs nothing else
+    assert parse_trailer(small[trailer.tail.directory_position :], "file", len(small)).metadata == meta
+    assert verify(small) == []
+
+
+def test_lone_surrogates_and_unknown_fields_survive(small):
+    meta = parse_trailer(small, "file", len(small)).metadata
+    odd = dataclasses.replace(meta, topics=((1, "\ud83d"), (2, "中😀")), more={"k": 4})
+    assert Metadata.decode(odd.encode(), "file") == odd
+
+
+def test_filter_lies_between_arrays_and_directory(small):
+    trailer = parse_trailer(small, "file", len(small))
+    data = small[: trailer.tail.position] + build_trailer(trailer.tail.position, trailer.directory, trailer.metadata, b"filter bytes")
+    again = parse_trailer(data, "file", len(data))
+    assert data[again.tail.position : again.tail.directory_position] == b"filter bytes"
+    assert verify(data) == []
+    damaged = bytearray(data)
+    damaged[again.tail.position] ^= 1
+    assert parts(verify(bytes(damaged))) == {"filter"}
+
+
+def test_truncated_at_every_byte(small):
+    for length in range(len(small)):
+        cut = small[:length]
+        with pytest.raises(CorruptFile):
+            parse_trailer(cut, "file", length)
+        with pytest.raises(CorruptFile):
+            # the size is known from elsewhere, the bytes are short
+            parse_trailer(cut[-length // 2 :] if length else cut, "file", len(small))
+        assert parts(verify(cut)) <= {"file", "tail", "directory", "metadata"}
+        assert verify(cut)
+
+
+def test_every_flipped_bit_is_noticed(small):
+    """Reading through the trailer gives a typed error or provably unaffected parts; verify finds every one of them."""
+    sound = read_through_trailer(small)
+    trailer = parse_trailer(small, "file", len(small))
+    unaffected = 0
+    for at in range(len(small)):
+        for bit in range(8):
+            damaged = bytearray(small)
+            damaged[at] ^= 1 << bit
+            damaged = bytes(damaged)
+            try:
+                assert read_through_trailer(damaged) == sound
+                unaffected += 1
+                # no lookup through the directory reads header and slot table; only verify does
+                assert at < LAYOUT.items_position
+            except CorruptFile:
+                assert at >= LAYOUT.items_position
+            findings = verify(damaged)
+            assert findings
+            expected = (
+                {"header"} if at < 28 else {"slots"} if at < LAYOUT.items_position else {"run"} if at < trailer.tail.position
+                else {"directory"} if at < trailer.tail.directory_position + trailer.tail.directory_length
+                else {"metadata"} if at < len(small) - TAIL_SIZE else {"tail"}
+            )  # fmt: skip
+            assert parts(findings) == expected
+    assert unaffected == 8 * LAYOUT.items_position
+
+
+def test_future_versions_are_refused_by_name(small):
+    raw = bytearray(small[-TAIL_SIZE:])
+    struct.pack_into(">I", raw, 8, 2)
+    struct.pack_into(">I", raw, 60, zlib.crc32(raw[:60]))
+    future = small[:-TAIL_SIZE] + bytes(raw)
+    for refuse in (lambda: parse_trailer(future, "file", len(future)), lambda: verify(future)):
+        with pytest.raises(UnsupportedVersion, match="format version 2 is newer than this reader"):
+            refuse()
+
+
+def test_lengths_must_add_up(small):
+    with pytest.raises(CorruptFile, match="do not add up"):
+        parse_trailer(small, "file", len(small) + 1)
+    with pytest.raises(CorruptFile, match="cut off"):
+        parse_trailer(small[-TAIL_SIZE - 1 :], "file", len(small))
+
+
+def test_directory_and_metadata_with_sound_crc_but_wrong_content():
+    for data in (b"", bytes(7), struct.pack(">II", 1, 0), struct.pack(">II", 0, 0) + b"x"):
+        with pytest.raises(CorruptFile, match="directory"):
+            Directory.decode(data, "file")
+    for data in (b"", b"[]", b"{}", b"\xff", b'{"slot_range": [1]}', b'{"slot_range": [0, 1], "file_id": "x", "layout": {}}'):
+        with pytest.raises(TieredIndexError):
+            Metadata.decode(data, "file")
+
+
+def rebuilt(data, *, body=None, metadata=None, directory=None, recompute=True):
+    """Return the file with a changed body or trailer, all checksums right again: only its content is wrong."""
+    trailer = parse_trailer(data, "file", len(data))
+    body = bytearray(body if body is not None else data[: trailer.tail.position])
+    groups, blocks = trailer.directory.groups.copy(), trailer.directory.blocks.copy()
+    if directory:
+        directory(groups, blocks)
+    if recompute:
+        for table in (groups, blocks):
+            for run in table:
+                run["crc32"] = zlib.crc32(body[int(run["offset"]) : int(run["offset"]) + int(run["length"])])
+    layout = trailer.metadata.layout
+    crcs = {"header_crc32": zlib.crc32(body[:28]), "slots_crc32": zlib.crc32(body[28 : layout.items_position])}
+    meta = dataclasses.replace(trailer.metadata, **(crcs | (metadata or {})))
+    return bytes(body) + build_trailer(trailer.tail.position, Directory(groups, blocks), meta)
+
+
+def change_item(data, index, **fields):
+    trailer = parse_trailer(data, "file", len(data))
+    body = bytearray(data[: trailer.tail.position])
+    items = np.frombuffer(memoryview(body)[trailer.metadata.layout.items_position :], trailer.metadata.layout.schema.item)
+    for name, value in fields.items():
+        items[name][index] = value
+    return bytes(body)
+
+
+def items_in(data):
+    trailer = parse_trailer(data, "file", len(data))
+    return np.frombuffer(data, trailer.metadata.layout.schema.item, trailer.metadata.count, trailer.metadata.layout.items_position)
+
+
+def test_rebuilding_without_change_is_sound(small, giant):
+    assert rebuilt(small) == small
+    assert rebuilt(giant) == giant
+    assert verify(giant) == []
+
+
+def test_item_in_another_slot(small):
+    wrong = int(items_in(small)["key_hash"][3]) ^ 1
+    findings = verify(rebuilt(small, body=change_item(small, 3, key_hash=wrong)))
+    assert "slot" in parts(findings)
+    (finding,) = [f for f in findings if f.part == "slot"]
+    assert finding.offset == LAYOUT.items_position + 3 * 32
+    assert "1 items lie in a slot that is not their hash's" in finding.problem
+
+
+def test_items_out_of_order(small):
+    items = items_in(small)
+    row = next(i for i in range(11) if items["key_hash"][i] == items["key_hash"][i + 1] and items[i] != items[i + 1])
+    swapped = change_item(small, row, **{name: items[name][row + 1] for name in items.dtype.names})
+    swapped = change_item(swapped + small[len(swapped) :], row + 1, **{name: items[name][row] for name in items.dtype.names})
+    findings = verify(rebuilt(small, body=swapped))
+    assert parts(findings) == {"order"}
+    assert findings[0].offset == LAYOUT.items_position + 32 * (row + 1)
+
+
+def test_order_across_blocks(giant):
+    """A block whose first item is newer than the last one of the block before."""
+    trailer = parse_trailer(giant, "file", len(giant))
+    second = int(trailer.directory.blocks["count"][0])
+    newer = int(items_in(giant)["time_diff_s"][second]) + 5_000
+    def bounds(groups, blocks):
+        blocks["second_max"][1] = newer + trailer.metadata.begin_ms // 1000
+    findings = verify(rebuilt(giant, body=change_item(giant, second, time_diff_s=newer), directory=bounds))
+    assert parts(findings) == {"order"}
+
+
+def test_block_bounds(giant):
+    for name in ("hash_min", "hash_max", "second_min", "second_max"):
+        def change(groups, blocks, name=name):
+            blocks[name][1] += 1
+        assert parts(verify(rebuilt(giant, directory=change))) == {"bounds"}
+
+
+@pytest.mark.parametrize("change", [{"second_min": -1}, {"second_min": 1}, {"second_max": -1}, {"second_max": 1}])
+def test_interval(small, change):
+    meta = parse_trailer(small, "file", len(small)).metadata
+    findings = verify(rebuilt(small, metadata={name: getattr(meta, name) + value for name, value in change.items()}))
+    assert parts(findings) == {"interval"}
+
+
+def test_topic_without_name(small):
+    assert parts(verify(rebuilt(small, metadata={"topics": ((1, "orders"),)}))) == {"topic"}
+    # a file without any topic table is not narrowed by topic
+    assert verify(rebuilt(small, metadata={"topics": ()})) == []
+
+
+@pytest.mark.parametrize("field", Header._fields)
+def test_header_contradicts_metadata(small, field):
+    header = Header(*struct.unpack_from(">IqqiI", small))
+    value = NATIVE.begin_magic if field == "magic" else getattr(header, field) + 1
+    body = header._replace(**{field: value}).pack() + small[28 : parse_trailer(small, "file", len(small)).tail.position]
+    findings = verify(rebuilt(small, body=body))
+    assert parts(findings) == {"header"}
+    assert field in findings[0].problem
+
+
+def test_unknown_magic(small):
+    body = b"\0\0\0\0" + small[4 : parse_trailer(small, "file", len(small)).tail.position]
+    (finding,) = verify(rebuilt(small, body=body))
+    assert (finding.part, finding.offset) == ("header", 0)
+    assert "wrong magic" in finding.problem
+
+
+def test_counts(small):
+    """A count that contradicts geometry and position is a contradiction of the metadata; nothing further is believed."""
+    findings = verify(rebuilt(small, metadata={"count": 13}))
+    assert parts(findings) == {"metadata"}
+    assert parts(verify(rebuilt(small, metadata={"slots_in_use": 1}))) == {"header", "slots"}
+
+
+@pytest.mark.parametrize(("slot", "position", "length"), [(0, 4, 0), (4, 0, 32), (2, 0, -64), (1, 32, -32), (3, 0, 1)])
+def test_slot_table_does_not_join(small, slot, position, length):
+    body = bytearray(small[: parse_trailer(small, "file", len(small)).tail.position])
+    at = 28 + 8 * slot
+    old = struct.unpack_from(">ii", body, at)
+    struct.pack_into(">ii", body, at, old[0] + position, old[1] + length)
+    assert parts(verify(rebuilt(small, body=body))) == {"slots"}
+
+
+def test_directory_does_not_cover(small, giant):
+    def set_field(table, name, row, delta):
+        def change(groups, blocks):
+            chosen = groups if table == "groups" else blocks
+            chosen[name][row] = int(chosen[name][row]) + delta
+        return change
+
+    for name, delta in (("first_slot", 1), ("count", 1), ("offset", 32), ("length", -32)):
+        assert parts(verify(rebuilt(small, directory=set_field("groups", name, 0, delta)))) == {"directory"}, name
+    for name, row, delta in (("first_block", 0, 1), ("blocks", 0, -1), ("blocks", 0, 1)):
+        assert parts(verify(rebuilt(giant, directory=set_field("groups", name, row, delta)))) == {"directory"}, name
+    for name, delta in (("offset", 32), ("length", -32), ("count", -1)):
+        assert parts(verify(rebuilt(giant, directory=set_field("blocks", name, 1, delta)))) == {"directory"}, name
+
+
+def test_damaged_run_is_named_and_the_rest_is_still_checked(giant):
+    trailer = parse_trailer(giant, "file", len(giant))
+    damaged = bytearray(giant)
+    damaged[int(trailer.directory.blocks["offset"][1]) + 5] ^= 255
+    (finding,) = verify(bytes(damaged))
+    assert (finding.part, finding.offset) == ("run", int(trailer.directory.blocks["offset"][1]))
+
+
+def test_short_reads_are_findings(small):
+    def short_table(position, length):
+        return small[position : position + min(length, 30 if position == 28 else length)]
+
+    assert parts(verify_compacted(short_table, len(small), "f")) == {"slots"}
+    assert verify_compacted(lambda position, length: b"", len(small), "f")[0].part == "tail"
+
+
+def test_rocketmq_order_is_not_judged_by_time(make):
+    """Newest insertion first says nothing about times; what can be checked is."""
+    layout = Layout(ROCKETMQ, ROCKETMQ.schema, 5, 20)
+    data, _ = make.file(layout, 12, distinct_hashes=4)
+    assert verify(data) == []
+    assert parts(verify(rebuilt(data, body=change_item(data, 0, key_hash=int(items_in(data)["key_hash"][0]) ^ 1)))) == {"slot"}
+
+
+def test_shards_need_their_slot_function(make):
+    data, _ = make.file(LAYOUT, 12, distinct_hashes=4, about={"slot_base": 10, "slot_range": (5, 10)})
+    with pytest.raises(InvalidArgument, match="slot_of is needed"):
+        verify(data)
+    assert verify(data, slot_of=lambda hashes: hashes.astype(np.int64) % 5) == []
+    assert parts(verify(data, slot_of=lambda hashes: hashes.astype(np.int64) % 4)) == {"slot"}
