@@ -117,7 +117,7 @@ class FileReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Explain:
-    """What a lookup cost: storage requests, bytes read (from storage and local files), estimated dollars, wall time, and each file."""
+    """What a lookup cost: requests to the storage, bytes read from it, estimated dollars, wall time, and each file."""
 
     requests: int = 0
     bytes: int = 0

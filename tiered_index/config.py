@@ -1,0 +1,115 @@
+"""Settings of an index. Sources in rising order: defaults, a TOML file, environment `TIERED_INDEX_*` (nested with ``__``), arguments.
+
+An unknown key is an error wherever it stands. Instances are immutable.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from tiered_index.errors import ConfigError
+from tiered_index.format.layout import PRESETS, Layout
+from tiered_index.format.schema import Schema
+from tiered_index.storage.s3_options import S3Options
+from tiered_index.types import IndexItem
+
+__all__ = ["IndexConfig"]
+
+_PREFIX = "TIERED_INDEX_"
+_YEAR_S = 365.25 * 86400
+
+
+class IndexConfig(BaseSettings):
+    """Everything that can be set. Times are seconds, sizes bytes. Raises `ConfigError` through `IndexConfig.load`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, arbitrary_types_allowed=True, validate_default=True
+    )
+    toml_file: ClassVar[Path | None] = None
+
+    root: Path | None = Field(None, description="folder of the local files; one writer at a time")
+    storage: str | None = Field(None, description="storage URI: file:///dir, s3://bucket/prefix, memory://name")
+    preset: Literal["native", "rocketmq"] = Field("native", description="file family; rocketmq writes RocketMQ's bytes exactly")
+    slots: int | None = Field(None, description="hash slots a file; None: the preset's")
+    items: int | None = Field(None, description="items a file, one of them unused; None: the preset's")
+    item_type: type[IndexItem] | None = Field(None, exclude=True, description="class of entries; None: the preset's")
+    offset_space: Literal["commitlog", "tiered_queue", "custom"] = Field("custom", description="what `offset` means")
+    flush_interval_s: float = Field(0.5, gt=0, description="how long an entry may stay in the write buffer only")
+    buffer_max_entries: int = Field(2_000_000, gt=0, description="bound of the write buffer")
+    buffer_max_bytes: int = Field(512 << 20, gt=0, description="bound of the write buffer, estimated")
+    disk_max_bytes: int | None = Field(None, gt=0, description="bound of the local files; None: the disk's")
+    seal_after_s: float = Field(3 * 3600, gt=0, description="a file older than this is sealed")
+    local_keep_s: float = Field(86400, ge=0, description="how long an uploaded file keeps its local copy")
+    local_keep_bytes: int | None = Field(None, ge=0, description="bound of the local copies of uploaded files; oldest go first")
+    max_late_s: float = Field(20 * _YEAR_S, gt=0, description="entries older than this go to quarantine")
+    max_early_s: float = Field(86400, gt=0, description="entries further in the future than this go to quarantine")
+    upload_part_bytes: int = Field(16 << 20, ge=5 << 20, description="larger files are uploaded in parts of this size")
+    query_threads: int = Field(16, gt=0, le=256, description="searches in the storage at once")
+    lease_ttl_s: float = Field(60, gt=0, description="how long a dead writer keeps another host waiting")
+    lifecycle_interval_s: float = Field(1.0, gt=0, description="pause between rounds of sealing, compacting, uploading, retiring")
+    refresh_interval_s: float = Field(30, ge=0, description="how often the log is read for others' records")
+    checkpoint_every: int = Field(32, gt=0, description="log records between checkpoints")
+    background: bool = Field(True, description="run the flusher and the life cycle in threads of their own")
+    s3: S3Options = Field(default_factory=S3Options, description="how to reach S3")
+
+    @field_validator("root")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        return value.expanduser().absolute() if value is not None else None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments win over the environment; a TOML file is merged below both by `load`."""
+        return init_settings, env_settings
+
+    @classmethod
+    def load(cls, config_file: Path | None = None, **given: Any) -> IndexConfig:
+        """Return the configuration of a TOML file, the environment and arguments (None counts as not given).
+
+        Raises `ConfigError` naming every key that is unknown or wrong.
+        """
+        values: dict[str, Any] = {}
+        if config_file is not None:
+            try:
+                values = tomllib.loads(config_file.read_text())
+            except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+                raise ConfigError(f"{config_file}: {error}") from error
+        known = set(cls.model_fields)
+        for name in os.environ:
+            if name.upper().startswith(_PREFIX):
+                field = name[len(_PREFIX) :].lower().split("__")[0]
+                if field not in known:
+                    raise ConfigError(f"environment variable {name} is no setting of tiered_index")
+                values.pop(field, None)  # the environment wins over the file
+        values |= {name: value for name, value in given.items() if value is not None}
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
+            raise ConfigError(f"configuration: {problems}") from error
+        except ValueError as error:
+            raise ConfigError(f"configuration: {error}") from error
+
+    def schema_of(self) -> Schema:
+        """Return the schema of the index's entries."""
+        return Schema.of(self.item_type) if self.item_type is not None else PRESETS[self.preset].schema
+
+    def layout(self) -> Layout:
+        """Return the geometry of new files. Raises `ConfigError` for one that can't be."""
+        preset = PRESETS[self.preset]
+        slots = preset.slots if self.slots is None else self.slots
+        items = preset.items if self.items is None else self.items
+        return Layout(preset, self.schema_of(), slots, items)

@@ -1,0 +1,132 @@
+"""The catalog: which file handles queries see, and when what they replace may go.
+
+Handles lie in a `TimeRangeSkipList` by their interval. A change of state inserts the successor before it removes the predecessor, so a
+query meets at least one of them. What a removed handle needed (a file, a map) is disposed of only after every query that began before the
+removal has ended; queries announce themselves by one dictionary entry and take no lock.
+
+Threads: `reading` and `overlapping` from any thread without a lock; changes under an internal lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from tiered_index.service.rows import Array, Question
+from tiered_index.service.skiplist import Node, TimeRangeSkipList
+
+__all__ = ["Catalog", "Handle"]
+
+
+class Handle(Protocol):
+    """A file as queries see it. Seconds are inclusive; `second_max` may grow while the file is unsealed."""
+
+    @property
+    def file_id(self) -> str: ...
+    @property
+    def place(self) -> str: ...
+    @property
+    def second_min(self) -> int: ...
+    @property
+    def second_max(self) -> int: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def is_local(self) -> bool: ...
+    @property
+    def lane(self) -> str: ...
+
+    def search(self, question: Question) -> Array:
+        """Return the rows that answer `question`, in no order; raises a typed error where they can't be read."""
+        ...
+
+
+class Catalog:
+    """The handles of one index in one process."""
+
+    def __init__(self) -> None:
+        self._list: TimeRangeSkipList[Handle] = TimeRangeSkipList()
+        self._nodes: dict[str, Node[Handle]] = {}
+        self._lock = threading.Lock()
+        self._readers: dict[int, int] = {}
+        self._tickets = itertools.count()
+        self._generation = 0
+        self._disposals: list[tuple[int, Callable[[], None]]] = []
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """While it is entered, nothing that was in the catalog at entry is disposed of."""
+        ticket = next(self._tickets)
+        # single dictionary operations are atomic; the generation is read first, so a removal in between only waits longer
+        self._readers[ticket] = self._generation
+        try:
+            yield
+        finally:
+            del self._readers[ticket]
+
+    def overlapping(self, second_min: int, second_max: int) -> list[Handle]:
+        """Return the handles whose interval overlaps the inclusive range, each file once, in its later state."""
+        handles: dict[str, Handle] = {}
+        for node in self._list.overlapping(second_min, second_max):
+            assert node.value is not None
+            # of two nodes of one file the younger stands behind its predecessor
+            handles[node.value.file_id] = node.value
+        return list(handles.values())
+
+    def all(self) -> list[Handle]:
+        """Return every handle, newest begin first."""
+        with self._lock:
+            return [node.value for node in self._nodes.values() if node.value is not None]
+
+    def get(self, file_id: str) -> Handle | None:
+        """Return the handle of a file, or None."""
+        node = self._nodes.get(file_id)
+        return node.value if node is not None else None
+
+    def put(self, handle: Handle, dispose: Callable[[], None] | None = None) -> None:
+        """Add a handle, or replace the one of the same file; `dispose` runs when no query can still be using that one."""
+        with self._lock:
+            old = self._nodes.get(handle.file_id)
+            begin = handle.second_min if old is None else min(handle.second_min, old.begin)
+            self._nodes[handle.file_id] = self._list.insert(begin, max(begin, handle.second_max), handle)
+            if old is not None:
+                self._list.remove(old)
+            self._retire(dispose)
+
+    def extend(self, handle: Handle) -> None:
+        """Bring the interval of a handle that has grown up to date."""
+        with self._lock:
+            old = self._nodes[handle.file_id]
+            begin, end = min(old.begin, handle.second_min), max(old.end, handle.second_max)
+            if (begin, end) != (old.begin, old.end):
+                self._nodes[handle.file_id] = self._list.insert(begin, end, handle)
+                self._list.remove(old)
+
+    def remove(self, file_id: str, dispose: Callable[[], None] | None = None) -> None:
+        """Take a file out; `dispose` as in `put`."""
+        with self._lock:
+            self._list.remove(self._nodes.pop(file_id))
+            self._retire(dispose)
+
+    def reclaim(self) -> int:
+        """Run the disposals that no query stands in the way of any more; return how many are left waiting."""
+        with self._lock:
+            oldest = min(list(self._readers.values()), default=self._generation + 1)
+            ready = [dispose for generation, dispose in self._disposals if generation < oldest]
+            self._disposals = [(generation, dispose) for generation, dispose in self._disposals if generation >= oldest]
+            waiting = len(self._disposals)
+        for dispose in ready:
+            dispose()
+        return waiting
+
+    def _retire(self, dispose: Callable[[], None] | None) -> None:
+        # queries that announce themselves from here on carry the next generation
+        if dispose is not None:
+            self._disposals.append((self._generation, dispose))
+        self._generation += 1

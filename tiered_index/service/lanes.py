@@ -1,0 +1,210 @@
+"""Lanes: where the flusher's batches go. One lane is a sequence of unsealed files, of which the last one accepts entries.
+
+A lane rolls to a fresh file where the present one is full, where a timestamp's difference would not fit 32 bits, and where an append
+failed: what that file's journal confirms stays in it, the rest of the batch goes to the next one.
+Threads: the flusher's only, but for `active`, which anyone may read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tiered_index.clock import Clock
+from tiered_index.errors import TieredIndexError
+from tiered_index.format.layout import Layout
+from tiered_index.service.buffer import Columns, later_positions
+from tiered_index.service.catalog import Catalog
+from tiered_index.service.root import Root, disk_error
+from tiered_index.service.topics import TopicTable
+from tiered_index.service.unsealed_file import Reserve, UnsealedFile
+
+__all__ = ["MAIN", "QUARANTINE", "Lane", "LaneContext"]
+
+MAIN, QUARANTINE = "main", "quarantine"
+_BATCH = 1 << 19
+# entries of one append: bounds the memory of a flush to some 40 MiB
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class LaneContext:
+    """What the lanes of one root share. `admit` is asked before disk space is taken and raises `BackPressure` where there is none."""
+
+    root: Root
+    catalog: Catalog
+    topics: TopicTable
+    clock: Clock
+    offset_space: str
+    sequence: itertools.count[int]
+    admit: Callable[[int], None]
+
+
+class Lane:
+    """One lane; `reserves` says whether the next file's space is taken ahead."""
+
+    def __init__(self, name: str, layout: Layout, context: LaneContext, *, reserves: bool) -> None:
+        self.name = name
+        self.layout = layout
+        self.active: UnsealedFile | None = None
+        self._context = context
+        self._reserves = reserves
+        self._reserve: Reserve | None = None
+        self._carried: dict[str, int] = {}
+
+    def write(self, columns: Columns, done: int, positions: dict[str, int], progress: Callable[[int], None]) -> None:
+        """Make rows `done`.. of `columns` durable; `progress` is told how many are after each append.
+
+        `positions` become durable with the last row. Raises typed errors; what `progress` was told is kept.
+        """
+        total = len(columns["second"])
+        while done < total or (total == done and positions):
+            file = self._writable(columns, done)
+            stop = self._fitting(file, columns, done)
+            if stop == done and done < total:
+                # no room for this time difference: a file without entries is given up, any other one is sealed
+                if file.count == 0:
+                    self._give_up(file)
+                else:
+                    self.roll()
+                continue
+            piece = {name: values[done:stop] for name, values in columns.items()}
+            last = stop == total
+            try:
+                self._append(file, piece, positions if last else {})
+            except OSError as error:
+                _log.warning("%s takes no more entries: %s", file.path, error)
+                self.roll()
+                # the space for one more try is reserved already or asked for now; a second failure is the caller's to wait out
+                file = self._writable(columns, done)
+                stop = self._fitting(file, columns, done)
+                piece = {name: values[done:stop] for name, values in columns.items()}
+                last = stop == total
+                try:
+                    self._append(file, piece, positions if last else {})
+                except OSError as again:
+                    self.roll()
+                    raise disk_error(again, f"writing {file.path}") from again
+            done = stop
+            progress(done)
+            if file.table.free == 0:
+                self.roll()
+            if last:
+                return
+
+    def _append(self, file: UnsealedFile, piece: Columns, positions: dict[str, int]) -> None:
+        ids = np.unique(piece["topic_id"]).tolist()
+        file.append(
+            piece, [(topic_id, self._context.topics.name(topic_id)) for topic_id in ids], later_positions(self._carried, positions)
+        )
+        self._carried = {}
+        if self._context.catalog.get(file.file_id) is not None:
+            self._context.catalog.extend(file)
+        elif file.count:
+            self._context.catalog.put(file)
+
+    def _fitting(self, file: UnsealedFile, columns: Columns, done: int) -> int:
+        """Return where the run of rows from `done` ends that this file can take."""
+        stop = min(done + file.table.free, done + _BATCH, len(columns["second"]))
+        differences = columns["second"][done:stop] - file.table.begin_ms // 1000
+        outside = np.flatnonzero((differences > 2**31 - 1) | (differences < -(2**31)))
+        return done + int(outside[0]) if outside.size else stop
+
+    def _writable(self, columns: Columns, done: int) -> UnsealedFile:
+        if self.active is not None and self.active.accepts:
+            return self.active
+        self.roll()
+        seconds = columns["second"]
+        begin_ms = int(seconds[done]) * 1000 if done < len(seconds) else self._context.clock.now_ms() // 1000 * 1000
+        reserve, self._reserve = self._reserve or self._take_space(), None
+        try:
+            self.active = UnsealedFile.begin(
+                self._context.root,
+                reserve,
+                begin_ms,
+                self.name,
+                next(self._context.sequence),
+                self._context.offset_space,
+                self._context.clock.now_ms(),
+            )
+        except OSError as error:
+            reserve.discard()
+            raise disk_error(error, f"beginning a file in {self._context.root.path}") from error
+        return self.active
+
+    def _take_space(self) -> Reserve:
+        self._context.admit(self.layout.unsealed_size)
+        try:
+            return Reserve(self._context.root, self.layout)
+        except OSError as error:
+            raise disk_error(error, f"reserving {self.layout.unsealed_size:,} bytes in {self._context.root.path}") from error
+
+    def reserve_next(self) -> None:
+        """Take the next file's disk space ahead; called off the path of writes, and while a file is in use. A failure is retried."""
+        if self._reserves and self._reserve is None and self.active is not None:
+            try:
+                self._reserve = self._take_space()
+            except TieredIndexError as error:
+                _log.warning("no space for the next file yet: %s", error)
+
+    def roll(self) -> UnsealedFile | None:
+        """Seal the active file, if there is one with entries; return it."""
+        file = self.active
+        if file is None or (file.count == 0 and not file.failed):
+            return None
+        if file.count == 0:
+            self._give_up(file)
+            return None
+        self.active = None
+        try:
+            file.seal()
+        except TieredIndexError as error:
+            _log.warning("%s is sealed in memory only: %s", file.path, error)
+        return file
+
+    def _give_up(self, file: UnsealedFile) -> None:
+        """Drop an active file without entries; the positions in its journal go to the next one."""
+        self._carried = later_positions(self._carried, file.positions)
+        self.active = None
+        file.discard()
+
+    def reserved_bytes(self) -> int:
+        """Disk space taken ahead."""
+        return self.layout.unsealed_size if self._reserve is not None else 0
+
+    def adopt(self, files: list[UnsealedFile]) -> None:
+        """Take over recovered files, in order of sequence: the last one that accepts goes on, the others are sealed."""
+        for file in files:
+            if file.count:
+                self._context.catalog.put(file)
+        open_files = [file for file in files if file.accepts]
+        for file in open_files:
+            self.active = file
+            if file is not open_files[-1]:
+                if file.count:
+                    self.roll()
+                else:
+                    self._give_up(file)
+        for file in files:
+            if file.count == 0 and file.sealed:
+                self._give_up(file)
+            elif not file.accepts and not file.sealed:
+                self.active, kept = file, self.active
+                self.roll()
+                self.active = kept
+
+    def forget_reserve(self) -> None:
+        """Close what was taken ahead and leave its file behind, as a crash would."""
+        reserve, self._reserve = self._reserve, None
+        if reserve is not None:
+            reserve.abandon()
+
+    def discard_reserve(self) -> None:
+        """Give back what was taken ahead."""
+        reserve, self._reserve = self._reserve, None
+        if reserve is not None:
+            reserve.discard()

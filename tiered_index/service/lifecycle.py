@@ -1,0 +1,315 @@
+"""The background life of files: seal by age, compact, upload, retire, and dispose of what no query needs any more.
+
+`run_once` is one round; each step is idempotent, so a crash between any two calls costs time and nothing else. A file's predecessor goes
+only after its successor serves reads. No lock is held during an upload: the round's own lock keeps rounds apart, not readers or writers.
+Threads: rounds are serialised; everything may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from tiered_index._version import __version__
+from tiered_index.clock import Clock
+from tiered_index.config import IndexConfig
+from tiered_index.errors import CorruptFile, StorageError, StorageUnavailable, TieredIndexError, WriterFenced
+from tiered_index.format.compacted import Compaction
+from tiered_index.format.names import COMPACTED, DATA_PREFIX, STATES, UPLOADED, data_name, data_prefix
+from tiered_index.service.catalog import Catalog
+from tiered_index.service.compacted_file import CompactedFile, DamagedFile, StorageBytes, open_local, open_stored, read_runs
+from tiered_index.service.flusher import Flusher
+from tiered_index.service.lanes import QUARANTINE
+from tiered_index.service.log_records import LogState, StoredObject
+from tiered_index.service.root import Root, disk_error
+from tiered_index.service.session import StorageSession
+from tiered_index.service.unsealed_file import UnsealedFile
+from tiered_index.storage.base import Storage
+
+__all__ = ["Lifecycle", "Progress", "show_stored", "verify_runs"]
+
+_VERIFY_RUNS = 256
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Progress:
+    """What one round did, in files."""
+
+    compacted: int = 0
+    uploaded: int = 0
+    retired: int = 0
+
+    def any(self) -> bool:
+        """Whether anything was done."""
+        return bool(self.compacted or self.uploaded or self.retired)
+
+
+def show_stored(catalog: Catalog, state: LogState, storage: Storage, dispose: Callable[[str], Callable[[], None] | None]) -> None:
+    """Make the catalog show exactly the objects of `state` beside the local files; `dispose` names what goes with a removed file."""
+    wanted = {o.file_id: o for o in state.objects.values()}
+    for handle in catalog.all():
+        if isinstance(handle, CompactedFile) and handle.stored is not None and handle.file_id not in wanted:
+            catalog.remove(handle.file_id, dispose(handle.file_id) if handle.local is not None else None)
+    for file_id, stored in wanted.items():
+        if catalog.get(file_id) is None:
+            catalog.put(open_stored(storage, stored))
+
+
+def verify_runs(file: CompactedFile) -> None:
+    """Check every array of a local compacted file against its CRC32. Raises `CorruptFile`."""
+    assert file.local is not None
+    runs = file.local.trailer().directory.all_runs()
+    for start in range(0, len(runs), _VERIFY_RUNS):
+        read_runs(file.local, runs[start : start + _VERIFY_RUNS])
+
+
+class Lifecycle:
+    """The life cycle of one root's files. `errors` holds the last error of each file that could not go on."""
+
+    def __init__(
+        self, root: Root, catalog: Catalog, flusher: Flusher, session: StorageSession, config: IndexConfig, clock: Clock, root_id: str
+    ) -> None:
+        self._root = root
+        self._catalog = catalog
+        self._flusher = flusher
+        self._session = session
+        self._config = config
+        self._clock = clock
+        self._root_id = root_id
+        self._lock = threading.Lock()
+        self._refreshed_s = clock.monotonic_s()
+        self.errors: dict[str, TieredIndexError] = {}
+
+    def run_once(self) -> Progress:
+        """Seal what is old, then compact, upload and retire what can be. Raises the first error after every file had its turn."""
+        with self._lock:
+            self.errors = {}
+            progress = Progress()
+            self._flusher.roll_older_than(self._clock.now_ms() - round(self._config.seal_after_s * 1000))
+            for file in self._sealed():
+                progress.compacted += self._step(file.file_id, partial(self._compact, file))
+            if self._step("storage", self._claim):
+                for ready in self._ready():
+                    if not self._step(ready.file_id, partial(self._upload, ready)):
+                        break  # in order of sequence, so that source positions in the log never run ahead of the entries
+                    progress.uploaded += 1
+                for old in self._retirable():
+                    progress.retired += self._step(old.file_id, partial(self._retire, old))
+            self._catalog.reclaim()
+            if self.errors:
+                raise next(iter(self.errors.values()))
+            return progress
+
+    def close(self) -> None:
+        """Dispose of what is waiting and release the lease; a storage that is down is no reason to fail."""
+        with self._lock:
+            self._catalog.reclaim()
+            try:
+                self._session.release()
+            except StorageError as error:
+                _log.warning("the lease was not released and will expire by itself: %s", error)
+
+    def local_bytes(self) -> int:
+        """Bytes of the root's files."""
+        total = 0
+        for state in STATES:
+            for name in self._root.disk.names(self._root.folder(state)):
+                with contextlib.suppress(FileNotFoundError):
+                    total += (self._root.folder(state) / name).stat().st_size
+        return total
+
+    def refresh(self) -> None:
+        """Read the log and show what it says."""
+        state = self._session.log.refresh()
+        for handle in self._catalog.all():
+            # recovered while the storage was down: now the log can tell
+            if isinstance(handle, CompactedFile) and handle.folder == UPLOADED and handle.stored is None:
+                stored = state.object_of(handle.file_id)
+                if stored is None:
+                    self._catalog.remove(handle.file_id, self._dispose_local(handle.file_id))
+                else:
+                    self._catalog.put(replace(handle, stored=StorageBytes(self._session.storage, stored)))
+        show_stored(self._catalog, state, self._session.storage, self._dispose_local)
+
+    def _step(self, name: str, step: Callable[[], None]) -> bool:
+        try:
+            step()
+        except TieredIndexError as error:
+            if isinstance(error, WriterFenced):
+                self._session.fenced = error
+            self.errors[name] = error
+            return False
+        return True
+
+    def _claim(self) -> None:
+        if self._session.fenced is not None:
+            raise self._session.fenced
+        if not self._session.claimed:
+            self._session.log.open()
+            self._session.claim(self._root_id)
+            self.refresh()
+        self._session.renew()
+        if self._clock.monotonic_s() - self._refreshed_s >= self._config.refresh_interval_s:
+            self.refresh()
+            self._refreshed_s = self._clock.monotonic_s()
+
+    def _sealed(self) -> list[UnsealedFile]:
+        files = [h for h in self._catalog.all() if isinstance(h, UnsealedFile) and h.sealed]
+        return sorted(files, key=lambda file: file.sequence)
+
+    def _ready(self) -> list[CompactedFile]:
+        files = [h for h in self._catalog.all() if isinstance(h, CompactedFile) and h.folder == COMPACTED]
+        return sorted(files, key=lambda file: (file.lane != QUARANTINE, file.sequence))
+
+    def _durable_positions(self, file: CompactedFile) -> dict[str, int]:
+        """Return the source positions that are true once `file` is published.
+
+        Main files are published in the order in which they were filled, so only entries in quarantine and in damaged files can be missing.
+        """
+        for other in self._catalog.all():
+            if isinstance(other, DamagedFile):
+                return {}
+            waiting = isinstance(other, UnsealedFile) or (isinstance(other, CompactedFile) and other.stored is None)
+            if waiting and other.lane == QUARANTINE and other.file_id != file.file_id:
+                return {}
+        return file.metadata().source_positions if file.lane != QUARANTINE else {}
+
+    def _retirable(self) -> list[CompactedFile]:
+        """Return local copies that have been kept long enough, and the oldest of those beyond the bound in bytes."""
+        kept = [h for h in self._catalog.all() if isinstance(h, CompactedFile) and h.local is not None and h.stored is not None]
+        kept.sort(key=lambda file: file.sequence)
+        total = sum(file.local.size_bytes for file in kept if file.local is not None)
+        bound = self._config.local_keep_bytes
+        before_ms = self._clock.now_ms() - round(self._config.local_keep_s * 1000)
+        chosen = []
+        for file in kept:
+            assert file.local is not None and file.stored is not None
+            if file.stored.stored.published_ms <= before_ms or (bound is not None and total > bound):
+                chosen.append(file)
+                total -= file.local.size_bytes
+        return chosen
+
+    def _compact(self, file: UnsealedFile) -> None:
+        disk, target = self._root.disk, self._root.index_path(COMPACTED, file.file_id)
+        temporary = self._root.temporary(COMPACTED)
+        compaction = Compaction(file.entries(), file.layout, file.table.begin_ms, file.table.end_ms)
+        pieces = compaction.pieces(
+            file_id=file.file_id,
+            topics=tuple(sorted(file.topics.items())),
+            source_positions=file.positions,
+            lane=file.lane,
+            offset_space=file.offset_space,
+            writer=f"tiered_index {__version__}",
+            more={"sequence": file.sequence},
+        )
+        try:
+            disk.write_file(temporary, pieces)
+            disk.publish(temporary, target)
+        except OSError as error:
+            raise disk_error(error, f"compacting {file.path}") from error
+        self._catalog.put(open_local(target), lambda: self._drop_unsealed(file))
+
+    def _drop_unsealed(self, file: UnsealedFile) -> None:
+        file.release()
+        self._unlink([file.path, file.journal_path])
+
+    def _upload(self, file: CompactedFile) -> None:
+        assert file.local is not None
+        storage, epoch = self._session.storage, self._session.epoch
+        verify_runs(file)
+        trailer = file.local.trailer()
+        name = data_name(file.file_id, secrets.token_hex(8))
+        stored = StoredObject(
+            name=name,
+            file_id=file.file_id,
+            lane=trailer.metadata.lane,
+            sequence=file.sequence,
+            second_min=file.second_min,
+            second_max=file.second_max,
+            count=file.count,
+            size_bytes=file.local.size_bytes,
+            trailer_position=trailer.tail.position,
+            filter_length=trailer.tail.filter_length,
+            directory_length=trailer.tail.directory_length,
+            metadata_length=trailer.tail.metadata_length,
+            published_ms=self._clock.now_ms(),
+        )
+        known = self._session.log.refresh().object_of(file.file_id)
+        if known is not None:
+            stored = known  # an earlier try got as far as the log
+        else:
+            try:
+                self._send(storage, name, memoryview(file.local.data))
+                size = storage.head(name).size_bytes
+                if size != stored.size_bytes:
+                    raise StorageUnavailable(f"{storage.uri}: {name} has {size:,} bytes after its upload, not {stored.size_bytes:,}")
+            except TieredIndexError:
+                with contextlib.suppress(StorageError):  # the error that counts is the upload's; an orphan costs only space
+                    storage.delete(name)
+                raise
+            self._session.log.publish(epoch, (stored,), positions=self._durable_positions(file))
+        source, target = self._root.index_path(COMPACTED, file.file_id), self._root.index_path(UPLOADED, file.file_id)
+        try:
+            self._root.disk.publish(source, target)
+        except OSError as error:
+            raise disk_error(error, f"moving {source} to {target}") from error
+        self._catalog.put(open_local(target, StorageBytes(storage, stored)))
+
+    def _send(self, storage: Storage, name: str, data: memoryview) -> None:
+        part = max(self._config.upload_part_bytes, storage.min_part_bytes)
+        if len(data) <= part:
+            storage.put(name, data)
+            return
+        handle = storage.begin_upload(name)
+        try:
+            starts = range(0, len(data), part)
+            parts = [storage.upload_part(handle, i + 1, data[start : start + part]) for i, start in enumerate(starts)]
+            storage.complete_upload(handle, parts)
+        except TieredIndexError:
+            with contextlib.suppress(StorageError):  # recovery and `orphans` abort what is left
+                storage.abort_upload(handle)
+            raise
+
+    def _retire(self, file: CompactedFile) -> None:
+        assert file.stored is not None
+        stored = file.stored.stored
+        size = self._session.storage.head(stored.name).size_bytes
+        if size != stored.size_bytes:
+            raise CorruptFile(stored.name, "object has another size than the log says; its local copy is kept",
+                              expected=stored.size_bytes, found=size)  # fmt: skip
+        self._catalog.put(open_stored(self._session.storage, stored), self._dispose_local(file.file_id))
+
+    def _dispose_local(self, file_id: str) -> Callable[[], None]:
+        return lambda: self._unlink([self._root.index_path(UPLOADED, file_id)])
+
+    def _unlink(self, paths: list[Path]) -> None:
+        for path in paths:
+            try:
+                self._root.disk.unlink(path)
+            except OSError as error:
+                _log.warning("%s was not deleted, the next start will: %s", path, error)
+
+    def sweep_attempts(self, file_ids: set[str]) -> int:
+        """Delete what unfinished uploads of this root's own files left in the storage; return how many objects and uploads that was."""
+        storage = self._session.storage
+        swept = 0
+        named = set(self._session.log.refresh().objects)
+        for file_id in sorted(file_ids):
+            for info in list(storage.list(data_prefix(file_id))):
+                if info.name not in named:
+                    storage.delete(info.name)
+                    swept += 1
+        if file_ids:
+            for handle in list(storage.list_uploads(DATA_PREFIX)):
+                if handle.name.split("/")[1] in file_ids:
+                    storage.abort_upload(handle)
+                    swept += 1
+        return swept
+

@@ -1,0 +1,189 @@
+"""Records of the storage's log and the state they add up to. SPEC.md section 9.
+
+A record is one JSON document, a line ``#crc32 xxxxxxxx`` behind it; it adds objects, removes others, and carries the writer's epoch, the
+attempt's id and source positions. `LogState` is the fold of records 1..n, and a checkpoint is a stored `LogState`. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tiered_index.errors import CorruptFile, UnsupportedVersion
+from tiered_index.format.layout import Layout
+from tiered_index.service.buffer import later_positions
+
+__all__ = ["Genesis", "LogRecord", "LogState", "StoredObject", "decode_document", "encode_document"]
+
+LOG_VERSION = 1
+_MARK = b"\n#crc32 "
+_TEXTS = ("name", "file_id", "lane")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """One object that exists by the log's word. Seconds are inclusive epoch seconds, `size_bytes` is the whole object's."""
+
+    name: str
+    file_id: str
+    lane: str
+    sequence: int
+    second_min: int
+    second_max: int
+    count: int
+    size_bytes: int
+    trailer_position: int
+    filter_length: int
+    directory_length: int
+    metadata_length: int
+    published_ms: int
+
+    @property
+    def directory_position(self) -> int:
+        """Where directory, metadata and tail start: one range to the end of the object."""
+        return self.trailer_position + self.filter_length
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as stored in a record."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> StoredObject:
+        """Return the object that `to_json` described; unknown fields are ignored."""
+        values: dict[str, Any] = {name: str(document[name]) if name in _TEXTS else int(document[name]) for name in cls.__slots__}
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Genesis:
+    """What record 1 fixes for good: which index this is and what its files look like."""
+
+    index_id: str
+    layout: Layout
+    offset_space: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as stored in record 1."""
+        return {"index_id": self.index_id, "layout": self.layout.to_json(), "offset_space": self.offset_space}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Genesis:
+        """Return what `to_json` described."""
+        return cls(str(document["index_id"]), Layout.from_json(document["layout"]), str(document["offset_space"]))
+
+
+@dataclass(frozen=True)
+class LogRecord:
+    """One record. `kind`: ``create``, ``fence``, ``publish``, ``remove``; others are folded by what they add and remove."""
+
+    number: int
+    kind: str
+    epoch: int
+    attempt: str
+    created_ms: int
+    add: tuple[StoredObject, ...] = ()
+    remove: tuple[str, ...] = ()
+    positions: dict[str, int] = field(default_factory=dict)
+    genesis: Genesis | None = None
+
+    def encode(self) -> bytes:
+        """Return the record's bytes."""
+        return encode_document({
+            "kind": self.kind, "number": self.number, "epoch": self.epoch, "attempt": self.attempt, "created_ms": self.created_ms,
+            "add": [o.to_json() for o in self.add], "remove": list(self.remove), "positions": self.positions,
+            "genesis": self.genesis.to_json() if self.genesis else None,
+        })  # fmt: skip
+
+    @classmethod
+    def decode(cls, data: bytes, file: str) -> LogRecord:
+        """Return the record in `data`; raises `CorruptFile` or `UnsupportedVersion`."""
+        document = decode_document(data, file)
+        try:
+            return cls(
+                int(document["number"]), str(document["kind"]), int(document["epoch"]), str(document["attempt"]),
+                int(document["created_ms"]), tuple(StoredObject.from_json(o) for o in document["add"]),
+                tuple(str(name) for name in document["remove"]), {str(k): int(v) for k, v in document["positions"].items()},
+                Genesis.from_json(document["genesis"]) if document["genesis"] else None,
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptFile(file, f"log record is not what this version writes: {error!r}") from error
+
+
+@dataclass(frozen=True)
+class LogState:
+    """What exists at one position of the log. Immutable: a reader keeps the state it works at."""
+
+    number: int = 0
+    epoch: int = 0
+    genesis: Genesis | None = None
+    objects: dict[str, StoredObject] = field(default_factory=dict)
+    positions: dict[str, int] = field(default_factory=dict)
+
+    def apply(self, record: LogRecord, file: str) -> LogState:
+        """Return the state after `record`, which must be the next one. Raises `CorruptFile` for one that contradicts the state."""
+        if record.number != self.number + 1:
+            raise CorruptFile(file, "log record has another number than its name", expected=self.number + 1, found=record.number)
+        if (record.number == 1) != (record.genesis is not None):
+            raise CorruptFile(file, "only record 1 creates an index")
+        objects = dict(self.objects)
+        for name in record.remove:
+            if objects.pop(name, None) is None:
+                raise CorruptFile(file, f"removes {name!r}, which does not exist")
+        for added in record.add:
+            if added.name in objects:
+                raise CorruptFile(file, f"adds {added.name!r}, which exists already")
+            objects[added.name] = added
+        return replace(
+            self,
+            number=record.number,
+            epoch=max(self.epoch, record.epoch),
+            genesis=self.genesis or record.genesis,
+            objects=objects,
+            positions=later_positions(self.positions, record.positions),
+        )
+
+    def object_of(self, file_id: str) -> StoredObject | None:
+        """Return the object that holds file `file_id`, or None."""
+        return next((o for o in self.objects.values() if o.file_id == file_id), None)
+
+    def encode(self) -> bytes:
+        """Return a checkpoint's bytes."""
+        return encode_document({
+            "kind": "checkpoint", "number": self.number, "epoch": self.epoch,
+            "genesis": self.genesis.to_json() if self.genesis else None,
+            "objects": [o.to_json() for o in self.objects.values()], "positions": self.positions,
+        })  # fmt: skip
+
+    @classmethod
+    def decode(cls, data: bytes, file: str) -> LogState:
+        """Return the state in a checkpoint; raises `CorruptFile`."""
+        document = decode_document(data, file)
+        try:
+            objects = [StoredObject.from_json(o) for o in document["objects"]]
+            return cls(
+                int(document["number"]), int(document["epoch"]), Genesis.from_json(document["genesis"]),
+                {o.name: o for o in objects}, {str(k): int(v) for k, v in document["positions"].items()},
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptFile(file, f"checkpoint is not what this version writes: {error!r}") from error
+
+
+def encode_document(document: dict[str, Any]) -> bytes:
+    """Return a JSON document with version and CRC32."""
+    body = json.dumps({"version": LOG_VERSION, **document}, separators=(",", ":")).encode()
+    return body + _MARK + f"{zlib.crc32(body):08x}\n".encode()
+
+
+def decode_document(data: bytes, file: str) -> dict[str, Any]:
+    """Return the document in `data` after checking its CRC32 and version."""
+    body, mark, tail = data.rpartition(_MARK)
+    expected = f"{zlib.crc32(body):08x}\n".encode()
+    if not mark or tail != expected:
+        raise CorruptFile(file, "does not match its CRC32", offset=len(body), expected=expected, found=tail[:16])
+    document = json.loads(body)
+    if not isinstance(document, dict) or document.get("version") != LOG_VERSION:
+        found = document.get("version") if isinstance(document, dict) else None
+        raise UnsupportedVersion(file, f"log version {found} is newer than this reader", expected=LOG_VERSION, found=found)
+    return document

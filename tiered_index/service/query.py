@@ -1,0 +1,258 @@
+"""Queries: many files read in parallel under one thread-safe budget, one deterministic answer.
+
+Files are taken newest first (by greatest second). What is local is searched at once in the caller's thread, what lies in the storage by a
+pool with a bounded number of searches in flight. A file is skipped only when `max_count` answers are strictly newer than its greatest
+second, so the answer never depends on which thread was faster.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from tiered_index.errors import InvalidArgument, PartialAnswer, StorageUnavailable, TieredIndexError
+from tiered_index.format.hashing import fingerprint, key_hash
+from tiered_index.format.schema import Schema
+from tiered_index.service.catalog import Handle
+from tiered_index.service.compacted_file import MissingObject
+from tiered_index.service.cursor import decode_cursor, encode_cursor, query_digest
+from tiered_index.service.rows import Array, Question, concatenate, first_answers, item_maker, order_key
+from tiered_index.service.validation import check_key, check_topic
+from tiered_index.storage.wrappers import MeteredStorage, Usage
+from tiered_index.types import MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem, QueryResult
+
+__all__ = ["AnswerBudget", "QueryEngine", "ask"]
+
+
+def ask(
+    schema: Schema, topic: str, key: str, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None
+) -> tuple[Question, str]:
+    """Return the validated question and its digest. Raises `InvalidArgument`, `InvalidCursor`."""
+    check_topic(topic)
+    check_key(key)
+    low, high = (0 if begin_ms is None else begin_ms), (MAX_TIMESTAMP_MS if end_ms is None else end_ms)
+    for name, value in (("begin_ms", low), ("end_ms", high), ("max_count", max_count)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidArgument(f"{name} must be an integer, not {value!r}")
+    if low > high:
+        raise InvalidArgument(f"begin_ms {low} is after end_ms {high}")
+    if max_count < 1:
+        raise InvalidArgument(f"max_count must be at least 1, not {max_count}")
+    second_min, second_max = low // 1000, high // 1000
+    digest = query_digest(topic, key, second_min, second_max)
+    after = None if cursor is None else decode_cursor(cursor, digest, 3 + len(schema.identity_extra))
+    return Question(topic, key, key_hash(topic, key), fingerprint(topic, key), second_min, second_max, max_count, after), digest
+
+
+class AnswerBudget:
+    """The answers found so far, best first, and what they make needless. Safe under threads."""
+
+    def __init__(self, schema: Schema, max_count: int) -> None:
+        self._schema = schema
+        self._max_count = max_count
+        self._lock = threading.Lock()
+        self._rows = concatenate([], schema)
+        self._cutoff: int | None = None
+        self.skipped = False
+
+    def add(self, rows: Array) -> None:
+        """Take in one file's rows."""
+        if not len(rows):
+            return
+        with self._lock:
+            # one more than asked tells a full answer from a truncated one
+            self._rows = first_answers(concatenate([self._rows, rows], self._schema), self._schema, self._max_count + 1)
+            if len(self._rows) >= self._max_count:
+                self._cutoff = int(self._rows["second"][self._max_count - 1])
+
+    def spares(self, second_max: int) -> bool:
+        """Return whether a file with this greatest second can't change the answer any more; if so the answer counts as truncated."""
+        with self._lock:
+            if self._cutoff is None or second_max >= self._cutoff:
+                return False
+            self.skipped = True
+            return True
+
+    def answers(self) -> tuple[Array, bool]:
+        """Return the first `max_count` answers, and whether there may be more."""
+        with self._lock:
+            return self._rows[: self._max_count], self.skipped or len(self._rows) > self._max_count
+
+
+@dataclass
+class _Run:
+    """State of one running query."""
+
+    question: Question
+    budget: AnswerBudget
+    reports: list[FileReport] = field(default_factory=list)
+    errors: list[tuple[FileReport, TieredIndexError]] = field(default_factory=list)
+    stop: bool = False
+
+
+class QueryEngine:
+    """Runs queries over handles. One per service or reader; safe under threads."""
+
+    def __init__(
+        self, schema: Schema, item_type: type[IndexItem], threads: int, storage: MeteredStorage | None, offset_space: str = "custom"
+    ) -> None:
+        self._schema = schema
+        self._make = item_maker(schema, item_type)
+        self._threads = threads
+        self._storage = storage
+        self._pool: ThreadPoolExecutor | None = None
+        self._pool_lock = threading.Lock()
+
+    def close(self) -> None:
+        """Stop the pool. Idempotent."""
+        with self._pool_lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def query(
+        self,
+        handles: Callable[[Question], Sequence[Handle]],
+        topic: str,
+        key: str,
+        begin_ms: int | None,
+        end_ms: int | None,
+        max_count: int,
+        cursor: str | None,
+        allow_partial: bool,
+    ) -> QueryResult:
+        """Answer one lookup over what `handles` yields for it. Arguments and errors as `IndexService.query`."""
+        started = time.perf_counter()
+        question, digest = ask(self._schema, topic, key, begin_ms, end_ms, max_count, cursor)
+        # files newer than the page's start hold nothing for it
+        run = _Run(question, AnswerBudget(self._schema, max_count))
+        if self._storage is None:
+            self._read(run, handles(question), allow_partial)
+            usage = Usage()
+        else:
+            with self._storage.measure() as usage:
+                self._read(run, handles(question), allow_partial)
+        if run.errors and not allow_partial:
+            raise _error(run)
+        rows, more = run.budget.answers()
+        failed = tuple(report for report, _ in run.errors)
+        reports = sorted(run.reports, key=lambda r: (-r.end_ms, r.file))
+        explain = Explain(
+            requests=usage.requests,
+            bytes=sum(report.bytes for report in reports),
+            cost_usd=usage.cost_usd,
+            elapsed_ms=(time.perf_counter() - started) * 1000,
+            files_read=sum(report.outcome == "read" for report in reports),
+            files_skipped=sum(report.outcome.startswith("skipped") for report in reports),
+            files=tuple(reports),
+        )
+        last = order_key(rows[-1], self._schema) if len(rows) else question.after
+        return QueryResult(
+            items=tuple(self._make(topic, row) for row in rows),
+            status="partial" if failed else "truncated" if more else "complete",
+            cursor=encode_cursor(last, digest) if (more or failed) and last is not None else None,
+            failed=failed,
+            explain=explain,
+        )
+
+    def _read(self, run: _Run, handles: Sequence[Handle], allow_partial: bool) -> None:
+        ordered = sorted(handles, key=lambda h: (-h.second_max, -h.sequence, h.file_id))
+        waiting: set[Future[None]] = set()
+        try:
+            for handle in ordered:
+                if run.errors and not allow_partial:
+                    break
+                if run.budget.spares(handle.second_max):
+                    run.reports.append(_report(handle, "skipped_budget"))
+                elif handle.is_local:
+                    self._search(run, handle)
+                else:
+                    if len(waiting) >= self._threads:
+                        waiting = self._collect(waiting)
+                    context = contextvars.copy_context()  # so that requests are counted to this query
+                    waiting.add(self._executor().submit(context.run, self._search_late, run, handle, allow_partial))
+            while waiting:
+                waiting = self._collect(waiting)
+        finally:
+            run.stop = True
+            for future in waiting:
+                future.cancel()
+
+    def _collect(self, waiting: set[Future[None]]) -> set[Future[None]]:
+        done, rest = wait(waiting, return_when=FIRST_COMPLETED)
+        for future in done:
+            future.result()
+        return rest
+
+    def _search_late(self, run: _Run, handle: Handle, allow_partial: bool) -> None:
+        if run.stop or (run.errors and not allow_partial):
+            return
+        if run.budget.spares(handle.second_max):
+            run.reports.append(_report(handle, "skipped_budget"))
+        else:
+            self._search(run, handle)
+
+    def _search(self, run: _Run, handle: Handle) -> None:
+        started = time.perf_counter()
+        place = handle.place
+        usage = Usage()
+        try:
+            if handle.is_local or self._storage is None:
+                rows = handle.search(run.question)
+            else:
+                with self._storage.measure() as usage:
+                    rows = handle.search(run.question)
+        except TieredIndexError as error:
+            report = _report(handle, "failed", place, started, usage, error=error)
+            run.reports.append(report)
+            run.errors.append((report, error))
+            return
+        run.budget.add(rows)
+        run.reports.append(_report(handle, "read", place, started, usage, matched=len(rows)))
+
+    def _executor(self) -> ThreadPoolExecutor:
+        with self._pool_lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._threads, "tiered-index-query")
+            return self._pool
+
+
+def _report(
+    handle: Handle,
+    outcome: str,
+    place: str | None = None,
+    started: float | None = None,
+    usage: Usage | None = None,
+    *,
+    matched: int = 0,
+    error: TieredIndexError | None = None,
+) -> FileReport:
+    return FileReport(
+        file=handle.file_id,
+        place=place or handle.place,
+        outcome=outcome,
+        begin_ms=handle.second_min * 1000,
+        end_ms=handle.second_max * 1000,
+        requests=usage.requests if usage else 0,
+        bytes=usage.bytes_read if usage else 0,
+        elapsed_ms=(time.perf_counter() - started) * 1000 if started is not None else 0.0,
+        matched=matched,
+        error=str(error) if error is not None else None,
+    )
+
+
+def _error(run: _Run) -> TieredIndexError:
+    """Return what to raise: the one error where there is one kind, so that the caller's next action is clear."""
+    first = run.errors[0][1]
+    if isinstance(first, MissingObject):
+        return first
+    if all(type(error) is type(first) for _, error in run.errors):
+        return first
+    if all(isinstance(error, StorageUnavailable) for _, error in run.errors):
+        return first
+    names = "; ".join(str(error) for _, error in run.errors)
+    return PartialAnswer(f"{len(run.errors)} files could not be read: {names}", failed=tuple(report for report, _ in run.errors))

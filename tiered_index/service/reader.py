@@ -1,0 +1,210 @@
+"""`IndexReader`: read-only and stateless. It reads a storage, a root beside its writer, or both, and never writes a byte to either.
+
+A reader works at one position of the storage's log and moves on by `refresh_interval_s`, or when an object that the log named is gone:
+then it reads the log again and starts that lookup again, a bounded number of times.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tiered_index.clock import Clock, SystemClock
+from tiered_index.config import IndexConfig
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, StorageError
+from tiered_index.format.schema import Schema
+from tiered_index.service.catalog import Catalog, Handle
+from tiered_index.service.compacted_file import DamagedFile, MissingObject
+from tiered_index.service.lifecycle import show_stored
+from tiered_index.service.log_records import Genesis, LogState
+from tiered_index.service.query import QueryEngine
+from tiered_index.service.root import Marker, Root
+from tiered_index.service.root_view import RootView
+from tiered_index.service.rows import Question
+from tiered_index.service.session import check_genesis
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.base import Storage
+from tiered_index.storage.disk import Disk
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.wrappers import MeteredStorage
+from tiered_index.types import MAX_TIMESTAMP_MS, Lookup, QueryResult
+
+__all__ = ["IndexReader"]
+
+_LOG_RETRIES = 5
+
+
+class IndexReader:
+    """Answers lookups over an index somebody else writes. Threads: every method from any thread."""
+
+    def __init__(self, config: IndexConfig, *, clock: Clock | None = None, storage: Storage | None = None) -> None:
+        """Open an index for reading; prefer `IndexReader.open`."""
+        if config.root is None and config.storage is None and storage is None:
+            raise ConfigError("neither storage nor root is set: give a storage URI, a root, or both")
+        self.config = config
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._catalog = Catalog()
+        self._view: RootView | None = None
+        self._changes: object = None
+        marker: Marker | None = None
+        if config.root is not None:
+            root = Root(config.root, Disk())
+            marker = root.read_marker()
+            if marker is None:
+                raise NotAnIndex(f"{config.root} holds no tiered index" + ("" if config.root.exists() else " (it does not exist)"))
+            self._view = RootView(root)
+        uri = config.storage or (marker.storage if marker is not None else None)
+        self._storage = MeteredStorage(storage if storage is not None else open_storage(str(uri), options=config.s3))
+        self._log = StorageLog(self._storage, self._clock)
+        self._log_error: StorageError | None = None
+        try:
+            state = self._log.open()
+            assert state.genesis is not None
+            self._genesis = state.genesis
+        except StorageError as error:
+            if marker is None or config.storage is not None or storage is not None:
+                self._storage.close()
+                raise
+            # the root alone was asked for: what lies only in the storage fails when a lookup needs it
+            self._log_error = error
+            self._genesis = Genesis(marker.index_id, marker.layout, marker.offset_space)
+        except BaseException:
+            self._storage.close()
+            raise
+        if marker is not None and self._log_error is None:
+            check_genesis(self._genesis, Genesis(marker.index_id, marker.layout, marker.offset_space), self._storage.uri)
+        self._schema: Schema = self._genesis.layout.schema
+        item_type = config.item_type
+        if item_type is not None and Schema.of(item_type) != self._schema:
+            self._storage.close()
+            check_genesis(self._genesis, Genesis("", config.layout(), self._genesis.offset_space), self._storage.uri)
+        show_stored(self._catalog, self._log.state, self._storage, lambda _: None)
+        self._refreshed_s = self._clock.monotonic_s()
+        self._engine = QueryEngine(self._schema, item_type or self._schema.item_type(), config.query_threads, self._storage)
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        storage: str | None = None,
+        *,
+        root: str | Path | None = None,
+        config: IndexConfig | None = None,
+        clock: Clock | None = None,
+        storage_backend: Storage | None = None,
+        **settings: Any,
+    ) -> IndexReader:
+        """Open an index by its storage URI, by a root (whose marker names its storage), or by both.
+
+        Raises `NotAnIndex`, `StorageUnavailable`, `StorageMisconfigured`, `CorruptFile`, `ConfigError`.
+        """
+        if config is None:
+            config = IndexConfig.load(storage=storage, root=root, **settings)
+        elif storage is not None or root is not None or settings:
+            raise InvalidArgument("give a config or settings by name, not both")
+        return cls(config, clock=clock, storage=storage_backend)
+
+    def query(
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        max_count: int = 64,
+        cursor: str | None = None,
+        allow_partial: bool = False,
+    ) -> QueryResult:
+        """Answer one lookup; arguments, answer and errors as `IndexService.query`. What the writer has not flushed is not seen."""
+        if self._closed:
+            raise InvalidArgument("the reader is closed")
+        self._refresh_if_due()
+        for _ in range(_LOG_RETRIES):
+            missing: MissingObject
+            try:
+                with self._catalog.reading():
+                    return self._engine.query(self._handles, topic, key, begin_ms, end_ms, max_count, cursor, allow_partial)
+            except MissingObject as error:
+                missing = error
+            if missing.name in self.refresh().objects:
+                raise CorruptFile(missing.name, "the log names this object, but the storage does not have it") from missing
+        raise CorruptFile(self._storage.uri, f"objects kept vanishing during {_LOG_RETRIES} tries of one lookup")
+
+    def query_many(self, lookups: Iterable[Lookup], allow_partial: bool = False) -> list[QueryResult]:
+        """Answer many lookups, in their order; arguments and errors as `query`."""
+        return [self.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count, q.cursor, allow_partial) for q in lookups]
+
+    def refresh(self) -> LogState:
+        """Read what the log has gained; return its state."""
+        with self._lock:
+            state = self._log.refresh() if self._log.state.number else self._log.open()
+            self._log_error = None
+            show_stored(self._catalog, state, self._storage, lambda _: None)
+            self._refreshed_s = self._clock.monotonic_s()
+            return state
+
+    def files(self) -> list[Handle]:
+        """Return the handles of all files, local ones in their present state."""
+        return sorted(self._all_handles(), key=lambda handle: (handle.sequence, handle.file_id))
+
+    @property
+    def genesis(self) -> Genesis:
+        """What the index was created as: id, layout, offset space."""
+        return self._genesis
+
+    @property
+    def log_state(self) -> LogState:
+        """The storage's log as far as it was read."""
+        return self._log.state
+
+    @property
+    def storage(self) -> MeteredStorage:
+        """The storage, metered."""
+        return self._storage
+
+    def close(self) -> None:
+        """Release threads and connections. Idempotent."""
+        self._closed = True
+        self._engine.close()
+        self._storage.close()
+
+    def __enter__(self) -> IndexReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _refresh_if_due(self) -> None:
+        if self._clock.monotonic_s() - self._refreshed_s < self.config.refresh_interval_s:
+            return
+        try:
+            self.refresh()
+        except StorageError as error:
+            if self._log_error is None:
+                raise
+            self._log_error = error
+            self._refreshed_s = self._clock.monotonic_s()
+
+    def _handles(self, question: Question) -> Sequence[Handle]:
+        return [
+            handle
+            for handle in self._all_handles()
+            if handle.second_min <= question.second_max and handle.second_max >= question.second_min
+        ]
+
+    def _all_handles(self) -> list[Handle]:
+        if self._view is None:
+            return self._catalog.all()
+        # Local files first, then the log: a file that leaves the root in between is in at least one of them. Files leave the root only
+        # by way of its folders, so while these are unchanged the log needn't be read again.
+        changes = self._view.changes()
+        local = {handle.file_id: handle for handle in self._view.look()}
+        if changes != self._changes and self._log_error is None:
+            self.refresh()
+            self._changes = changes
+        handles = [*local.values(), *(handle for handle in self._catalog.all() if handle.file_id not in local)]
+        if self._log_error is not None:
+            handles.append(DamagedFile("log", "storage", 0, MAX_TIMESTAMP_MS // 1000, self._log_error))
+        return handles

@@ -1,0 +1,154 @@
+"""Recovery: from folder names and journals back to a working root. Every step may be repeated.
+
+1. Temporary names are half-made work: dropped. 2. An id in two folders: the later state wins once it verifies. 3. An unsealed file is what
+its journal confirms; chains and slots are rebuilt. 4. What can't be read is kept, untouched, and every lookup that meets it says so.
+One thread, under the root's lock, before anything else runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
+from tiered_index.format.journal import Journal, parse_journal
+from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, file_id_of
+from tiered_index.service.buffer import later_positions
+from tiered_index.service.compacted_file import CompactedFile, DamagedFile, StorageBytes, open_local
+from tiered_index.service.lifecycle import verify_runs
+from tiered_index.service.log_records import LogState
+from tiered_index.service.root import Root, disk_error
+from tiered_index.service.unsealed_file import UnsealedFile
+from tiered_index.storage.base import Storage
+from tiered_index.types import MAX_TIMESTAMP_MS
+
+__all__ = ["Recovered", "recover_root"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Recovered:
+    """What was found. `unsealed` are in order of sequence; `notes` say what was dropped or moved, one line each."""
+
+    unsealed: list[UnsealedFile] = field(default_factory=list)
+    compacted: list[CompactedFile] = field(default_factory=list)
+    uploaded: list[CompactedFile] = field(default_factory=list)
+    damaged: list[DamagedFile] = field(default_factory=list)
+    positions: dict[str, int] = field(default_factory=dict)
+    topics: list[tuple[int, str]] = field(default_factory=list)
+    next_sequence: int = 1
+    notes: list[str] = field(default_factory=list)
+
+
+def recover_root(root: Root, storage: Storage, state: LogState | None) -> Recovered:
+    """Bring a root in order and return its files; `state` is the log's, or None while the storage can't be asked."""
+    found = Recovered()
+    try:
+        if dropped := root.drop_temporaries():
+            found.notes.append(f"{dropped} temporary files dropped")
+        ids = {s: {i for name in root.disk.names(root.folder(s)) if (i := file_id_of(name)) is not None} for s in STATES}
+        _recover_uploaded(root, ids, storage, state, found)
+        _recover_compacted(root, ids, storage, state, found)
+        _recover_unsealed(root, ids, found)
+    except OSError as error:
+        raise disk_error(error, f"recovering {root.path}") from error
+    for file in (*found.compacted, *found.uploaded):
+        metadata = file.metadata()
+        found.positions = later_positions(found.positions, metadata.source_positions)
+        found.topics += metadata.topics
+        found.next_sequence = max(found.next_sequence, file.sequence + 1)
+    for unsealed in found.unsealed:
+        found.positions = later_positions(found.positions, unsealed.positions)
+        found.topics += unsealed.topics.items()
+        found.next_sequence = max(found.next_sequence, unsealed.sequence + 1)
+    if state is not None:
+        found.positions = later_positions(found.positions, state.positions)
+        found.next_sequence = max([found.next_sequence, *(o.sequence + 1 for o in state.objects.values())])
+    for note in found.notes:
+        _log.info("recovery: %s", note)
+    return found
+
+
+def _recover_uploaded(root: Root, ids: dict[str, set[str]], storage: Storage, state: LogState | None, found: Recovered) -> None:
+    for file_id in sorted(ids[UPLOADED]):
+        path = root.index_path(UPLOADED, file_id)
+        stored = state.object_of(file_id) if state is not None else None
+        if state is not None and stored is None:
+            # merged or expired since: the log decides what exists
+            root.disk.unlink(path)
+            found.notes.append(f"{path.name}: its object was removed from the log, local copy dropped")
+            ids[UPLOADED].discard(file_id)
+            continue
+        try:
+            found.uploaded.append(open_local(path, StorageBytes(storage, stored) if stored is not None else None))
+        except CorruptFile as error:
+            if stored is None:
+                found.damaged.append(_damaged(file_id, UPLOADED, error))
+                continue
+            root.disk.unlink(path)
+            found.notes.append(f"{path.name}: damaged local copy dropped, the storage has the file ({error})")
+            ids[UPLOADED].discard(file_id)
+
+
+def _recover_compacted(root: Root, ids: dict[str, set[str]], storage: Storage, state: LogState | None, found: Recovered) -> None:
+    for file_id in sorted(ids[COMPACTED]):
+        path = root.index_path(COMPACTED, file_id)
+        if file_id in ids[UPLOADED]:
+            root.disk.unlink(path)
+            found.notes.append(f"{path.name}: in uploaded/ too, the earlier copy dropped")
+            continue
+        try:
+            file = open_local(path)
+            if file_id in ids[UNSEALED]:
+                verify_runs(file)
+        except CorruptFile as error:
+            if file_id in ids[UNSEALED]:
+                root.disk.unlink(path)
+                found.notes.append(f"{path.name}: compacted copy does not verify, dropped; compacted again from unsealed/ ({error})")
+            else:
+                found.damaged.append(_damaged(file_id, COMPACTED, error))
+            continue
+        stored = state.object_of(file_id) if state is not None else None
+        if stored is not None:
+            target = root.index_path(UPLOADED, file_id)
+            root.disk.publish(path, target)
+            found.notes.append(f"{path.name}: is in the log, moved to uploaded/")
+            found.uploaded.append(open_local(target, StorageBytes(storage, stored)))
+        else:
+            found.compacted.append(file)
+
+
+def _recover_unsealed(root: Root, ids: dict[str, set[str]], found: Recovered) -> None:
+    later = {file.file_id for file in (*found.compacted, *found.uploaded)}
+    for file_id in sorted(ids[UNSEALED]):
+        path, journal_path = root.index_path(UNSEALED, file_id), root.journal_path(file_id)
+        if file_id in later:
+            root.disk.unlink(path)
+            root.disk.unlink(journal_path)
+            found.notes.append(f"{file_id}: is compacted, its unsealed form dropped")
+            continue
+        journal: Journal | None = None
+        try:
+            journal = parse_journal(journal_path.read_bytes(), str(journal_path)) if journal_path.exists() else None
+            if not path.exists() and (journal is None or not journal.count):
+                root.disk.unlink(journal_path)
+                found.notes.append(f"{journal_path.name}: a file that was never begun, dropped")
+                continue
+            if journal is None or not path.exists():
+                lost = journal_path if journal is None else path
+                raise CorruptFile(str(lost), "an unsealed file needs both its entries and its journal, and this one is missing or empty")
+            found.unsealed.append(UnsealedFile.recover(root, journal))
+        except (CorruptFile, StorageUnavailable, ValueError) as error:
+            typed = error if isinstance(error, TieredIndexError) else CorruptFile(str(path), f"can't be mapped: {error}")
+            found.damaged.append(_damaged(file_id, UNSEALED, typed, journal))
+    found.unsealed.sort(key=lambda file: file.sequence)
+
+
+def _damaged(file_id: str, place: str, error: TieredIndexError, journal: Journal | None = None) -> DamagedFile:
+    _log.error("recovery: %s", error)
+    # without a journal's word the file may hold any second
+    low, high = (journal.seconds if journal is not None else None) or (0, MAX_TIMESTAMP_MS // 1000)
+    return DamagedFile(file_id, place, low, high, error)
+
+

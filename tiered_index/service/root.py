@@ -1,0 +1,190 @@
+"""The local root: its folders, its marker, and the lock that one writer at a time holds.
+
+```
+root/tiered_index.json   which index this is, its layout, its storage
+root/lock                locked by the writer (flock); names its pid and host
+root/unsealed|compacted|uploaded/   the folder is the state
+```
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tiered_index.errors import ConfigError, DiskFull, LockHeld, NotAnIndex, StorageMisconfigured, StorageUnavailable, TieredIndexError
+from tiered_index.format.layout import Layout
+from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES
+from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
+
+__all__ = ["Marker", "Root", "RootLock", "disk_error"]
+
+MARKER_VERSION = 1
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_DENIED = {errno.EPERM, errno.EACCES, errno.EROFS}
+
+
+def disk_error(error: OSError, what: str) -> TieredIndexError:
+    """Return the typed error for a failed call on a local file; `what` says what was being done."""
+    message = f"{what}: {error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+    if error.errno in _FULL:
+        return DiskFull(message)
+    if error.errno in _DENIED:
+        return StorageMisconfigured(message)
+    return StorageUnavailable(message)
+
+
+@dataclass(frozen=True)
+class Marker:
+    """What `tiered_index.json` says. `storage` is the URI as given, without credentials."""
+
+    index_id: str
+    root_id: str
+    layout: Layout
+    offset_space: str
+    storage: str
+
+    def encode(self) -> bytes:
+        """Return the marker's bytes (JSON)."""
+        document = {
+            "tiered_index": MARKER_VERSION, "index_id": self.index_id, "root_id": self.root_id, "layout": self.layout.to_json(),
+            "offset_space": self.offset_space, "storage": self.storage,
+        }  # fmt: skip
+        return (json.dumps(document, indent=2) + "\n").encode()
+
+    @classmethod
+    def decode(cls, data: bytes, file: str) -> Marker:
+        """Return the marker in `data`; raises `NotAnIndex` where it isn't one."""
+        try:
+            document: dict[str, Any] = json.loads(data)
+            version = document["tiered_index"]
+            if version != MARKER_VERSION:
+                raise NotAnIndex(f"{file}: a root of version {version!r}; this program knows version {MARKER_VERSION}")
+            return cls(
+                str(document["index_id"]), str(document["root_id"]), Layout.from_json(document["layout"]), str(document["offset_space"]),
+                str(document["storage"]),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise NotAnIndex(f"{file}: not the marker of a tiered index ({error!r})") from error
+
+
+class Root:
+    """Paths below one root. Doing nothing by itself, it may be shared freely."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self.path = path
+        self.disk = disk
+
+    @property
+    def marker_path(self) -> Path:
+        """Path of `tiered_index.json`."""
+        return self.path / "tiered_index.json"
+
+    def folder(self, state: str) -> Path:
+        """Folder of a state."""
+        return self.path / state
+
+    def index_path(self, state: str, file_id: str) -> Path:
+        """Path of a file in a state."""
+        return self.path / state / (file_id + INDEX_SUFFIX)
+
+    def journal_path(self, file_id: str) -> Path:
+        """Path of an unsealed file's journal."""
+        return self.path / "unsealed" / (file_id + JOURNAL_SUFFIX)
+
+    def temporary(self, state: str) -> Path:
+        """A fresh temporary path in a state's folder."""
+        return self.path / state / (TEMPORARY_PREFIX + secrets.token_hex(8))
+
+    def read_marker(self) -> Marker | None:
+        """Return the marker, or None where the root is empty or absent. Raises `NotAnIndex` for a folder of somebody else's."""
+        try:
+            return Marker.decode(self.marker_path.read_bytes(), str(self.marker_path))
+        except FileNotFoundError:
+            pass
+        except NotADirectoryError as error:
+            raise NotAnIndex(f"{self.path} is not a folder") from error
+        except OSError as error:
+            raise disk_error(error, f"reading {self.marker_path}") from error
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                strangers = [name for name in sorted(os.listdir(self.path)) if name != "lock" and not name.startswith(TEMPORARY_PREFIX)]
+            except NotADirectoryError as error:
+                raise NotAnIndex(f"{self.path} is not a folder") from error
+            strangers = [name for name in strangers if name not in STATES or os.listdir(self.path / name)]
+            if strangers:
+                raise NotAnIndex(f"{self.path} has no tiered_index.json but holds {strangers[0]!r}: nothing was touched")
+        return None
+
+    def make_folders(self) -> None:
+        """Create the root and its state folders, durably."""
+        try:
+            for state in STATES:
+                self.folder(state).mkdir(parents=True, exist_ok=True)
+            self.disk.sync_folder(self.path)
+        except OSError as error:
+            raise disk_error(error, f"creating {self.path}") from error
+
+    def write_marker(self, marker: Marker) -> None:
+        """Create the marker durably."""
+        temporary = self.path / (TEMPORARY_PREFIX + secrets.token_hex(8))
+        try:
+            self.disk.write_file(temporary, [marker.encode()])
+            self.disk.publish(temporary, self.marker_path)
+        except OSError as error:
+            raise disk_error(error, f"writing {self.marker_path}") from error
+
+    def drop_temporaries(self) -> int:
+        """Delete half-made work; return how many files that was. Only the holder of the lock may call this."""
+        dropped = 0
+        for folder in (self.path, *(self.folder(state) for state in STATES)):
+            for name in self.disk.names(folder):
+                if name.startswith(TEMPORARY_PREFIX):
+                    self.disk.unlink(folder / name)
+                    dropped += 1
+        return dropped
+
+
+class RootLock:
+    """Exclusive lock of a root, held by an open descriptor: it ends with the process, however that ends."""
+
+    def __init__(self, root: Root) -> None:
+        self._path = root.path / "lock"
+        try:
+            self._descriptor: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise disk_error(error, f"opening {self._path}") from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = _holder(os.pread(self._descriptor, 4096, 0))
+            os.close(self._descriptor)
+            pid, host = holder.get("pid"), holder.get("host")
+            raise LockHeld(f"{root.path} is being written by process {pid} on {host}", pid=pid, host=host) from error
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+
+    def release(self) -> None:
+        """Give the lock up. Idempotent."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _holder(data: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(data)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+

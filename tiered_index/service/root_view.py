@@ -1,0 +1,133 @@
+"""A root as another process sees it: what the writer has flushed, read without its lock.
+
+Folders are looked at in the direction in which files move (unsealed, compacted, uploaded), so a file on its way is met at least once; one
+that vanished between the look and the opening makes the look start again, a bounded number of times. Unsealed entries are believed as
+far as the journal confirms them and their CRC32 matches; they are found by a scan of the hash column, not through chains.
+Threads: any; each look gives handles of its own.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
+from tiered_index.format.journal import Journal, parse_journal
+from tiered_index.format.names import COMPACTED, JOURNAL_SUFFIX, STATES, UNSEALED, UPLOADED, file_id_of
+from tiered_index.service.catalog import Handle
+from tiered_index.service.compacted_file import CompactedFile, DamagedFile, open_local
+from tiered_index.service.root import Root, disk_error
+from tiered_index.service.rows import Question, select_items
+from tiered_index.service.unsealed_file import verified_entries
+from tiered_index.types import MAX_TIMESTAMP_MS
+
+__all__ = ["RootView", "UnsealedView"]
+
+_LOOKS = 20
+
+
+class UnsealedView:
+    """The durable entries of an unsealed file at one moment."""
+
+    place = UNSEALED
+    is_local = True
+
+    def __init__(self, path: Path, journal: Journal) -> None:
+        self.path = path
+        self.journal = journal
+        self.file_id = journal.file_id
+        self.lane = journal.lane
+        self.sequence = journal.sequence
+        self.count = journal.count
+        self.second_min, self.second_max = journal.seconds or (journal.begin_ms // 1000, journal.begin_ms // 1000)
+        with path.open("rb") as handle:
+            try:
+                self._map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+            except ValueError as error:
+                raise CorruptFile(str(path), "empty file", offset=0) from error
+        self._entries: npt.NDArray[Any] | None = None
+
+    def entries(self) -> npt.NDArray[Any]:
+        """Return the verified entries (structured, over the map). Raises `CorruptFile`."""
+        if self._entries is None:
+            self._entries = verified_entries(self._map, self.journal, str(self.path))
+        return self._entries
+
+    def search(self, question: Question) -> npt.NDArray[Any]:
+        """Return the rows that answer `question`, in no order."""
+        ids = frozenset(topic_id for topic_id, name in self.journal.topics.items() if name == question.topic)
+        return select_items(self.entries(), self.journal.begin_ms // 1000, question, ids, self.journal.layout.schema)
+
+
+class RootView:
+    """Reads a root. Keeps files that it has opened as long as they stay what they are."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._opened: dict[tuple[str, str], CompactedFile] = {}
+        self._unsealed: dict[str, UnsealedView] = {}
+
+    def changes(self) -> tuple[int, ...]:
+        """Return a value that differs when files have entered or left the folders since."""
+        try:
+            return tuple(self._root.folder(state).stat().st_mtime_ns for state in STATES)
+        except OSError as error:
+            raise disk_error(error, f"reading {self._root.path}") from error
+
+    def look(self) -> list[Handle]:
+        """Return handles of every file with durable entries, each in its latest state; a file that can't be read is among them."""
+        for _ in range(_LOOKS):
+            try:
+                return self._look()
+            except FileNotFoundError:
+                continue  # it moved on to its next state
+            except OSError as error:
+                raise disk_error(error, f"reading {self._root.path}") from error
+        raise StorageUnavailable(f"{self._root.path}: files kept changing their state during {_LOOKS} looks; try again")
+
+    def _look(self) -> list[Handle]:
+        handles: dict[str, Handle] = {}
+        unsealed: dict[str, UnsealedView] = {}
+        for name in self._root.disk.names(self._root.folder(UNSEALED)):
+            file_id = file_id_of(name)
+            if file_id is None or not name.endswith(JOURNAL_SUFFIX):
+                continue
+            try:
+                view = self._view(file_id)
+            except (TieredIndexError, ValueError) as error:
+                handles[file_id] = _damaged(file_id, UNSEALED, error)
+                continue
+            if view is not None:
+                handles[file_id] = unsealed[file_id] = view
+        opened: dict[tuple[str, str], CompactedFile] = {}
+        for state in (COMPACTED, UPLOADED):
+            for name in self._root.disk.names(self._root.folder(state)):
+                file_id = file_id_of(name)
+                if file_id is None:
+                    continue
+                try:
+                    file = self._opened.get((state, file_id)) or open_local(self._root.index_path(state, file_id))
+                except TieredIndexError as error:
+                    handles[file_id] = _damaged(file_id, state, error)
+                    continue
+                handles[file_id] = opened[state, file_id] = file
+        self._opened, self._unsealed = opened, unsealed
+        return list(handles.values())
+
+    def _view(self, file_id: str) -> UnsealedView | None:
+        journal_path = self._root.journal_path(file_id)
+        journal = parse_journal(journal_path.read_bytes(), str(journal_path))
+        if journal is None or not journal.count:
+            return None
+        known = self._unsealed.get(file_id)
+        if known is not None and known.count == journal.count:
+            return known
+        return UnsealedView(self._root.index_path(UNSEALED, file_id), journal)
+
+
+def _damaged(file_id: str, place: str, error: Exception) -> DamagedFile:
+    typed = error if isinstance(error, TieredIndexError) else CorruptFile(file_id, f"can't be read: {error}")
+    return DamagedFile(file_id, place, 0, MAX_TIMESTAMP_MS // 1000, typed)

@@ -1,0 +1,138 @@
+"""Rows: entries on their way to an answer, in one native-order structured array whatever file they came from.
+
+A row is a compacted item with `second` (epoch seconds) in place of the difference. Selection, answer order, identity and paging are
+defined here, once, for every kind of file. Pure functions over arrays; safe under threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.format.schema import Schema
+from tiered_index.format.unsealed import normal_hashes
+from tiered_index.types import IndexItem
+
+__all__ = ["OrderKey", "Question", "concatenate", "first_answers", "item_maker", "row_dtype", "rows_of_columns", "select_items"]
+
+Array = npt.NDArray[Any]
+OrderKey = tuple[int, ...]
+"""(second, offset, queue_id, further identity columns): where a page ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A validated lookup: hashes instead of the key, inclusive epoch seconds, and the order key that the page starts after."""
+
+    topic: str
+    key: str
+    key_hash: int
+    fingerprint: int
+    second_min: int
+    second_max: int
+    max_count: int
+    after: OrderKey | None = None
+
+
+def row_dtype(schema: Schema) -> np.dtype[Any]:
+    """Return the dtype of rows for a schema."""
+    columns = [("second", "i8"), ("key_hash", "i4"), ("topic_id", "i4"), ("queue_id", "i4"), ("offset", "i8"), ("size", "i4")]
+    return np.dtype(columns + [(c.name, np.dtype(c.dtype).newbyteorder("=").str) for c in schema.extra])
+
+
+def select_items(items: Array, begin_s: int, question: Question, topic_ids: frozenset[int] | None, schema: Schema) -> Array:
+    """Return the rows of `items` (structured, n; entries or compacted items of one file) that answer `question`, in no order.
+
+    `begin_s` is the file's begin second. `topic_ids` narrows to the topic's ids in that file; None where the file has no table.
+    """
+    places = np.flatnonzero(normal_hashes(items["key_hash"]) == question.key_hash)
+    if len(places) and schema.keyed:
+        places = places[items["fingerprint"][places] == question.fingerprint]
+    if len(places) and topic_ids is not None:
+        places = places[np.isin(items["topic_id"][places], list(topic_ids))]
+    picked = items[places]
+    rows = np.empty(len(picked), row_dtype(schema))
+    rows["second"] = begin_s + picked["time_diff_s"].astype(np.int64)
+    for name in rows.dtype.names or ():
+        if name != "second":
+            rows[name] = picked[name]
+    rows["key_hash"] = question.key_hash
+    return _in_question(rows, question, schema)
+
+
+def rows_of_columns(columns: Mapping[str, Array], question: Question, topic_ids: frozenset[int], schema: Schema) -> Array:
+    """Return the rows of buffered columns (native order, `second` among them) that answer `question`, in no order."""
+    places = np.flatnonzero(columns["key_hash"] == question.key_hash)
+    if len(places) and schema.keyed:
+        places = places[columns["fingerprint"][places] == question.fingerprint]
+    if len(places):
+        places = places[np.isin(columns["topic_id"][places], list(topic_ids))]
+    rows = np.empty(len(places), row_dtype(schema))
+    for name in rows.dtype.names or ():
+        rows[name] = columns[name][places]
+    return _in_question(rows, question, schema)
+
+
+def _in_question(rows: Array, question: Question, schema: Schema) -> Array:
+    rows = rows[(rows["second"] >= question.second_min) & (rows["second"] <= question.second_max)]
+    if question.after is None or not len(rows):
+        return rows
+    # strictly after in (second desc, offset desc, queue_id asc, ...): compare column by column while all before are equal
+    later = np.zeros(len(rows), bool)
+    equal = np.ones(len(rows), bool)
+    for name, bound in zip(("second", "offset", "queue_id", *schema.identity_extra), question.after, strict=True):
+        values = rows[name]
+        later |= equal & (values < bound if name in ("second", "offset") else values > bound)
+        equal &= values == bound
+    return rows[later]
+
+
+def concatenate(parts: list[Array], schema: Schema) -> Array:
+    """Return the rows of all parts in one array."""
+    return np.concatenate(parts) if parts else np.empty(0, row_dtype(schema))
+
+
+def first_answers(rows: Array, schema: Schema, limit: int) -> Array:
+    """Return the first `limit` answers in order: second desc, offset desc, queue_id asc; equal identities are one answer.
+
+    Of entries with one identity the newest is kept; a difference in size or topic id alone is settled by the greater value, so that
+    the answer never depends on where the entries lie.
+    """
+    if not len(rows):
+        return rows
+    identity = ("queue_id", "offset", *schema.identity_extra)
+    keys: list[Array] = [-rows["topic_id"].astype(np.int64), -rows["size"].astype(np.int64)]
+    keys += [rows[name] for name in reversed(schema.identity_extra)]
+    keys += [rows["queue_id"], ~rows["offset"], -rows["second"]]
+    rows = rows[np.lexsort(keys)]
+    _, first = np.unique(rows[list(identity)], return_index=True)
+    kept = np.sort(first)
+    return rows[kept[:limit]]
+
+
+def order_key(row: Any, schema: Schema) -> OrderKey:
+    """Return the order key of one row."""
+    return tuple(int(row[name]) for name in ("second", "offset", "queue_id", *schema.identity_extra))
+
+
+def item_maker(schema: Schema, item_type: type[IndexItem]) -> Callable[[str, Any], IndexItem]:
+    """Return a function (topic, row) -> answer of `item_type`; the answer is a copy and refers to no file."""
+    extra = [c.name for c in schema.extra]
+
+    def make(topic: str, row: Any) -> IndexItem:
+        return item_type(
+            topic=topic,
+            topic_id=int(row["topic_id"]),
+            queue_id=int(row["queue_id"]),
+            offset=int(row["offset"]),
+            size=int(row["size"]),
+            timestamp_ms=int(row["second"]) * 1000,
+            key_hash=int(row["key_hash"]),
+            **{name: row[name].item() for name in extra},
+        )
+
+    return make

@@ -1,0 +1,152 @@
+"""`TimeRangeSkipList`: handles keyed by time range, newest first, searched without a lock.
+
+A node holds an inclusive interval [begin, end] of epoch seconds and a value. Nodes are ordered by begin descending, then by age
+ascending. Each link of level i carries the greatest `end` of the nodes it passes over, its target included, so a search descends only
+into links that hold an overlapping node: O(log n + hits).
+
+Invariants
+- A link's greatest end is never smaller than that of any node it spans: an insertion raises it before it links the node, a removal
+  lowers it after it has unlinked the node. So a reader may visit too much, never too little.
+- A removed node keeps its own links: a reader that stands on it walks on into the list.
+- To replace a node, insert the successor first, with a begin that is not greater: it then lies behind its predecessor in the order
+  of reading, and a concurrent reader meets at least one of the two.
+
+Threads: `insert` and `remove` under an internal lock; `overlapping`, `__len__` and `__iter__` take none and may run at any time beside
+them. Sources: Pugh, "Skip lists: a probabilistic alternative to balanced trees" (1990);
+Hanson and Johnson, "The interval skip list: a data structure for finding all intervals that overlap a point" (1991).
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+__all__ = ["Node", "TimeRangeSkipList"]
+
+V = TypeVar("V")
+_MAX_LEVEL = 24
+_NONE = -(2**62)
+
+
+class Node(Generic[V]):
+    """One handle in the list; identity is the node itself."""
+
+    __slots__ = ("begin", "end", "following", "key", "reach", "value")
+
+    def __init__(self, key: tuple[int, int], begin: int, end: int, value: V | None, level: int) -> None:
+        self.key = key
+        self.begin = begin
+        self.end = end
+        self.value = value
+        self.following: list[Node[V] | None] = [None] * level
+        # reach[i]: greatest end of the nodes in (self, following[i]]
+        self.reach: list[int] = [_NONE] * level
+
+
+class TimeRangeSkipList(Generic[V]):
+    """See the module's text. `rng` decides the levels (inject a seeded one in tests)."""
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+        self._ages = itertools.count()
+        self._head: Node[V] = Node((_NONE, -1), 0, _NONE, None, _MAX_LEVEL)
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Node[V]]:
+        node = self._head.following[0]
+        while node is not None:
+            yield node
+            node = node.following[0]
+
+    def insert(self, begin: int, end: int, value: V) -> Node[V]:
+        """Add `value` for the inclusive interval [begin, end] and return its node. Raises `ValueError` where begin > end."""
+        if begin > end:
+            raise ValueError(f"interval ends before it begins: [{begin}, {end}]")
+        with self._lock:
+            level = 1
+            while level < _MAX_LEVEL and self._rng.random() < 0.25:
+                level += 1
+            node: Node[V] = Node((-begin, next(self._ages)), begin, end, value, level)
+            path = self._path(node.key)
+            for i in range(_MAX_LEVEL):
+                path[i].reach[i] = max(path[i].reach[i], end)
+            for i in range(level):
+                node.following[i] = path[i].following[i]
+                node.reach[i] = path[i].reach[i]  # too great for now, never too small
+            for i in range(level):
+                path[i].following[i] = node
+            for i in range(level):
+                self._measure(path[i], i)
+                self._measure(node, i)
+            self._count += 1
+            return node
+
+    def remove(self, node: Node[V]) -> None:
+        """Take `node` out. Raises `KeyError` where it isn't in the list."""
+        with self._lock:
+            path = self._path(node.key)
+            if path[0].following[0] is not node:
+                raise KeyError("the node is not in the list")
+            for i in reversed(range(len(node.following))):
+                path[i].reach[i] = max(path[i].reach[i], node.reach[i])
+                path[i].following[i] = node.following[i]
+            for i in range(_MAX_LEVEL):
+                self._measure(path[i], i)
+            self._count -= 1
+
+    def overlapping(self, begin: int, end: int) -> Iterator[Node[V]]:
+        """Yield the nodes whose interval overlaps the inclusive range [begin, end], greatest begin first."""
+        node = self._head
+        for i in reversed(range(_MAX_LEVEL)):
+            # nodes that begin after `end` come first in the order: skip them
+            while (following := node.following[i]) is not None and following.begin > end:
+                node = following
+        yield from self._scan(node, begin, end)
+
+    def _scan(self, node: Node[V], begin: int, end: int) -> Iterator[Node[V]]:
+        level = len(node.following) - 1
+        while True:
+            # the longest link from here that holds nothing of interest is followed at once
+            while level > 0 and node.reach[level] >= begin:
+                level -= 1
+            following = node.following[level]
+            skipped = node.reach[level] < begin
+            if following is None:
+                if skipped or level == 0:
+                    return
+                level -= 1
+                continue
+            node = following
+            if not skipped and begin <= node.end and node.begin <= end:
+                yield node
+            level = len(node.following) - 1
+
+    def _path(self, key: tuple[int, int]) -> list[Node[V]]:
+        """Return, for each level, the last node before `key`."""
+        path = [self._head] * _MAX_LEVEL
+        node = self._head
+        for i in reversed(range(_MAX_LEVEL)):
+            while (following := node.following[i]) is not None and following.key < key:
+                node = following
+            path[i] = node
+        return path
+
+    def _measure(self, node: Node[V], level: int) -> None:
+        """Set `reach` of one link from the level below."""
+        target = node.following[level]
+        if level == 0:
+            node.reach[0] = target.end if target is not None else _NONE
+            return
+        greatest = _NONE
+        step: Node[V] | None = node
+        while step is not None and step is not target:
+            greatest = max(greatest, step.reach[level - 1])
+            step = step.following[level - 1]
+        node.reach[level] = greatest

@@ -1,0 +1,185 @@
+"""The storage's log: what exists is what its records say, and their order is decided by put-if-absent alone.
+
+`StorageLog` holds the state at one position; `refresh` moves it forward, `append` adds a record at last + 1. Whoever loses a number reads
+the winner, looks again at what it wanted to do, and tries the next one. A writer that meets a higher epoch is fenced and stops.
+
+Threads: every method from any thread; appends of one process are serialised by a lock, which is never held by readers.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from tiered_index.clock import Clock
+from tiered_index.errors import CorruptFile, NotAnIndex, ObjectExists, ObjectNotFound, StorageError, StorageUnavailable, WriterFenced
+from tiered_index.format.names import CHECKPOINT_PREFIX, LOG_PREFIX, checkpoint_name, epoch_name, log_name, number_of
+from tiered_index.service.log_records import Genesis, LogRecord, LogState, StoredObject
+from tiered_index.storage.base import Storage
+
+__all__ = ["Genesis", "LogRecord", "LogState", "StorageLog", "StoredObject"]
+
+_MAX_RACES = 1000
+# numbers that may be lost to other writers in one append before it gives up
+_KEPT_CHECKPOINTS = 2
+_log = logging.getLogger(__name__)
+
+Make = Callable[[LogState], LogRecord | None]
+
+
+class StorageLog:
+    """One process's view of the log."""
+
+    def __init__(self, storage: Storage, clock: Clock, *, checkpoint_every: int = 32) -> None:
+        self._storage = storage
+        self._clock = clock
+        self._checkpoint_every = checkpoint_every
+        self._state = LogState()
+        self._append_lock = threading.Lock()
+        self._advance_lock = threading.Lock()
+
+    @property
+    def state(self) -> LogState:
+        """The state at the position reached so far."""
+        return self._state
+
+    def open(self) -> LogState:
+        """Read the newest checkpoint and the records behind it. Raises `NotAnIndex` where there is no log."""
+        state = self._newest_checkpoint()
+        last = state.number
+        for info in self._storage.list(LOG_PREFIX, start_after=log_name(state.number) if state.number else ""):
+            number = number_of(info.name)
+            if number != last + 1:
+                raise CorruptFile(info.name, "the log has a hole before this record", expected=last + 1, found=number)
+            last = number
+        for number in range(state.number + 1, last + 1):
+            state = self._read(number, state)
+        if not state.number:
+            raise NotAnIndex(f"{self._storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
+        self._advance(state)
+        return self._state
+
+    def refresh(self) -> LogState:
+        """Read records that others have added since; costs one request where there are none."""
+        state = self._state
+        while True:
+            try:
+                state = self._read(state.number + 1, state)
+            except ObjectNotFound:
+                break
+        self._advance(state)
+        return self._state
+
+    def create(self, genesis: Genesis) -> LogState:
+        """Write record 1 unless there is one; return the state with whoever's genesis it is."""
+        record = LogRecord(1, "create", 0, secrets.token_hex(8), self._clock.now_ms(), genesis=genesis)
+        try:
+            self._storage.put_if_absent(log_name(1), record.encode())
+        except ObjectExists:
+            return self.open()
+        self._advance(LogState().apply(record, log_name(1)))
+        return self._state
+
+    def claim_epoch(self) -> int:
+        """Take the next writer epoch and append its fence; from then on every older writer is fenced."""
+        attempt = secrets.token_hex(8)
+        epoch = self.refresh().epoch + 1
+        for _ in range(_MAX_RACES):
+            try:
+                self._storage.put_if_absent(epoch_name(epoch), attempt.encode())
+            except ObjectExists:
+                # a retried request may have met its own first success
+                if self._storage.get(epoch_name(epoch)) != attempt.encode():
+                    epoch += 1
+                    continue
+            fence = LogRecord(0, "fence", epoch, "", 0)
+            self.append("fence", epoch, partial(_always, fence))
+            return epoch
+        raise StorageUnavailable(f"{self._storage.uri}: {_MAX_RACES} epochs were claimed by others")
+
+    def publish(
+        self, epoch: int, add: tuple[StoredObject, ...], *, remove: tuple[str, ...] = (), positions: dict[str, int] | None = None
+    ) -> LogState:
+        """Append a record that adds and removes objects; those that are there (or gone) already, by an earlier try, are left out."""
+
+        def make(state: LogState) -> LogRecord | None:
+            fresh = tuple(o for o in add if o.name not in state.objects)
+            gone = tuple(name for name in remove if name in state.objects)
+            return LogRecord(0, "publish" if add else "remove", epoch, "", 0, fresh, gone, positions or {}) if fresh or gone else None
+
+        return self.append("publish", epoch, make)
+
+    def append(self, what: str, epoch: int, make: Make) -> LogState:
+        """Append what `make` returns for the state at the end of the log; None means there is nothing left to do.
+
+        Raises `WriterFenced` where the log holds a higher epoch than `epoch`, `StorageUnavailable` where the outcome is unknown:
+        repeat the call, it finds its own record.
+        """
+        with self._append_lock:
+            attempt = secrets.token_hex(8)
+            state = self.refresh()
+            for _ in range(_MAX_RACES):
+                if state.epoch > epoch:
+                    raise WriterFenced(
+                        f"{self._storage.uri}: a newer writer (epoch {state.epoch}) has taken over from this one (epoch {epoch}); "
+                        f"nothing more is published by it, its local files are kept"
+                    )
+                made = make(state)
+                if made is None:
+                    return state
+                record = replace(made, number=state.number + 1, attempt=attempt, created_ms=self._clock.now_ms())
+                try:
+                    self._storage.put_if_absent(log_name(record.number), record.encode())
+                except ObjectExists:
+                    winner = LogRecord.decode(self._storage.get(log_name(record.number)), log_name(record.number))
+                    if winner.attempt != attempt:
+                        state = state.apply(winner, log_name(winner.number))
+                        self._advance(state)
+                        continue
+                self._advance(state.apply(record, log_name(record.number)))
+                self._write_checkpoint(self._state)
+                return self._state
+        raise StorageUnavailable(f"{self._storage.uri}: lost {_MAX_RACES} log numbers in a row while appending {what}")
+
+    def _advance(self, state: LogState) -> None:
+        with self._advance_lock:
+            if state.number > self._state.number:
+                self._state = state
+
+    def _read(self, number: int, state: LogState) -> LogState:
+        name = log_name(number)
+        return state.apply(LogRecord.decode(self._storage.get(name), name), name)
+
+    def _newest_checkpoint(self) -> LogState:
+        names = [info.name for info in self._storage.list(CHECKPOINT_PREFIX)]
+        for name in reversed(names):
+            # a checkpoint is a cache: one that is gone or damaged costs time, not data
+            try:
+                state = LogState.decode(self._storage.get(name), name)
+            except (ObjectNotFound, CorruptFile) as error:
+                _log.warning("checkpoint %s passed over: %s", name, error)
+                continue
+            if checkpoint_name(state.number) == name:
+                return state
+            _log.warning("checkpoint %s passed over: it says number %d", name, state.number)
+        return LogState()
+
+    def _write_checkpoint(self, state: LogState) -> None:
+        if state.number % self._checkpoint_every:
+            return
+        try:
+            self._storage.put(checkpoint_name(state.number), state.encode())
+            names = [info.name for info in self._storage.list(CHECKPOINT_PREFIX)]
+            self._storage.delete_many(names[:-_KEPT_CHECKPOINTS])
+        except StorageError as error:
+            _log.warning("checkpoint %d not written, the next one will be: %s", state.number, error)
+
+
+
+
+def _always(record: LogRecord, state: LogState) -> LogRecord:
+    return record

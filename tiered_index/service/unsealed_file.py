@@ -1,0 +1,301 @@
+"""An unsealed file on disk: the flusher appends batches, queries read, a seal ends it.
+
+Order of one append: entries (pwrite), fdatasync, journal record, fdatasync, then the batch becomes visible. A batch whose
+append raised is not part of the file, and the file takes no more: the kernel may have dropped what a failed sync did not write.
+
+Threads: one writer (`append`, `seal`, `close`); `search` from any thread beside it. The map is read-only; a full disk is an exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import CorruptFile
+from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal, encode_topics
+from tiered_index.format.layout import Layout, read_header
+from tiered_index.format.names import UNSEALED, new_file_id
+from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain
+from tiered_index.service.buffer import Columns, later_positions
+from tiered_index.service.root import Root, disk_error
+from tiered_index.service.rows import Question, select_items
+
+__all__ = ["Reserve", "UnsealedFile", "verified_entries"]
+
+Array = npt.NDArray[Any]
+_CHAIN_LIMIT = 256
+# a longer chain is left for a scan of the hash column, whose cost is bounded by the file's size
+_VERIFY_CHUNK = 1 << 24
+
+
+class Reserve:
+    """Disk space for the next file: really allocated, under a temporary name."""
+
+    def __init__(self, root: Root, layout: Layout) -> None:
+        self.layout = layout
+        self.path = root.temporary(UNSEALED)
+        self._disk = root.disk
+        self.descriptor = self._disk.create(self.path)
+        try:
+            self._disk.allocate(self.descriptor, layout.unsealed_size)
+        except OSError:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Give the space back."""
+        self._disk.close(self.descriptor)
+        with contextlib.suppress(OSError):
+            self._disk.unlink(self.path)
+
+    def abandon(self) -> None:
+        """Close the descriptor and leave the file behind."""
+        self._disk.close(self.descriptor)
+
+
+class UnsealedFile:
+    """One unsealed file. `sequence` orders the files of a root by when they were begun; `lane` is ``main`` or ``quarantine``."""
+
+    place = UNSEALED
+    is_local = True
+
+    def __init__(self, root: Root, journal: Journal, table: UnsealedTable, descriptor: int, journal_descriptor: int) -> None:
+        self._root = root
+        self._disk = root.disk
+        self.layout = journal.layout
+        self.file_id = journal.file_id
+        self.lane = journal.lane
+        self.sequence = journal.sequence
+        self.offset_space = journal.offset_space
+        self.path = root.index_path(UNSEALED, self.file_id)
+        self.journal_path = root.journal_path(self.file_id)
+        self.table = table
+        self.topics = dict(journal.topics)
+        self._ids: dict[str, frozenset[int]] = {}
+        for topic_id, name in self.topics.items():
+            self._ids[name] = self._ids.get(name, frozenset()) | {topic_id}
+        self.batches = list(journal.batches)
+        self.positions = dict(journal.positions)
+        self.seconds = journal.seconds
+        self.sealed = journal.sealed
+        self.failed = False
+        self.created_ms = journal.created_ms
+        self._journal_length = journal.valid_length
+        self._descriptor: int | None = descriptor
+        self._journal_descriptor: int | None = journal_descriptor
+        self._map = mmap.mmap(descriptor, self.layout.unsealed_size, access=mmap.ACCESS_READ)
+
+    @classmethod
+    def begin(
+        cls, root: Root, reserve: Reserve, begin_ms: int, lane: str, sequence: int, offset_space: str, created_ms: int
+    ) -> UnsealedFile:
+        """Turn reserved space into a file: header, journal with its open record, then both get their names, the journal first."""
+        disk, layout = root.disk, reserve.layout
+        file_id = new_file_id(begin_ms)
+        table = UnsealedTable(layout, begin_ms)
+        record = encode_open(file_id, layout, begin_ms, lane, sequence, offset_space, created_ms)
+        temporary = root.temporary(UNSEALED)
+        journal_descriptor = disk.create(temporary)
+        try:
+            disk.pwrite(journal_descriptor, record, 0)
+            disk.sync(journal_descriptor)
+            disk.pwrite(reserve.descriptor, table.header().pack(), 0)
+            disk.sync(reserve.descriptor)
+            disk.rename(temporary, root.journal_path(file_id))
+            disk.rename(reserve.path, root.index_path(UNSEALED, file_id))
+            disk.sync_folder(root.folder(UNSEALED))
+        except OSError:
+            disk.close(journal_descriptor)
+            for path in (temporary, root.index_path(UNSEALED, file_id), root.journal_path(file_id)):
+                with contextlib.suppress(OSError):
+                    disk.unlink(path)
+            raise
+        journal = Journal(file_id, layout, begin_ms, lane, sequence, offset_space, created_ms, valid_length=len(record))
+        return cls(root, journal, table, reserve.descriptor, journal_descriptor)
+
+    @classmethod
+    def recover(cls, root: Root, journal: Journal) -> UnsealedFile:
+        """Open an existing file at its journal's last durable batch; every entry is verified, chains and slots are rebuilt."""
+        path = root.index_path(UNSEALED, journal.file_id)
+        descriptor = root.disk.open_rw(path)
+        try:
+            with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as data:
+                entries = verified_entries(data, journal, str(path))
+                table = UnsealedTable(journal.layout, journal.begin_ms)
+                table.load(entries, journal.end_ms)
+                del entries
+            journal_descriptor = root.disk.open_rw(root.journal_path(journal.file_id))
+        except BaseException:
+            root.disk.close(descriptor)
+            raise
+        file = cls(root, journal, table, descriptor, journal_descriptor)
+        # what a crash tore off is overwritten by the next record; cut it so that it can't be mistaken for damage
+        root.disk.truncate(journal_descriptor, journal.valid_length)
+        return file
+
+    @property
+    def count(self) -> int:
+        """Durable entries."""
+        return self.table.count
+
+    @property
+    def second_min(self) -> int:
+        """Smallest second among the entries."""
+        return self.seconds[0] if self.seconds else self.table.begin_ms // 1000
+
+    @property
+    def second_max(self) -> int:
+        """Greatest second among the entries."""
+        return self.seconds[1] if self.seconds else self.table.begin_ms // 1000
+
+    @property
+    def accepts(self) -> bool:
+        """Whether `append` may be called."""
+        return not self.sealed and not self.failed and self.table.free > 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on disk."""
+        return self.layout.unsealed_size + self._journal_length
+
+    def append(self, columns: Columns, names: Iterable[tuple[int, str]], positions: dict[str, int]) -> None:
+        """Make a batch durable and visible.
+
+        `columns` (native order, n rows that fit) hold whole seconds; `names` are the (id, name) pairs of the topics in it; `positions` are
+        durable with it. Raises `OSError`; then nothing of it is visible and the file accepts no more.
+        """
+        seconds = columns["second"]
+        fresh = [(topic_id, name) for topic_id, name in names if topic_id not in self.topics]
+        batch = self.table.prepare(columns["key_hash"], seconds * 1000, columns)
+        assert self._descriptor is not None and self._journal_descriptor is not None
+        data = batch.entries.tobytes()
+        low, high = (int(seconds.min()), int(seconds.max())) if len(seconds) else (0, 0)
+        record = BatchRecord(batch.first, len(batch), zlib.crc32(data), low, high, batch.end_ms)
+        log = (encode_topics(fresh) if fresh else b"") + encode_batch(record, positions)
+        try:
+            if len(batch):
+                self._disk.pwrite(self._descriptor, data, self.layout.entry_position(batch.first))
+                self._disk.sync(self._descriptor)
+            self._disk.pwrite(self._journal_descriptor, log, self._journal_length)
+            self._disk.sync(self._journal_descriptor)
+        except OSError:
+            self.failed = True
+            raise
+        self._journal_length += len(log)
+        for topic_id, name in fresh:
+            self.topics[topic_id] = name
+            self._ids[name] = self._ids.get(name, frozenset()) | {topic_id}
+        self.batches.append(record)
+        self.positions = later_positions(self.positions, positions)
+        if len(batch):
+            known = self.seconds
+            self.seconds = (min(low, known[0]), max(high, known[1])) if known else (low, high)
+        self.table.commit(batch)
+
+    def seal(self) -> None:
+        """Accept no more entries; header and slot table are written, the journal says so. Idempotent."""
+        if self.sealed:
+            return
+        self.sealed = True
+        if self.failed or self._descriptor is None or self._journal_descriptor is None:
+            return  # what its journal confirms stays readable; it is not written again
+        record = encode_seal()
+        try:
+            self._write_table()
+            self._disk.pwrite(self._journal_descriptor, record, self._journal_length)
+            self._disk.sync(self._journal_descriptor)
+        except OSError as error:
+            self.failed = True
+            raise disk_error(error, f"sealing {self.path}") from error
+        self._journal_length += len(record)
+
+    def _write_table(self) -> None:
+        assert self._descriptor is not None
+        self._disk.pwrite(self._descriptor, self.table.header().pack() + self.table.slot_table(), 0)
+        self._disk.sync(self._descriptor)
+
+    def close(self) -> None:
+        """Write header and slot table of a file that is still open for writing, and close the descriptors; reading goes on."""
+        if self._descriptor is None:
+            return
+        try:
+            if not self.sealed and not self.failed:
+                self._write_table()
+        except OSError as error:
+            raise disk_error(error, f"closing {self.path}") from error
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Close the descriptors and write nothing (what a crash would leave)."""
+        if self._descriptor is not None and self._journal_descriptor is not None:
+            self._disk.close(self._descriptor)
+            self._disk.close(self._journal_descriptor)
+        self._descriptor = self._journal_descriptor = None
+
+    def discard(self) -> None:
+        """Close and delete a file that never held a durable entry."""
+        self.release()
+        for path in (self.path, self.journal_path):
+            with contextlib.suppress(OSError):  # what is left is dropped at the next start
+                self._disk.unlink(path)
+
+    def entries(self) -> Array:
+        """Return the durable entries (structured, over the map), each batch verified against its journal record."""
+        return verified_entries(self._map, self._as_journal(), str(self.path))
+
+    def topic_ids(self, topic: str) -> frozenset[int]:
+        """Return the ids that mean `topic` in this file."""
+        return self._ids.get(topic, frozenset())
+
+    def search(self, question: Question) -> Array:
+        """Return the rows that answer `question`, in no order: along the chain, or by a scan where the chain is long."""
+        ids = self.topic_ids(question.topic)
+        begin_s = self.table.begin_ms // 1000
+        schema = self.layout.schema
+        count = self.table.count
+        head = int(self.table.heads[question.key_hash % self.layout.slots])
+        found = walk_chain(self._map, self.layout, head, question.key_hash, _CHAIN_LIMIT)
+        if found is not None:
+            whole = np.frombuffer(self._map, schema.entry, self.layout.items, self.layout.items_position)
+            return select_items(whole[found], begin_s, question, ids, schema)
+        return select_items(entries_view(self._map, self.layout, count), begin_s, question, ids, schema)
+
+    def _as_journal(self) -> Journal:
+        return Journal(
+            self.file_id, self.layout, self.table.begin_ms, self.lane, self.sequence, self.offset_space, batches=list(self.batches)
+        )
+
+
+def verified_entries(data: Any, journal: Journal, file: str) -> Array:
+    """Return entries 1..count over `data` after checking header, length and the CRC of every journaled batch.
+
+    Raises `CorruptFile` naming the batch's position.
+    """
+    layout = journal.layout
+    header = read_header(data[:28], file)
+    if header.begin_ms != journal.begin_ms or header.magic not in (layout.preset.begin_magic, layout.preset.end_magic):
+        raise CorruptFile(file, "header contradicts the journal", offset=0, expected=journal.begin_ms, found=header.begin_ms)
+    if len(data) < layout.entry_position(journal.count + 1):
+        raise CorruptFile(file, "shorter than its journal says", expected=layout.entry_position(journal.count + 1), found=len(data))
+    view = memoryview(data)
+    try:
+        for batch in journal.batches:
+            start, stop = layout.entry_position(batch.first), layout.entry_position(batch.first + batch.count)
+            crc = 0
+            for at in range(start, stop, _VERIFY_CHUNK):
+                crc = zlib.crc32(view[at : min(at + _VERIFY_CHUNK, stop)], crc)
+            if crc != batch.crc32:
+                raise CorruptFile(file, f"entries {batch.first}..{batch.first + batch.count - 1} do not match their CRC32",
+                                  offset=start, expected=batch.crc32, found=crc)  # fmt: skip
+    finally:
+        view.release()
+    return entries_view(data, layout, journal.count)
+
+

@@ -1,0 +1,260 @@
+"""What a caller may pass: topics, keys, numbers, batches. Everything is checked before anything is changed.
+
+Limits: topic 1..1,024 and key 1..32,767 UTF-16 code units (a topic not only of blanks); `queue_id` and `size` 0..2**31-1, `offset`
+0..2**63-1, `timestamp_ms` 0..253,402,300,799,999 (the year 9999).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.hashing import code_units
+from tiered_index.format.schema import Column, Schema
+from tiered_index.service.buffer import Columns, hash_columns
+from tiered_index.service.topics import TopicTable
+from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
+
+__all__ = ["batch_columns", "check_key", "check_keys", "check_number", "check_position", "check_topic", "message_row"]
+
+_LIMITS = {"queue_id": 2**31 - 1, "offset": 2**63 - 1, "size": 2**31 - 1, "timestamp_ms": MAX_TIMESTAMP_MS, "topic_id": 2**31 - 1}
+_BATCH_NUMBERS = ("queue_id", "offset", "size", "timestamp_ms")
+
+
+def _units(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+def check_topic(topic: object) -> str:
+    """Return a valid topic or raise `InvalidArgument`."""
+    if not isinstance(topic, str):
+        raise InvalidArgument(f"topic must be text, not {type(topic).__name__}")
+    if not topic.strip():
+        raise InvalidArgument("topic is empty")
+    if len(topic) * 2 > MAX_TOPIC_UNITS and _units(topic) > MAX_TOPIC_UNITS:
+        raise InvalidArgument(f"topic {topic[:40]!r}... has {_units(topic):,} UTF-16 code units; the limit is {MAX_TOPIC_UNITS:,}")
+    return topic
+
+
+def check_key(key: object) -> str:
+    """Return a valid key or raise `InvalidArgument`."""
+    if not isinstance(key, str):
+        raise InvalidArgument(f"a key must be text, not {type(key).__name__}")
+    if not key:
+        raise InvalidArgument("a key is empty")
+    if len(key) * 2 > MAX_KEY_UNITS and _units(key) > MAX_KEY_UNITS:
+        raise InvalidArgument(f"key {key[:40]!r}... has {_units(key):,} UTF-16 code units; the limit is {MAX_KEY_UNITS:,}")
+    return key
+
+
+def check_keys(keys: str | Iterable[str]) -> list[str]:
+    """Return the keys of one message, each once, in order."""
+    if isinstance(keys, str):
+        return [check_key(keys)]
+    try:
+        return list(dict.fromkeys(check_key(key) for key in keys))
+    except TypeError as error:
+        raise InvalidArgument(f"keys must be text or an iterable of text, not {keys!r:.80}") from error
+
+
+def check_number(name: str, value: Any) -> int:
+    """Return `value` as an integer within the limits of `name`, or raise `InvalidArgument`."""
+    if isinstance(value, bool):
+        raise InvalidArgument(f"{name} must be an integer, not {value!r}")
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise InvalidArgument(f"{name} must be an integer, not {value!r:.80}") from error
+    if not 0 <= number <= _LIMITS[name]:
+        raise InvalidArgument(f"{name} {number} is outside 0..{_LIMITS[name]}")
+    return number
+
+
+def check_position(source: object, position: object) -> tuple[str | None, int | None]:
+    """Return a valid (source, position) pair: both or neither."""
+    if source is None and position is None:
+        return None, None
+    if not isinstance(source, str) or not source:
+        raise InvalidArgument("source must be a non-empty text where source_position is given, and the other way round")
+    if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position < 2**63:
+        raise InvalidArgument(f"source_position must be an integer in 0..2**63-1, not {position!r:.80}")
+    return source, position
+
+
+def message_row(
+    topic: object, queue_id: Any, offset: Any, size: Any, timestamp_ms: Any, extra: Mapping[str, Any], schema: Schema
+) -> tuple[str, int, int, int, int, tuple[Any, ...]]:
+    """Return (topic, queue_id, offset, size, second, caller columns) of one message, checked."""
+    names = [c.name for c in schema.caller_columns]
+    if unknown := [name for name in extra if name not in names]:
+        raise InvalidArgument(f"schema {schema.name} has no column {unknown[0]!r}" + (f"; it has {names}" if names else ""))
+    if missing := [name for name in names if name not in extra]:
+        raise InvalidArgument(f"column {missing[0]!r} of schema {schema.name} is missing")
+    return (
+        check_topic(topic),
+        check_number("queue_id", queue_id),
+        check_number("offset", offset),
+        check_number("size", size),
+        check_number("timestamp_ms", timestamp_ms) // 1000,
+        tuple(_extra_value(c, extra[c.name]) for c in schema.caller_columns),
+    )
+
+
+def _extra_value(column: Column, value: Any) -> Any:
+    dtype = np.dtype(column.dtype)
+    try:
+        if dtype.kind in "iu":
+            number = operator.index(value)
+            limits = np.iinfo(dtype)
+            if limits.min <= number <= limits.max:
+                return number
+        elif dtype.kind == "f":
+            return float(value)
+        elif isinstance(value, bytes) and len(value) <= dtype.itemsize:
+            return value
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{column.name} must be a {dtype.name}, not {value!r:.80}") from error
+    raise InvalidArgument(f"{column.name} must fit {dtype.name}, which {value!r:.80} does not")
+
+
+def batch_columns(batch: Any, schema: Schema, topics: TopicTable) -> tuple[Columns, int]:
+    """Return a batch (Arrow record batch or table, or dict of arrays) as hashed columns, and its estimated bytes.
+
+    Columns: `topic` (text, or dictionary-encoded), `queue_id`, `key`, `offset`, `size`, `timestamp_ms` (integers, or an Arrow timestamp),
+    optionally `topic_id`, and every caller column of the schema. Raises `InvalidArgument` naming the column and the first bad row.
+    """
+    given = _as_mapping(batch)
+    names = ["topic", "key", *_BATCH_NUMBERS, *(c.name for c in schema.caller_columns)]
+    if missing := [name for name in names if name not in given]:
+        raise InvalidArgument(f"column {missing[0]!r} is missing; a batch needs {names}")
+    if unknown := [name for name in given if name not in (*names, "topic_id")]:
+        raise InvalidArgument(f"column {unknown[0]!r} is unknown; a batch has {names} and optionally 'topic_id'")
+    keys = _text("key", given["key"])
+    count = len(keys)
+    topic_index, distinct = _topics(given["topic"])
+    columns: Columns = {}
+    for name in (*_BATCH_NUMBERS, *(("topic_id",) if "topic_id" in given else ())):
+        columns[name] = _number(name, given[name])
+    for c in schema.caller_columns:
+        columns[c.name] = _extra_column(c, given[c.name])
+    for name, values in (("topic", topic_index), *columns.items()):
+        if len(values) != count:
+            raise InvalidArgument(f"ragged batch: column {name!r} has {len(values):,} rows, 'key' has {count:,}")
+    units = code_units(keys)
+    lengths = units.lengths
+    if count and (bad := np.flatnonzero((lengths == 0) | (lengths > MAX_KEY_UNITS))).size:
+        row = int(bad[0])
+        raise InvalidArgument(f"key in row {row} has {int(lengths[row]):,} UTF-16 code units; 1..{MAX_KEY_UNITS:,} are allowed")
+    if "topic_id" in columns:
+        pairs = np.unique(np.stack((columns["topic_id"], topic_index.astype(np.int64))), axis=1)
+        topics.give((int(topic_id), distinct[int(index)]) for topic_id, index in pairs.T)
+    else:
+        ids = np.array([topics.assign(topic) for topic in distinct], np.int64)
+        columns["topic_id"] = ids[topic_index] if count else np.zeros(0, np.int64)
+    columns["second"] = columns.pop("timestamp_ms") // 1000
+    for name in ("topic_id", "queue_id", "size"):
+        columns[name] = columns[name].astype(np.int32)
+    columns |= hash_columns(distinct or ["-"], topic_index, keys, schema)
+    return columns, sum(values.nbytes for values in columns.values())
+
+
+def _as_mapping(batch: Any) -> dict[str, Any]:
+    if isinstance(batch, pa.RecordBatch | pa.Table):
+        if len(set(batch.schema.names)) != len(batch.schema.names):
+            raise InvalidArgument("a batch's column names must differ")
+        return {name: batch.column(name) for name in batch.schema.names}
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    raise InvalidArgument(f"a batch is an Arrow RecordBatch or Table or a dict of arrays, not {type(batch).__name__}")
+
+
+def _arrow(name: str, values: Any, wanted: str) -> pa.Array:
+    """Return `values` as one Arrow array without nulls."""
+    try:
+        array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"column {name!r} must be {wanted}: {error}") from error
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
+        if isinstance(array, pa.ChunkedArray):  # no chunk at all
+            array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    if array.null_count:
+        raise InvalidArgument(f"column {name!r} has {array.null_count:,} nulls; {wanted} is needed in every row")
+    return array
+
+
+def _text(name: str, values: Any) -> Any:
+    if isinstance(values, list | tuple) and any(isinstance(value, str) and not value.isascii() for value in values):
+        # Python text may hold lone surrogates, which Arrow can't
+        for row, value in enumerate(values):
+            if not isinstance(value, str):
+                raise InvalidArgument(f"column {name!r} must be text, row {row} is {value!r:.80}")
+        return values
+    array = _arrow(name, values, "text")
+    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    if len(array) and not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise InvalidArgument(f"column {name!r} must be text, not {array.type}")
+    return array.cast(pa.large_string())
+
+
+def _topics(values: Any) -> tuple[npt.NDArray[Any], list[str]]:
+    text = _text("topic", values)
+    if isinstance(text, list | tuple):
+        place = {topic: i for i, topic in enumerate(dict.fromkeys(text))}
+        index = np.array([place[topic] for topic in text], np.int32)
+        distinct = list(place)
+    else:
+        encoded = text.dictionary_encode()
+        index, distinct = encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
+    for topic in distinct:
+        check_topic(topic)
+    return index, distinct
+
+
+def _number(name: str, values: Any) -> npt.NDArray[np.int64]:
+    if name == "timestamp_ms" and isinstance(values, pa.Array | pa.ChunkedArray) and pa.types.is_timestamp(values.type):
+        values = values.cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
+    numbers = _integers(name, values)
+    limit = _LIMITS[name]
+    if numbers.dtype == np.uint64 and len(numbers) and int(numbers.max()) > limit:
+        raise InvalidArgument(f"{name} {int(numbers.max())} is outside 0..{limit}")
+    signed = numbers.astype(np.int64)
+    if len(signed) and (bad := np.flatnonzero((signed < 0) | (signed > limit))).size:
+        row = int(bad[0])
+        raise InvalidArgument(f"{name} {int(signed[row])} in row {row} is outside 0..{limit}")
+    return signed
+
+
+def _integers(name: str, values: Any) -> npt.NDArray[Any]:
+    if not isinstance(values, np.ndarray):
+        array = _arrow(name, values, "integers")
+        if len(array) and not pa.types.is_integer(array.type):
+            raise InvalidArgument(f"column {name!r} must be integers, not {array.type}")
+        values = array.to_numpy(zero_copy_only=False)
+    if values.ndim != 1:
+        raise InvalidArgument(f"column {name!r} must have one dimension, not {values.ndim}")
+    if len(values) and values.dtype.kind not in "iu":
+        raise InvalidArgument(f"column {name!r} must be integers, not {values.dtype}")
+    return values.astype(values.dtype.newbyteorder("="), copy=False) if len(values) else np.zeros(0, np.int64)
+
+
+def _extra_column(column: Column, values: Any) -> npt.NDArray[Any]:
+    dtype = np.dtype(column.dtype).newbyteorder("=")
+    if dtype.kind in "iu":
+        numbers = _integers(column.name, values)
+        limits = np.iinfo(dtype)
+        if len(numbers) and (int(numbers.min()) < limits.min or int(numbers.max()) > limits.max):
+            raise InvalidArgument(f"column {column.name!r} holds values that do not fit {dtype.name}")
+        return numbers.astype(dtype)
+    array = values if isinstance(values, np.ndarray) else np.array(_arrow(column.name, values, dtype.name).to_pylist())
+    if len(array) and (array.dtype.kind != dtype.kind if dtype.kind == "S" else array.dtype.kind not in "iuf"):
+        raise InvalidArgument(f"column {column.name!r} must be {dtype.name}, not {array.dtype}")
+    if dtype.kind == "S" and array.dtype.itemsize > dtype.itemsize:
+        raise InvalidArgument(f"column {column.name!r} holds values longer than {dtype.itemsize} bytes")
+    return array.astype(dtype)
