@@ -49,6 +49,7 @@ class Journal:
     lane: str
     sequence: int
     offset_space: str
+    created_ms: int = 0
     topics: dict[int, str] = field(default_factory=dict)
     batches: list[BatchRecord] = field(default_factory=list)
     positions: dict[str, int] = field(default_factory=dict)
@@ -78,12 +79,15 @@ def _record(document: dict[str, Any]) -> bytes:
     return length + _LENGTH.pack(zlib.crc32(payload, zlib.crc32(length))) + payload
 
 
-def encode_open(file_id: str, layout: Layout, begin_ms: int, lane: str, sequence: int, offset_space: str) -> bytes:
-    """Return the first bytes of a journal. `sequence` orders the files of one root by when they were begun."""
+def encode_open(file_id: str, layout: Layout, begin_ms: int, lane: str, sequence: int, offset_space: str, created_ms: int = 0) -> bytes:
+    """Return the first bytes of a journal.
+
+    `sequence` orders the files of one root by when they were begun, `created_ms` is that time by the writer's clock.
+    """
     start = _START.pack(_MAGIC, JOURNAL_VERSION)
     return start + _record({
         "kind": "open", "file_id": file_id, "layout": layout.to_json(), "begin_ms": begin_ms, "lane": lane, "sequence": sequence,
-        "offset_space": offset_space,
+        "offset_space": offset_space, "created_ms": created_ms,
     })  # fmt: skip
 
 
@@ -92,12 +96,17 @@ def encode_topics(topics: Sequence[tuple[int, str]]) -> bytes:
     return _record({"kind": "topics", "topics": [list(pair) for pair in topics]})
 
 
-def encode_batch(batch: BatchRecord, positions: dict[str, int]) -> bytes:
-    """Return the record of a durable batch; `positions` (source -> position) are durable with it. A batch may have no entries."""
-    return _record({
+def encode_batch(batch: BatchRecord, positions: dict[str, int], topics: Sequence[tuple[int, str]] = ()) -> bytes:
+    """Return the record of a durable batch; `positions` (source -> position) are durable with it. A batch may have no entries.
+
+    `topics` are the ids that this batch is the first to use. They belong into the batch's own record: a crash may keep the second
+    page of a write and lose the first one, and two records in one write would then look like damage.
+    """
+    document = {
         "kind": "batch", "first": batch.first, "count": batch.count, "crc32": batch.crc32, "second_min": batch.second_min,
         "second_max": batch.second_max, "end_ms": batch.end_ms, "positions": positions,
-    })  # fmt: skip
+    }  # fmt: skip
+    return _record(document | {"topics": [list(pair) for pair in topics]} if topics else document)
 
 
 def encode_seal() -> bytes:
@@ -110,7 +119,8 @@ def parse_journal(data: bytes, file: str) -> Journal | None:
 
     A torn last write is dropped. A damaged record with a whole one behind it can't come from a crash: `CorruptFile`.
     """
-    if len(data) < _START.size:
+    if len(data) < _START.size or not data.strip(b"\0"):
+        # nothing, or nothing but the zeros a file system shows for a length that reached the disk before its bytes
         return None
     magic, version = _START.unpack_from(data)
     if magic != _MAGIC:
@@ -127,9 +137,12 @@ def parse_journal(data: bytes, file: str) -> Journal | None:
             journal = _apply(journal, json.loads(payload), file, position)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptFile(file, f"journal record is not what this version writes: {error!r}", offset=position) from error
-    for later in range(position + 1, len(data) - _FRAME.size):
-        if _payload_at(data, later) is not None:
+    # every payload starts with a brace, so only the bytes 8 before one can start a later record
+    brace = data.find(b"{", position + _FRAME.size + 1)
+    while brace >= 0:
+        if _payload_at(data, brace - _FRAME.size) is not None:
             raise CorruptFile(file, "damaged record before a whole one", offset=position)
+        brace = data.find(b"{", brace + 1)
     if journal is not None:
         journal.valid_length = position
     return journal
@@ -153,7 +166,7 @@ def _apply(journal: Journal | None, document: dict[str, Any], file: str, positio
             raise CorruptFile(file, "journal does not start with its open record", offset=position, expected="open", found=kind)
         return Journal(
             document["file_id"], Layout.from_json(document["layout"]), int(document["begin_ms"]), document["lane"],
-            int(document["sequence"]), document["offset_space"],
+            int(document["sequence"]), document["offset_space"], int(document["created_ms"]),
         )  # fmt: skip
     if kind == "topics":
         journal.topics.update((int(i), str(name)) for i, name in document["topics"])
@@ -161,6 +174,9 @@ def _apply(journal: Journal | None, document: dict[str, Any], file: str, positio
         batch = BatchRecord(*(int(document[name]) for name in ("first", "count", "crc32", "second_min", "second_max", "end_ms")))
         if batch.first != journal.count + 1 or batch.count < 0 or batch.first + batch.count - 1 > journal.layout.capacity:
             raise CorruptFile(file, "batches do not follow each other", offset=position, expected=journal.count + 1, found=batch.first)
+        if journal.sealed and batch.count:
+            raise CorruptFile(file, "entries behind the seal", offset=position)
+        journal.topics.update((int(i), str(name)) for i, name in document.get("topics", ()))
         journal.batches.append(batch)
         journal.positions.update((str(k), int(v)) for k, v in document["positions"].items())
     elif kind == "seal":
