@@ -1,0 +1,57 @@
+# tiered_index: every task by one word. `make` alone lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+# pytest workers: two cores are what the suite is tuned for
+WORKERS ?= 2
+PYTEST_ARGS ?=
+
+.PHONY: help setup demo test test-all lint bench lock clean
+
+help: ## list the tasks
+	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# The virtualenv is made once; each stamp says which extras are in it, and is renewed when pyproject.toml or the lock changes.
+$(VENV)/.stamp-python: deploy/make-venv.sh
+	@bash deploy/make-venv.sh $(VENV)
+	@touch $@
+
+$(VENV)/.stamp-demo: $(VENV)/.stamp-python pyproject.toml requirements.lock
+	@echo "installing tiered_index with the extra 'demo' (versions from requirements.lock)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[demo]'
+	@touch $@
+
+$(VENV)/.stamp-test: $(VENV)/.stamp-python pyproject.toml requirements.lock
+	@echo "installing tiered_index with the extras 'demo', 'server' and 'test' (versions from requirements.lock)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[demo,server,test]'
+	@touch $@ $(VENV)/.stamp-demo
+
+setup: $(VENV)/.stamp-test ## make the virtualenv with everything that development needs
+
+demo: $(VENV)/.stamp-demo ## the main job, start to end: millions of messages through all states, two crashes, every answer checked
+	@$(BIN)/tiered-index demo
+
+lint: $(VENV)/.stamp-test ## ruff and mypy --strict
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+test: lint ## every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" --durations=15 $(PYTEST_ARGS)
+
+test-all: lint ## as test, and the slow soaks
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=30 $(PYTEST_ARGS)
+
+bench: $(VENV)/.stamp-test ## measure this machine: put, compaction, lookups, as medians and ratios
+	@$(BIN)/python -m tests.benchmarks.engine
+
+lock: $(VENV)/.stamp-test ## renew requirements.lock
+	@$(BIN)/python -m pip install -q pip-tools
+	@$(BIN)/pip-compile -q --all-extras --strip-extras --no-annotate --no-header --no-emit-index-url --no-emit-trusted-host \
+		--no-emit-find-links --upgrade -o requirements.lock pyproject.toml
+	@sed -i '1i # Exact versions of everything the project can install, for all extras; `make lock` renews it.' requirements.lock
+
+clean: ## remove the virtualenv and every cache
+	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
