@@ -73,7 +73,8 @@ class S3Storage(Storage):
         self.bucket = bucket
         self._base = f"{prefix}/" if prefix else ""
         self.uri = _uri(bucket, prefix, self.options)
-        self._call = S3Calls(client or build_client(self.options, self.uri), bucket, self.uri)
+        self.client = client or build_client(self.options, self.uri)
+        self._call = S3Calls(self.client, bucket, self.uri)
         self._retry = RetryPolicy(self.options.transfer_attempts, self.options.backoff_s, sleep, uniform)
         self._reads = VerifiedReads(self._call, self._retry)
         self._encryption = encryption(self.options)
@@ -174,7 +175,7 @@ class S3Storage(Storage):
 
     def close(self) -> None:
         """Close the client's connections."""
-        self._call.client.close()
+        self.client.close()
 
     def _key(self, name: str) -> str:
         return self._base + check_name(name)

@@ -70,14 +70,14 @@ class S3Calls:
     """One bucket behind one client: requests in, typed errors out."""
 
     def __init__(self, client: S3Client, bucket: str, uri: str) -> None:
-        self.client = client
-        self.bucket = bucket
+        self._client = client
+        self._bucket = bucket
         self.uri = uri
 
     def __call__(self, operation: str, doing: str, name: str = "", **parameters: Any) -> dict[str, Any]:
         """Send one request (botocore repeats it within its bound) and return the parsed answer."""
         try:
-            answer: dict[str, Any] = getattr(self.client, operation)(Bucket=self.bucket, **parameters)
+            answer: dict[str, Any] = getattr(self._client, operation)(Bucket=self._bucket, **parameters)
         except (BotoCoreError, ClientError, ResponseParserError, OSError) as error:
             raise translate(error, doing=doing, uri=self.uri, name=name) from error
         return answer

@@ -1,0 +1,127 @@
+"""An HTTP server that answers what a test scripts, to show an S3 client the answers that good servers never give."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Answer:
+    """One response; `announced` is the Content-Length where it is to differ from the body's.
+
+    `hold_s` is a wait before the response, `stall_s` one after the body's last byte, with the connection left open.
+    """
+
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    announced: int | None = None
+    hold_s: float = 0.0
+    stall_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Request:
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+def error(status: int, code: str, message: str = "scripted") -> Answer:
+    """Return an S3 error document."""
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
+    return Answer(status, body, {"Content-Type": "application/xml"})
+
+
+def part(data: bytes, start: int, end: int, *, total: int | None = None) -> Answer:
+    """Return the right answer to a range GET of `data[start:end]`."""
+    total = len(data) if total is None else total
+    return Answer(206, data[start:end], {"Content-Range": f"bytes {start}-{end - 1}/{total}"})
+
+
+class ScriptedServer:
+    """Answers the queued `answers` in turn, the last one for ever; `requests` are what came."""
+
+    def __init__(self, endpoint_url: str) -> None:
+        self.endpoint_url = endpoint_url
+        self.requests: list[Request] = []
+        self.connections = 0
+        self.script: Callable[[Request], Answer]
+        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what came, and answer 500 until the next script."""
+        self.requests.clear()
+        self.connections = 0
+        self.answers(error(500, "InternalError", "nothing scripted"))
+
+    def answers(self, *answers: Answer) -> None:
+        queue = list(answers)
+        self.script = lambda request: queue.pop(0) if len(queue) > 1 else queue[0]
+
+    def answer(self, request: Request) -> Answer:
+        with self._lock:
+            self.requests.append(request)
+            return self.script(request)
+
+    def paths(self) -> list[str]:
+        return [f"{request.method} {request.path.partition('?')[0]}" for request in self.requests]
+
+
+@contextlib.contextmanager
+def scripted_server() -> Iterator[ScriptedServer]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            scripted.connections += 1
+            super().setup()
+
+        def handle(self) -> None:
+            with contextlib.suppress(ConnectionError):  # a client that refuses an answer hangs up
+                super().handle()
+
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            answer = scripted.answer(Request(self.command, self.path, dict(self.headers.items()), body))
+            time.sleep(answer.hold_s)
+            self.send_response(answer.status)
+            for name, value in answer.headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(answer.body) if answer.announced is None else answer.announced))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(answer.body)
+                self.wfile.flush()
+            time.sleep(answer.stall_s)
+            if answer.announced not in {None, len(answer.body)}:
+                self.close_connection = True
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer  # noqa: N815 - the base class looks for these names
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            pass
+
+    server = Server(("127.0.0.1", 0), Handler)
+    scripted = ScriptedServer(f"http://127.0.0.1:{server.server_address[1]}")
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield scripted
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,143 @@
+"""What is special about a folder: other processes, other files, its own clean-up."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tiered_index.clock import ManualClock
+from tiered_index.errors import ObjectNotFound, StorageMisconfigured
+from tiered_index.storage.base import PartInfo, UploadHandle
+from tiered_index.storage.local import LocalStorage
+
+_RACE = """
+import sys, time
+from pathlib import Path
+from tiered_index.errors import ObjectExists
+from tiered_index.storage.local import LocalStorage
+storage = LocalStorage(Path(sys.argv[1]))
+Path(sys.argv[1], f"ready-{sys.argv[2]}").touch()
+while len(list(Path(sys.argv[1]).glob("ready-*"))) < 3:
+    time.sleep(0.001)
+for n in range(40):
+    try:
+        storage.put_if_absent(f"log/{n:03d}", sys.argv[2].encode() * 500)
+    except ObjectExists:
+        continue
+    print(n)
+"""
+
+
+def test_one_of_racing_processes_wins_each_name(tmp_path: Path) -> None:
+    racers = [
+        subprocess.Popen([sys.executable, "-c", _RACE, str(tmp_path), letter], stdout=subprocess.PIPE, text=True) for letter in "abc"
+    ]
+    wins = {letter: racer.communicate(timeout=60)[0].split() for letter, racer in zip("abc", racers, strict=True)}
+    assert [racer.returncode for racer in racers] == [0, 0, 0]
+    assert sorted(int(n) for won in wins.values() for n in won) == list(range(40))
+    storage = LocalStorage(tmp_path)
+    for letter, won in wins.items():
+        for n in won:
+            assert storage.get(f"log/{int(n):03d}") == letter.encode() * 500
+
+
+def test_an_upload_goes_on_in_another_process(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    handle = storage.begin_upload("big")
+    script = (
+        "import json, sys; from pathlib import Path\n"
+        "from tiered_index.storage.base import UploadHandle\n"
+        "from tiered_index.storage.local import LocalStorage\n"
+        "handle = UploadHandle.from_json(json.loads(sys.argv[2]))\n"
+        "part = LocalStorage(Path(sys.argv[1])).upload_part(handle, 2, b'from there')\n"
+        "print(part.etag)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path), json.dumps(handle.to_json())], capture_output=True, text=True, check=True
+    )
+    here = storage.upload_part(handle, 1, b"from here, ")
+    storage.complete_upload(handle, [PartInfo(2, done.stdout.strip(), 10), here])
+    assert storage.get("big") == b"from here, from there"
+
+
+def test_files_that_are_not_objects_are_neither_listed_nor_touched(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.put("a/b", b"x")
+    foreign = [tmp_path / "with blank", tmp_path / "percent%", tmp_path / "a%" / "ü", tmp_path / "plain" / "file", tmp_path / "%%"]
+    for path in foreign:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"foreign")
+    (tmp_path / "link").symlink_to(tmp_path / "a%" / "b")
+    assert [info.name for info in storage.list()] == ["a/b"]
+    storage.abort_uploads(older_than_ms=1 << 60)
+    assert all(path.read_bytes() == b"foreign" for path in foreign)
+
+
+def test_only_old_half_made_work_is_swept(tmp_path: Path) -> None:
+    clock = ManualClock()
+    storage = LocalStorage(tmp_path, clock=clock)
+    storage.put("a", b"x")
+    now_ms = clock.now_ms()
+    for name, age_s in (("old", 7200), ("young", -60)):
+        path = tmp_path / ".%work" / f".tmp-{name}"
+        path.write_bytes(b"half")
+        os.utime(path, ns=((now_ms - age_s * 1000) * 1_000_000,) * 2)
+    old = storage.begin_upload("big/old")
+    clock.advance(3600)
+    young = storage.begin_upload("big/young")
+    assert storage.abort_uploads("big/", older_than_ms=old.started_ms) == 0
+    assert (tmp_path / ".%work" / ".tmp-old").exists()
+    assert storage.abort_uploads(older_than_ms=old.started_ms) == 0
+    assert [path.name for path in (tmp_path / ".%work").iterdir()] == [".tmp-young"]
+    assert storage.abort_uploads(older_than_ms=old.started_ms + 1) == 1
+    assert list(storage.list_uploads()) == [young]
+    assert [info.name for info in storage.list()] == ["a"]
+
+
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path / "root")
+    storage.put("a/b", b"1")
+    shutil.rmtree(tmp_path / "root")
+    assert list(storage.list()) == []
+    with pytest.raises(ObjectNotFound):
+        storage.get("a/b")
+    storage.put_if_absent("a/b", b"2")
+    storage.put("a/c", b"3")
+    assert [storage.get(info.name) for info in storage.list()] == [b"2", b"3"]
+
+
+def test_reading_makes_nothing(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path / "absent")
+    assert list(storage.list()) == []
+    assert list(storage.list_uploads()) == []
+    storage.delete("a")
+    with pytest.raises(ObjectNotFound):
+        storage.head("a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_folders_place_is_a_set_up_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    storage = LocalStorage(tmp_path / "file")
+    for call in (lambda: storage.put("a", b"x"), lambda: storage.get("a"), lambda: list(storage.list()), lambda: storage.head("a")):
+        with pytest.raises(StorageMisconfigured):
+            call()
+
+
+def test_a_handle_never_leads_out_of_the_folder(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "upload.json").write_text('{"name": "object", "started_ms": 1}')
+    storage = LocalStorage(tmp_path / "root")
+    storage.begin_upload("object")
+    handle = UploadHandle("object", "../../outside", 1)
+    with pytest.raises(ObjectNotFound):
+        storage.upload_part(handle, 1, b"x")
+    storage.abort_upload(handle)
+    assert [path.name for path in outside.iterdir()] == ["upload.json"]

@@ -1,0 +1,234 @@
+"""A process that dies at any single file system call, and a file system that fails at any: old or new, never half."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tiered_index.errors import DiskFull, ObjectExists, ObjectNotFound, StorageMisconfigured, StorageUnavailable
+from tiered_index.storage.base import Storage
+from tiered_index.storage.disk import Disk
+from tiered_index.storage.local import LocalStorage
+
+OLD, NEW = b"old" * 1000, b"new version" * 3000
+PRIMITIVES = ("create", "pwrite", "sync", "sync_folder", "rename", "link", "unlink", "make_folder", "remove_folder")
+FAR_FUTURE_MS = 1 << 60
+
+
+class Crash(BaseException):
+    """The process is gone: nothing after it runs, not even a clean-up."""
+
+
+class FaultyDisk(Disk):
+    """Counts calls and strikes the nth: with `error` once, without one by a crash that no later call survives.
+
+    `acts` lets the call happen first, and `torn` writes half of a write.
+    """
+
+    def __init__(self, nth: int, *, acts: bool = False, error: int | None = None, only: str = "") -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self._nth, self._acts, self._error, self._only = nth, acts, error, only
+        self._count = 0
+        self._dead = False
+
+    def strike(self) -> None:
+        if self._error is not None:
+            raise OSError(self._error, os.strerror(self._error))
+        self._dead = True
+        raise Crash
+
+    def around(self, name: str, act: Callable[..., Any], *arguments: Any) -> Any:
+        if self._dead:
+            raise Crash
+        self.calls.append((name, arguments))
+        if not self._only or self._only == name:
+            self._count += 1
+            if self._count == self._nth:
+                if self._acts:
+                    act(*arguments)
+                elif name == "pwrite":
+                    act(arguments[0], arguments[1][: len(arguments[1]) // 2], arguments[2])
+                self.strike()
+        return act(*arguments)
+
+
+def _routed(name: str) -> Callable[..., Any]:
+    plain = getattr(Disk, name)
+    return lambda self, *arguments: self.around(name, lambda *given: plain(self, *given), *arguments)
+
+
+for _name in PRIMITIVES:
+    setattr(FaultyDisk, _name, _routed(_name))
+
+
+def put(storage: Storage) -> None:
+    storage.put("data/object", NEW)
+
+
+def put_if_absent(storage: Storage) -> None:
+    storage.put_if_absent("fresh/object", NEW)
+
+
+def delete(storage: Storage) -> None:
+    storage.delete("data/object")
+
+
+def upload(storage: Storage) -> None:
+    handle = storage.begin_upload("data/object")
+    parts = [storage.upload_part(handle, number, NEW[start : start + 20_000]) for number, start in ((2, 20_000), (1, 0))]
+    storage.complete_upload(handle, parts)
+
+
+def abort(storage: Storage) -> None:
+    handle = storage.begin_upload("data/object")
+    storage.upload_part(handle, 1, NEW)
+    storage.abort_upload(handle)
+
+
+OPERATIONS: dict[str, tuple[Callable[[Storage], None], str, bytes | None, bytes | None]] = {
+    "put": (put, "data/object", OLD, NEW),
+    "put_if_absent": (put_if_absent, "fresh/object", None, NEW),
+    "delete": (delete, "data/object", OLD, None),
+    "upload": (upload, "data/object", OLD, NEW),
+    "abort": (abort, "data/object", OLD, OLD),
+}
+
+
+def value(storage: Storage, name: str) -> bytes | None:
+    try:
+        return storage.get(name)
+    except ObjectNotFound:
+        return None
+
+
+@pytest.mark.parametrize("acts", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(("operation", "name", "old", "new"), OPERATIONS.values(), ids=OPERATIONS.keys())
+def test_a_crash_at_any_call_leaves_old_or_new(
+    tmp_path: Path, operation: Callable[[Storage], None], name: str, old: bytes | None, new: bytes | None, acts: bool
+) -> None:
+    seen: set[bytes | None] = set()
+    for nth in range(1, 200):
+        folder = tmp_path / str(nth)
+        LocalStorage(folder).put("data/object", OLD)
+        LocalStorage(folder).put("data/other", b"kept")
+        disk = FaultyDisk(nth, acts=acts)
+        crashed = False
+        try:
+            operation(LocalStorage(folder, disk=disk))
+        except Crash:
+            crashed = True
+        after = LocalStorage(folder)
+        seen.add(value(after, name))
+        assert seen <= {old, new}
+        survivors = {"data/object": OLD, "data/other": b"kept"}
+        survivors.pop(name, None)
+        found = value(after, name)
+        listed = {info.name: info.size_bytes for info in after.list()}
+        expected = {n: len(data) for n, data in survivors.items()} | ({name: len(found)} if found is not None else {})
+        assert listed == expected
+        operation(LocalStorage(tmp_path / f"{nth} again"))  # the operation itself is sound
+        if not crashed:
+            assert found == new
+            assert nth > 2, "the faults never struck"
+            break
+        # Everything a crash leaves is found by age, and removing it harms nothing.
+        after.abort_uploads(older_than_ms=FAR_FUTURE_MS)
+        assert value(after, name) == found
+        assert list(after.list_uploads()) == []
+        hidden = [path for path in folder.rglob("*") if path.is_file() and any(".%" in part for part in path.parts)]
+        assert hidden == []
+    else:
+        pytest.fail("the operation makes more calls than were tried")
+    assert seen == {old, new} or (acts and seen == {new})  # a delete acts with its very first call
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ENOSPC, DiskFull),
+        (errno.EDQUOT, DiskFull),
+        (errno.EACCES, StorageMisconfigured),
+        (errno.EROFS, StorageMisconfigured),
+        (errno.EIO, StorageUnavailable),
+    ],
+    ids=lambda value: errno.errorcode.get(value, "") if isinstance(value, int) else value.__name__,
+)
+@pytest.mark.parametrize("operation", [put, put_if_absent, upload], ids=lambda operation: operation.__name__)
+def test_a_failing_call_is_a_typed_error_and_leaves_no_rubbish(
+    tmp_path: Path, operation: Callable[[Storage], None], number: int, kind: type[Exception]
+) -> None:
+    failures = 0
+    for only in ("create", "pwrite", "sync", "rename", "link"):
+        for nth in range(1, 30):
+            folder = tmp_path / f"{only}-{nth}"
+            LocalStorage(folder).put("data/object", OLD)
+            disk = FaultyDisk(nth, error=number, only=only)
+            try:
+                operation(LocalStorage(folder, disk=disk))
+            except kind as error:
+                failures += 1
+                assert not isinstance(error, OSError)
+            else:
+                break
+            assert list((folder / ".%work").iterdir()) == []
+            assert value(LocalStorage(folder), "data/object") in {OLD, NEW}
+        else:
+            pytest.fail("the operation makes more calls than were tried")
+    assert failures >= 4
+
+
+def test_a_file_system_without_hard_links_is_refused(tmp_path: Path) -> None:
+    disk = FaultyDisk(1, error=errno.EOPNOTSUPP, only="link")
+    with pytest.raises(StorageMisconfigured, match="hard links"):
+        LocalStorage(tmp_path, disk=disk).put_if_absent("a", b"x")
+    assert list(LocalStorage(tmp_path).list()) == []
+
+
+@pytest.mark.parametrize("operation", [put, put_if_absent, upload], ids=lambda operation: operation.__name__)
+def test_data_is_synced_before_it_is_named_and_every_new_name_after(tmp_path: Path, operation: Callable[[Storage], None]) -> None:
+    disk = FaultyDisk(0)
+    root = tmp_path / "new" / "root"
+    operation(LocalStorage(root, disk=disk))
+    synced_files: set[Path] = set()
+    unsynced_names: set[Path] = set()
+    open_file: Path | None = None
+    named = 0
+    for name, arguments in disk.calls:
+        if name == "create":
+            open_file = arguments[0]
+        elif name == "sync":
+            assert open_file is not None
+            synced_files.add(open_file)
+        elif name in {"rename", "link"}:
+            source, target = arguments
+            named += 1
+            assert source in synced_files or source.is_dir() or source.parent.name == ".%uploads"
+            unsynced_names.add(target)
+        elif name == "make_folder":
+            unsynced_names.add(arguments[0])
+        elif name == "sync_folder":
+            unsynced_names = {path for path in unsynced_names if path.parent != arguments[0]}
+    assert named
+    assert unsynced_names == set()
+
+
+def test_a_full_disk_refuses_whole_and_the_next_put_works(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path, disk=FaultyDisk(1, error=errno.ENOSPC, only="pwrite"))
+    with pytest.raises(DiskFull):
+        storage.put("a", b"x" * 100)
+    assert list(storage.list()) == []
+    storage.put("a", b"y")
+    assert storage.get("a") == b"y"
+
+
+def test_a_losing_put_if_absent_writes_nothing(tmp_path: Path) -> None:
+    LocalStorage(tmp_path).put("a", b"x")
+    disk = FaultyDisk(0)
+    with pytest.raises(ObjectExists):
+        LocalStorage(tmp_path, disk=disk).put_if_absent("a", b"y")
+    assert disk.calls == []

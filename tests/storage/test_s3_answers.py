@@ -1,0 +1,361 @@
+"""What `S3Storage` makes of answers that a well-behaved server never gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part, scripted_server
+from tiered_index.errors import (
+    InvalidArgument,
+    ObjectExists,
+    ObjectNotFound,
+    StorageMisconfigured,
+    StorageUnavailable,
+    TieredIndexError,
+)
+from tiered_index.storage.base import PartInfo, Storage, UploadHandle
+from tiered_index.storage.s3 import S3Options, S3Storage
+from tiered_index.storage.s3_client import build_client
+
+DATA = bytes(range(256)) * 4
+HANDLE = UploadHandle("object", "upload-id", 0)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[tuple[ScriptedServer, S3Storage]]:
+    """One server and one client for all tests here: building a client takes longer than any of them."""
+    with pytest.MonkeyPatch.context() as environment, scripted_server() as server:
+        environment.setenv("AWS_ACCESS_KEY_ID", "AKIASCRIPTED")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "scripted-secret")
+        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        options = S3Options(endpoint_url=server.endpoint_url, max_attempts=1, transfer_attempts=3, read_timeout_s=0.3)
+        client = build_client(options, "s3://bucket/pre/fix")
+        yield server, S3Storage("bucket", "pre/fix", options, client=client)
+        client.close()
+
+
+@pytest.fixture
+def scripted(running: tuple[ScriptedServer, S3Storage]) -> ScriptedServer:
+    running[0].reset()
+    return running[0]
+
+
+@pytest.fixture
+def waits() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def s3(running: tuple[ScriptedServer, S3Storage], scripted: ScriptedServer, waits: list[float]) -> S3Storage:
+    _, storage = running
+    return S3Storage(
+        "bucket", "pre/fix", storage.options, client=storage.client, sleep=waits.append, uniform=lambda low, high: high
+    )
+
+
+WRONG_RANGES = {
+    "200 with the whole object": Answer(200, DATA),
+    "200 with just the range": Answer(200, DATA[10:30]),
+    "no Content-Range": Answer(206, DATA[10:30]),
+    "a Content-Range that is none": Answer(206, DATA[10:30], {"Content-Range": "bytes all of them"}),
+    "another start": part(DATA, 11, 31),
+    "fewer bytes than asked": part(DATA, 10, 29),
+    "more bytes than asked": part(DATA, 10, 31),
+    "a shorter body than Content-Range says": Answer(206, DATA[10:20], {"Content-Range": "bytes 10-29/1024"}),
+    "a longer body than Content-Range says": Answer(206, DATA[10:50], {"Content-Range": "bytes 10-29/1024"}),
+    "a body that breaks off": Answer(206, DATA[10:20], {"Content-Range": "bytes 10-29/1024"}, announced=20),
+    "an empty body": Answer(206, b"", {"Content-Range": "bytes 10-29/1024"}, announced=20),
+}
+
+
+@pytest.mark.parametrize("answer", WRONG_RANGES.values(), ids=WRONG_RANGES.keys())
+def test_a_range_that_is_not_what_was_asked_is_never_returned(s3: S3Storage, scripted: ScriptedServer, answer: Answer) -> None:
+    scripted.answers(answer)
+    with pytest.raises(StorageUnavailable, match=r"bytes 10-29 of 'object'"):
+        s3.get_range("object", 10, 20)
+    assert 1 <= len(scripted.requests) <= 3
+
+
+def test_the_right_range_is_returned_and_the_connection_kept(s3: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(part(DATA, 10, 30))
+    for _ in range(5):
+        assert s3.get_range("object", 10, 20) == DATA[10:30]
+    assert scripted.requests[0].headers["Range"] == "bytes=10-29"
+    assert scripted.paths() == ["GET /bucket/pre/fix/object"] * 5
+    assert scripted.connections <= 1
+
+
+def test_a_range_is_not_compared_with_the_whole_objects_checksum(s3: S3Storage, scripted: ScriptedServer) -> None:
+    answer = part(DATA, 10, 30)
+    answer.headers["x-amz-checksum-crc32"] = "AAAAAA=="
+    scripted.answers(answer)
+    assert s3.get_range("object", 10, 20) == DATA[10:30]
+
+
+def test_a_whole_object_is_compared_with_its_checksum(s3: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(Answer(200, DATA, {"x-amz-checksum-crc32": "AAAAAA=="}))
+    with pytest.raises(StorageUnavailable, match="checksum"):
+        s3.get("object")
+    assert len(scripted.requests) == 3
+
+
+def test_a_range_beyond_the_end_is_the_callers_mistake(s3: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(part(DATA, 1000, 1024))
+    with pytest.raises(InvalidArgument, match="1024 bytes"):
+        s3.get_range("object", 1000, 25)
+    scripted.answers(error(416, "InvalidRange"))
+    with pytest.raises(InvalidArgument):
+        s3.get_range("object", 2000, 1)
+    assert len(scripted.requests) == 2
+
+
+def test_a_body_that_breaks_off_is_fetched_again(s3: S3Storage, scripted: ScriptedServer, waits: list[float]) -> None:
+    scripted.answers(Answer(206, DATA[10:20], {"Content-Range": "bytes 10-29/1024"}, announced=20), part(DATA, 10, 30))
+    assert s3.get_range("object", 10, 20) == DATA[10:30]
+    scripted.answers(Answer(200, DATA[:99], announced=1024), Answer(200, b"", announced=1024), Answer(200, DATA))
+    assert s3.get("object") == DATA
+    assert waits == [0.2, 0.2, 0.4]  # the longest waits allowed: 0.1 s * 2**n
+
+
+def test_a_body_that_stalls_is_given_up(s3: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(Answer(200, DATA[:100], announced=1024, stall_s=0.6))
+    with pytest.raises(StorageUnavailable, match="broke off"):
+        s3.get("object")
+    assert len(scripted.requests) == 3
+
+
+def test_suffix_answers_are_verified(s3: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(part(DATA, 1004, 1024))
+    assert s3.get_suffix("object", 20) == (DATA[-20:], 1024)
+    assert scripted.requests[-1].headers["Range"] == "bytes=-20"
+    scripted.answers(part(DATA, 0, 1024))
+    assert s3.get_suffix("object", 5000) == (DATA, 1024)
+    scripted.answers(Answer(200, DATA))  # a server may answer so where the object is no longer than asked
+    assert s3.get_suffix("object", 1024) == (DATA, 1024)
+    for wrong in (Answer(200, DATA), part(DATA, 1003, 1023), part(DATA, 1005, 1024), part(DATA, 1004, 1024, total=1030)):
+        scripted.answers(wrong)
+        with pytest.raises(StorageUnavailable):
+            s3.get_suffix("object", 20)
+
+
+def test_an_empty_objects_suffix_is_told_by_a_head(s3: S3Storage, scripted: ScriptedServer) -> None:
+    head = Answer(200, b"", {"Last-Modified": "Mon, 02 Nov 2026 10:00:00 GMT"})
+    scripted.script = lambda request: error(416, "InvalidRange") if request.method == "GET" else head
+    assert s3.get_suffix("object", 20) == (b"", 0)
+    assert [request.method for request in scripted.requests] == ["GET", "HEAD"]
+
+
+def test_put_if_absent_sends_the_condition_and_reads_412(s3: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(Answer(200, headers={"ETag": '"x"'}), error(412, "PreconditionFailed"))
+    s3.put_if_absent("log/1", b"data")
+    with pytest.raises(ObjectExists) as caught:
+        s3.put_if_absent("log/1", b"data")
+    assert caught.value.name == "log/1"
+    assert [request.headers["If-None-Match"] for request in scripted.requests] == ["*", "*"]
+    scripted.answers(Answer(200, headers={"ETag": '"x"'}))
+    s3.put("log/1", b"data")
+    assert "If-None-Match" not in scripted.requests[-1].headers
+    assert all(any(name.lower() == "x-amz-checksum-crc32" for name in request.headers) for request in scripted.requests)
+
+
+def test_a_conditional_conflict_is_repeated_within_a_bound(s3: S3Storage, scripted: ScriptedServer, waits: list[float]) -> None:
+    conflict = error(409, "ConditionalRequestConflict")
+    scripted.answers(conflict, conflict, Answer(200, headers={"ETag": '"x"'}))
+    s3.put_if_absent("log/1", b"data")
+    assert (len(scripted.requests), len(waits)) == (3, 2)
+    scripted.answers(conflict, error(412, "PreconditionFailed"))
+    with pytest.raises(ObjectExists):
+        s3.put_if_absent("log/1", b"data")
+    scripted.requests.clear()
+    scripted.answers(conflict)
+    with pytest.raises(StorageUnavailable, match="3 attempts"):
+        s3.put_if_absent("log/1", b"data")
+    assert len(scripted.requests) == 3
+
+
+ERRORS: dict[str, tuple[Answer, type[TieredIndexError]]] = {
+    "503 SlowDown": (error(503, "SlowDown"), StorageUnavailable),
+    "500": (error(500, "InternalError"), StorageUnavailable),
+    "502 of a proxy": (Answer(502, b"<html>Bad gateway</html>"), StorageUnavailable),
+    "429": (error(429, "TooManyRequests"), StorageUnavailable),
+    "400 RequestTimeout": (error(400, "RequestTimeout"), StorageUnavailable),
+    "409 of a read": (error(409, "ConcurrentModification"), StorageUnavailable),
+    "403 AccessDenied": (error(403, "AccessDenied"), StorageMisconfigured),
+    "403 of a proxy": (Answer(403, b"go away"), StorageMisconfigured),
+    "401": (error(401, "Unauthorized"), StorageMisconfigured),
+    "403 SignatureDoesNotMatch": (error(403, "SignatureDoesNotMatch"), StorageMisconfigured),
+    "403 InvalidAccessKeyId": (error(403, "InvalidAccessKeyId"), StorageMisconfigured),
+    "400 ExpiredToken": (error(400, "ExpiredToken"), StorageMisconfigured),
+    "403 RequestTimeTooSkewed": (error(403, "RequestTimeTooSkewed"), StorageMisconfigured),
+    "404 NoSuchBucket": (error(404, "NoSuchBucket"), StorageMisconfigured),
+    "501 NotImplemented": (error(501, "NotImplemented"), StorageMisconfigured),
+    "400 of another kind": (error(400, "InvalidRequest"), StorageMisconfigured),
+    "404 NoSuchKey": (error(404, "NoSuchKey"), ObjectNotFound),
+}
+
+
+@pytest.mark.parametrize(("answer", "kind"), ERRORS.values(), ids=ERRORS.keys())
+@pytest.mark.parametrize(
+    "read", [lambda s: s.get("object"), lambda s: s.get_range("object", 0, 1), lambda s: s.get_suffix("object", 1)]
+)
+def test_errors_say_what_to_do_next(
+    s3: S3Storage, scripted: ScriptedServer, answer: Answer, kind: type[TieredIndexError], read: Callable[[Storage], object]
+) -> None:
+    scripted.answers(answer)
+    with pytest.raises(kind) as caught:
+        read(s3)
+    text = str(caught.value)
+    assert "object" in text
+    assert "s3://bucket/pre/fix" in text
+    assert "AKIASCRIPTED" not in text
+    assert "scripted-secret" not in text
+
+
+def test_a_lost_connection_and_a_dead_server_are_unavailable(s3: S3Storage, scripted: ScriptedServer) -> None:
+    gone = S3Options(endpoint_url="http://127.0.0.1:9", max_attempts=1, connect_timeout_s=0.5)
+    with S3Storage("bucket", "", gone) as storage, pytest.raises(StorageUnavailable):
+        storage.put("object", b"x")
+    scripted.answers(Answer(200, hold_s=0.6))
+    for call in (lambda: s3.put("object", b"x"), lambda: s3.head("object"), lambda: list(s3.list())):
+        with pytest.raises(StorageUnavailable):
+            call()
+
+
+def test_botocore_repeats_within_its_bound(scripted: ScriptedServer, s3: S3Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    scripted.answers(error(503, "SlowDown"), error(503, "SlowDown"), Answer(200, b"fine"))
+    with S3Storage("bucket", "", S3Options(endpoint_url=scripted.endpoint_url, max_attempts=3)) as storage:
+        assert storage.get("object") == b"fine"
+        scripted.requests.clear()
+        scripted.answers(error(503, "SlowDown"))
+        with pytest.raises(StorageUnavailable):
+            storage.get("object")
+    assert len(scripted.requests) == 3
+
+
+def test_a_retried_success_answers_exists(scripted: ScriptedServer, s3: S3Storage) -> None:
+    """The ambiguity the contract warns of: the first put acted, its answer was lost, botocore repeated it."""
+    scripted.answers(error(500, "InternalError"), error(412, "PreconditionFailed"), Answer(200, b"attempt 17"))
+    with S3Storage("bucket", "", S3Options(endpoint_url=scripted.endpoint_url, max_attempts=2)) as storage:
+        with pytest.raises(ObjectExists):
+            storage.put_if_absent("log/1", b"attempt 17")
+        assert storage.get("log/1") == b"attempt 17"
+
+
+def test_a_head_of_a_missing_bucket_is_not_a_missing_object(s3: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(Answer(404))
+    with pytest.raises(StorageMisconfigured, match="no bucket 'bucket'"):
+        s3.head("object")
+    scripted.script = lambda request: Answer(404) if "object" in request.path else Answer(200)
+    for _ in range(2):
+        with pytest.raises(ObjectNotFound):
+            s3.head("object")
+    assert scripted.paths()[2:] == ["HEAD /bucket/pre/fix/object", "HEAD /bucket", "HEAD /bucket/pre/fix/object"]
+
+
+def listing(*keys: str, token: str = "") -> Answer:
+    items = "".join(
+        f"<Contents><Key>{key}</Key><Size>1</Size><LastModified>2026-11-01T00:00:00Z</LastModified></Contents>" for key in keys
+    )
+    more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>" if token else ""
+    return Answer(200, f"<?xml version='1.0'?><ListBucketResult>{items}{more}</ListBucketResult>".encode())
+
+
+def test_list_pages_skips_foreign_keys_and_is_lazy(s3: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(listing("pre/fix/", "pre/fix/a", "pre/fix/b c", token="next"), listing("pre/fix/d"))
+    found = s3.list("", start_after="A")
+    assert scripted.requests == []
+    assert next(found).name == "a"
+    assert len(scripted.requests) == 1
+    assert [info.name for info in found] == ["d"]
+    assert "start-after=pre%2Ffix%2FA" in scripted.requests[0].path
+    assert "continuation-token=next" in scripted.requests[1].path
+
+
+def test_a_listing_out_of_order_or_without_end_is_refused(s3: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(listing("pre/fix/b", "pre/fix/a"))
+    with pytest.raises(StorageMisconfigured, match="order"):
+        list(s3.list())
+    scripted.answers(Answer(200, b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>"))
+    with pytest.raises(StorageUnavailable, match="NextContinuationToken"):
+        list(s3.list())
+    scripted.answers(listing("pre/fix/a", token="same"))
+    with pytest.raises(StorageMisconfigured):
+        list(s3.list())
+    scripted.answers(Answer(200, b"<ListBucketResult><Contents>"))
+    with pytest.raises(StorageUnavailable):
+        list(s3.list())
+
+
+def test_delete_many_goes_in_batches_and_raises_every_failure(s3: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(Answer(200, b"<DeleteResult></DeleteResult>"))
+    s3.delete_many(f"name-{n}" for n in range(2500))
+    assert [request.body.count(b"<Key>") for request in scripted.requests] == [1000, 1000, 500]
+    failure = "<Error><Key>pre/fix/{}</Key><Code>{}</Code><Message>m</Message></Error>"
+    for code, kind in (("InternalError", StorageUnavailable), ("AccessDenied", StorageMisconfigured)):
+        body = f"<DeleteResult>{failure.format('x', code)}{failure.format('y', 'InternalError')}</DeleteResult>"
+        scripted.answers(Answer(200, body.encode()))
+        with pytest.raises(kind, match=r"2 failed .*pre/fix/x.*pre/fix/y"):
+            s3.delete_many(["x", "y", "z"])
+
+
+def test_an_upload_that_is_gone_is_told_from_a_passing_fault(s3: S3Storage, scripted: ScriptedServer) -> None:
+    parts = [PartInfo(1, '"etag"', 1)]
+    scripted.answers(error(404, "NoSuchUpload"))
+    for call in (lambda: s3.complete_upload(HANDLE, parts), lambda: s3.upload_part(HANDLE, 1, b"x")):
+        with pytest.raises(ObjectNotFound):
+            call()
+    s3.abort_upload(HANDLE)
+    scripted.script = lambda request: error(404, "NoSuchUpload") if request.method == "GET" else error(500, "InternalError")
+    with pytest.raises(ObjectNotFound):
+        s3.complete_upload(HANDLE, parts)
+    scripted.answers(error(500, "InternalError"))
+    with pytest.raises(StorageUnavailable):
+        s3.complete_upload(HANDLE, parts)
+
+
+def test_completing_repeats_each_parts_checksum(s3: S3Storage, scripted: ScriptedServer) -> None:
+    def script(request: Request) -> Answer:
+        if request.method == "PUT":
+            return Answer(200, headers={"ETag": '"tag"', "x-amz-checksum-crc32": "AbCdEg=="})
+        return Answer(200, b"<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>")
+
+    scripted.script = script
+    part_info = s3.upload_part(HANDLE, 3, b"x")
+    s3.complete_upload(HANDLE, [part_info])
+    body = scripted.requests[-1].body
+    assert b"<ChecksumCRC32>AbCdEg==</ChecksumCRC32>" in body
+    assert b"<PartNumber>3</PartNumber>" in body
+
+
+def test_uploads_are_listed_over_pages_by_age(s3: S3Storage, scripted: ScriptedServer) -> None:
+    def page(key: str, day: int, more: str = "") -> Answer:
+        upload = f"<Upload><Key>pre/fix/{key}</Key><UploadId>u</UploadId><Initiated>2026-11-0{day}T00:00:00Z</Initiated></Upload>"
+        return Answer(200, f"<ListMultipartUploadsResult>{upload}{more}</ListMultipartUploadsResult>".encode())
+
+    more = "<IsTruncated>true</IsTruncated><NextKeyMarker>k</NextKeyMarker><NextUploadIdMarker>u</NextUploadIdMarker>"
+    second_ms = 1_793_577_600_000  # 2026-11-02T00:00:00Z
+    for older_than_ms, names in ((None, ["a", "b"]), (second_ms, ["a"]), (second_ms + 1, ["a", "b"])):
+        scripted.answers(page("a", 1, more), page("b", 2))
+        assert [handle.name for handle in s3.list_uploads(older_than_ms=older_than_ms)] == names
+    assert "key-marker=k&upload-id-marker=u" in scripted.requests[-1].path
+    scripted.answers(page("a", 1, "<IsTruncated>true</IsTruncated>"))
+    with pytest.raises(StorageUnavailable, match="NextKeyMarker"):
+        list(s3.list_uploads())
+
+
+def test_encryption_is_asked_for_on_every_write(scripted: ScriptedServer, s3: S3Storage) -> None:
+    options = S3Options(endpoint_url=scripted.endpoint_url, sse="aws:kms", sse_kms_key_id="key-1")
+    begun = b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+    scripted.script = lambda request: Answer(200, begun if request.method == "POST" else b"")
+    with S3Storage("bucket", "", options) as storage:
+        storage.put("a", b"x")
+        storage.put_if_absent("b", b"x")
+        storage.begin_upload("c")
+    for request in scripted.requests:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        assert headers["x-amz-server-side-encryption"] == "aws:kms"
+        assert headers["x-amz-server-side-encryption-aws-kms-key-id"] == "key-1"
+    assert len(scripted.requests) == 3
