@@ -1,0 +1,143 @@
+"""URIs: what opens, and what each mistake is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tiered_index.errors import ConfigError, ObjectNotFound
+from tiered_index.storage.disk import Disk
+from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.opening import KNOWN_SCHEMES, open_storage
+from tiered_index.storage.s3 import S3Options, S3Storage
+
+
+def test_file(tmp_path: Path) -> None:
+    folder = tmp_path / "with blank and é"
+    storage = open_storage(folder.as_uri())
+    storage.put("a", b"x")
+    assert isinstance(storage, LocalStorage)
+    assert storage.folder == folder
+    assert open_storage(storage.uri).get("a") == b"x"
+
+
+def test_file_writes_through_the_given_disk(tmp_path: Path) -> None:
+    class CountingDisk(Disk):
+        created = 0
+
+        def create(self, path: Path) -> int:
+            self.created += 1
+            return super().create(path)
+
+    disk = CountingDisk()
+    open_storage(f"file://{tmp_path}", disk=disk).put("a", b"x")
+    assert disk.created == 1
+
+
+def test_memory_of_one_name_is_one_storage() -> None:
+    one = open_storage("memory://test_opening")
+    try:
+        one.put("a", b"x")
+        assert open_storage("memory://test_opening").get("a") == b"x"
+        with pytest.raises(ObjectNotFound):
+            open_storage("memory://test_opening_other").get("a")
+        with pytest.raises(ObjectNotFound):
+            MemoryStorage().get("a")
+        MemoryStorage.forget("test_opening")
+        with pytest.raises(ObjectNotFound):
+            open_storage("memory://test_opening").get("a")
+    finally:
+        MemoryStorage.forget("test_opening")
+        MemoryStorage.forget("test_opening_other")
+
+
+def test_s3_parameters_win_over_options() -> None:
+    options = S3Options(region="eu-west-1", endpoint_url="http://localhost:1", max_attempts=2)
+    storage = open_storage("s3://bucket/a/b/?region=us-west-2&endpoint_url=https://127.0.0.1:9000", options=options)
+    assert isinstance(storage, S3Storage)
+    assert storage.options == S3Options(region="us-west-2", endpoint_url="https://127.0.0.1:9000", max_attempts=2)
+    assert storage.uri == "s3://bucket/a/b?endpoint_url=https://127.0.0.1:9000&region=us-west-2"
+    assert storage.client.meta.region_name == "us-west-2"
+    assert storage.client.meta.config.s3["addressing_style"] == "path"
+    assert storage.client.meta.config.retries == {"mode": "standard", "total_max_attempts": 2}
+
+
+def test_amazons_own_endpoint_keeps_botocores_style(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    storage = open_storage("s3://bucket?region=eu-central-1")
+    assert isinstance(storage, S3Storage)
+    assert storage.client.meta.endpoint_url == "https://s3.eu-central-1.amazonaws.com"
+    assert "addressing_style" not in (storage.client.meta.config.s3 or {})
+    virtual = open_storage("s3://bucket?region=eu-central-1&addressing_style=virtual")
+    assert isinstance(virtual, S3Storage)
+    assert virtual.client.meta.config.s3["addressing_style"] == "virtual"
+
+
+@pytest.mark.parametrize(
+    ("uri", "says"),
+    [
+        ("", "file://"),
+        ("/just/a/path", "memory://"),
+        ("gopher://x", "s3://"),
+        ("file://relative/dir", "file:///dir"),
+        ("file://", "file:///dir"),
+        ("file:///dir?mode=fast", "'mode'"),
+        ("file:///dir#part", "fragment"),
+        ("s3://", "bucket"),
+        ("s3:///prefix", "bucket"),
+        ("s3://bucket/a//b", "a//b"),
+        ("s3://bucket/../b", r"\.\."),
+        ("s3://bucket/p?regoin=x", "'regoin'"),
+        ("s3://bucket/p?region=", "'region' .* empty"),
+        ("s3://bucket/p?region=a&region=b", "'region' .* twice"),
+        ("s3://bucket/p?addressing_style=round", "round"),
+        ("s3://bucket/p?endpoint_url=localhost:9000", "https://host"),
+        ("s3://bucket/p?endpoint_url=http://host:port", "https://host"),
+        ("memory://", "memory://name"),
+        ("memory://a b", "memory://name"),
+        ("memory://a?x=1", "'x'"),
+    ],
+)
+def test_mistakes_are_config_errors_that_name_them(uri: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        open_storage(uri)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://AKIAKEY:hidden-secret@bucket/prefix",
+        "s3://bucket?endpoint_url=http://AKIAKEY:hidden-secret@host:9000",
+        "s3://bucket?secret_access_key=hidden-secret",
+        "gopher://user:hidden-secret@host",
+    ],
+)
+def test_a_secret_in_a_uri_is_refused_and_not_repeated(uri: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_storage(uri)
+    assert "hidden-secret" not in str(caught.value)
+
+
+def test_the_known_schemes_are_listed() -> None:
+    assert KNOWN_SCHEMES == ("file", "memory", "s3")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sse": "rot13"},
+        {"sse_kms_key_id": "key"},
+        {"sse": "AES256", "sse_kms_key_id": "key"},
+        {"max_attempts": 0},
+        {"transfer_attempts": 0},
+        {"read_timeout_s": 0},
+        {"backoff_s": -1},
+        {"addressing_style": "round"},
+    ],
+)
+def test_options_are_checked(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(reversed(wrong))):
+        S3Options(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,162 @@
+"""Counting, pricing, delaying, prefixing."""
+
+from __future__ import annotations
+
+import contextvars
+import statistics
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
+from tiered_index.storage.base import ByteRange
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.wrappers import LatencyStorage, MeteredStorage, PrefixedStorage, PriceTable, Usage
+
+
+def test_every_kind_of_call_is_counted_and_priced() -> None:
+    metered = MeteredStorage(MemoryStorage(), PriceTable(egress_per_gib_usd=0.09))
+    with metered.measure() as usage:
+        metered.put("a", b"12345")
+        metered.put_if_absent("b", memoryview(b"123"))
+        metered.get("a")
+        metered.get_range("a", 1, 2)
+        metered.get_range("a", 1, 0)
+        metered.get_ranges("a", [ByteRange(0, 2), ByteRange(2, 3), ByteRange(0, 0)])
+        metered.get_suffix("a", 4)
+        metered.head("a")
+        list(metered.list())
+        handle = metered.begin_upload("c")
+        metered.complete_upload(handle, [metered.upload_part(handle, 1, b"1234567")])
+        metered.delete("a")
+        metered.delete_many(str(n) for n in range(2500))
+    assert usage.requests_by_kind == {
+        "put": 1,
+        "put_if_absent": 1,
+        "get": 1,
+        "get_range": 1,
+        "get_ranges": 2,
+        "get_suffix": 1,
+        "head": 1,
+        "list": 1,
+        "begin_upload": 1,
+        "upload_part": 1,
+        "complete_upload": 1,
+        "delete": 1,
+        "delete_many": 3,
+    }
+    assert usage.requests == 16
+    assert usage.bytes_written == 5 + 3 + 7
+    assert usage.bytes_read == 5 + 2 + 5 + 4
+    puts, gets = 6, 6
+    assert usage.cost_usd == pytest.approx(puts * 0.005 / 1000 + gets * 0.0004 / 1000 + 16 / 2**30 * 0.09)
+    assert metered.total.requests_by_kind == usage.requests_by_kind
+
+
+def test_a_listing_costs_a_request_a_page() -> None:
+    inner = MemoryStorage()
+    for n in range(2500):
+        inner.put(f"{n:04d}", b"")
+    metered = MeteredStorage(inner)
+    with metered.measure() as usage:
+        listing = metered.list()
+        assert usage.requests == 0
+        next(listing)
+        assert usage.requests == 1
+        assert sum(1 for _ in listing) == 2499
+    assert usage.requests_by_kind == {"list": 3}
+    assert usage.cost_usd == pytest.approx(3 * 0.005 / 1000)
+
+
+def test_a_failed_call_costs_its_request_and_no_bytes() -> None:
+    metered = MeteredStorage(MemoryStorage())
+    with metered.measure() as usage:
+        with pytest.raises(ObjectNotFound):
+            metered.get("missing")
+        metered.put("a", b"x")
+        with pytest.raises(ObjectExists):
+            metered.put_if_absent("a", b"yy")
+    assert usage.requests_by_kind == {"get": 1, "put": 1, "put_if_absent": 1}
+    assert (usage.bytes_read, usage.bytes_written) == (0, 1)
+
+
+def test_lookups_at_the_same_time_are_measured_apart() -> None:
+    metered = MeteredStorage(MemoryStorage())
+    metered.put("a", bytes(1000))
+    barrier = threading.Barrier(4)
+
+    with ThreadPoolExecutor(8) as workers:
+
+        def lookup(size: int) -> Usage:
+            barrier.wait(30)
+            with metered.measure() as usage:
+                tasks = [
+                    workers.submit(contextvars.copy_context().run, metered.get_range, "a", start, size) for start in range(50)
+                ]
+                metered.head("a")
+                for task in tasks:
+                    task.result()
+            metered.get("a")  # after the scope: counts to nobody but the total
+            return usage
+
+        with ThreadPoolExecutor(4) as lookups:
+            usages = list(lookups.map(lookup, (1, 2, 3, 4)))
+        workers.submit(metered.get, "a").result()
+    for size, usage in zip((1, 2, 3, 4), usages, strict=True):
+        assert usage.requests_by_kind == {"get_range": 50, "head": 1}
+        assert usage.bytes_read == 50 * size
+    assert metered.total.requests == 1 + 4 * 52 + 1
+
+
+def test_scopes_nest_and_belong_to_their_storage() -> None:
+    one, two = MeteredStorage(MemoryStorage()), MeteredStorage(MemoryStorage())
+    both = Usage()
+    with one.measure() as outer, one.measure(both), two.measure(both):
+        one.put("a", b"1")
+        with one.measure() as inner:
+            one.put("a", b"22")
+            two.put("a", b"333")
+    one.put("a", b"4444")
+    assert (outer.bytes_written, inner.bytes_written, both.bytes_written) == (3, 2, 6)
+    assert (outer.requests, inner.requests, both.requests) == (2, 1, 3)
+
+
+def test_latency_is_lognormal_and_repeatable() -> None:
+    def waits(seed: int) -> list[float]:
+        recorded: list[float] = []
+        slow = LatencyStorage(MemoryStorage(), seed, median_ms=20.0, sigma=0.5, sleep=recorded.append)
+        slow.put("a", b"x")
+        for _ in range(2000):
+            slow.get("a")
+        slow.get_range("a", 0, 0)
+        return recorded
+
+    recorded = waits(7)
+    assert len(recorded) == 2001
+    assert recorded == waits(7) != waits(8)
+    assert statistics.median(recorded) == pytest.approx(0.020, rel=0.1)
+    assert statistics.quantiles(recorded, n=100)[98] > 0.045
+
+
+def test_a_prefix_hides_everything_else() -> None:
+    inner = MemoryStorage()
+    inner.put("index/a", b"inner")
+    inner.put("indexes", b"outside")
+    prefixed = PrefixedStorage(inner, "index")
+    prefixed.put("b", b"new")
+    assert [info.name for info in prefixed.list()] == ["a", "b"]
+    assert [info.name for info in prefixed.list(start_after="a")] == ["b"]
+    assert inner.get("index/b") == b"new"
+    assert prefixed.uri == inner.uri + "/index"
+    for name in ("../indexes", "/a", ""):
+        with pytest.raises(InvalidArgument):
+            prefixed.get(name)
+    with pytest.raises(ObjectNotFound) as caught:
+        prefixed.get("missing")
+    assert caught.value.name == "missing"
+    inner.begin_upload("other")
+    handle = prefixed.begin_upload("c")
+    assert list(prefixed.list_uploads()) == [handle]
+    assert prefixed.abort_uploads() == 1
+    assert [upload.name for upload in inner.list_uploads()] == ["other"]
