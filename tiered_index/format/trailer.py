@@ -175,9 +175,13 @@ class Metadata:
         try:
             document = json.loads(bytes(data))
             low, high = document.pop("slot_range")
+            layout = Layout.from_json(document.pop("layout"))
+            order, expected = document.pop("order"), "newest_first" if layout.preset.newest_first else "answer"
+            if order != expected:
+                raise UnsupportedVersion(file, f"unknown order {order!r} within slots", expected=expected, found=order)
             return cls(
                 file_id=str(document.pop("file_id")),
-                layout=Layout.from_json(document.pop("layout")),
+                layout=layout,
                 count=int(document.pop("count")),
                 begin_ms=int(document.pop("begin_ms")),
                 end_ms=int(document.pop("end_ms")),
@@ -193,7 +197,7 @@ class Metadata:
                 slot_base=int(document.pop("slot_base")),
                 slot_range=(int(low), int(high)),
                 writer=str(document.pop("writer")),
-                more={name: value for name, value in document.items() if name != "order"},
+                more=document,
             )
         except TieredIndexError:
             raise

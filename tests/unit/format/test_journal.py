@@ -120,6 +120,14 @@ def test_entries_behind_the_seal():
         parse_journal(OPEN + encode_seal() + batch, "j")
 
 
+def test_topics_in_the_record_of_the_batch_that_uses_them_first():
+    batch = encode_batch(BatchRecord(1, 1, 0, 0, 0, 0), {"s": 3}, [(9, "new")])
+    assert parse_journal(OPEN + batch, "j").topics == {9: "new"}
+    # one record a write: whatever a crash leaves of it, nothing of it counts
+    for kept in range(0, len(batch), 7):
+        assert parse_journal(OPEN + bytes(kept) + batch[kept:], "j").topics == ({} if kept else {9: "new"})
+
+
 def test_the_future_is_refused_by_name():
     with pytest.raises(UnsupportedVersion, match="journal version 2 is newer"):
         parse_journal(OPEN[:8] + struct.pack(">I", 2) + OPEN[12:], "j")

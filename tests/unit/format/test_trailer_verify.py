@@ -145,6 +145,13 @@ def test_future_versions_are_refused_by_name(small):
             refuse()
 
 
+def test_unknown_order_is_refused_by_name(small):
+    """A reader relies on the order within slots, so a file that declares another one isn't read on a guess."""
+    meta = parse_trailer(small, "file", len(small)).metadata
+    with pytest.raises(UnsupportedVersion, match="unknown order 'newest_first'"):
+        Metadata.decode(meta.encode().replace(b'"order":"answer"', b'"order":"newest_first"'), "file")
+
+
 def test_lengths_must_add_up(small):
     with pytest.raises(CorruptFile, match="do not add up"):
         parse_trailer(small, "file", len(small) + 1)

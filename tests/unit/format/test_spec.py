@@ -1,0 +1,221 @@
+"""SPEC.md can't rot: its tables, test vectors and hexdumps are made again by the code, and its bytes are read back.
+
+Run this file as a program to rewrite the generated parts of SPEC.md after a deliberate change of the format.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tiered_index.format.layout as layout_module
+from tiered_index.format.compacted import Compaction
+from tiered_index.format.foreign import ForeignUnsealed
+from tiered_index.format.hashing import code_units, fingerprint, hash_batch, java_string_hash, key_hash
+from tiered_index.format.journal import BatchRecord, encode_batch, encode_open, encode_seal, parse_journal
+from tiered_index.format.layout import NATIVE, PRESETS, ROCKETMQ, Layout
+from tiered_index.format.trailer import parse_trailer
+from tiered_index.format.unsealed import UnsealedTable
+from tiered_index.format.verify import verify_compacted
+
+SPEC = Path(layout_module.__file__).with_name("SPEC.md")
+BEGIN_MS = 1_700_000_000_000
+FILE_ID = "001700000000000-0123456789ab"
+LAYOUT = Layout(NATIVE, NATIVE.schema, 3, 8)
+ROWS = [  # topic, key, topic id, queue, offset, size, seconds after BEGIN_MS
+    ("orders", "A-1", 1, 0, 100, 64, 0), ("orders", "A-1", 1, 0, 101, 65, 2), ("payments", "é", 2, 1, 7, 80, 2),
+    ("payments", "😀", 2, 1, 8, 81, 5), ("orders", "A-2", 1, 2, 9, 66, -3),
+]  # fmt: skip
+VECTORS = [
+    ("TopicTest", "MessageKey"), ("TopicTest", ""), ("", ""), ("orders", "A-1"), ("payments", "é"), ("中文", "键"), ("payments", "😀"),
+    ("TopicTest", "\ud83d"), ("TopicTest", "\ude80x"), ("TopicTest", "\ude80\ud83d"), ("TopicTest", "boxvajrkywm"),
+    ("TopicTest", "euuudrqcyle"), ("TopicAa", "k"), ("TopicBB", "k"),
+]  # fmt: skip
+
+
+def written():
+    """The example's table, entries and compacted bytes."""
+    topics = ["orders", "payments"]
+    hashes, fingerprints = hash_batch(topics, np.array([topics.index(row[0]) for row in ROWS]), code_units([row[1] for row in ROWS]))
+    columns = {name: np.array([row[at] for row in ROWS]) for at, name in enumerate(("topic_id", "queue_id", "offset", "size"), 2)}
+    table = UnsealedTable(LAYOUT, BEGIN_MS)
+    batch = table.prepare(hashes, np.array([BEGIN_MS + 1000 * row[6] for row in ROWS]), columns | {"fingerprint": fingerprints})
+    table.commit(batch)
+    compaction = Compaction(batch.entries, LAYOUT, BEGIN_MS, table.end_ms)
+    pieces = compaction.pieces(
+        file_id=FILE_ID, topics=((1, "orders"), (2, "payments")), source_positions={"store-a": 4096}, lane="main",
+        offset_space="commitlog", writer="tiered_index 0.1.0",
+    )  # fmt: skip
+    return table, batch.entries, b"".join(bytes(piece) for piece in pieces)
+
+
+def journal_records(entries):
+    batch = BatchRecord(1, 5, zlib.crc32(entries.tobytes()), BEGIN_MS // 1000 - 3, BEGIN_MS // 1000 + 5, BEGIN_MS + 5000)
+    return [
+        encode_open(FILE_ID, LAYOUT, BEGIN_MS, "main", 1, "commitlog", BEGIN_MS + 250),
+        encode_batch(batch, {"store-a": 4096}, [(1, "orders"), (2, "payments")]),
+        encode_seal(),
+    ]
+
+
+HEADER_PARTS = [(4, "magic"), (8, "begin timestamp, ms"), (8, "end timestamp, ms"), (4, "slots in use"), (4, "items")]
+ITEM_PARTS = [(4, "key_hash"), (4, "topic_id"), (4, "queue_id"), (8, "offset"), (4, "size"), (4, "time_diff_s"), (4, "fingerprint")]
+
+
+def dump(data, parts, start=0):
+    """Hexdump with one line a part, 16 bytes a line at most; the note stands beside a part's first line."""
+    text, at = [], start
+    for length, note in parts:
+        for row in range(at, at + length, 16):
+            piece = data[row : min(row + 16, at + length)]
+            printed = note if note != "text" else "".join(chr(b) if 32 <= b < 127 else "." for b in piece)
+            text.append(f"{row:08x}  {piece.hex(' '):<47}  {printed}".rstrip())
+            note = note if note == "text" else ""
+        at += length
+    return at, "\n".join(text)
+
+
+
+
+def unsealed_dump():
+    table, entries, _ = written()
+    data = table.image(entries)
+    parts = list(HEADER_PARTS) + [(8, f"slot {s}: newest entry, unused") for s in range(3)] + [(36, "entry 0: never used")]
+    for index, row in enumerate(ROWS, 1):
+        parts += [(n, f"entry {index} ({row[0]}#{row[1]}): {name}" if name == "key_hash" else name) for n, name in ITEM_PARTS]
+        parts += [(4, "previous")]
+    parts += [(72, "entries 6 and 7: free")]
+    end, text = dump(data, parts)
+    assert end == len(data)
+    return text
+
+
+def compacted_dump():
+    _, _, data = written()
+    tail = parse_trailer(data, "example", len(data)).tail
+    parts = list(HEADER_PARTS) + [(8, f"slot {s}: position, length") for s in range(3)]
+    for index in range(len(ROWS)):
+        parts += [(n, f"item {index}: {name}" if name == "key_hash" else name) for n, name in ITEM_PARTS]
+    parts += [(4, "directory: groups"), (4, "blocks")]
+    parts += [(4, "group 0: first_slot"), (4, "count"), (8, "offset"), (4, "length"), (4, "crc32"), (4, "first_block"), (4, "blocks")]
+    parts += [(tail.metadata_length, "text"), (8, "tail: magic"), (4, "format version"), (4, "reserved"), (8, "trailer position")]
+    parts += [(8, "filter length"), (8, "directory length"), (8, "metadata length"), (4, "filter crc32"), (4, "directory crc32")]
+    parts += [(4, "metadata crc32"), (4, "crc32 of the 60 bytes before")]
+    end, text = dump(data, parts)
+    assert end == len(data)
+    return text
+
+
+def journal_dump():
+    _, entries, _ = written()
+    records = journal_records(entries)
+    at, text = dump(b"".join(records), [(8, "magic"), (4, "journal version")])
+    for number, record in enumerate(records):
+        body = len(record) - 8 - (12 if not number else 0)
+        at, more = dump(b"".join(records), [(4, "length"), (4, "crc32 of length and payload"), (body, "text")], at)
+        text += "\n" + more
+    return text
+
+
+def vectors():
+    rows = ["| topic | key | UTF-16 code units of topic#key | Java's hash | key hash | fingerprint |", "|---|---|---|---:|---:|---|"]
+    for topic, key in VECTORS:
+        units = " ".join(f"{u:04x}" for u in memoryview(f"{topic}#{key}".encode("utf-16-le", "surrogatepass")).cast("H"))
+        shown = [f"`{text}`" if text and not any(0xD800 <= ord(c) < 0xE000 for c in text) else "" for text in (topic, key)]
+        shown = [part or ("(empty)" if not text else "(lone surrogate)") for part, text in zip(shown, (topic, key), strict=True)]
+        rows.append(
+            f"| {shown[0]} | {shown[1]} | {units} | {java_string_hash(f'{topic}#{key}')} | {key_hash(topic, key)} "
+            f"| {fingerprint(topic, key):08x} |"
+        )
+    return "\n".join(rows)
+
+
+def presets():
+    rows = ["| preset | begin magic | end magic | order in a slot | item bytes | entry bytes | slots | items |"]
+    rows.append("|---|---|---|---|---:|---:|---:|---:|")
+    for preset in PRESETS.values():
+        order = "newest_first" if preset.newest_first else "answer"
+        sizes = f"{preset.schema.item.itemsize} | {preset.schema.entry.itemsize} | {preset.slots:,} | {preset.items:,}"
+        rows.append(f"| `{preset.name}` | 0x{preset.begin_magic:08X} | 0x{preset.end_magic:08X} | {order} | {sizes} |")
+    return "\n".join(rows)
+
+
+def fenced(text):
+    return f"```\n{text}\n```"
+
+
+GENERATED = {
+    "presets": presets, "vectors": vectors, "unsealed": lambda: fenced(unsealed_dump()), "compacted": lambda: fenced(compacted_dump()),
+    "journal": lambda: fenced(journal_dump()),
+}  # fmt: skip
+_BLOCK = re.compile(r"<!-- generated: (\w+) -->\n(.*?)\n<!-- end -->", re.S)
+
+
+def blocks():
+    return dict(_BLOCK.findall(SPEC.read_text()))
+
+
+def bytes_in(name):
+    """The bytes of one of SPEC.md's hexdumps."""
+    lines = blocks()[name].splitlines()[1:-1]
+    data = b""
+    for line in lines:
+        assert int(line[:8], 16) == len(data)
+        data += bytes.fromhex(line[10:57])
+    return data
+
+
+def test_every_generated_part_is_there():
+    assert set(blocks()) == set(GENERATED)
+
+
+@pytest.mark.parametrize("name", sorted(GENERATED))
+def test_generated_part_is_current(name):
+    assert blocks()[name] == GENERATED[name]()
+
+
+def test_the_printed_unsealed_file_reads():
+    image = ForeignUnsealed(bytes_in("unsealed"), LAYOUT, "SPEC.md")
+    items = image.lookup(key_hash("orders", "A-1"), BEGIN_MS, BEGIN_MS + 5000)
+    assert items["offset"].tolist() == [101, 100]
+    assert items["fingerprint"].tolist() == [fingerprint("orders", "A-1")] * 2
+
+
+def test_the_printed_compacted_file_is_proven():
+    data = bytes_in("compacted")
+    assert verify_compacted(lambda position, length: data[position : position + length], len(data), "SPEC.md") == []
+    meta = parse_trailer(data, "SPEC.md", len(data)).metadata
+    documented = set(re.findall(r"^\| `(\w+)` \|", SPEC.read_text().split("### Metadata")[1].split("\n### ")[0], re.M))
+    assert documented == set(json.loads(meta.encode()))
+
+
+def test_the_printed_journal_reads():
+    journal = parse_journal(bytes_in("journal"), "SPEC.md")
+    assert (journal.file_id, journal.count, journal.sealed, journal.positions) == (FILE_ID, 5, True, {"store-a": 4096})
+
+
+def test_sections_are_the_ones_that_the_code_cites():
+    titles = dict(re.findall(r"^## (\d+)\. (.+)$", SPEC.read_text(), re.M))
+    assert list(titles) == [str(n) for n in range(1, len(titles) + 1)]
+    words = {"2": "slots", "3": "Unsealed", "4": "Compacted", "5": "Hash", "6": "Trailer", "7": "Journal", "8": "Names"}
+    assert all(word in titles[number] for number, word in words.items())
+    assert titles["9"] == "Storage log"
+    cited = re.findall(r"SPEC\.md section[s]? (\d+)", "".join(path.read_text() for path in SPEC.parent.glob("*.py")))
+    assert cited
+    assert set(cited) <= set(titles)
+
+
+def test_constants_are_stated():
+    text = SPEC.read_text()
+    for phrase in ("2,147,483,647", "0x9E3779B1", "0x85EBCA6B", "0xC2B2AE35", "TIXTAIL\\n", "TIXJRNL\\n", "16,384", "262,144"):
+        assert phrase in text, phrase
+    assert ROCKETMQ.items == 20_000_000
+
+
+if __name__ == "__main__":
+    SPEC.write_text(_BLOCK.sub(lambda m: f"<!-- generated: {m[1]} -->\n{GENERATED[m[1]]()}\n<!-- end -->", SPEC.read_text()))
