@@ -20,7 +20,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.catalog import Handle
 from tiered_index.service.compacted_file import MissingObject
 from tiered_index.service.cursor import decode_cursor, encode_cursor, query_digest
-from tiered_index.service.rows import Array, Question, concatenate, first_answers, item_maker, order_key
+from tiered_index.service.rows import Array, OrderKey, Question, concatenate, first_answers, item_maker, order_key
 from tiered_index.service.validation import check_key, check_topic
 from tiered_index.storage.wrappers import MeteredStorage, Usage
 from tiered_index.types import MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem, QueryResult
@@ -30,8 +30,8 @@ __all__ = ["AnswerBudget", "QueryEngine", "ask"]
 
 def ask(
     schema: Schema, topic: str, key: str, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None
-) -> tuple[Question, str]:
-    """Return the validated question and its digest. Raises `InvalidArgument`, `InvalidCursor`."""
+) -> Question:
+    """Return the validated question. Raises `InvalidArgument`, `InvalidCursor`."""
     check_topic(topic)
     check_key(key)
     low, high = (0 if begin_ms is None else begin_ms), (MAX_TIMESTAMP_MS if end_ms is None else end_ms)
@@ -43,9 +43,10 @@ def ask(
     if max_count < 1:
         raise InvalidArgument(f"max_count must be at least 1, not {max_count}")
     second_min, second_max = low // 1000, high // 1000
-    digest = query_digest(topic, key, second_min, second_max)
-    after = None if cursor is None else decode_cursor(cursor, digest, 3 + len(schema.identity_extra))
-    return Question(topic, key, key_hash(topic, key), fingerprint(topic, key), second_min, second_max, max_count, after), digest
+    after = None
+    if cursor is not None:
+        after = decode_cursor(cursor, query_digest(topic, key, second_min, second_max), 3 + len(schema.identity_extra))
+    return Question(topic, key, key_hash(topic, key), fingerprint(topic, key), second_min, second_max, max_count, after)
 
 
 class AnswerBudget:
@@ -127,8 +128,7 @@ class QueryEngine:
     ) -> QueryResult:
         """Answer one lookup over what `handles` yields for it. Arguments and errors as `IndexService.query`."""
         started = time.perf_counter()
-        question, digest = ask(self._schema, topic, key, begin_ms, end_ms, max_count, cursor)
-        # files newer than the page's start hold nothing for it
+        question = ask(self._schema, topic, key, begin_ms, end_ms, max_count, cursor)
         run = _Run(question, AnswerBudget(self._schema, max_count))
         if self._storage is None:
             self._read(run, handles(question), allow_partial)
@@ -154,7 +154,7 @@ class QueryEngine:
         return QueryResult(
             items=tuple(self._make(topic, row) for row in rows),
             status="partial" if failed else "truncated" if more else "complete",
-            cursor=encode_cursor(last, digest) if (more or failed) and last is not None else None,
+            cursor=_cursor(question, last) if more and last is not None else None,
             failed=failed,
             explain=explain,
         )
@@ -219,6 +219,10 @@ class QueryEngine:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._threads, "tiered-index-query")
             return self._pool
+
+
+def _cursor(question: Question, last: OrderKey) -> str:
+    return encode_cursor(last, query_digest(question.topic, question.key, question.second_min, question.second_max))
 
 
 def _report(

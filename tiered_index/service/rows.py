@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ class Question:
     after: OrderKey | None = None
 
 
+@cache
 def row_dtype(schema: Schema) -> np.dtype[Any]:
     """Return the dtype of rows for a schema."""
     columns = [("second", "i8"), ("key_hash", "i4"), ("topic_id", "i4"), ("queue_id", "i4"), ("offset", "i8"), ("size", "i4")]
@@ -53,7 +55,7 @@ def select_items(items: Array, begin_s: int, question: Question, topic_ids: froz
     if len(places) and schema.keyed:
         places = places[items["fingerprint"][places] == question.fingerprint]
     if len(places) and topic_ids is not None:
-        places = places[np.isin(items["topic_id"][places], list(topic_ids))]
+        places = places[_is_one_of(items["topic_id"][places], topic_ids)]
     picked = items[places]
     rows = np.empty(len(picked), row_dtype(schema))
     rows["second"] = begin_s + picked["time_diff_s"].astype(np.int64)
@@ -70,11 +72,19 @@ def rows_of_columns(columns: Mapping[str, Array], question: Question, topic_ids:
     if len(places) and schema.keyed:
         places = places[columns["fingerprint"][places] == question.fingerprint]
     if len(places):
-        places = places[np.isin(columns["topic_id"][places], list(topic_ids))]
+        places = places[_is_one_of(columns["topic_id"][places], topic_ids)]
     rows = np.empty(len(places), row_dtype(schema))
     for name in rows.dtype.names or ():
         rows[name] = columns[name][places]
     return _in_question(rows, question, schema)
+
+
+def _is_one_of(values: Array, topic_ids: frozenset[int]) -> Array:
+    """Return which values are among `topic_ids`; a topic has one id nearly always, which needs no sort as `np.isin` does."""
+    if len(topic_ids) == 1:
+        (only,) = topic_ids
+        return values == only  # type: ignore[no-any-return]
+    return np.isin(values, list(topic_ids))
 
 
 def _in_question(rows: Array, question: Question, schema: Schema) -> Array:
@@ -93,7 +103,10 @@ def _in_question(rows: Array, question: Question, schema: Schema) -> Array:
 
 def concatenate(parts: list[Array], schema: Schema) -> Array:
     """Return the rows of all parts in one array."""
-    return np.concatenate(parts) if parts else np.empty(0, row_dtype(schema))
+    filled = [part for part in parts if len(part)]
+    if len(filled) == 1:
+        return filled[0]
+    return np.concatenate(filled) if filled else np.empty(0, row_dtype(schema))
 
 
 def first_answers(rows: Array, schema: Schema, limit: int) -> Array:
@@ -102,8 +115,8 @@ def first_answers(rows: Array, schema: Schema, limit: int) -> Array:
     Of entries with one identity the newest is kept; a difference in size or topic id alone is settled by the greater value, so that
     the answer never depends on where the entries lie.
     """
-    if not len(rows):
-        return rows
+    if len(rows) <= 1:
+        return rows[:limit]
     identity = ("queue_id", "offset", *schema.identity_extra)
     keys: list[Array] = [-rows["topic_id"].astype(np.int64), -rows["size"].astype(np.int64)]
     keys += [rows[name] for name in reversed(schema.identity_extra)]
