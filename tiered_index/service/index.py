@@ -24,7 +24,6 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     BackPressure,
     ConfigError,
-    CorruptFile,
     InvalidArgument,
     StorageError,
     StorageMisconfigured,
@@ -39,7 +38,7 @@ from tiered_index.service.flusher import Flusher
 from tiered_index.service.lanes import MAIN, QUARANTINE, Lane, LaneContext
 from tiered_index.service.lifecycle import Lifecycle, Progress, show_stored
 from tiered_index.service.log_records import Genesis, LogState
-from tiered_index.service.query import QueryEngine
+from tiered_index.service.query import LOG_RETRIES, QueryEngine, check_lost
 from tiered_index.service.recovery import Recovered, recover_root
 from tiered_index.service.root import Marker, Root, RootLock
 from tiered_index.service.rows import Array, Question, rows_of_columns
@@ -58,7 +57,6 @@ from tiered_index.types import Lookup, QueryResult
 __all__ = ["IndexService"]
 
 _QUARANTINE_ITEMS = 1 << 16
-_LOG_RETRIES = 3
 _ROW_BYTES = 160
 # what a buffered row of one put costs beside its key, estimated
 _log = logging.getLogger(__name__)
@@ -157,7 +155,7 @@ class IndexService:
         `extra` are the schema's further columns by name. The call is accepted whole or refused whole and never waits for a disk:
         `InvalidArgument` (fix it), `BackPressure` (slow down and repeat it).
         """
-        self._check_open()
+        self._check_writable()
         checked = check_keys(keys)
         topic, queue_id, offset, size, second, more = message_row(topic, queue_id, offset, size, timestamp_ms, extra, self._schema)
         source, source_position = check_position(source, source_position)
@@ -175,7 +173,7 @@ class IndexService:
         Columns: topic, queue_id, key, offset, size, timestamp_ms (one row an entry), optionally topic_id, and the schema's further ones.
         `source_position` becomes durable with the whole batch. Accepted whole or refused whole; errors as `put`.
         """
-        self._check_open()
+        self._check_writable()
         source, source_position = check_position(source, source_position)
         batch, size_bytes = batch_columns(columns, self._schema, self._topics)
         positions = {source: source_position} if source is not None and source_position is not None else {}
@@ -221,15 +219,16 @@ class IndexService:
         `CorruptFile` or `PartialAnswer`, or with `allow_partial` the status is ``partial`` and `failed` names it.
         """
         self._check_open()
-        for attempt in range(_LOG_RETRIES):
+        lost: set[str] = set()
+        for _ in range(LOG_RETRIES):
             try:
                 with self._catalog.reading():
-                    return self._engine.query(self._handles, topic, key, begin_ms, end_ms, max_count, cursor, allow_partial)
+                    return self._engine.query(
+                        self._handles, topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, lost=frozenset(lost)
+                    )
             except MissingObject as error:
-                self._lifecycle.refresh()
-                if attempt == _LOG_RETRIES - 1 or error.name in self._session.log.state.objects:
-                    raise CorruptFile(error.name, "the log names this object, but the storage does not have it") from error
-        raise AssertionError("unreachable")
+                lost |= check_lost(error, self._lifecycle.refresh(), allow_partial)
+        raise StorageUnavailable(f"{self._storage.uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
 
     def query_many(self, lookups: Iterable[Lookup], allow_partial: bool = False) -> list[QueryResult]:
         """Answer many lookups, in their order; arguments and errors as `query`."""
@@ -359,7 +358,6 @@ class IndexService:
         config = self.config
         self._catalog = Catalog()
         self._topics = TopicTable()
-        self._topics.give(recovered.topics)
         self._buffer = WriteBuffer(self._schema, config.buffer_max_entries, config.buffer_max_bytes)
         context = LaneContext(
             self._root, self._catalog, self._topics, self._clock, config.offset_space, itertools.count(recovered.next_sequence), self._admit
@@ -377,6 +375,11 @@ class IndexService:
             self._catalog.put(handle)
         for lane in self._lanes:
             lane.adopt([file for file in recovered.unsealed if file.lane == lane.name])
+        try:
+            self._topics.give(pair for lane in self._lanes if lane.active is not None for pair in lane.active.topics.items())
+        except InvalidArgument:
+            # ids were given anew since: each file keeps its own table, and the next ones begin with an empty one
+            self._flusher.roll()
         self._lifecycle = Lifecycle(
             self._root, self._catalog, self._flusher, self._session, config, self._clock, self._marker.root_id
         )
@@ -407,6 +410,11 @@ class IndexService:
         if self._session.fenced is not None:
             errors.append(("writer", self._session.fenced))
         return errors
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._session.fenced is not None:
+            raise self._session.fenced
 
     def _check_open(self) -> None:
         if self._closed:

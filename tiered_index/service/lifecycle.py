@@ -125,8 +125,8 @@ class Lifecycle:
                     total += (self._root.folder(state) / name).stat().st_size
         return total
 
-    def refresh(self) -> None:
-        """Read the log and show what it says."""
+    def refresh(self) -> LogState:
+        """Read the log, show what it says, and return it."""
         state = self._session.log.refresh()
         for handle in self._catalog.all():
             # recovered while the storage was down: now the log can tell
@@ -137,6 +137,7 @@ class Lifecycle:
                 else:
                     self._catalog.put(replace(handle, stored=StorageBytes(self._session.storage, stored)))
         show_stored(self._catalog, state, self._session.storage, self._dispose_local)
+        return state
 
     def _step(self, name: str, step: Callable[[], None]) -> bool:
         try:

@@ -14,18 +14,22 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
-from tiered_index.errors import InvalidArgument, PartialAnswer, StorageUnavailable, TieredIndexError
+from tiered_index.errors import CorruptFile, InvalidArgument, PartialAnswer, StorageUnavailable, TieredIndexError
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.format.schema import Schema
 from tiered_index.service.catalog import Handle
 from tiered_index.service.compacted_file import MissingObject
 from tiered_index.service.cursor import decode_cursor, encode_cursor, query_digest
+from tiered_index.service.log_records import LogState
 from tiered_index.service.rows import Array, OrderKey, Question, concatenate, first_answers, item_maker, order_key
 from tiered_index.service.validation import check_key, check_topic
 from tiered_index.storage.wrappers import MeteredStorage, Usage
 from tiered_index.types import MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem, QueryResult
 
-__all__ = ["AnswerBudget", "QueryEngine", "ask"]
+__all__ = ["LOG_RETRIES", "AnswerBudget", "QueryEngine", "ask", "check_lost"]
+
+LOG_RETRIES = 100
+"""How often a lookup is begun again because objects vanish; each time the log has moved on or one more object is known to be lost."""
 
 
 def ask(
@@ -125,8 +129,14 @@ class QueryEngine:
         max_count: int,
         cursor: str | None,
         allow_partial: bool,
+        *,
+        lost: frozenset[str] = frozenset(),
     ) -> QueryResult:
-        """Answer one lookup over what `handles` yields for it. Arguments and errors as `IndexService.query`."""
+        """Answer one lookup over what `handles` yields for it. Arguments and errors as `IndexService.query`.
+
+        An object that is not there raises `MissingObject` even where partial answers are allowed, since the log may have moved on;
+        `lost` names those of which the caller has found out that it hasn't.
+        """
         started = time.perf_counter()
         question = ask(self._schema, topic, key, begin_ms, end_ms, max_count, cursor)
         run = _Run(question, AnswerBudget(self._schema, max_count))
@@ -136,6 +146,9 @@ class QueryEngine:
         else:
             with self._storage.measure() as usage:
                 self._read(run, handles(question), allow_partial)
+        for _, error in run.errors:
+            if isinstance(error, MissingObject) and error.name not in lost:
+                raise error
         if run.errors and not allow_partial:
             raise _error(run)
         rows, more = run.budget.answers()
@@ -221,6 +234,18 @@ class QueryEngine:
             return self._pool
 
 
+def check_lost(error: MissingObject, state: LogState, allow_partial: bool) -> set[str]:
+    """Say what an object that is not there means, given the log's state read since: return it as lost, or nothing where it was removed.
+
+    Raises `CorruptFile` where it is lost and the caller did not allow partial answers.
+    """
+    if error.name not in state.objects:
+        return set()
+    if not allow_partial:
+        raise CorruptFile(error.name, "the log names this object, but the storage does not have it") from error
+    return {error.name}
+
+
 def _cursor(question: Question, last: OrderKey) -> str:
     return encode_cursor(last, query_digest(question.topic, question.key, question.second_min, question.second_max))
 
@@ -252,8 +277,6 @@ def _report(
 def _error(run: _Run) -> TieredIndexError:
     """Return what to raise: the one error where there is one kind, so that the caller's next action is clear."""
     first = run.errors[0][1]
-    if isinstance(first, MissingObject):
-        return first
     if all(type(error) is type(first) for _, error in run.errors):
         return first
     if all(isinstance(error, StorageUnavailable) for _, error in run.errors):

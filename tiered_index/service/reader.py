@@ -13,13 +13,13 @@ from typing import Any
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, StorageError
+from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, StorageError, StorageUnavailable
 from tiered_index.format.schema import Schema
 from tiered_index.service.catalog import Catalog, Handle
 from tiered_index.service.compacted_file import DamagedFile, MissingObject
 from tiered_index.service.lifecycle import show_stored
 from tiered_index.service.log_records import Genesis, LogState
-from tiered_index.service.query import QueryEngine
+from tiered_index.service.query import LOG_RETRIES, QueryEngine, check_lost
 from tiered_index.service.root import Marker, Root
 from tiered_index.service.root_view import RootView
 from tiered_index.service.rows import Question
@@ -33,7 +33,6 @@ from tiered_index.types import MAX_TIMESTAMP_MS, Lookup, QueryResult
 
 __all__ = ["IndexReader"]
 
-_LOG_RETRIES = 5
 
 
 class IndexReader:
@@ -121,16 +120,16 @@ class IndexReader:
         if self._closed:
             raise InvalidArgument("the reader is closed")
         self._refresh_if_due()
-        for _ in range(_LOG_RETRIES):
-            missing: MissingObject
+        lost: set[str] = set()
+        for _ in range(LOG_RETRIES):
             try:
                 with self._catalog.reading():
-                    return self._engine.query(self._handles, topic, key, begin_ms, end_ms, max_count, cursor, allow_partial)
+                    return self._engine.query(
+                        self._handles, topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, lost=frozenset(lost)
+                    )
             except MissingObject as error:
-                missing = error
-            if missing.name in self.refresh().objects:
-                raise CorruptFile(missing.name, "the log names this object, but the storage does not have it") from missing
-        raise CorruptFile(self._storage.uri, f"objects kept vanishing during {_LOG_RETRIES} tries of one lookup")
+                lost |= check_lost(error, self.refresh(), allow_partial)
+        raise StorageUnavailable(f"{self._storage.uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
 
     def query_many(self, lookups: Iterable[Lookup], allow_partial: bool = False) -> list[QueryResult]:
         """Answer many lookups, in their order; arguments and errors as `query`."""
