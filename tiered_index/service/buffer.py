@@ -19,8 +19,9 @@ import numpy.typing as npt
 from tiered_index.errors import BackPressure
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.schema import Schema
+from tiered_index.service.rows import Question, rows_of_columns
 
-__all__ = ["Chunk", "Columns", "WriteBuffer", "hash_columns", "later_positions"]
+__all__ = ["BufferedChunk", "Chunk", "Columns", "WriteBuffer", "hash_columns", "later_positions"]
 
 Columns = dict[str, npt.NDArray[Any]]
 """Native-order columns of equal length: `second`, `key_hash`, `topic_id`, `queue_id`, `offset`, `size`, and the schema's extra ones."""
@@ -83,6 +84,27 @@ def _columns_of(rows: list[Row], schema: Schema) -> Columns:
     for c, values in zip(schema.caller_columns, transposed[7:], strict=True):
         columns[c.name] = np.array(values, np.dtype(c.dtype).newbyteorder("="))
     return columns
+
+
+class BufferedChunk:
+    """A chunk as a query's handle; `topic_ids` are the ids that mean the topic asked for."""
+
+    file_id = "buffer"
+    place = "buffer"
+    lane = "main"
+    is_local = True
+    sequence = 2**62
+
+    def __init__(self, chunk: Chunk, topic_ids: frozenset[int], schema: Schema) -> None:
+        self._columns = chunk.columns()
+        self._topic_ids = topic_ids
+        self._schema = schema
+        seconds = self._columns["second"]
+        self.second_min, self.second_max = int(seconds.min()), int(seconds.max())
+
+    def search(self, question: Question) -> npt.NDArray[Any]:
+        """Return the rows that answer `question`, in no order."""
+        return rows_of_columns(self._columns, question, self._topic_ids, self._schema)
 
 
 class WriteBuffer:

@@ -7,6 +7,7 @@ files wait locally. Threads: the life cycle's, and the opener's before that star
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 
 from tiered_index.clock import Clock
 from tiered_index.errors import NotAnIndex, SchemaMismatch, WriterFenced
@@ -59,8 +60,11 @@ class StorageSession:
         """Whether this writer may publish."""
         return self.epoch > 0 and self.fenced is None
 
-    def join(self, wanted: Genesis) -> Genesis:
-        """Open the index in the storage, or create it; return what it is. Raises `SchemaMismatch`, `NotAnIndex`, `StorageError`."""
+    def join(self, wanted: Genesis, adapt: Callable[[Genesis], Genesis]) -> Genesis:
+        """Open the index in the storage, or create it as `wanted`; return what it is.
+
+        `adapt` says what is wanted of an index that is there already. Raises `SchemaMismatch`, `NotAnIndex`, `StorageError`.
+        """
         where = self.storage.uri
         try:
             state = self.log.open()
@@ -70,7 +74,7 @@ class StorageSession:
             probe_put_if_absent(self.storage, "probe/put-if-absent")
             state = self.log.create(Genesis(secrets.token_hex(8), wanted.layout, wanted.offset_space))
         assert state.genesis is not None
-        check_genesis(state.genesis, wanted, where)
+        check_genesis(state.genesis, adapt(state.genesis), where)
         return state.genesis
 
     def claim(self, root_id: str) -> None:

@@ -1,0 +1,179 @@
+"""Opening a writer: lock the root, join and claim the index in the storage, recover, and put the parts together.
+
+What goes wrong half-way is undone in reverse order: nothing stays locked, connected or open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import secrets
+from dataclasses import dataclass, replace
+
+from tiered_index.clock import Clock
+from tiered_index.config import IndexConfig
+from tiered_index.errors import BackPressure, ConfigError, InvalidArgument, StorageError, StorageMisconfigured
+from tiered_index.format.layout import PRESETS, Layout
+from tiered_index.format.schema import Schema
+from tiered_index.service.buffer import WriteBuffer, later_positions
+from tiered_index.service.catalog import Catalog, Handle
+from tiered_index.service.flusher import Flusher
+from tiered_index.service.lanes import MAIN, QUARANTINE, Lane, LaneContext
+from tiered_index.service.lifecycle import Lifecycle, show_stored
+from tiered_index.service.log_records import Genesis, LogState
+from tiered_index.service.query import QueryEngine
+from tiered_index.service.recovery import Recovered, recover_root
+from tiered_index.service.root import Marker, Root, RootLock
+from tiered_index.service.session import StorageSession, check_genesis
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.topics import TopicTable
+from tiered_index.storage.base import Storage
+from tiered_index.storage.disk import Disk
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.wrappers import MeteredStorage
+
+__all__ = ["Parts", "open_parts"]
+
+_QUARANTINE_ITEMS = 1 << 16
+# a bad clock must not cost another file of full size
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Parts:
+    """Everything an open index consists of."""
+
+    root: Root
+    lock: RootLock
+    storage: MeteredStorage
+    session: StorageSession
+    marker: Marker
+    layout: Layout
+    recovered: Recovered
+    catalog: Catalog
+    topics: TopicTable
+    buffer: WriteBuffer
+    lanes: tuple[Lane, ...]
+    flusher: Flusher
+    lifecycle: Lifecycle
+    engine: QueryEngine
+
+
+def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage | None) -> Parts:
+    """Open or create an index for writing. Errors as `IndexService.open`."""
+    if config.root is None:
+        raise ConfigError("root is not set: a writer needs a folder for its local files")
+    root = Root(config.root, disk)
+    marker = root.read_marker()
+    uri = config.storage or (marker.storage if marker is not None else None)
+    if backend is None and uri is None:
+        raise ConfigError("storage is not set: give a URI such as s3://bucket/prefix or file:///dir")
+    wanted = _wanted(config, Genesis(marker.index_id, marker.layout, marker.offset_space) if marker is not None else None)
+    if marker is not None:
+        check_genesis(Genesis(marker.index_id, marker.layout, marker.offset_space), wanted, str(root.path))
+    with contextlib.ExitStack() as undo:
+        storage = MeteredStorage(backend if backend is not None else open_storage(str(uri), options=config.s3))
+        undo.callback(storage.close)
+        root.make_folders()
+        lock = RootLock(root)
+        undo.callback(lock.release)
+        log = StorageLog(storage, clock, checkpoint_every=config.checkpoint_every)
+        session = StorageSession(storage, log, clock, config.lease_ttl_s)
+        marker, layout, state = _join(config, root, session, marker, wanted, uri or storage.uri)
+        recovered = recover_root(root, storage, state)
+        undo.callback(_close_files, recovered)
+        parts = _assemble(config, clock, root, lock, storage, session, marker, layout, recovered)
+        if state is not None:
+            try:
+                parts.lifecycle.sweep_attempts({file.file_id for file in recovered.compacted})
+            except StorageError as error:
+                _log.warning("what earlier uploads left was not swept, the next start will: %s", error)
+            show_stored(parts.catalog, session.log.state, storage, lambda _: None)
+        undo.pop_all()
+        return parts
+
+
+def _wanted(config: IndexConfig, stored: Genesis | None) -> Genesis:
+    """Return what the index must be: what the configuration sets, else what it was created with, else the preset's."""
+    if stored is None:
+        return Genesis("", config.layout(), config.offset_space)
+    given = config.model_fields_set
+    layout = stored.layout
+    preset = PRESETS[config.preset] if "preset" in given else layout.preset
+    schema = layout.schema if preset == layout.preset else preset.schema
+    if config.item_type is not None:
+        schema = Schema.of(config.item_type)
+    offset_space = config.offset_space if "offset_space" in given else stored.offset_space
+    return Genesis(stored.index_id, Layout(preset, schema, config.slots or layout.slots, config.items or layout.items), offset_space)
+
+
+def _join(
+    config: IndexConfig, root: Root, session: StorageSession, marker: Marker | None, wanted: Genesis, uri: str
+) -> tuple[Marker, Layout, LogState | None]:
+    """Join the index in the storage and claim it; a root that is known may start while the storage is down."""
+    root_id = marker.root_id if marker is not None else secrets.token_hex(8)
+    try:
+        genesis = session.join(wanted, lambda stored: replace(_wanted(config, stored), index_id=wanted.index_id))
+        session.claim(root_id)
+    except StorageError as error:
+        if marker is None or isinstance(error, StorageMisconfigured):
+            raise
+        _log.warning("starting without the storage, files wait locally: %s", error)
+        return marker, wanted.layout, None
+    layout = _wanted(config, genesis).layout
+    if marker is None or marker.storage != uri:
+        marker = Marker(genesis.index_id, root_id, layout, genesis.offset_space, uri)
+        root.write_marker(marker)
+    return marker, layout, session.log.state
+
+
+def _assemble(
+    config: IndexConfig,
+    clock: Clock,
+    root: Root,
+    lock: RootLock,
+    storage: MeteredStorage,
+    session: StorageSession,
+    marker: Marker,
+    layout: Layout,
+    recovered: Recovered,
+) -> Parts:
+    catalog = Catalog()
+    topics = TopicTable()
+    buffer = WriteBuffer(layout.schema, config.buffer_max_entries, config.buffer_max_bytes)
+
+    def admit(size_bytes: int) -> None:
+        bound = config.disk_max_bytes
+        if bound is not None and (used := lifecycle.local_bytes()) + size_bytes > bound:
+            raise BackPressure(
+                f"the local files take {used:,} bytes; {size_bytes:,} more would pass disk_max_bytes = {bound:,}: "
+                "uploads or retirement must make room first"
+            )
+
+    context = LaneContext(root, catalog, topics, clock, marker.offset_space, itertools.count(recovered.next_sequence), admit)
+    small = Layout(layout.preset, layout.schema, layout.slots, min(layout.items, _QUARANTINE_ITEMS))
+    main = Lane(MAIN, layout, context, reserves=True)
+    quarantine = Lane(QUARANTINE, small, context, reserves=False)
+    flusher = Flusher(buffer, main, quarantine, clock, max_late_s=config.max_late_s, max_early_s=config.max_early_s)
+    flusher.positions = later_positions(recovered.positions, {})
+    lifecycle = Lifecycle(root, catalog, flusher, session, config, clock, marker.root_id)
+    handles: list[Handle] = [*recovered.compacted, *recovered.uploaded, *recovered.damaged]
+    for handle in handles:
+        catalog.put(handle)
+    for lane in (quarantine, main):
+        lane.adopt([file for file in recovered.unsealed if file.lane == lane.name])
+    try:
+        topics.give(pair for lane in (quarantine, main) if lane.active is not None for pair in lane.active.topics.items())
+    except InvalidArgument:
+        # ids were given anew since: each file keeps its own table, and the next ones begin with an empty one
+        flusher.roll()
+    engine = QueryEngine(layout.schema, config.item_type or layout.schema.item_type(), config.query_threads, storage)
+    return Parts(
+        root, lock, storage, session, marker, layout, recovered, catalog, topics, buffer, (quarantine, main), flusher, lifecycle, engine
+    )  # fmt: skip
+
+
+def _close_files(recovered: Recovered) -> None:
+    for file in recovered.unsealed:
+        file.release()
