@@ -162,6 +162,10 @@ class IndexService:
         """Return the greatest position of `source` before which everything is durable, or None for an unknown source."""
         return self._flusher.positions.get(source)
 
+    def durable_positions(self) -> dict[str, int]:
+        """Return the durable position of every source ever given to this index."""
+        return dict(self._flusher.positions)
+
     # Reading
 
     def query(
