@@ -224,6 +224,18 @@ def test_groups_close_at_multiples_of_16_kib(make):
         assert position + length <= run.offset + run.length
 
 
+def test_giant_slot_never_drags_neighbours_along(make):
+    """Slot 0 is small and starts the same 16 KiB as slot 1, which is giant, and slot 2 follows: three groups."""
+    layout = Layout(NATIVE, NATIVE.schema, 3, 30_001)
+    hashes = np.repeat(np.array([0, 1, 2], np.int32), [10, 20_000, 10])
+    columns = make.columns(np.random.default_rng(0), layout.schema, len(hashes))
+    table, entries = make.entries(layout, hashes, np.full(len(hashes), make.begin_ms), columns)
+    data = b"".join(bytes(p) for p in Compaction(entries, layout, make.begin_ms, table.end_ms).pieces(**make.about))
+    groups = parse_trailer(data, "f", len(data)).directory.groups
+    assert groups[["first_slot", "count"]].tolist() == [(0, 10), (1, 20_000), (2, 10)]
+    assert groups["blocks"].tolist() == [0, 3, 0]
+
+
 def test_slot_of_an_empty_group_costs_no_read(make):
     layout = Layout(NATIVE, NATIVE.schema, 10, 3_000)
     columns = {name: np.zeros(2_000, int) for name in ("topic_id", "queue_id", "offset", "size", "fingerprint")}

@@ -113,6 +113,26 @@ def test_geometry_of_the_same_size_is_refused(make, shift):
         ForeignUnsealed(data, other, "f")
 
 
+def test_entry_zero_must_be_empty(make):
+    data, _ = image_of(make)
+    data[LAYOUT.entry_position(0) + 31] = 1
+    with pytest.raises(CorruptFile, match="entry 0 is not empty"):
+        ForeignUnsealed(data, LAYOUT, "f")
+
+
+def test_slots_that_contradict_the_entries(make):
+    """A few stale heads are a crash, all of them are another geometry."""
+    data, _ = image_of(make)
+    heads = np.frombuffer(memoryview(data)[28:], ">i4", 40)[::2]
+    assert np.count_nonzero(heads[:4]) >= 2
+    heads[4:] = np.roll(heads[4:], 1)  # the first four still agree
+    with pytest.raises(CorruptFile, match="slots and entries contradict each other"):
+        ForeignUnsealed(data, LAYOUT, "f")
+    heads[:] = 0
+    with pytest.raises(CorruptFile, match="slots and entries contradict each other"):
+        ForeignUnsealed(data, LAYOUT, "f")
+
+
 def test_wrong_files(make):
     data, _ = image_of(make)
     with pytest.raises(CorruptFile, match="wrong magic"):

@@ -299,6 +299,8 @@ def test_directory_does_not_cover(small, giant):
         assert parts(verify(rebuilt(small, directory=set_field("groups", name, 0, delta)))) == {"directory"}, name
     for name, row, delta in (("first_block", 0, 1), ("blocks", 0, -1), ("blocks", 0, 1)):
         assert parts(verify(rebuilt(giant, directory=set_field("groups", name, row, delta)))) == {"directory"}, name
+    # blocks that no group names
+    assert parts(verify(rebuilt(giant, directory=lambda groups, blocks: groups["blocks"].fill(0)))) == {"directory"}
     for name, delta in (("offset", 32), ("length", -32), ("count", -1)):
         assert parts(verify(rebuilt(giant, directory=set_field("blocks", name, 1, delta)))) == {"directory"}, name
 
