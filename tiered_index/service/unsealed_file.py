@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile
-from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal, encode_topics
+from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal
 from tiered_index.format.layout import Layout, read_header
 from tiered_index.format.names import UNSEALED, new_file_id
 from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain
@@ -177,7 +177,7 @@ class UnsealedFile:
         data = batch.entries.tobytes()
         low, high = (int(seconds.min()), int(seconds.max())) if len(seconds) else (0, 0)
         record = BatchRecord(batch.first, len(batch), zlib.crc32(data), low, high, batch.end_ms)
-        log = (encode_topics(fresh) if fresh else b"") + encode_batch(record, positions)
+        log = encode_batch(record, positions, fresh)
         try:
             if len(batch):
                 self._disk.pwrite(self._descriptor, data, self.layout.entry_position(batch.first))
