@@ -17,7 +17,7 @@ from typing import Any
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.layout import Layout
 
-__all__ = ["JOURNAL_VERSION", "BatchRecord", "Journal", "encode_batch", "encode_open", "encode_seal", "encode_topics", "parse_journal"]
+__all__ = ["JOURNAL_VERSION", "BatchRecord", "Journal", "encode_batch", "encode_open", "encode_seal", "parse_journal"]
 
 _MAGIC = b"TIXJRNL\n"
 JOURNAL_VERSION = 1
@@ -89,11 +89,6 @@ def encode_open(file_id: str, layout: Layout, begin_ms: int, lane: str, sequence
         "kind": "open", "file_id": file_id, "layout": layout.to_json(), "begin_ms": begin_ms, "lane": lane, "sequence": sequence,
         "offset_space": offset_space, "created_ms": created_ms,
     })  # fmt: skip
-
-
-def encode_topics(topics: Sequence[tuple[int, str]]) -> bytes:
-    """Return the record of topic ids used from here on."""
-    return _record({"kind": "topics", "topics": [list(pair) for pair in topics]})
 
 
 def encode_batch(batch: BatchRecord, positions: dict[str, int], topics: Sequence[tuple[int, str]] = ()) -> bytes:
@@ -168,9 +163,7 @@ def _apply(journal: Journal | None, document: dict[str, Any], file: str, positio
             document["file_id"], Layout.from_json(document["layout"]), int(document["begin_ms"]), document["lane"],
             int(document["sequence"]), document["offset_space"], int(document["created_ms"]),
         )  # fmt: skip
-    if kind == "topics":
-        journal.topics.update((int(i), str(name)) for i, name in document["topics"])
-    elif kind == "batch":
+    if kind == "batch":
         batch = BatchRecord(*(int(document[name]) for name in ("first", "count", "crc32", "second_min", "second_max", "end_ms")))
         if batch.first != journal.count + 1 or batch.count < 0 or batch.first + batch.count - 1 > journal.layout.capacity:
             raise CorruptFile(file, "batches do not follow each other", offset=position, expected=journal.count + 1, found=batch.first)
