@@ -1,0 +1,130 @@
+"""The reference model: what an index must answer, by plain lists and nothing clever.
+
+`ReferenceModel` keeps every entry that was put and answers a lookup by looking at each. It has no files, no order of work and no state but
+the list, so whatever an engine does to its entries (buffering, flushing, compacting, uploading, merging), its answers must equal these.
+For tests of this package and of others that speak its protocol. One thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tiered_index.format.hashing import fingerprint, key_hash
+from tiered_index.types import IndexItem
+
+__all__ = ["Answer", "ModelEntry", "OrderKey", "ReferenceModel"]
+
+OrderKey = tuple[int, int, int, tuple[int, ...]]
+"""(second, offset, queue_id, further identity columns): where a page ended."""
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One message under one key. `second` is the store time in whole epoch seconds."""
+
+    topic: str
+    key: str
+    queue_id: int
+    offset: int
+    size: int
+    second: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer, comparable with an `IndexItem` through `Answer.of`."""
+
+    topic: str
+    queue_id: int
+    offset: int
+    size: int
+    timestamp_ms: int
+    key_hash: int
+    extra: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, item: IndexItem, extra: Iterable[str] = ()) -> Answer:
+        """Return what of an engine's answer the model knows; `extra` names the schema's columns that callers supply."""
+        more = tuple((name, getattr(item, name)) for name in extra)
+        return cls(item.topic, item.queue_id, item.offset, item.size, item.timestamp_ms, item.key_hash, more)
+
+
+class ReferenceModel:
+    """All entries ever put.
+
+    `keyed`: whether entries carry the key's fingerprint (preset ``native``), else keys of one topic whose hashes are equal answer for each
+    other. `extra` names the further columns in order of declaration, `identity` those of them that take part in identity.
+    """
+
+    def __init__(self, *, keyed: bool = True, extra: Iterable[str] = (), identity: Iterable[str] = ()) -> None:
+        self.keyed = keyed
+        self.extra = tuple(extra)
+        self.identity = tuple(identity)
+        self.entries: list[ModelEntry] = []
+
+    def put(
+        self, topic: str, queue_id: int, keys: str | Iterable[str], offset: int, size: int, timestamp_ms: int, **extra: Any
+    ) -> list[ModelEntry]:
+        """Add one message under each of its keys, each once; return the entries."""
+        names = [keys] if isinstance(keys, str) else list(dict.fromkeys(keys))
+        fresh = [ModelEntry(topic, key, queue_id, offset, size, timestamp_ms // 1000, dict(extra)) for key in names]
+        self.entries += fresh
+        return fresh
+
+    def query(
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        max_count: int | None = 64,
+        after: OrderKey | None = None,
+    ) -> list[Answer]:
+        """Return the first `max_count` (None: all) answers whose entries lie strictly after the order key `after`.
+
+        The range is compared by whole seconds. Entries of one identity are one answer: the newest of those that lie after `after`. So an
+        identity that was put with two different seconds may stand on two pages.
+        """
+        matching = [entry for entry in self.entries if self._matches(entry, topic, key, begin_ms, end_ms)]
+        if after is not None:
+            matching = [entry for entry in matching if _rank(self.order_key(entry)) > _rank(after)]
+        newest: dict[tuple[Any, ...], ModelEntry] = {}
+        for entry in matching:
+            identity = (entry.queue_id, entry.offset, *(entry.extra[name] for name in self.identity))
+            if identity not in newest or self._preference(entry) > self._preference(newest[identity]):
+                newest[identity] = entry
+        ordered = sorted(newest.values(), key=lambda entry: _rank(self.order_key(entry)))
+        return [self._answer(entry, topic, key) for entry in ordered[:max_count]]
+
+    def order_key(self, entry: ModelEntry) -> OrderKey:
+        """Return an entry's place in answer order."""
+        return (entry.second, entry.offset, entry.queue_id, tuple(entry.extra[name] for name in self.identity))
+
+    def order_key_of(self, answer: Answer) -> OrderKey:
+        """Return an answer's place in answer order: what the next page starts after."""
+        extra = dict(answer.extra)
+        return (answer.timestamp_ms // 1000, answer.offset, answer.queue_id, tuple(extra[name] for name in self.identity))
+
+    def _matches(self, entry: ModelEntry, topic: str, key: str, begin_ms: int | None, end_ms: int | None) -> bool:
+        if entry.topic != topic or key_hash(topic, entry.key) != key_hash(topic, key):
+            return False
+        if self.keyed and fingerprint(topic, entry.key) != fingerprint(topic, key):
+            return False
+        return (begin_ms is None or entry.second >= begin_ms // 1000) and (end_ms is None or entry.second <= end_ms // 1000)
+
+    def _preference(self, entry: ModelEntry) -> tuple[Any, ...]:
+        """Of entries with one identity the newest counts; what else may differ is settled by the greater value."""
+        return (entry.second, entry.size, *(entry.extra[name] for name in self.extra))
+
+    def _answer(self, entry: ModelEntry, topic: str, key: str) -> Answer:
+        extra = tuple((name, entry.extra[name]) for name in self.extra)
+        return Answer(topic, entry.queue_id, entry.offset, entry.size, entry.second * 1000, key_hash(topic, key), extra)
+
+
+def _rank(key: OrderKey) -> tuple[Any, ...]:
+    """Second descending, offset descending, queue_id ascending, further identity columns ascending."""
+    second, offset, queue_id, extra = key
+    return (-second, -offset, queue_id, extra)
