@@ -115,16 +115,17 @@ def _join(
     root_id = marker.root_id if marker is not None else secrets.token_hex(8)
     try:
         genesis = session.join(wanted, lambda stored: replace(_wanted(config, stored), index_id=wanted.index_id))
+        layout = _wanted(config, genesis).layout
+        if marker is None or marker.storage != uri:
+            # before the claim: the lease names the root, and a root that forgot its name in a crash would be locked out by itself
+            marker = Marker(genesis.index_id, root_id, layout, genesis.offset_space, uri)
+            root.write_marker(marker)
         session.claim(root_id)
     except StorageError as error:
         if marker is None or isinstance(error, StorageMisconfigured):
             raise
         _log.warning("starting without the storage, files wait locally: %s", error)
         return marker, wanted.layout, None
-    layout = _wanted(config, genesis).layout
-    if marker is None or marker.storage != uri:
-        marker = Marker(genesis.index_id, root_id, layout, genesis.offset_space, uri)
-        root.write_marker(marker)
     return marker, layout, session.log.state
 
 
