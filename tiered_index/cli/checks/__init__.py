@@ -1,0 +1,1 @@
+"""The checks behind `verify`: of single files, of a root, of a storage's log and objects."""

@@ -1,0 +1,74 @@
+"""What checks have found: findings (something is wrong), notes (something is odd, nothing is lost), and what could not be checked."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tiered_index.errors import CorruptFile, TieredIndexError
+from tiered_index.format.verify import Finding
+
+__all__ = ["Defect", "Report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """One finding: the file or object, the part of it, what is wrong, and where."""
+
+    file: str
+    part: str
+    problem: str
+    offset: int | None = None
+
+
+@dataclass
+class Report:
+    """Gathered results. `add`, `note`, `count` may be called from any thread."""
+
+    findings: list[Defect] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    unchecked: list[tuple[str, TieredIndexError]] = field(default_factory=list)
+    checked: Counter[str] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, file: str, part: str, problem: str, offset: int | None = None) -> None:
+        """Add a finding."""
+        with self._lock:
+            self.findings.append(Defect(file, part, problem, offset))
+
+    def add_all(self, file: str, findings: list[Finding]) -> None:
+        """Add what a file's own check found."""
+        for finding in findings:
+            self.add(file, finding.part, finding.problem, finding.offset)
+
+    def add_error(self, file: str, part: str, error: TieredIndexError) -> None:
+        """Add an error that was met while reading."""
+        offset = error.offset if isinstance(error, CorruptFile) else None
+        self.add(file, part, error.problem if isinstance(error, CorruptFile) else str(error), offset)
+
+    def note(self, text: str) -> None:
+        """Add a note."""
+        with self._lock:
+            self.notes.append(text)
+
+    def count(self, what: str, number: int = 1) -> None:
+        """Count something that was checked."""
+        with self._lock:
+            self.checked[what] += number
+
+    @property
+    def status(self) -> str:
+        """``ok``, ``findings``, or ``incomplete``: nothing wrong so far, but not all could be read."""
+        return "findings" if self.findings else "incomplete" if self.unchecked else "ok"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report JSON-ready."""
+        return {
+            "status": self.status,
+            "checked": dict(self.checked),
+            "findings": [asdict(defect) for defect in self.findings],
+            "notes": self.notes,
+            "unchecked": [{"what": what, "type": type(error).__name__, "message": str(error)} for what, error in self.unchecked],
+        }

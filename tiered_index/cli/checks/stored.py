@@ -1,0 +1,169 @@
+"""Checks of a storage: every log record and checkpoint, then every object that the log names, against the log and against local copies.
+
+Objects nobody names are notes: a running upload looks the same as what a crash left. A pool of threads asks about objects.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from tiered_index.cli.checks.report import Report
+from tiered_index.cli.contents.bytes import WindowedRead
+from tiered_index.cli.progress import Progress
+from tiered_index.errors import CorruptFile, NotAnIndex, ObjectNotFound
+from tiered_index.format.names import CHECKPOINT_PREFIX, DATA_PREFIX, LOG_PREFIX, log_name, number_of
+from tiered_index.format.verify import verify_compacted
+from tiered_index.service.compacted_file import CompactedFile, StorageBytes
+from tiered_index.service.log_records import LogRecord, LogState, StoredObject
+from tiered_index.storage.base import Storage
+
+__all__ = ["check_storage"]
+
+_LOCAL_FIELDS = ("count", "second_min", "second_max", "lane", "sequence")
+
+
+def check_storage(
+    storage: Storage, local: dict[str, CompactedFile], report: Report, progress: Progress, *, deep: bool, threads: int
+) -> None:
+    """Check a storage against itself and against the compacted files of a root. Raises `NotAnIndex`, `StorageError`."""
+    state = _check_log(storage, report)
+    if state is None:
+        return
+    check = _ObjectCheck(storage, local, report, deep)
+    with ThreadPoolExecutor(1 if deep else threads, "tiered-index-verify") as pool:
+        for number, _ in enumerate(pool.map(check.check, state.objects.values()), 1):
+            progress.update(number, "objects")
+    _check_strays(storage, state, report)
+    known = {o.file_id for o in state.objects.values()}
+    for file in local.values():
+        if file.folder == "uploaded" and file.file_id not in known:
+            report.note(f"{file.file_id}: a local copy in uploaded/ that the log doesn't name; the next start drops it")
+
+
+def _check_log(storage: Storage, report: Report) -> LogState | None:
+    """Fold the whole log from record 1, comparing each checkpoint on the way; return the last state, or None where it breaks."""
+    checkpoints = {}
+    for info in storage.list(CHECKPOINT_PREFIX):
+        try:
+            checkpoints[number_of(info.name)] = info.name
+        except CorruptFile as error:
+            report.add_error(info.name, "checkpoint", error)
+    state = LogState()
+    try:
+        for info in storage.list(LOG_PREFIX):
+            if number_of(info.name) != state.number + 1:
+                raise CorruptFile(info.name, f"record {state.number + 1} is missing before it", expected=state.number + 1)
+            state = _next_state(storage, state)
+            report.count("log_records")
+            if state.number in checkpoints:
+                _check_checkpoint(storage, checkpoints.pop(state.number), state, report)
+    except CorruptFile as error:
+        report.add_error(error.file, "log", error)
+        return None
+    if not state.number:
+        raise NotAnIndex(f"{storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
+    state = _refreshed(storage, state)
+    for number, name in checkpoints.items():
+        if number > state.number:
+            report.add(name, "checkpoint", f"it says record {number}, the log ends at {state.number}")
+    return state
+
+
+def _next_state(storage: Storage, state: LogState) -> LogState:
+    name = log_name(state.number + 1)
+    return state.apply(LogRecord.decode(storage.get(name), name), name)
+
+
+def _refreshed(storage: Storage, state: LogState) -> LogState:
+    while True:
+        try:
+            state = _next_state(storage, state)
+        except ObjectNotFound:
+            return state
+
+
+def _check_checkpoint(storage: Storage, name: str, state: LogState, report: Report) -> None:
+    try:
+        if LogState.decode(storage.get(name), name) != state:
+            report.add(name, "checkpoint", f"it contradicts log records 1 to {state.number}")
+    except ObjectNotFound:
+        return  # the writer keeps the newest ones only
+    except CorruptFile as error:
+        report.add_error(name, "checkpoint", error)
+    report.count("checkpoints")
+
+
+class _ObjectCheck:
+    def __init__(self, storage: Storage, local: dict[str, CompactedFile], report: Report, deep: bool) -> None:
+        self._storage = storage
+        self._local = local
+        self._report = report
+        self._deep = deep
+
+    def check(self, stored: StoredObject) -> None:
+        """Check one object that the log names."""
+        name, report = stored.name, self._report
+        local = self._local.get(stored.file_id)
+        try:
+            size = self._storage.head(name).size_bytes
+            report.count("objects")
+            if size != stored.size_bytes:
+                report.add(name, "object", f"it has {size:,} bytes, the log says {stored.size_bytes:,}")
+                return
+            if self._deep:
+                self._check_bytes(stored, local)
+            self._check_trailer(stored)
+        except ObjectNotFound:
+            report.add(name, "object", "the log names it, the storage does not have it")
+        except CorruptFile as error:
+            report.add_error(name, "object", error)
+        if local is not None:
+            self._check_local(stored, local)
+
+    def _check_trailer(self, stored: StoredObject) -> None:
+        trailer = StorageBytes(self._storage, stored).trailer()
+        meta, tail = trailer.metadata, trailer.tail
+        found = (
+            meta.second_min, meta.second_max, meta.lane, tail.position, tail.filter_length, tail.directory_length, tail.metadata_length,
+        )  # fmt: skip
+        said = (
+            stored.second_min, stored.second_max, stored.lane, stored.trailer_position, stored.filter_length, stored.directory_length,
+            stored.metadata_length,
+        )  # fmt: skip
+        if found != said:
+            self._report.add(stored.name, "object", f"its trailer says {found}, the log says {said}")
+
+    def _check_bytes(self, stored: StoredObject, local: CompactedFile | None) -> None:
+        size, name = stored.size_bytes, stored.name
+        mirror = local.local.data if local is not None and local.local is not None and local.local.size_bytes == size else None
+        different: list[int] = []
+
+        def compare(start: int, window: bytes) -> None:
+            if mirror is not None and mirror[start : start + len(window)] != window:
+                different.append(start)
+
+        read = WindowedRead(lambda position, length: self._storage.get_range(name, position, length), size, compare)
+        self._report.add_all(name, verify_compacted(read, size, name))
+        read.finish()
+        self._report.count("object_bytes", size)
+        if mirror is not None:
+            self._report.count("compared_bytes", size)
+        if different:
+            self._report.add(name, "copy", "the object and its local copy differ", min(different))
+
+    def _check_local(self, stored: StoredObject, local: CompactedFile) -> None:
+        assert local.local is not None
+        found = (*(getattr(local, field) for field in _LOCAL_FIELDS), local.local.size_bytes)
+        said = (*(getattr(stored, field) for field in _LOCAL_FIELDS), stored.size_bytes)
+        if found != said:
+            self._report.add(local.local.file, "copy", f"the local copy says {found}, the log says {said}")
+
+
+def _check_strays(storage: Storage, state: LogState, report: Report) -> None:
+    strays = [info for info in storage.list(DATA_PREFIX) if info.name not in state.objects]
+    named = _refreshed(storage, state).objects
+    for info in strays:
+        if info.name not in named:
+            report.note(f"{info.name}: {info.size_bytes:,} bytes that the log doesn't name: an upload under way, or what a crash left")
+    for handle in storage.list_uploads(DATA_PREFIX):
+        report.note(f"{handle.name}: an unfinished upload, under way or left by a crash")

@@ -1,0 +1,121 @@
+"""The bytes of one file: on the local disk or in a storage, read by ranges.
+
+`WindowedRead` turns many small reads into few large ones, as long as they mostly go forward. One thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiered_index.cli.session import Session
+from tiered_index.errors import InvalidArgument, ObjectNotFound
+from tiered_index.format.foreign import Read
+from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES, file_id_of
+from tiered_index.service.root import disk_error
+from tiered_index.storage.base import Storage, check_name
+from tiered_index.storage.opening import open_storage
+
+__all__ = ["FileBytes", "WindowedRead", "object_bytes", "opened", "path_bytes"]
+
+WINDOW_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class FileBytes:
+    """One file: `name` is its path or its object's name; `path` is None for an object. `read` returns exactly what is asked for."""
+
+    name: str
+    size_bytes: int
+    read: Read
+    path: Path | None = None
+    map: mmap.mmap | None = None
+
+
+class WindowedRead:
+    """A `Read` over `read` that fetches windows of 8 MiB and keeps the last one; `seen` is told each window that is fetched."""
+
+    def __init__(self, read: Read, size_bytes: int, seen: Callable[[int, bytes], None] | None = None) -> None:
+        self._read = read
+        self._size_bytes = size_bytes
+        self._seen = seen
+        self._start = 0
+        self._window = b""
+        self._fetched: set[int] = set()
+
+    def finish(self) -> None:
+        """Fetch every window that no read has asked for, so that `seen` has been told the whole file."""
+        for start in range(0, self._size_bytes, WINDOW_BYTES):
+            if start not in self._fetched:
+                self._fetch(start)
+
+    def __call__(self, position: int, length: int) -> bytes:
+        """Return `length` bytes from `position`; shorter at the file's end."""
+        pieces = []
+        length = max(0, min(length, self._size_bytes - position))
+        while length:
+            offset = position - self._start
+            if not 0 <= offset < len(self._window):
+                self._fetch(position // WINDOW_BYTES * WINDOW_BYTES)
+                continue
+            piece = self._window[offset : offset + length]
+            pieces.append(piece)
+            position += len(piece)
+            length -= len(piece)
+        return b"".join(pieces)
+
+    def _fetch(self, start: int) -> None:
+        self._start = start
+        self._fetched.add(start)
+        self._window = self._read(start, min(WINDOW_BYTES, self._size_bytes - start))
+        if self._seen is not None:
+            self._seen(start, self._window)
+
+
+@contextlib.contextmanager
+def opened(session: Session, file: str) -> Iterator[FileBytes]:
+    """Yield the bytes of `file`: a path, a file id in the root, or an object's name in the storage.
+
+    Raises `InvalidArgument` where there is none, `StorageUnavailable`.
+    """
+    config = session.config()
+    path = Path(file)
+    if config.root is not None and file_id_of(file + INDEX_SUFFIX) is not None and not path.exists():
+        found = [config.root / state / (file + INDEX_SUFFIX) for state in reversed(STATES)]
+        path = next((candidate for candidate in found if candidate.exists()), path)
+    if path.name.endswith(JOURNAL_SUFFIX):
+        path = path.with_suffix(INDEX_SUFFIX)
+    if path.exists():
+        yield path_bytes(path)
+        return
+    if config.storage is None:
+        raise InvalidArgument(f"no file {file} (an object's name needs --storage, a file's id --root)")
+    with contextlib.closing(open_storage(config.storage, options=config.s3)) as storage:
+        yield object_bytes(storage, check_name(file))
+
+
+def path_bytes(path: Path) -> FileBytes:
+    """Return the bytes of a local file, mapped."""
+    try:
+        with path.open("rb") as handle:
+            size = path.stat().st_size
+            data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if size else None
+    except OSError as error:
+        raise disk_error(error, f"reading {path}") from error
+
+    def read(position: int, length: int) -> bytes:
+        return data[position : position + length] if data is not None else b""
+
+    return FileBytes(str(path), size, read, path, data)
+
+
+def object_bytes(storage: Storage, name: str) -> FileBytes:
+    """Return the bytes of an object."""
+    try:
+        size = storage.head(name).size_bytes
+    except ObjectNotFound as error:
+        raise InvalidArgument(f"neither a local file nor an object in {storage.uri}: {name}") from error
+    return FileBytes(name, size, lambda position, length: storage.get_range(name, position, min(length, size - position)))

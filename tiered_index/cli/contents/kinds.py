@@ -1,0 +1,250 @@
+"""The kinds of index files: compacted with a trailer, unsealed with a journal, and RocketMQ's own without either.
+
+Each tells what it is (`describe`), yields its items with what vouches for them (`items`), and finds its defects (`findings`).
+One thread; memory: a piece of items at a time, for unsealed files the whole file's map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.cli.contents.bytes import FileBytes, WindowedRead
+from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
+from tiered_index.format.foreign import HEAD_SIZE, FileKind, ForeignCompacted, ForeignUnsealed, recognise
+from tiered_index.format.journal import Journal, parse_journal
+from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Header, Layout, Preset, read_header
+from tiered_index.format.names import JOURNAL_SUFFIX
+from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
+from tiered_index.format.verify import Finding, verify_compacted
+from tiered_index.service.compacted_file import read_runs
+from tiered_index.service.unsealed_file import verified_entries
+from tiered_index.storage.base import ByteRange
+
+__all__ = ["Array", "Contents", "contents_of"]
+
+Array = npt.NDArray[Any]
+_PIECE_RUNS = 64
+_PIECE_ITEMS = 1 << 16
+
+
+class Contents(Protocol):
+    """One file, opened. `begin_ms` is what its items' `time_diff_s` count from; `checksummed`: whether its bytes prove themselves."""
+
+    layout: Layout
+    begin_ms: int
+    topics: list[tuple[int, str]]
+    checksummed: bool
+
+    def describe(self) -> dict[str, Any]: ...
+
+    def items(self) -> Iterator[Array]: ...
+
+    def findings(self) -> list[Finding]: ...
+
+
+def contents_of(file: FileBytes, slots: int | None = None, items: int | None = None, preset: str | None = None) -> Contents:
+    """Return what is in `file`; `slots` and `items` are the geometry of an unsealed file without a journal.
+
+    Raises `CorruptFile`, `InvalidArgument` where the geometry is needed.
+    """
+    kind = recognise(
+        file.read(0, min(HEAD_SIZE, file.size_bytes)), file.read(max(0, file.size_bytes - TAIL_SIZE), min(TAIL_SIZE, file.size_bytes)),
+        file.size_bytes, file.name,
+    )  # fmt: skip
+    if kind.has_trailer:
+        return _Compacted(file)
+    if kind.state == "compacted":
+        return _Bare(file)
+    journal_path = file.path.with_suffix(JOURNAL_SUFFIX) if file.path is not None else None
+    if journal_path is not None and journal_path.exists():
+        journal = parse_journal(journal_path.read_bytes(), str(journal_path))
+        if journal is None:
+            raise CorruptFile(str(journal_path), "journal without its first record: the file beside it was never begun")
+        return _Unsealed(file, journal)
+    if slots is None or items is None:
+        raise InvalidArgument(f"{file.name} is unsealed and has no journal: give its geometry with --slots and --items")
+    return _BareUnsealed(file, _layout(kind, slots, items, preset))
+
+
+def _layout(kind: FileKind, slots: int, items: int, preset: str | None) -> Layout:
+    chosen: Preset = kind.preset
+    if preset is not None and preset != chosen.name:
+        raise InvalidArgument(f"the file's magic is that of preset {chosen.name}, not {preset}")
+    return Layout(chosen, chosen.schema, slots, items)
+
+
+def _describe_header(header: Header) -> dict[str, Any]:
+    return {**header._asdict(), "magic": f"{header.magic:#010x}"}
+
+
+def _describe_layout(layout: Layout) -> dict[str, Any]:
+    schema = layout.schema
+    return {
+        "preset": layout.preset.name, "schema": schema.name, "slots": layout.slots, "items": layout.items,
+        "item_bytes": schema.item.itemsize,
+    }  # fmt: skip
+
+
+class _Compacted:
+    """A compacted file with a trailer: every array has its CRC32 in the directory."""
+
+    checksummed = True
+
+    def __init__(self, file: FileBytes) -> None:
+        self._file = file
+        self.file = file.name
+        size = file.size_bytes
+        tail = Tail.decode(file.read(size - TAIL_SIZE, TAIL_SIZE), file.name, size)
+        self._trailer: Trailer = parse_trailer(
+            file.read(tail.directory_position, size - tail.directory_position), file.name, size
+        )
+        self._meta = self._trailer.metadata
+        self.layout = self._meta.layout
+        self.begin_ms = self._meta.begin_ms // 1000 * 1000
+        self.topics = list(self._meta.topics)
+
+    def trailer(self) -> Trailer:
+        return self._trailer
+
+    def read(self, ranges: list[ByteRange]) -> list[bytes | memoryview]:
+        return [self._file.read(r.start, r.length) for r in ranges]
+
+    def describe(self) -> dict[str, Any]:
+        header = read_header(self._file.read(0, HEADER_SIZE), self.file)
+        table = np.frombuffer(self._file.read(HEADER_SIZE, SLOT_SIZE * self.layout.slots), ">i4").reshape(-1, 2)
+        lengths = table[:, 1] // self.layout.schema.item.itemsize
+        groups, meta, tail = self._trailer.directory.groups, self._meta, self._trailer.tail
+        used = groups["length"][groups["count"] > 0]
+        return {
+            "kind": "compacted", "header": _describe_header(header), "layout": _describe_layout(self.layout),
+            "metadata": {
+                "file_id": meta.file_id, "count": meta.count, "begin_ms": meta.second_min * 1000, "end_ms": meta.second_max * 1000,
+                "lane": meta.lane, "offset_space": meta.offset_space, "writer": meta.writer, "slots_in_use": meta.slots_in_use,
+                "slot_base": meta.slot_base, "slot_range": list(meta.slot_range),
+                "topics": [list(pair) for pair in meta.topics], "source_positions": meta.source_positions, **meta.more,
+            },
+            "trailer": {
+                "position": tail.position, "filter_bytes": tail.filter_length, "directory_bytes": tail.directory_length,
+                "metadata_bytes": tail.metadata_length,
+            },
+            "directory": {
+                "groups": len(groups), "groups_in_use": len(used), "blocks": len(self._trailer.directory.blocks),
+                "group_bytes_median": int(np.median(used)) if len(used) else 0, "group_bytes_max": int(used.max()) if len(used) else 0,
+                "longest_slot_items": int(lengths.max()), "longest_slot": int(lengths.argmax()),
+            },
+        }  # fmt: skip
+
+    def items(self) -> Iterator[Array]:
+        runs = self._trailer.directory.all_runs()
+        for start in range(0, len(runs), _PIECE_RUNS):
+            for data in read_runs(self, runs[start : start + _PIECE_RUNS]):
+                yield np.frombuffer(data, self.layout.schema.item)
+
+    def findings(self) -> list[Finding]:
+        read = self._file.read if self._file.map is not None else WindowedRead(self._file.read, self._file.size_bytes)
+        return verify_compacted(read, self._file.size_bytes, self.file)
+
+
+class _Unsealed:
+    """An unsealed file beside its journal, which has a CRC32 of every batch."""
+
+    checksummed = True
+
+    def __init__(self, file: FileBytes, journal: Journal) -> None:
+        if file.map is None:
+            raise CorruptFile(file.name, "empty file", offset=0)
+        self._file, self._journal, self._map = file, journal, file.map
+        self.layout = journal.layout
+        self.begin_ms = journal.begin_ms // 1000 * 1000
+        self.topics = sorted(journal.topics.items())
+
+    def describe(self) -> dict[str, Any]:
+        journal = self._journal
+        begin_s, end_s = journal.seconds or (None, None)
+        return {
+            "kind": "unsealed", "header": _describe_header(read_header(self._file.read(0, HEADER_SIZE), self._file.name)),
+            "layout": _describe_layout(self.layout),
+            "journal": {
+                "file_id": journal.file_id, "count": journal.count, "batches": len(journal.batches), "sealed": journal.sealed,
+                "begin_ms": begin_s * 1000 if begin_s is not None else None, "end_ms": end_s * 1000 if end_s is not None else None,
+                "lane": journal.lane, "offset_space": journal.offset_space, "sequence": journal.sequence, "created_ms": journal.created_ms,
+                "topics": [list(pair) for pair in self.topics], "source_positions": journal.positions,
+            },
+        }  # fmt: skip
+
+    def items(self) -> Iterator[Array]:
+        entries = verified_entries(self._map, self._journal, self._file.name)
+        for start in range(0, len(entries), _PIECE_ITEMS):
+            yield entries[start : start + _PIECE_ITEMS]
+
+    def findings(self) -> list[Finding]:
+        try:
+            verified_entries(self._map, self._journal, self._file.name)
+        except CorruptFile as error:
+            return [Finding("entries", str(error), error.offset)]
+        return []
+
+
+class _Bare:
+    """A compacted RocketMQ file without a trailer: its structure can be checked, its bytes have no checksum."""
+
+    checksummed = False
+
+    def __init__(self, file: FileBytes) -> None:
+        self._file = file
+        self._read = WindowedRead(file.read, file.size_bytes)
+        self._bare = ForeignCompacted.open(file.read, file.size_bytes, file.name)
+        self.layout, self.begin_ms = self._bare.layout, self._bare.header.begin_ms
+        self.topics: list[tuple[int, str]] = []
+
+    def describe(self) -> dict[str, Any]:
+        bare = self._bare
+        return {
+            "kind": "compacted without trailer", "header": _describe_header(bare.header), "layout": _describe_layout(self.layout),
+            "metadata": {"count": bare.count},
+        }  # fmt: skip
+
+    def items(self) -> Iterator[Array]:
+        return self._bare.items(self._read)
+
+    def findings(self) -> list[Finding]:
+        return _structure(self.items())
+
+
+class _BareUnsealed:
+    """An unsealed file without a journal, whose geometry the caller knows."""
+
+    checksummed = False
+
+    def __init__(self, file: FileBytes, layout: Layout) -> None:
+        data: Any = file.map if file.map is not None else file.read(0, file.size_bytes)
+        self._table = ForeignUnsealed(data, layout, file.name)
+        self.layout, self.begin_ms = layout, self._table.header.begin_ms
+        self.topics: list[tuple[int, str]] = []
+
+    def describe(self) -> dict[str, Any]:
+        begin_ms, end_ms = self._table.interval_ms or (None, None)
+        return {
+            "kind": "unsealed without journal", "header": _describe_header(self._table.header), "layout": _describe_layout(self.layout),
+            "metadata": {"count": self._table.count, "begin_ms": begin_ms, "end_ms": end_ms},
+        }  # fmt: skip
+
+    def items(self) -> Iterator[Array]:
+        return self._table.items()
+
+    def findings(self) -> list[Finding]:
+        return _structure(self.items())
+
+
+def _structure(pieces: Iterator[Array]) -> list[Finding]:
+    """Return what reading all items of a file without checksums finds."""
+    try:
+        for _ in pieces:
+            pass
+    except TieredIndexError as error:
+        return [Finding("structure", str(error))]
+    return []

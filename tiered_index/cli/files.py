@@ -1,0 +1,102 @@
+"""`tiered-index files`: every file of an index, its state and its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tiered_index.cli.output import human_bytes, human_count
+from tiered_index.cli.session import Session, command
+from tiered_index.cli.times import format_time
+from tiered_index.service.catalog import Handle
+from tiered_index.service.compacted_file import CompactedFile, DamagedFile
+from tiered_index.service.reader import IndexReader
+from tiered_index.service.root_view import UnsealedView
+
+__all__ = ["describe_handle", "files"]
+
+_PARTIAL = 6
+
+
+@command
+def files(session: Session) -> int:
+    """List every file: state, lane, interval, entries, bytes and where it lies. Exit code 6 where one can't be read.
+
+    [bold]Examples[/bold]
+
+      tiered-index files --storage s3://bucket/index
+
+      tiered-index files --root /data/index --json
+    """
+    with IndexReader.open(config=session.config()) as reader:
+        listed = [describe_handle(handle) for handle in reader.files()]
+        genesis, number = reader.genesis, reader.log_state.number
+    broken = [file for file in listed if file["error"] is not None]
+    states: dict[str, int] = {}
+    for file in listed:
+        states[file["state"]] = states.get(file["state"], 0) + 1
+    totals = {
+        "files": len(listed),
+        "entries": sum(file["entries"] or 0 for file in listed),
+        "bytes": sum(file["bytes"] or 0 for file in listed),
+        "by_state": states,
+    }
+    status = "partial" if broken else "complete"
+    if session.out.as_json:
+        session.out.document(
+            {"index_id": genesis.index_id, "log_number": number, "status": status, "files": listed, "totals": totals}
+        )
+    else:
+        _print(session, listed, totals)
+    return _PARTIAL if broken else 0
+
+
+def describe_handle(handle: Handle) -> dict[str, Any]:
+    """Return what is known of a file without reading its entries, JSON-ready."""
+    entries: int | None = None
+    size_bytes: int | None = None
+    path: str | None = None
+    stored_as: str | None = None
+    error: str | None = None
+    if isinstance(handle, CompactedFile):
+        entries = handle.count
+        if handle.local is not None:
+            path, size_bytes = handle.local.file, handle.local.size_bytes
+        if handle.stored is not None:
+            stored_as, size_bytes = handle.stored.stored.name, handle.stored.stored.size_bytes
+    elif isinstance(handle, UnsealedView):
+        entries, path, size_bytes = handle.count, str(handle.path), handle.journal.layout.unsealed_size
+    elif isinstance(handle, DamagedFile):
+        error = str(handle.error)
+    return {
+        "file_id": handle.file_id,
+        "state": handle.place,
+        "lane": handle.lane,
+        "sequence": handle.sequence,
+        "begin_ms": handle.second_min * 1000,
+        "end_ms": handle.second_max * 1000,
+        "entries": entries,
+        "bytes": size_bytes,
+        "path": path,
+        "object": stored_as,
+        "error": error,
+    }
+
+
+def _print(session: Session, listed: list[dict[str, Any]], totals: dict[str, Any]) -> None:
+    session.out.table(
+        ("file", "state", "lane", "from", "to", "entries", "bytes", "place"),
+        [
+            (
+                file["file_id"], file["state"], file["lane"], format_time(file["begin_ms"]), format_time(file["end_ms"]),
+                None if file["entries"] is None else human_count(file["entries"]),
+                None if file["bytes"] is None else human_bytes(file["bytes"]),
+                file["error"] or file["path"] or file["object"],
+            )
+            for file in listed
+        ],
+        right="entries bytes",
+    )  # fmt: skip
+    by_state = ", ".join(f"{count} {state}" for state, count in sorted(totals["by_state"].items()))
+    session.out.line(
+        f"{totals['files']} files ({by_state or 'none'}), {human_count(totals['entries'])} entries, {human_bytes(totals['bytes'])}"
+    )

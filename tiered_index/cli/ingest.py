@@ -1,0 +1,182 @@
+"""`tiered-index ingest SOURCE`: a file of messages into an index, continued where it stopped.
+
+The position up to which the source is durable is kept by the index itself, with the entries. Killed at any moment and started again,
+this command takes what is missing; entries put twice are one answer. One thread beside the index's own.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from tiered_index.cli.output import human_count, human_seconds
+from tiered_index.cli.progress import Progress
+from tiered_index.cli.session import Session, command
+from tiered_index.cli.settling import settle
+from tiered_index.cli.sources.messages import Batch, Message, Source, columns_of
+from tiered_index.cli.sources.opening import open_source, source_name
+from tiered_index.errors import BackPressure, InvalidArgument
+from tiered_index.service.index import IndexService
+
+__all__ = ["Intake", "ingest"]
+
+_PAUSE_S = 0.2
+
+
+@dataclass
+class Intake:
+    """One source on its way into one index. `patience_s` bounds how long back-pressure is waited out without any room being made."""
+
+    index: IndexService
+    source: Source
+    name: str
+    skip_bad: bool
+    patience_s: float
+    messages: int = 0
+    entries: int = 0
+    skipped: int = 0
+    position: int = 0
+
+    def take(self, batch: Batch) -> None:
+        """Put one batch. Raises `InvalidArgument` at a bad message; what lies before it is taken, nothing behind it."""
+        if batch.columns is not None:
+            try:
+                self._put(batch.columns, batch.end)
+            except InvalidArgument:
+                pass  # the batch was refused whole; its messages are looked at one by one below, which names the bad one
+            else:
+                self.messages += batch.messages
+                return
+        self._take_slowly(batch)
+
+    def _take_slowly(self, batch: Batch) -> None:
+        run: list[Message] = []
+        for record in batch.records():
+            if record.message is None:
+                if not self.skip_bad:
+                    self._put_run(run, record.start)
+                    raise InvalidArgument(f"{self.source.path}, {record.where}: {record.problem}")
+                self.skipped += 1
+                continue
+            # a batch has topic ids or lets the index assign them
+            if run and (run[0].topic_id is None) != (record.message.topic_id is None):
+                self._put_run(run, record.start)
+                run = []
+            run.append(record.message)
+        self._put_run(run, batch.end)
+
+    def _put_run(self, run: list[Message], end: int) -> None:
+        try:
+            self._put(columns_of(run), end)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{self.source.path}, {self.source.unit} {self.position} to {end}: {error}") from error
+        self.messages += len(run)
+
+    def _put(self, columns: Any, end: int) -> None:
+        waiting_since: float | None = None
+        while True:
+            try:
+                self.entries += self.index.put_batch(columns, self.name, end)
+            except BackPressure:
+                waiting_since = waiting_since or time.monotonic()
+                if time.monotonic() - waiting_since > self.patience_s:
+                    raise
+                self._make_room()
+            else:
+                self.position = end
+                return
+
+    def _make_room(self) -> None:
+        try:
+            self.index.flush()
+        except BackPressure:  # the disk is at its bound: only the life cycle can help, and it has threads of its own
+            time.sleep(_PAUSE_S)
+
+
+@command
+def ingest(
+    session: Session,
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="file.ndjson, file.ndjson.gz or file.parquet.", show_default=False)],
+    slots: Annotated[int | None, typer.Option(help="Hash slots a file; by default the index's or the preset's.")] = None,
+    items: Annotated[int | None, typer.Option(help="Items a file; by default the index's or the preset's.")] = None,
+    preset: Annotated[Literal["native", "rocketmq"] | None, typer.Option(help="File family; rocketmq writes RocketMQ's bytes.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Seal, compact and upload everything before exit.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Take the source from its start, also where it has changed.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad messages and go on instead of stopping at the first.")] = False,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds to wait out a full disk or a lost storage.")] = 60.0,
+) -> int:
+    """Index the messages of a file; the same file again continues where it stopped.
+
+    An NDJSON line is {"topic","queue_id","keys":[...],"offset","size","timestamp_ms"[,"topic_id"]}; a Parquet file has these columns, with
+    "key" or "keys". A file that grew at its end is continued; one that changed is an error unless --restart.
+
+    [bold]Examples[/bold]
+
+      tiered-index ingest messages.ndjson --root /data/index --storage s3://bucket/index --wait
+
+      tiered-index ingest day.parquet --root ./index --storage file:///tmp/store --slots 100000 --items 400000 --json
+    """
+    opened = open_source(source)
+    started_s = time.monotonic()
+    config = session.config(slots=slots, items=items, preset=preset)
+    with IndexService.open(config) as index:
+        name = source_name(opened, index.durable_positions(), restart=restart)
+        start = 0 if restart else index.durable_position(name) or 0
+        intake = Intake(index, opened, name, skip_bad, patience, position=start)
+        with session.progress("ingesting", opened.total) as progress:
+            _take_all(intake, start, progress)
+        index.flush()
+        taken_s = time.monotonic() - started_s
+        if wait:
+            settle(index, patience, lambda total: session.progress("compacting and uploading", total))
+        files = index.health()["files"]
+    document = {
+        "status": "complete",
+        "source": str(opened.path),
+        "source_name": name,
+        "resumed_from": start,
+        "position": intake.position,
+        "unit": opened.unit,
+        "messages": intake.messages,
+        "entries": intake.entries,
+        "skipped": intake.skipped,
+        "ingest_s": round(taken_s, 3),
+        "elapsed_s": round(time.monotonic() - started_s, 3),
+        "entries_per_s": round(intake.entries / taken_s) if taken_s else None,
+        "files": files,
+    }
+    if session.out.as_json:
+        session.out.document(document)
+    else:
+        session.out.facts(_facts(document))
+    return 0
+
+
+def _take_all(intake: Intake, start: int, progress: Progress) -> None:
+    try:
+        for batch in intake.source.batches(start):
+            intake.take(batch)
+            progress.update(intake.position, f"{human_count(intake.entries)} entries")
+    except InvalidArgument:
+        intake.index.flush()
+        raise
+
+
+def _facts(document: dict[str, Any]) -> dict[str, object]:
+    resumed = f" (resumed from {human_count(document['resumed_from'])})" if document["resumed_from"] else ""
+    return {
+        "source": document["source"],
+        "position": f"{human_count(document['position'])} {document['unit']}{resumed}",
+        "messages": human_count(document["messages"]),
+        "entries": human_count(document["entries"]),
+        "skipped": human_count(document["skipped"]) if document["skipped"] else None,
+        "rate": f"{human_count(document['entries_per_s'])} entries/s" if document["entries_per_s"] else None,
+        "time": human_seconds(document["elapsed_s"]),
+        "files": ", ".join(f"{count} {state}" for state, count in sorted(document["files"].items())) or "none",
+    }
+
+

@@ -1,0 +1,74 @@
+"""`tiered-index`: the application, and `run`, which every process of it starts in.
+
+Errors of commands become exit codes in `session.command`; here are only those of the command line itself. Exit codes: 0 done, 1 a finding,
+2 bad usage, 3 backend unavailable, 4 corrupt data, 5 lock or lease held, 6 partial, 7 back-pressure or full disk, 70 unexpected,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from tiered_index._version import __version__
+from tiered_index.cli.demo.command import demo
+from tiered_index.cli.dump import dump
+from tiered_index.cli.files import files
+from tiered_index.cli.ingest import ingest
+from tiered_index.cli.inspect import inspect
+from tiered_index.cli.output import Printer
+from tiered_index.cli.query import query
+from tiered_index.cli.recover import recover
+from tiered_index.cli.verify import verify
+
+__all__ = ["app", "run"]
+
+USAGE = 2
+INTERRUPTED = 130
+_USAGE_ERROR: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+# typer keeps the class private, and where it lies differs between its versions
+
+_EPILOG = "Settings: flags win over the environment (TIERED_INDEX_ROOT, TIERED_INDEX_STORAGE, ...), which wins over --config FILE (TOML)."
+
+app = typer.Typer(
+    name="tiered-index",
+    help="A tiered index for message logs: any message by key and time, hot from local files, cold straight from an object store.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _command in (demo, ingest, query, files, inspect, dump, verify, recover):
+    app.command(_command.__name__)(_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        Printer(as_json=False).line(f"tiered-index {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)] = False,
+) -> None:
+    pass
+
+
+def run(arguments: list[str] | None = None) -> None:
+    """Run one command line (the process's own by default) and exit with its code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = app(args=given, prog_name="tiered-index", standalone_mode=False)
+    except _USAGE_ERROR as error:
+        if "--json" in given:
+            Printer(as_json=True).error(error.__class__.__name__, error.format_message())
+        else:
+            error.show(file=sys.stderr)
+        code = USAGE
+    except typer.Abort:
+        code = INTERRUPTED
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,115 @@
+"""One printer for people and programs: tables and lines, or JSON. Answers go to stdout; notes, logs and errors to stderr.
+
+With `as_json` stdout holds one JSON document (or NDJSON where a command says so), and an error is one JSON line on stderr.
+JSON is ASCII, so that any text, lone surrogates too, passes any pipe. One thread.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tiered_index.errors import CorruptFile, LockHeld, TieredIndexError
+
+__all__ = ["Printer", "describe_error", "human_bytes", "human_count", "human_seconds"]
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_WIDE = 100_000
+# a table that goes to a file is as wide as it needs to be
+
+
+def human_bytes(size_bytes: float) -> str:
+    """Return a size as people read it: ``7.8 MiB``."""
+    for unit in _UNITS:
+        if abs(size_bytes) < 1024 or unit == _UNITS[-1]:
+            return f"{size_bytes:,.0f} B" if unit == "B" else f"{size_bytes:,.1f} {unit}"
+        size_bytes /= 1024
+    raise AssertionError("unreachable")
+
+
+def human_count(count: float) -> str:
+    """Return a count with separators; fractions only where they say something."""
+    return f"{count:,.0f}" if count >= 100 or count == int(count) else f"{count:,.1f}"
+
+
+def human_seconds(seconds: float) -> str:
+    """Return a duration as people read it: ``0.85 ms``, ``12.3 s``, ``2 min 05 s``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.{0 if seconds >= 0.1 else 2}f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+
+
+def describe_error(error: TieredIndexError) -> dict[str, Any]:
+    """Return what an error carries beside its message, JSON-ready."""
+    details: dict[str, Any] = {"exit_code": error.exit_code}
+    if isinstance(error, LockHeld):
+        details |= {"pid": error.pid, "host": error.host}
+    if isinstance(error, CorruptFile):
+        details |= {"file": error.file, "offset": error.offset}
+    return details
+
+
+class Printer:
+    """Where a command's words go."""
+
+    def __init__(self, *, as_json: bool, quiet: bool = False) -> None:
+        self.as_json = as_json
+        self.quiet = quiet
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):  # a test's stand-in has no encoding
+                stream.reconfigure(errors="backslashreplace")
+        self._terminal = sys.stdout.isatty()
+
+    def document(self, document: dict[str, Any]) -> None:
+        """Print the one JSON document of a command."""
+        self.line(json.dumps(document, indent=2 if self._terminal else None))
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Print one line of NDJSON."""
+        self.line(json.dumps(record))
+
+    def line(self, text: str = "") -> None:
+        """Print one line of text."""
+        sys.stdout.write(text + "\n")
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None, right: str = "") -> None:
+        """Print a table; columns whose names are in `right` (separated by blanks) are aligned to the right."""
+        table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+        for name in columns:
+            table.add_column(name, justify="right" if name in right.split() else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+        self._console().print(table)
+
+    def facts(self, facts: dict[str, object], *, title: str | None = None) -> None:
+        """Print names and values, one a line; what is None is left out."""
+        if title:
+            self.line(title)
+        width = max(map(len, facts), default=0)
+        for name, value in facts.items():
+            if value is not None:
+                self.line(f"  {name:<{width}}  {value}")
+
+    def note(self, text: str) -> None:
+        """Tell the user something that is no answer; silent with --quiet."""
+        if not self.quiet:
+            sys.stderr.write(text + "\n")
+
+    def error(self, kind: str, message: str, **details: Any) -> None:
+        """Report an error on stderr: one line, or one JSON document."""
+        if self.as_json:
+            sys.stderr.write(json.dumps({"error": {"type": kind, "message": message, **details}}) + "\n")
+        else:
+            sys.stderr.write(f"tiered-index: {message}\n")
+
+    def _console(self) -> Console:
+        return Console(file=sys.stdout, width=None if self._terminal else _WIDE, highlight=False, soft_wrap=False)

@@ -1,0 +1,134 @@
+"""What every command has: the common options, settings, a printer, and errors that become exit codes.
+
+`command` turns a function whose first argument is a `Session` into a typer command with the common options behind its own. Whatever the
+function raises is reported once, on stderr: typed errors by their `exit_code`, anything else as 70 (its traceback with --debug only).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+import os
+import sys
+import traceback
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Concatenate, ParamSpec
+
+import typer
+
+from tiered_index.cli.output import Printer, describe_error
+from tiered_index.cli.progress import Progress
+from tiered_index.config import IndexConfig
+from tiered_index.errors import TieredIndexError
+
+__all__ = ["UNEXPECTED", "Session", "command"]
+
+UNEXPECTED = 70
+_CLOSED_PIPE = 141
+# what a shell reports of a program that SIGPIPE ended: the reader has what it wanted
+_INTERRUPTED = 130
+P = ParamSpec("P")
+
+_COMMON = "Common options"
+_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "root": (Annotated[Path | None, typer.Option(help="Folder of the local files.", rich_help_panel=_COMMON)], None),
+    "storage": (
+        Annotated[str | None, typer.Option(help="Storage: s3://bucket/prefix, file:///dir.", rich_help_panel=_COMMON)], None,
+    ),
+    "config": (Annotated[Path | None, typer.Option(help="TOML file of settings.", rich_help_panel=_COMMON)], None),
+    "json": (Annotated[bool, typer.Option("--json", help="JSON on stdout, errors as JSON on stderr.", rich_help_panel=_COMMON)], False),
+    "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.", rich_help_panel=_COMMON)], False),
+    "verbose": (Annotated[bool, typer.Option("--verbose", "-v", help="Log what is being done.", rich_help_panel=_COMMON)], False),
+    "debug": (Annotated[bool, typer.Option("--debug", help="Log everything; tracebacks.", rich_help_panel=_COMMON)], False),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Session:
+    """One run of one command."""
+
+    out: Printer
+    root: Path | None = None
+    storage: str | None = None
+    config_file: Path | None = None
+    debug: bool = False
+
+    def config(self, **given: Any) -> IndexConfig:
+        """Return the settings: file, environment, common options, then `given` (None counts as not given). Raises `ConfigError`."""
+        return IndexConfig.load(self.config_file, **{"root": self.root, "storage": self.storage, **given})
+
+    def progress(self, title: str, total: int | None) -> Progress:
+        """Return a progress display."""
+        return Progress(title, total, quiet=self.out.quiet)
+
+
+def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., None]:
+    """Return `function` as a typer command; what it returns is the exit code."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    own = list(inspect.signature(function).parameters.values())[1:]
+    parameters = [p.replace(annotation=hints[p.name]) for p in own]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in _OPTIONS.items()
+    ]
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
+        given: dict[str, Any] = {name: kwargs.pop(name) for name in _OPTIONS}
+        out = Printer(as_json=given["json"], quiet=given["quiet"])
+        _set_up_logging(verbose=given["verbose"], debug=given["debug"])
+        session = Session(out, given["root"], given["storage"], given["config"], given["debug"])
+        code = _guarded(session, lambda: function(session, *args, **kwargs))
+        if code:
+            raise typer.Exit(code)
+
+    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    del wrapper.__wrapped__
+    return wrapper
+
+
+def _guarded(session: Session, act: Callable[[], int]) -> int:
+    try:
+        code = act()
+        sys.stdout.flush()
+    except TieredIndexError as error:
+        session.out.error(type(error).__name__, str(error), **describe_error(error))
+        code = error.exit_code
+    except BrokenPipeError:
+        # nobody reads on; without this the interpreter would complain when it flushes at exit
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _CLOSED_PIPE
+    except KeyboardInterrupt:
+        session.out.note("interrupted")
+        return _INTERRUPTED
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except Exception as error:  # noqa: BLE001 - the outermost frame: what nobody foresaw is reported, not swallowed
+        session.out.error(type(error).__name__, f"unexpected {type(error).__name__}: {error}", exit_code=UNEXPECTED)
+        code = UNEXPECTED
+        if not session.debug:
+            session.out.note("(--debug shows where)")
+    else:
+        return code
+    if session.debug:
+        traceback.print_exc()
+    return code
+
+
+def _set_up_logging(*, verbose: bool, debug: bool) -> None:
+    level = logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING
+    logger = logging.getLogger("tiered_index")
+    logger.setLevel(level)
+    logger.propagate = False
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)

@@ -1,0 +1,1 @@
+"""What `ingest` reads: NDJSON and Parquet files, as batches of messages with positions."""

@@ -1,0 +1,114 @@
+"""`tiered-index verify`: prove files, a root, a storage, or both, against their checksums and their log. Changes nothing."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tiered_index.cli.checks.report import Report
+from tiered_index.cli.checks.root import check_root
+from tiered_index.cli.checks.stored import check_storage
+from tiered_index.cli.contents.bytes import opened
+from tiered_index.cli.contents.kinds import contents_of
+from tiered_index.cli.output import human_bytes
+from tiered_index.cli.session import Session, command
+from tiered_index.config import IndexConfig
+from tiered_index.errors import ConfigError, CorruptFile, NotAnIndex, StorageError
+from tiered_index.service.compacted_file import CompactedFile
+from tiered_index.service.root import Root
+from tiered_index.storage.disk import Disk
+from tiered_index.storage.opening import open_storage
+
+__all__ = ["verify"]
+
+_FOUND = 1
+_NAMES = {"files": "files", "log_records": "log records", "checkpoints": "checkpoints", "objects": "objects"}
+
+
+@command
+def verify(
+    session: Session,
+    files: Annotated[list[str] | None, typer.Argument(metavar="[FILE]...", help="Paths, file ids, objects' names; none: all.")] = None,
+    deep: Annotated[bool, typer.Option("--deep", help="Read every byte of every object, and compare it with the local copy.")] = False,
+    slots: Annotated[int | None, typer.Option(help="Hash slots of an unsealed file that has no journal.")] = None,
+    items: Annotated[int | None, typer.Option(help="Items of an unsealed file that has no journal.")] = None,
+) -> int:
+    """Check every checksum: local files, log records and checkpoints, the log against the objects, local copies against remote ones.
+
+    Exit code 1: something is wrong, each finding is printed. 3: the storage did not answer. Without --deep an object's size and trailer
+    are checked, with it every byte. Objects that the log does not name are notes.
+
+    [bold]Examples[/bold]
+
+      tiered-index verify --root /data/index
+
+      tiered-index verify --deep --storage s3://bucket/index --json
+
+      tiered-index verify /data/index/uploaded/001700000000000-0123456789ab.index
+    """
+    report = Report()
+    if files:
+        for file in files:
+            _check_one(session, file, slots, items, report)
+    else:
+        _check_index(session, session.config(), report, deep=deep)
+    if session.out.as_json:
+        session.out.document(report.to_dict())
+    else:
+        _print(session, report)
+    if report.findings:
+        return _FOUND
+    return report.unchecked[0][1].exit_code if report.unchecked else 0
+
+
+def _check_one(session: Session, file: str, slots: int | None, items: int | None, report: Report) -> None:
+    with opened(session, file) as data:
+        report.count("files")
+        report.count("bytes", data.size_bytes)
+        try:
+            contents = contents_of(data, slots, items)
+        except CorruptFile as error:
+            report.add_error(data.name, "file", error)
+            return
+        report.add_all(data.name, contents.findings())
+        if not contents.checksummed:
+            report.note(f"{data.name}: has no checksums (RocketMQ's own format); its structure was checked")
+
+
+def _check_index(session: Session, config: IndexConfig, report: Report, *, deep: bool) -> None:
+    local: dict[str, CompactedFile] = {}
+    uri = config.storage
+    if config.root is None and uri is None:
+        raise ConfigError("nothing to verify: give files, --root, --storage, or both")
+    if config.root is not None:
+        root = Root(config.root, Disk())
+        marker = root.read_marker()
+        if marker is None:
+            raise NotAnIndex(f"{config.root} holds no tiered index")
+        uri = uri or marker.storage
+        with session.progress("verifying files", None) as progress:
+            local = check_root(root, report, progress)
+    assert uri is not None
+    storage = open_storage(uri, options=config.s3)
+    try:
+        with session.progress("verifying objects", None) as progress:
+            check_storage(storage, local, report, progress, deep=deep, threads=config.query_threads)
+    except StorageError as error:
+        report.unchecked.append((uri, error))
+    finally:
+        storage.close()
+
+
+def _print(session: Session, report: Report) -> None:
+    for defect in report.findings:
+        place = f" at byte {defect.offset:,}" if defect.offset is not None else ""
+        session.out.line(f"FINDING {defect.file}: {defect.part}: {defect.problem}{place}")
+    for note in report.notes:
+        session.out.note(f"note: {note}")
+    for what, error in report.unchecked:
+        session.out.line(f"NOT CHECKED {what}: {error}")
+    counts = [f"{report.checked[name]:,} {text}" for name, text in _NAMES.items() if report.checked[name]]
+    read = report.checked["bytes"] + report.checked["object_bytes"]
+    what = ", ".join(counts) or "nothing"
+    session.out.line(f"{report.status}: {what} checked, {human_bytes(read)} read, {len(report.findings)} findings")
