@@ -219,7 +219,8 @@ class Lifecycle:
 
     def _drop_unsealed(self, file: UnsealedFile) -> None:
         file.release()
-        self._unlink([file.path, file.journal_path])
+        # the journal first: to a reader beside this writer a file without one is not there
+        self._unlink([file.journal_path, file.path])
 
     def _upload(self, file: CompactedFile) -> None:
         assert file.local is not None

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.format.journal import Journal, parse_journal
+from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, file_id_of
 from tiered_index.service.buffer import later_positions
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile, StorageBytes, open_local
@@ -24,6 +26,7 @@ from tiered_index.types import MAX_TIMESTAMP_MS
 
 __all__ = ["Recovered", "recover_root"]
 
+_READ_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -50,7 +53,7 @@ def recover_root(root: Root, storage: Storage, state: LogState | None) -> Recove
         ids = {s: {i for name in root.disk.names(root.folder(s)) if (i := file_id_of(name)) is not None} for s in STATES}
         _recover_uploaded(root, ids, storage, state, found)
         _recover_compacted(root, ids, storage, state, found)
-        _recover_unsealed(root, ids, found)
+        _recover_unsealed(root, ids, state, found)
     except OSError as error:
         raise disk_error(error, f"recovering {root.path}") from error
     for file in (*found.compacted, *found.uploaded):
@@ -119,13 +122,14 @@ def _recover_compacted(root: Root, ids: dict[str, set[str]], storage: Storage, s
             found.compacted.append(file)
 
 
-def _recover_unsealed(root: Root, ids: dict[str, set[str]], found: Recovered) -> None:
-    later = {file.file_id for file in (*found.compacted, *found.uploaded)}
+def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | None, found: Recovered) -> None:
+    # the log's word counts too: a deletion that did not reach the disk can bring back a file that was retired since
+    later = {file.file_id for file in (*found.compacted, *found.uploaded)} | {o.file_id for o in (state.objects.values() if state else ())}
     for file_id in sorted(ids[UNSEALED]):
         path, journal_path = root.index_path(UNSEALED, file_id), root.journal_path(file_id)
         if file_id in later:
-            root.disk.unlink(path)
             root.disk.unlink(journal_path)
+            root.disk.unlink(path)
             found.notes.append(f"{file_id}: is compacted, its unsealed form dropped")
             continue
         journal: Journal | None = None
@@ -135,6 +139,11 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], found: Recovered) ->
                 root.disk.unlink(journal_path)
                 found.notes.append(f"{journal_path.name}: a file that was never begun, dropped")
                 continue
+            if journal is None and _never_written(path):
+                root.disk.unlink(path)
+                root.disk.unlink(journal_path)
+                found.notes.append(f"{path.name}: a file that was being begun, dropped")
+                continue
             if journal is None or not path.exists():
                 lost = journal_path if journal is None else path
                 raise CorruptFile(str(lost), "an unsealed file needs both its entries and its journal, and this one is missing or empty")
@@ -143,6 +152,16 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], found: Recovered) ->
             typed = error if isinstance(error, TieredIndexError) else CorruptFile(str(path), f"can't be mapped: {error}")
             found.damaged.append(_damaged(file_id, UNSEALED, typed, journal))
     found.unsealed.sort(key=lambda file: file.sequence)
+
+
+def _never_written(path: Path) -> bool:
+    """Return whether nothing follows an unsealed file's header: entries are written only once the journal has its name durably."""
+    with path.open("rb") as handle:
+        handle.seek(HEADER_SIZE)
+        while piece := handle.read(_READ_BYTES):
+            if piece.count(0) != len(piece):
+                return False
+    return True
 
 
 def _damaged(file_id: str, place: str, error: TieredIndexError, journal: Journal | None = None) -> DamagedFile:
