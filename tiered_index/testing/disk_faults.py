@@ -7,7 +7,8 @@
 
 Operations are the names in `PRIMITIVES`, or ``*`` for any; `nth` counts matching calls from now on (1: the next). After a crash every call
 but `close` raises `SimulatedCrash`, as a dead process does nothing more. Only what went through this object is counted and lost; files that
-were there before are durable. Made for files of some MiB: each sync copies the file. Threads: any number.
+were there before are durable. Nothing is really synced: durable is what this object remembers, and each sync copies the file, so files
+should have some MiB at most. Threads: any number.
 """
 
 from __future__ import annotations
@@ -172,16 +173,14 @@ class FaultDisk(Disk):
             super().truncate(descriptor, size_bytes)
 
     def sync(self, descriptor: int) -> None:
-        """As the disk's; from here on the file's present bytes are durable."""
+        """From here on the file's present bytes are durable."""
         with self._strike("sync"):
-            super().sync(descriptor)
             status = os.fstat(descriptor)
             self._inodes[self._numbers[status.st_ino]].synced = os.pread(descriptor, status.st_size, 0)
 
     def sync_folder(self, folder: Path) -> None:
-        """As the disk's; from here on the changes of names in `folder` are durable."""
+        """From here on the changes of names in `folder` are durable."""
         with self._strike("sync_folder"):
-            super().sync_folder(folder)
             for change in [change for change in self._pending if change.touches(folder)]:
                 _apply(change, self._durable)
                 self._pending.remove(change)
