@@ -115,11 +115,11 @@ def hash_batch(topics: Sequence[str], topic_index: npt.NDArray[np.integer[Any]],
     """
     prefixes = code_units([f"{topic}#" for topic in topics])
     lengths = keys.lengths
-    results = []
-    for multiplier in (_JAVA, _FINGERPRINT):
-        prefix = _polynomial(prefixes, multiplier)[topic_index]
-        results.append(prefix * _power_at(multiplier, lengths) + _polynomial(keys, multiplier))
-    java, second = results
+    multipliers = (_JAVA, _FINGERPRINT)
+    java, second = (
+        prefix[topic_index] * _power_at(multiplier, lengths) + key
+        for multiplier, prefix, key in zip(multipliers, _polynomials(prefixes, multipliers), _polynomials(keys, multipliers), strict=True)
+    )
     # abs() of the most negative number is itself; as the format demands it becomes 0
     hashes = np.abs(java.view(np.int32))
     hashes[hashes == np.int32(-(2**31))] = 0
@@ -151,41 +151,46 @@ def _power_at(multiplier: int, exponents: Int64) -> UInt32:
     return powers[exponents % _BLOCK] * blocks[exponents // _BLOCK]
 
 
-def _polynomial(strings: CodeUnits, multiplier: int) -> UInt32:
-    """Return sum(unit[i] * multiplier**(length-1-i)) modulo 2**32 of each string.
+def _polynomials(strings: CodeUnits, multipliers: Sequence[int]) -> list[UInt32]:
+    """Return, for each multiplier m, sum(unit[i] * m**(length-1-i)) modulo 2**32 of each string.
 
-    With c the running sum of unit[i] * multiplier**-i over a block, a string at [s, e) has the hash (c[e] - c[s]) * multiplier**(e-1):
-    three passes over the units instead of a loop over strings. Memory: 8 bytes a unit of one block of 65,536 units.
+    With c the running sum of unit[i] * m**-i over a block, a string at [s, e) has the hash (c[e] - c[s]) * m**(e-1): three passes
+    over the units instead of a loop over strings. Memory: 8 bytes a unit of one block of 65,536 units.
     """
-    powers, inverse = _powers(multiplier)
     units, offsets = strings.units, strings.offsets
     count = len(strings)
-    out = np.zeros(count, np.uint32)
+    results = [np.zeros(count, np.uint32) for _ in multipliers]
+    wide = np.empty(_BLOCK, np.uint32)
     running = np.zeros(_BLOCK + 1, np.uint32)
     first = 0
     while first < count:
         base = int(offsets[first])
-        last = int(np.searchsorted(offsets, base + _BLOCK, "right")) - 1
+        last = min(int(np.searchsorted(offsets, base + _BLOCK, "right")) - 1, count)
         if last <= first:  # one string longer than a block
-            out[first] = _long_polynomial(units[base : int(offsets[first + 1])], multiplier)
+            for out, multiplier in zip(results, multipliers, strict=True):
+                out[first] = _long_polynomial(units[base : int(offsets[first + 1])], multiplier)
             first += 1
             continue
-        last = min(last, count)
         stop = int(offsets[last]) - base
-        np.multiply(units[base : base + stop], inverse[:stop], out=running[1 : stop + 1], dtype=np.uint32, casting="unsafe")
-        np.cumsum(running[1 : stop + 1], out=running[1 : stop + 1], dtype=np.uint32)
         local = offsets[first : last + 1] - base
-        at = running[local]
-        out[first:last] = (at[1:] - at[:-1]) * powers[np.maximum(local[1:] - 1, 0)]
+        ends = np.maximum(local[1:] - 1, 0)
+        wide[:stop] = units[base : base + stop]
+        sums = running[1 : stop + 1]
+        for out, multiplier in zip(results, multipliers, strict=True):
+            powers, inverse = _powers(multiplier)
+            np.multiply(wide[:stop], inverse[:stop], out=sums)
+            np.cumsum(sums, out=sums)
+            at = running[local]
+            out[first:last] = (at[1:] - at[:-1]) * powers[ends]
         first = last
-    return out
+    return results
 
 
 def _long_polynomial(units: npt.NDArray[Any], multiplier: int) -> int:
     value = 0
     for start in range(0, len(units), _BLOCK):
         part = units[start : start + _BLOCK]
-        piece = int(_polynomial(CodeUnits(part, np.array([0, len(part)])), multiplier)[0])
+        piece = int(_polynomials(CodeUnits(part, np.array([0, len(part)])), (multiplier,))[0][0])
         value = (value * pow(multiplier, len(part), 1 << 32) + piece) & 0xFFFFFFFF
     return value
 

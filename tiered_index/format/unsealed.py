@@ -23,8 +23,8 @@ from tiered_index.format.schema import PREVIOUS
 __all__ = ["PreparedBatch", "UnsealedTable", "entries_view", "normal_hashes", "time_differences", "walk_chain"]
 
 Array = npt.NDArray[Any]
-_REBUILD_CHUNK = 1 << 20
-# entries whose heads are rebuilt at a time: 24 MiB of temporaries
+_INSERT_CHUNK = 1 << 15
+# entries inserted at a time: sorting within the cache is twice as fast as sorting a whole batch
 _MIN_VALUE = -(2**31)
 
 
@@ -48,8 +48,8 @@ class PreparedBatch:
 
     first: int
     entries: Array
-    head_slots: npt.NDArray[np.int64]
-    head_values: npt.NDArray[np.int32]
+    heads: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]]
+    fresh_slots: int
     end_ms: int
 
     def __len__(self) -> int:
@@ -57,7 +57,10 @@ class PreparedBatch:
 
 
 class UnsealedTable:
-    """Counters and chain heads of one unsealed file. `heads` is an i32 array of `layout.slots`: 4 bytes of memory a slot."""
+    """Counters and chain heads of one unsealed file.
+
+    `heads` is an i32 array of `layout.slots`; with the writer's own copy of it 8 bytes of memory a slot.
+    """
 
     def __init__(self, layout: Layout, begin_ms: int) -> None:
         self.layout = layout
@@ -66,6 +69,9 @@ class UnsealedTable:
         self.count = 0
         self.slots_in_use = 0
         self.heads: npt.NDArray[np.int32] = np.zeros(layout.slots, np.int32)
+        # heads as they will be after the batch under preparation, which readers must not see yet
+        self._next_heads: npt.NDArray[np.int32] = np.zeros(layout.slots, np.int32)
+        self._prepared = False
 
     @property
     def free(self) -> int:
@@ -88,30 +94,40 @@ class UnsealedTable:
         for name in schema.entry.names or ():
             if name not in ("key_hash", "time_diff_s", PREVIOUS):
                 entries[name] = columns[name]
+        if self._prepared:  # a batch that was never committed
+            self._next_heads[:] = self.heads
+        self._prepared = True
         first = self.count + 1
-        previous, slots, values = self._insert(hashes, first)
-        entries[PREVIOUS] = previous
+        heads = []
+        fresh_slots = 0
+        for start in range(0, n, _INSERT_CHUNK):
+            previous, slots, values, fresh = self._insert(hashes[start : start + _INSERT_CHUNK], first + start)
+            entries[PREVIOUS][start : start + _INSERT_CHUNK] = previous
+            heads.append((slots, values))
+            fresh_slots += fresh
         end_ms = max(self.end_ms, int(timestamps_ms.max())) if n else self.end_ms
-        return PreparedBatch(first, entries, slots, values, end_ms)
+        return PreparedBatch(first, entries, heads, fresh_slots, end_ms)
 
     def commit(self, batch: PreparedBatch) -> None:
-        """Make a prepared batch, which must be the next one, visible to readers of this table."""
+        """Make a prepared batch, which must be the next one and the last one prepared, visible to readers of this table."""
         if batch.first != self.count + 1:
             raise InvalidArgument(f"batch starts at entry {batch.first}, the table's next is {self.count + 1}")
-        self.slots_in_use += int((self.heads[batch.head_slots] == 0).sum())
+        self._prepared = False
+        self.slots_in_use += batch.fresh_slots
         self.end_ms = batch.end_ms
         # readers walk from the heads and never look beyond `count` otherwise
         self.count += len(batch)
-        self.heads[batch.head_slots] = batch.head_values
+        for slots, values in batch.heads:
+            self.heads[slots] = values
 
     def load(self, entries: Array, end_ms: int) -> None:
-        """Rebuild the table from verified entries (structured, entry 1 first), in chunks of 1,048,576."""
-        for start in range(0, len(entries), _REBUILD_CHUNK):
-            hashes = normal_hashes(entries["key_hash"][start : start + _REBUILD_CHUNK])
-            _, slots, values = self._insert(hashes, self.count + 1)
-            self.slots_in_use += int((self.heads[slots] == 0).sum())
-            self.heads[slots] = values
+        """Rebuild the table from verified entries (structured, entry 1 first), in chunks."""
+        for start in range(0, len(entries), _INSERT_CHUNK):
+            hashes = normal_hashes(entries["key_hash"][start : start + _INSERT_CHUNK])
+            *_, fresh = self._insert(hashes, self.count + 1)
+            self.slots_in_use += fresh
             self.count += len(hashes)
+        self.heads[:] = self._next_heads
         self.end_ms = max(self.end_ms, end_ms)
 
     def header(self) -> Header:
@@ -132,30 +148,35 @@ class UnsealedTable:
         whole = self.header().pack() + self.slot_table() + body
         return whole.ljust(self.layout.unsealed_size, b"\0")
 
-    def _insert(self, hashes: Array, first: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """Return `previous` of each new entry, and the slots whose heads change with their new heads.
+    def _insert(
+        self, hashes: Array, first: int
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int32], int]:
+        """Advance the writer's heads by a chunk; return each entry's `previous`, the changed slots, their heads, and how many were empty.
 
         One sort of (slot << 32 | row) brings rows of one slot together in order of insertion: a row's `previous` is the row before it
-        in its run, the run's first one takes the old head. Memory: 8 bytes a row for the keys and as much for temporaries.
+        in its run, the run's first one takes the old head. Memory: 40 bytes a row of one chunk, which stays within the cache.
         """
         n = len(hashes)
-        previous = np.empty(n, np.int32)
-        if not n:
-            return previous, np.zeros(0, np.int64), np.zeros(0, np.int32)
-        keys = (hashes.astype(np.uint64) % np.uint64(self.layout.slots)) << np.uint64(32)
+        keys = (hashes.view(np.uint32) % np.uint32(self.layout.slots)).astype(np.uint64) << np.uint64(32)
         keys |= np.arange(n, dtype=np.uint64)
         keys.sort()
-        rows = (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        rows = keys.astype(np.uint32).astype(np.int64)
         slots = (keys >> np.uint64(32)).astype(np.int64)
         starts = np.empty(n, bool)
         starts[0] = True
         np.not_equal(slots[1:], slots[:-1], out=starts[1:])
+        runs = np.flatnonzero(starts)
+        touched = slots[runs]
+        old = self._next_heads[touched]
         older = np.empty(n, np.int32)
         older[1:] = first + rows[:-1]
-        older[starts] = self.heads[slots[starts]]
+        older[runs] = old
+        previous = np.empty(n, np.int32)
         previous[rows] = older
-        last = np.flatnonzero(np.append(starts[1:], True))
-        return previous, slots[last], (first + rows[last]).astype(np.int32)
+        last = np.append(runs[1:], n) - 1
+        values = (first + rows[last]).astype(np.int32)
+        self._next_heads[touched] = values
+        return previous, touched, values, int((old == 0).sum())
 
 
 def walk_chain(data: memoryview | Any, layout: Layout, head: int, key_hash: int, limit: int) -> list[int] | None:

@@ -11,8 +11,10 @@ import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tiered_index.clock import Clock
 from tiered_index.errors import TieredIndexError
@@ -97,7 +99,7 @@ class Lane:
                 return
 
     def _append(self, file: UnsealedFile, piece: Columns, positions: dict[str, int]) -> None:
-        ids = np.unique(piece["topic_id"]).tolist()
+        ids = _distinct(piece["topic_id"])
         file.append(
             piece, [(topic_id, self._context.topics.name(topic_id)) for topic_id in ids], later_positions(self._carried, positions)
         )
@@ -208,3 +210,9 @@ class Lane:
         reserve, self._reserve = self._reserve, None
         if reserve is not None:
             reserve.discard()
+
+
+def _distinct(values: npt.NDArray[Any]) -> list[int]:
+    if len(values) and values.min() == values.max():
+        return [int(values[0])]
+    return np.unique(values).tolist()  # type: ignore[no-any-return]

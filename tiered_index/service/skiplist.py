@@ -5,7 +5,8 @@ ascending. Each link of level i carries the greatest `end` of the nodes it passe
 into links that hold an overlapping node: O(log n + hits).
 
 Invariants
-- A link's greatest end is never smaller than that of any node it spans: an insertion raises it before it links the node, a removal
+- A link is one immutable pair (node it leads to, greatest end it passes over), replaced as a whole: whoever reads it gets an end that belongs
+  to that span. The end is never smaller than that of any node in the span: an insertion raises it before it links the node, a removal
   lowers it after it has unlinked the node. So a reader may visit too much, never too little.
 - A removed node keeps its own links: a reader that stands on it walks on into the list.
 - To replace a node, insert the successor first, with a begin that is not greater: it then lies behind its predecessor in the order
@@ -34,16 +35,15 @@ _NONE = -(2**62)
 class Node(Generic[V]):
     """One handle in the list; identity is the node itself."""
 
-    __slots__ = ("begin", "end", "following", "key", "reach", "value")
+    __slots__ = ("begin", "end", "key", "links", "value")
 
     def __init__(self, key: tuple[int, int], begin: int, end: int, value: V | None, level: int) -> None:
         self.key = key
         self.begin = begin
         self.end = end
         self.value = value
-        self.following: list[Node[V] | None] = [None] * level
-        # reach[i]: greatest end of the nodes in (self, following[i]]
-        self.reach: list[int] = [_NONE] * level
+        # links[i]: (following, greatest end of the nodes in (self, following])
+        self.links: list[tuple[Node[V] | None, int]] = [(None, _NONE)] * level
 
 
 class TimeRangeSkipList(Generic[V]):
@@ -60,10 +60,10 @@ class TimeRangeSkipList(Generic[V]):
         return self._count
 
     def __iter__(self) -> Iterator[Node[V]]:
-        node = self._head.following[0]
+        node, _ = self._head.links[0]
         while node is not None:
             yield node
-            node = node.following[0]
+            node, _ = node.links[0]
 
     def insert(self, begin: int, end: int, value: V) -> Node[V]:
         """Add `value` for the inclusive interval [begin, end] and return its node. Raises `ValueError` where begin > end."""
@@ -76,12 +76,12 @@ class TimeRangeSkipList(Generic[V]):
             node: Node[V] = Node((-begin, next(self._ages)), begin, end, value, level)
             path = self._path(node.key)
             for i in range(_MAX_LEVEL):
-                path[i].reach[i] = max(path[i].reach[i], end)
+                following, reach = path[i].links[i]
+                path[i].links[i] = (following, max(reach, end))
             for i in range(level):
-                node.following[i] = path[i].following[i]
-                node.reach[i] = path[i].reach[i]  # too great for now, never too small
+                node.links[i] = path[i].links[i]  # its reach is too great for now, never too small
             for i in range(level):
-                path[i].following[i] = node
+                path[i].links[i] = (node, path[i].links[i][1])
             for i in range(level):
                 self._measure(path[i], i)
                 self._measure(node, i)
@@ -92,11 +92,11 @@ class TimeRangeSkipList(Generic[V]):
         """Take `node` out. Raises `KeyError` where it isn't in the list."""
         with self._lock:
             path = self._path(node.key)
-            if path[0].following[0] is not node:
+            if path[0].links[0][0] is not node:
                 raise KeyError("the node is not in the list")
-            for i in reversed(range(len(node.following))):
-                path[i].reach[i] = max(path[i].reach[i], node.reach[i])
-                path[i].following[i] = node.following[i]
+            for i in reversed(range(len(node.links))):
+                following, reach = node.links[i]
+                path[i].links[i] = (following, max(path[i].links[i][1], reach))
             for i in range(_MAX_LEVEL):
                 self._measure(path[i], i)
             self._count -= 1
@@ -106,47 +106,43 @@ class TimeRangeSkipList(Generic[V]):
         node = self._head
         for i in reversed(range(_MAX_LEVEL)):
             # nodes that begin after `end` come first in the order: skip them
-            while (following := node.following[i]) is not None and following.begin > end:
+            while (following := node.links[i][0]) is not None and following.begin > end:
                 node = following
         yield from self._scan(node, begin, end)
 
     def _scan(self, node: Node[V], begin: int, end: int) -> Iterator[Node[V]]:
-        level = len(node.following) - 1
         while True:
             # the longest link from here that holds nothing of interest is followed at once
-            while level > 0 and node.reach[level] >= begin:
+            level = len(node.links) - 1
+            following, reach = node.links[level]
+            while level > 0 and reach >= begin:
                 level -= 1
-            following = node.following[level]
-            skipped = node.reach[level] < begin
+                following, reach = node.links[level]
             if following is None:
-                if skipped or level == 0:
-                    return
-                level -= 1
-                continue
+                return
             node = following
-            if not skipped and begin <= node.end and node.begin <= end:
+            if reach >= begin and begin <= node.end and node.begin <= end:
                 yield node
-            level = len(node.following) - 1
 
     def _path(self, key: tuple[int, int]) -> list[Node[V]]:
         """Return, for each level, the last node before `key`."""
         path = [self._head] * _MAX_LEVEL
         node = self._head
         for i in reversed(range(_MAX_LEVEL)):
-            while (following := node.following[i]) is not None and following.key < key:
+            while (following := node.links[i][0]) is not None and following.key < key:
                 node = following
             path[i] = node
         return path
 
     def _measure(self, node: Node[V], level: int) -> None:
-        """Set `reach` of one link from the level below."""
-        target = node.following[level]
+        """Set the reach of one link from the level below."""
+        target, _ = node.links[level]
         if level == 0:
-            node.reach[0] = target.end if target is not None else _NONE
+            node.links[0] = (target, target.end if target is not None else _NONE)
             return
         greatest = _NONE
         step: Node[V] | None = node
         while step is not None and step is not target:
-            greatest = max(greatest, step.reach[level - 1])
-            step = step.following[level - 1]
-        node.reach[level] = greatest
+            step, reach = step.links[level - 1]
+            greatest = max(greatest, reach)
+        node.links[level] = (target, greatest)

@@ -174,7 +174,7 @@ class UnsealedFile:
         fresh = [(topic_id, name) for topic_id, name in names if topic_id not in self.topics]
         batch = self.table.prepare(columns["key_hash"], seconds * 1000, columns)
         assert self._descriptor is not None and self._journal_descriptor is not None
-        data = batch.entries.tobytes()
+        data = memoryview(batch.entries.view(np.uint8))  # type: ignore[arg-type]
         low, high = (int(seconds.min()), int(seconds.max())) if len(seconds) else (0, 0)
         record = BatchRecord(batch.first, len(batch), zlib.crc32(data), low, high, batch.end_ms)
         log = encode_batch(record, positions, fresh)

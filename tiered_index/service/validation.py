@@ -6,6 +6,7 @@ Limits: topic 1..1,024 and key 1..32,767 UTF-16 code units (a topic not only of 
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -203,9 +204,27 @@ def _text(name: str, values: Any) -> Any:
     return array.cast(pa.large_string())
 
 
+def _dictionary(values: Any) -> Any:
+    """Return a dictionary-encoded column as one array with distinct values, or None for any other column."""
+    if isinstance(values, pa.ChunkedArray) and values.num_chunks == 1:
+        values = values.chunk(0)
+    if not isinstance(values, pa.DictionaryArray) or values.null_count or values.dictionary.null_count:
+        return None
+    kind = values.type.value_type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)) or len(values.dictionary.unique()) != len(values.dictionary):
+        return None
+    return values
+
+
 def _topics(values: Any) -> tuple[npt.NDArray[Any], list[str]]:
-    text = _text("topic", values)
-    if isinstance(text, list | tuple):
+    encoded = _dictionary(values)
+    if encoded is not None:
+        index, distinct = encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
+        used = np.bincount(index, minlength=len(distinct)) > 0
+        if not used.all():  # names that no row has are nobody's business
+            index = (np.cumsum(used) - 1)[index]
+            distinct = list(itertools.compress(distinct, used))
+    elif isinstance(text := _text("topic", values), list | tuple):
         place = {topic: i for i, topic in enumerate(dict.fromkeys(text))}
         index = np.array([place[topic] for topic in text], np.int32)
         distinct = list(place)
@@ -224,7 +243,9 @@ def _number(name: str, values: Any) -> npt.NDArray[np.int64]:
     limit = _LIMITS[name]
     if numbers.dtype == np.uint64 and len(numbers) and int(numbers.max()) > limit:
         raise InvalidArgument(f"{name} {int(numbers.max())} is outside 0..{limit}")
-    signed = numbers.astype(np.int64)
+    signed = numbers.astype(np.int64, copy=False)
+    if len(signed) and signed.min() >= 0 and signed.max() <= limit:
+        return signed
     if len(signed) and (bad := np.flatnonzero((signed < 0) | (signed > limit))).size:
         row = int(bad[0])
         raise InvalidArgument(f"{name} {int(signed[row])} in row {row} is outside 0..{limit}")
