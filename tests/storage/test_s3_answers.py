@@ -58,6 +58,7 @@ def s3(running: tuple[ScriptedServer, S3Storage], scripted: ScriptedServer, wait
 WRONG_RANGES = {
     "200 with the whole object": Answer(200, DATA),
     "200 with just the range": Answer(200, DATA[10:30]),
+    "200 with the range and its Content-Range": Answer(200, DATA[10:30], {"Content-Range": "bytes 10-29/1024"}),
     "no Content-Range": Answer(206, DATA[10:30]),
     "a Content-Range that is none": Answer(206, DATA[10:30], {"Content-Range": "bytes all of them"}),
     "another start": part(DATA, 11, 31),
@@ -145,6 +146,15 @@ def test_an_empty_objects_suffix_is_told_by_a_head(s3: S3Storage, scripted: Scri
     scripted.script = lambda request: error(416, "InvalidRange") if request.method == "GET" else head
     assert s3.get_suffix("object", 20) == (b"", 0)
     assert [request.method for request in scripted.requests] == ["GET", "HEAD"]
+
+
+def test_an_empty_object_that_is_replaced_meanwhile_is_read_again(s3: S3Storage, scripted: ScriptedServer) -> None:
+    head = Answer(200, DATA, {"Last-Modified": "Mon, 02 Nov 2026 10:00:00 GMT"})
+    scripted.answers(error(416, "InvalidRange"), head, part(DATA, 1004, 1024))
+    assert s3.get_suffix("object", 20) == (DATA[-20:], 1024)
+    scripted.script = lambda request: error(416, "InvalidRange") if request.method == "GET" else head
+    with pytest.raises(StorageUnavailable, match="3 attempts"):
+        s3.get_suffix("object", 20)
 
 
 def test_put_if_absent_sends_the_condition_and_reads_412(s3: S3Storage, scripted: ScriptedServer) -> None:

@@ -88,6 +88,8 @@ def test_amazons_own_endpoint_keeps_botocores_style(monkeypatch: pytest.MonkeyPa
         ("file:///dir#part", "fragment"),
         ("s3://", "bucket"),
         ("s3:///prefix", "bucket"),
+        ("s3://key:secret@bucket", "no credentials"),
+        ("s3://bucket?endpoint_url=http://key:secret@host", "must not hold credentials"),
         ("s3://bucket/a//b", "a//b"),
         ("s3://bucket/../b", r"\.\."),
         ("s3://bucket/p?regoin=x", "'regoin'"),
