@@ -132,12 +132,13 @@ class WriteBuffer:
 
     def append_rows(self, rows: list[Row], size_bytes: int, source: str | None, position: int | None) -> None:
         """Add the entries of one message. Raises `BackPressure`; then nothing was added."""
+        count = len(rows)
         with self._lock:
-            self._admit(len(rows), size_bytes)
+            self._admit(count, size_bytes)
             chunk = self._open
             assert chunk._rows is not None
-            chunk._rows.extend(rows)
-            chunk.count += len(rows)
+            chunk._rows += rows
+            chunk.count += count
             chunk.size_bytes += size_bytes
             if source is not None and position is not None:
                 chunk.positions[source] = max(position, chunk.positions.get(source, position))

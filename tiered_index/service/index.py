@@ -26,7 +26,7 @@ from tiered_index.service.opening import open_parts
 from tiered_index.service.query import LOG_RETRIES, check_lost
 from tiered_index.service.rows import Question
 from tiered_index.service.unsealed_file import UnsealedFile
-from tiered_index.service.validation import batch_columns, check_keys, check_number, check_position, message_row
+from tiered_index.service.validation import batch_columns, check_keys, check_number, check_position, is_plain, message_row
 from tiered_index.service.workers import Worker
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
@@ -117,7 +117,15 @@ class IndexService:
         `extra` are the schema's further columns by name. The call is accepted whole or refused whole and never waits for a disk:
         `InvalidArgument` (fix it), `BackPressure` (slow down and repeat it).
         """
-        self._check_writable()
+        if self._closed or self._session.fenced is not None:
+            self._check_writable()
+        if topic_id is None and source is None and source_position is None and not extra:
+            known = self._topics.assigned(topic)
+            if known is not None and is_plain(keys, queue_id, offset, size, timestamp_ms) and not self._schema.caller_columns:
+                # the common call, checked by the same rules in fewer steps
+                row = (topic, keys, known, queue_id, offset, size, timestamp_ms // 1000)
+                self._buffer.append_rows([row], _ROW_BYTES + len(keys), None, None)  # type: ignore[arg-type]
+                return 1
         checked = check_keys(keys)
         topic, queue_id, offset, size, second, more = message_row(topic, queue_id, offset, size, timestamp_ms, extra, self._schema)
         source, source_position = check_position(source, source_position)

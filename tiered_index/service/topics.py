@@ -31,6 +31,10 @@ class TopicTable:
         self._ids: dict[str, frozenset[int]] = {}
         self._assigned: dict[str, int] = {}
 
+    def assigned(self, topic: object) -> int | None:
+        """Return the id that `assign` gave to a topic before, or None."""
+        return self._assigned.get(topic) if type(topic) is str else None
+
     def assign(self, topic: str) -> int:
         """Return the assigned id of `topic`; two names with one CRC get neighbouring ids."""
         known = self._assigned.get(topic)

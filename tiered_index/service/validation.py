@@ -22,7 +22,7 @@ from tiered_index.service.buffer import Columns, hash_columns
 from tiered_index.service.topics import TopicTable
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
 
-__all__ = ["batch_columns", "check_key", "check_keys", "check_number", "check_position", "check_topic", "message_row"]
+__all__ = ["batch_columns", "check_key", "check_keys", "check_number", "check_position", "check_topic", "is_plain", "message_row"]
 
 _LIMITS = {"queue_id": 2**31 - 1, "offset": 2**63 - 1, "size": 2**31 - 1, "timestamp_ms": MAX_TIMESTAMP_MS, "topic_id": 2**31 - 1}
 _BATCH_NUMBERS = ("queue_id", "offset", "size", "timestamp_ms")
@@ -75,6 +75,22 @@ def check_number(name: str, value: Any) -> int:
     if not 0 <= number <= _LIMITS[name]:
         raise InvalidArgument(f"{name} {number} is outside 0..{_LIMITS[name]}")
     return number
+
+
+def is_plain(keys: object, queue_id: object, offset: object, size: object, timestamp_ms: object) -> bool:
+    """Return whether a message is certainly valid: one key of moderate length and plain integers in range. False decides nothing."""
+    return (
+        type(keys) is str
+        and 0 < len(keys) <= MAX_KEY_UNITS // 2  # each character has at most two code units
+        and type(queue_id) is int
+        and type(offset) is int
+        and type(size) is int
+        and type(timestamp_ms) is int
+        and 0 <= queue_id < 2**31
+        and 0 <= offset < 2**63
+        and 0 <= size < 2**31
+        and 0 <= timestamp_ms <= MAX_TIMESTAMP_MS
+    )
 
 
 def check_position(source: object, position: object) -> tuple[str | None, int | None]:
