@@ -1,0 +1,119 @@
+"""Look-ups of the demo: which keys are asked for, and whether every answer is the expected one.
+
+Questions are a seeded mix: any key over all time, keys in the newest window, late messages in their own minute, keys that nobody has; and
+the most frequent key page by page to its end. One thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tiered_index.testing.reference import Answer, ReferenceAnswers
+from tiered_index.testing.workload import TOPICS, Workload
+from tiered_index.types import QueryResult
+
+__all__ = ["Lookups", "Measured", "Question", "questions_of"]
+
+_MAX_COUNT = 256
+_MINUTE_MS = 60_000
+
+Query = Callable[..., QueryResult]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One lookup; a bound of None is open."""
+
+    topic: str
+    key: str
+    begin_ms: int | None = None
+    end_ms: int | None = None
+
+
+@dataclass
+class Measured:
+    """What the look-ups at one place came to; `files` counts the index's files by state. A page of the paged key counts as a lookup."""
+
+    place: str
+    files: dict[str, int] = field(default_factory=dict)
+    latencies_ms: list[float] = field(default_factory=list)
+    answers: int = 0
+    requests: int = 0
+    bytes: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures JSON-ready."""
+        count = len(self.latencies_ms)
+        return {
+            "place": self.place, "files": self.files, "lookups": count, "answers": self.answers, "wrong": len(self.wrong),
+            "p50_ms": round(float(np.percentile(self.latencies_ms, 50)), 3),
+            "p99_ms": round(float(np.percentile(self.latencies_ms, 99)), 3),
+            "requests_per_lookup": round(self.requests / count, 2), "bytes_per_lookup": round(self.bytes / count),
+        }  # fmt: skip
+
+
+def questions_of(workload: Workload, tail_start: int, count: int, seed: int) -> list[Question]:
+    """Return `count` questions; `tail_start` is the message from which on the stream is its newest part."""
+    rng = np.random.default_rng(seed)
+    newest_ms = int(np.median(workload.timestamp_ms[tail_start:]))
+    late = np.flatnonzero(workload.late[workload.entry_message])
+    questions = []
+    for kind in rng.choice(4, count, p=(0.4, 0.3, 0.2, 0.1)):
+        if kind == 3 or (kind == 2 and not len(late)):
+            questions.append(Question(TOPICS[rng.integers(len(TOPICS))], f"absent-{rng.integers(1 << 40)}"))
+            continue
+        low = int(np.searchsorted(workload.entry_message, tail_start)) if kind == 1 else 0
+        entry = int(rng.choice(late)) if kind == 2 else int(rng.integers(low, workload.entries))
+        message = int(workload.entry_message[entry])
+        topic, key = TOPICS[workload.topic[message]], workload.keys[workload.entry_key[entry]]
+        stored_ms = int(workload.timestamp_ms[message])
+        bounds = {1: (newest_ms, None), 2: (max(0, stored_ms - _MINUTE_MS), stored_ms + _MINUTE_MS)}.get(int(kind), (None, None))
+        questions.append(Question(topic, key, *bounds))
+    return questions
+
+
+@dataclass
+class Lookups:
+    """Asks and compares; `done` has a `Measured` a place."""
+
+    reference: ReferenceAnswers
+    done: list[Measured] = field(default_factory=list)
+
+    def ask(
+        self, place: str, files: dict[str, int], query: Query, questions: list[Question], *, paged: Question | None = None, page: int = 1000
+    ) -> Measured:
+        """Ask every question once, and `paged` page by page to its end."""
+        measured = Measured(place, files)
+        for question in questions:
+            self._ask(measured, query, question, _MAX_COUNT, one_page=True)
+        if paged is not None:
+            self._ask(measured, query, paged, page, one_page=False)
+        self.done.append(measured)
+        return measured
+
+    def _ask(self, measured: Measured, query: Query, question: Question, max_count: int, *, one_page: bool) -> None:
+        expected = self.reference.answer(question.topic, question.key, question.begin_ms, question.end_ms)
+        found: Answer = []
+        cursor: str | None = None
+        while True:
+            started_s = time.perf_counter()
+            result = query(question.topic, question.key, question.begin_ms, question.end_ms, max_count, cursor)
+            measured.latencies_ms.append((time.perf_counter() - started_s) * 1000)
+            measured.answers += len(result)
+            measured.requests += result.explain.requests
+            measured.bytes += result.explain.bytes
+            found += [(item.timestamp_ms, item.queue_id, item.offset, item.size) for item in result]
+            cursor = result.cursor
+            if one_page or cursor is None:
+                break
+        right = found == (expected[:max_count] if one_page and result.status == "truncated" else expected)
+        # a cut answer must be full, and say that it is cut
+        if not right or result.status == "partial" or (result.status == "truncated" and len(result) < max_count):
+            text = f"{question}: {len(found)} answers ({result.status}), {len(expected)} expected"
+            measured.wrong.append(text)

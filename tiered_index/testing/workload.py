@@ -1,0 +1,141 @@
+"""A stream of messages as a shop's message log has it: Zipf keys, days with a rhythm, several topics and queues, some messages late.
+
+Everything follows from the seed. Times rise but for the late ones, whose store time lies up to hours before their neighbours'. Offsets
+count by topic and queue. A message carries one key of the Zipf family, every fifth one a customer's key beside it.
+Memory: about 100 bytes a message. Immutable once made; share it between threads freely.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+__all__ = ["TOPICS", "Workload"]
+
+TOPICS = ("orders", "payments", "shipments", "logins")
+QUEUES = 4
+BEGIN_MS = 1_699_920_000_000
+"""2023-11-14T00:00:00Z."""
+_DAY_MS = 86_400_000
+_TOPIC_SHARES = (0.5, 0.25, 0.15, 0.1)
+_ZIPF_EXPONENT = 0.9
+_LATE_SHARE = 0.01
+_LATE_MEAN_MS = 2 * 3_600_000
+_CUSTOMER_SHARE = 0.2
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """n messages and m entries: arrays of length n, and for each entry its message (`entry_message`, rising) and its key (`entry_key`)."""
+
+    topic: Array
+    queue_id: Array
+    offset: Array
+    size: Array
+    timestamp_ms: Array
+    late: Array
+    entry_message: Array
+    entry_key: Array
+    keys: tuple[str, ...]
+
+    @classmethod
+    def generate(cls, messages: int, *, days: int = 3, seed: int = 1) -> Workload:
+        """Return `messages` messages over `days` days. Key 0 is the most frequent one."""
+        rng = np.random.default_rng(seed)
+        topic = rng.choice(len(TOPICS), messages, p=_TOPIC_SHARES).astype(np.int8)
+        queue_id = rng.integers(0, QUEUES, messages, dtype=np.int32)
+        timestamp_ms = _times(rng, messages, days)
+        late = rng.random(messages) < _LATE_SHARE
+        delay_ms = rng.exponential(_LATE_MEAN_MS, messages).astype(np.int64)
+        timestamp_ms = np.where(late, np.maximum(timestamp_ms - delay_ms, BEGIN_MS), timestamp_ms)
+        orders, customers = max(100, messages // 10), max(20, messages // 50)
+        first = _zipf(rng, messages, orders)
+        has_customer = rng.random(messages) < _CUSTOMER_SHARE
+        counts = 1 + has_customer.astype(np.int64)
+        entry_message = np.repeat(np.arange(messages), counts)
+        entry_key = np.repeat(first, counts)
+        second = np.flatnonzero(np.diff(entry_message, prepend=-1) == 0)
+        entry_key[second] = orders + rng.integers(0, customers, len(second))
+        keys = tuple(f"order-{i:07d}" for i in range(orders)) + tuple(f"customer-{i:06d}" for i in range(customers))
+        return cls(
+            topic, queue_id, _offsets(topic.astype(np.int64) * QUEUES + queue_id), rng.integers(100, 4000, messages, dtype=np.int32),
+            timestamp_ms, late, entry_message, entry_key, keys,
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.topic)
+
+    @property
+    def entries(self) -> int:
+        """How many entries the messages make."""
+        return len(self.entry_key)
+
+    def write_parquet(self, path: Path, start: int, stop: int, *, group_rows: int = 250_000) -> None:
+        """Write messages [start, stop) as `tiered-index ingest` reads them, keys as lists."""
+        writer: Any = None
+        try:
+            for first in range(start, stop, group_rows):
+                table = pa.Table.from_batches([self._messages(first, min(first + group_rows, stop))])
+                writer = writer or pq.ParquetWriter(path, table.schema)
+                writer.write_table(table)
+        finally:
+            if writer is not None:
+                writer.close()
+
+    def entry_batch(self, start: int, stop: int) -> pa.RecordBatch:
+        """Return the entries of messages [start, stop) as `IndexService.put_batch` takes them."""
+        low, high = np.searchsorted(self.entry_message, (start, stop))
+        of = self.entry_message[low:high]
+        return pa.record_batch({**self._columns(of), "key": self._text(self.entry_key[low:high])})
+
+    def _messages(self, start: int, stop: int) -> pa.RecordBatch:
+        low, high = np.searchsorted(self.entry_message, (start, stop))
+        ends = np.searchsorted(self.entry_message[low:high], np.arange(start, stop + 1)).astype(np.int32)
+        lists = pa.ListArray.from_arrays(pa.array(ends), self._text(self.entry_key[low:high]))
+        return pa.record_batch({**self._columns(np.arange(start, stop)), "keys": lists})
+
+    def _columns(self, of: Array) -> dict[str, Any]:
+        names = pa.array(TOPICS)
+        return {
+            "topic": pa.DictionaryArray.from_arrays(pa.array(self.topic[of]), names),
+            "queue_id": self.queue_id[of],
+            "offset": self.offset[of],
+            "size": self.size[of],
+            "timestamp_ms": self.timestamp_ms[of],
+        }
+
+    def _text(self, ids: Array) -> pa.Array:
+        return pa.array(self.keys).take(pa.array(ids))
+
+
+def _times(rng: np.random.Generator, count: int, days: int) -> Array:
+    """Return rising times whose rate swings by the day between a fifth and nearly twice the mean."""
+    span_ms = days * _DAY_MS
+    even = np.sort(rng.random(count))
+    # t + a sin(t) rises where a < 1, and its derivative is the inverse of the rate
+    turns = 2 * np.pi * days
+    return (BEGIN_MS + span_ms * (even + 0.8 * np.sin(turns * even) / turns)).astype(np.int64)
+
+
+def _zipf(rng: np.random.Generator, count: int, keys: int) -> Array:
+    """Return keys 0..keys-1, key r with probability proportional to (r + 1) ** -exponent."""
+    weights = np.cumsum(np.arange(1, keys + 1, dtype=np.float64) ** -_ZIPF_EXPONENT)
+    keys_drawn: Array = np.searchsorted(weights, rng.random(count) * weights[-1]).clip(max=keys - 1)
+    return keys_drawn
+
+
+def _offsets(group: Array) -> Array:
+    """Return each message's number within its group, counted from 0 in order."""
+    order = np.argsort(group, kind="stable")
+    starts = np.searchsorted(group[order], group[order])
+    offsets = np.empty(len(group), np.int64)
+    offsets[order] = np.arange(len(group)) - starts
+    return offsets
