@@ -38,8 +38,9 @@ class World:
         self.durable_position: int | None = None
 
     def open(self, disk: Disk | None = None, storage: Storage | None = None, **settings: object) -> IndexService:
+        chosen = {"root": self.root, **self.settings, **settings}
         self.service = IndexService.open(
-            root=self.root, storage_backend=storage or self.storage, clock=self.clock, disk=disk or FaultDisk(), **(self.settings | settings)
+            storage_backend=storage or self.storage, clock=self.clock, disk=disk or FaultDisk(), **chosen
         )
         return self.service
 

@@ -1,0 +1,242 @@
+"""`TimeRangeSkipList` against a sorted list, and under threads: a scan never misses a handle that was there all along."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sortedcontainers import SortedKeyList
+
+from tiered_index.service import skiplist
+from tiered_index.service.skiplist import TimeRangeSkipList
+
+_BOUND = st.integers(-8, 8)
+_STEP = st.one_of(
+    st.tuples(st.just("insert"), _BOUND, st.integers(0, 12)),
+    st.tuples(st.just("remove"), st.integers(0, 10**6), st.just(0)),
+    st.tuples(st.just("replace"), st.integers(0, 10**6), st.integers(0, 5)),
+    st.tuples(st.just("scan"), _BOUND, st.integers(0, 12)),
+)
+
+
+class _Oracle:
+    """All nodes in order of begin descending, then age."""
+
+    def __init__(self) -> None:
+        self.rows = SortedKeyList(key=lambda row: (-row[0], row[2]))
+        self.age = 0
+
+    def insert(self, begin, end, node):
+        self.rows.add((begin, end, self.age, node))
+        self.age += 1
+
+    def overlapping(self, begin, end):
+        return [node for low, high, _, node in self.rows if low <= end and high >= begin]
+
+
+@settings(max_examples=150)
+@given(st.lists(_STEP, max_size=60), st.integers(0, 2**32))
+def test_it_yields_what_a_sorted_list_yields(steps, seed):
+    tested, oracle = TimeRangeSkipList(random.Random(seed)), _Oracle()
+    for kind, first, second in steps:
+        if kind == "insert":
+            oracle.insert(first, first + second, tested.insert(first, first + second, object()))
+        elif kind == "scan":
+            assert list(tested.overlapping(first, first + second)) == oracle.overlapping(first, first + second)
+        elif oracle.rows:
+            begin, end, age, node = oracle.rows[first % len(oracle.rows)]
+            if kind == "replace":
+                oracle.insert(begin - second, end + second, tested.insert(begin - second, end + second, node.value))
+            oracle.rows.remove((begin, end, age, node))
+            tested.remove(node)
+        assert len(tested) == len(oracle.rows)
+        assert list(tested) == [row[3] for row in oracle.rows]
+        check_reach(tested)
+    for low in range(-9, 22, 3):
+        for high in range(low, 22, 3):
+            assert list(tested.overlapping(low, high)) == oracle.overlapping(low, high)
+
+
+def check_reach(tested):
+    """At rest every link says exactly the greatest end it passes over."""
+    for node in [tested._head, *tested]:
+        for level in range(len(node.links)):
+            target, reach = node.links[level]
+            ends, step = [], node.links[0][0]
+            while step is not None:
+                ends.append(step.end)
+                if step is target:
+                    break
+                step = step.links[0][0]
+            assert reach == max(ends, default=reach)
+
+
+def test_a_node_is_removed_once_and_an_interval_does_not_end_before_it_begins():
+    tested = TimeRangeSkipList()
+    node = tested.insert(1, 2, "x")
+    tested.remove(node)
+    with pytest.raises(KeyError):
+        tested.remove(node)
+    with pytest.raises(ValueError, match="ends before it begins"):
+        tested.insert(2, 1, "x")
+    assert len(tested) == 0
+    assert list(tested.overlapping(-100, 100)) == []
+
+
+class _Interleaving:
+    """Runs one call and, at its n-th bytecode inside the list's module, something else: every place a thread could be switched at."""
+
+    def __init__(self, at, other):
+        self.at, self.other, self.count = at, other, 0
+
+    def run(self, call):
+        before = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            return call()
+        finally:
+            sys.settrace(before)
+
+    def _enter(self, frame, event, arg):
+        if not frame.f_code.co_filename.endswith("service/skiplist.py"):
+            return None
+        frame.f_trace_opcodes = True
+        return self._step
+
+    def _step(self, frame, event, arg):
+        if event == "opcode":
+            self.count += 1
+            if self.count == self.at:
+                self.other()
+        return self._step
+
+
+@pytest.fixture
+def few_levels(monkeypatch):
+    monkeypatch.setattr(skiplist, "_MAX_LEVEL", 3)  # fewer bytecodes to go through
+
+
+def _small_list(seed):
+    """Steady handles among passing ones, and a choice of them to change."""
+    rng = random.Random(seed)
+    tested, steady, passing = TimeRangeSkipList(random.Random(seed)), {}, []
+    for i in range(9):
+        begin = rng.randrange(12)
+        end = begin + rng.choice((0, 1, 30))
+        node = tested.insert(begin, end, i)
+        if rng.random() < 0.6:
+            steady[i] = (begin, end)
+            keep = node
+        else:
+            passing.append(node)
+    return tested, steady, passing, keep, rng
+
+
+def _changes(tested, passing, steady_node, rng):
+    begin = rng.randrange(12)
+    end = begin + rng.choice((0, 1, 30))
+    leaving = rng.choice(passing) if passing else None
+
+    def replace():
+        tested.insert(steady_node.begin, steady_node.end, steady_node.value)
+        tested.remove(steady_node)
+
+    yield lambda: tested.insert(begin, end, "new")
+    if leaving is not None:
+        yield lambda: tested.remove(leaving)
+    yield replace
+
+
+def _missed(nodes, steady, low, high):
+    return {i for i, (begin, end) in steady.items() if begin <= high and end >= low} - {node.value for node in nodes}
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_change_at_any_bytecode_of_a_scan_hides_nothing(few_levels, seed):
+    for change in range(3):
+        at, done = 1, False
+        while not done:
+            tested, steady, passing, keep, rng = _small_list(seed)
+            changes = list(_changes(tested, passing, keep, rng))
+            low = rng.choice((0, 5, 13, 25))
+            high = low + rng.choice((0, 3, 20))
+            race = _Interleaving(at, changes[change % len(changes)])
+            nodes = race.run(lambda: list(tested.overlapping(low, high)))  # noqa: B023 - called at once
+            assert not _missed(nodes, steady, low, high), f"change {change} at bytecode {at}"
+            done, at = race.count < at, at + 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_scan_at_any_bytecode_of_a_change_misses_nothing(few_levels, seed):
+    for change in range(3):
+        at, done = 1, False
+        while not done:
+            tested, steady, passing, keep, rng = _small_list(seed)
+            changes = list(_changes(tested, passing, keep, rng))
+            seen = []
+            race = _Interleaving(at, lambda: seen.extend((low, list(tested.overlapping(low, low + 2))) for low in (0, 6, 13, 30)))  # noqa: B023
+            race.run(changes[change % len(changes)])
+            for low, nodes in seen:
+                assert not _missed(nodes, steady, low, low + 2), f"change {change} at bytecode {at}"
+            done, at = race.count < at, at + 7
+
+
+@pytest.fixture
+def eager_switches():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_concurrent_scan_misses_nothing_that_was_there_all_along(eager_switches, seed):
+    """Steady handles stay, others come and go between them, and some steady ones are replaced, successor first."""
+    rng = random.Random(seed)
+    tested = TimeRangeSkipList(random.Random(seed))
+    steady = {f"steady-{i}": (begin, begin + rng.choice((0, 1, 60))) for i, begin in enumerate(range(0, 60, 3))}
+    nodes = {name: tested.insert(begin, end, name) for name, (begin, end) in steady.items()}
+    stop, failures = threading.Event(), []
+
+    def churn(number):
+        mine = random.Random(1000 * seed + number)
+        present = []
+        while not stop.is_set():
+            if len(present) < 12 and mine.random() < 0.6:
+                begin = mine.randrange(60)
+                present.append(tested.insert(begin, begin + mine.choice((0, 2, 90)), "passing"))
+            elif present:
+                tested.remove(present.pop(mine.randrange(len(present))))
+
+    def replace():
+        mine = random.Random(seed + 77)
+        while not stop.is_set():
+            name = mine.choice(list(nodes))
+            old = nodes[name]
+            nodes[name] = tested.insert(old.begin, old.end, name)
+            tested.remove(old)
+
+    def scan(number):
+        mine = random.Random(500 * seed + number)
+        for _ in range(1200):
+            low = mine.randrange(0, 125)
+            high = low + mine.choice((0, 1, 5, 100))
+            seen = {node.value for node in tested.overlapping(low, high)}
+            missed = {name for name, (begin, end) in steady.items() if begin <= high and end >= low} - seen
+            if missed:
+                failures.append((low, high, missed))
+
+    writers = [threading.Thread(target=churn, args=(n,)) for n in range(2)] + [threading.Thread(target=replace)]
+    readers = [threading.Thread(target=scan, args=(n,)) for n in range(2)]
+    for thread in (*writers, *readers):
+        thread.start()
+    for thread in readers:
+        thread.join()
+    stop.set()
+    for thread in writers:
+        thread.join()
+    assert not failures, failures[:3]
