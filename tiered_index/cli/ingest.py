@@ -25,6 +25,8 @@ from tiered_index.service.index import IndexService
 __all__ = ["Intake", "ingest"]
 
 _PAUSE_S = 0.2
+_FLUSH_ENTRIES = 250_000
+# positions become durable by the flush, so this bounds what a crash makes the next run put again
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Intake:
     entries: int = 0
     skipped: int = 0
     position: int = 0
+    _unflushed: int = 0
 
     def take(self, batch: Batch) -> None:
         """Put one batch. Raises `InvalidArgument` at a bad message; what lies before it is taken, nothing behind it."""
@@ -80,7 +83,7 @@ class Intake:
         waiting_since: float | None = None
         while True:
             try:
-                self.entries += self.index.put_batch(columns, self.name, end)
+                put = self.index.put_batch(columns, self.name, end)
             except BackPressure:
                 waiting_since = waiting_since or time.monotonic()
                 if time.monotonic() - waiting_since > self.patience_s:
@@ -88,13 +91,24 @@ class Intake:
                 self._make_room()
             else:
                 self.position = end
-                return
+                self.entries += put
+                self._unflushed += put
+                break
+        if self._unflushed >= _FLUSH_ENTRIES:
+            self._flush()
 
     def _make_room(self) -> None:
+        if not self._flush():
+            time.sleep(_PAUSE_S)
+
+    def _flush(self) -> bool:
+        """Return whether the buffer is empty now. At the disk's bound it isn't: only the life cycle's own threads can help there."""
         try:
             self.index.flush()
-        except BackPressure:  # the disk is at its bound: only the life cycle can help, and it has threads of its own
-            time.sleep(_PAUSE_S)
+        except BackPressure:
+            return False
+        self._unflushed = 0
+        return True
 
 
 @command
