@@ -6,6 +6,7 @@ MurmurHash3's 32-bit mix, is the fingerprint. Pure functions, safe under threads
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,8 @@ __all__ = ["CodeUnits", "code_units", "fingerprint", "hash_batch", "java_string_
 _JAVA = 31
 _FINGERPRINT = 0x9E3779B1
 # odd, and 1 modulo 4: all but one bit of it are independent of a polynomial in 31
+_SHORT = 256
+# code units of one string hashed at a time, outside of batches
 _BLOCK = 1 << 16
 # code units hashed at a time; the tables of powers stay within the cache
 
@@ -43,11 +46,27 @@ class CodeUnits:
         return np.diff(self.offsets)
 
 
+@cache
+def _falling_powers(multiplier: int) -> tuple[int, ...]:
+    """Return multiplier**j modulo 2**32 for j from 255 down to 0."""
+    return tuple(pow(multiplier, j, 1 << 32) for j in range(_SHORT - 1, -1, -1))
+
+
+def _hash_one(text: str, multiplier: int) -> int:
+    """Return the polynomial of one string modulo 2**32."""
+    units = memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H")
+    powers = _falling_powers(multiplier)
+    value = 0
+    for start in range(0, len(units), _SHORT):
+        part = units[start : start + _SHORT]
+        value = value * pow(multiplier, len(part), 1 << 32) + sum(map(operator.mul, part, powers[_SHORT - len(part) :]))
+        value &= 0xFFFFFFFF
+    return value
+
+
 def java_string_hash(text: str) -> int:
     """Return `String.hashCode()` of `text`, a signed 32-bit number."""
-    value = 0
-    for unit in memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H"):
-        value = (value * _JAVA + unit) & 0xFFFFFFFF
+    value = _hash_one(text, _JAVA)
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
@@ -59,9 +78,7 @@ def key_hash(topic: str, key: str) -> int:
 
 def fingerprint(topic: str, key: str) -> int:
     """Return the 32-bit fingerprint of topic#key (SPEC.md section 5 has test vectors)."""
-    value = 0
-    for unit in memoryview(f"{topic}#{key}".encode("utf-16-le", "surrogatepass")).cast("H"):
-        value = (value * _FINGERPRINT + unit) & 0xFFFFFFFF
+    value = _hash_one(f"{topic}#{key}", _FINGERPRINT)
     value ^= value >> 16
     value = (value * 0x85EBCA6B) & 0xFFFFFFFF
     value ^= value >> 13

@@ -28,6 +28,8 @@ from tiered_index.types import MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem,
 
 __all__ = ["LOG_RETRIES", "AnswerBudget", "QueryEngine", "ask", "check_lost"]
 
+_NEVER_STORED = frozenset(("buffer", "unsealed", "compacted"))
+# places of which no byte lies in the storage, so nothing needs to be metered
 LOG_RETRIES = 100
 """How often a lookup is begun again because objects vanish; each time the log has moved on or one more object is known to be lost."""
 
@@ -96,6 +98,7 @@ class _Run:
     budget: AnswerBudget
     reports: list[FileReport] = field(default_factory=list)
     errors: list[tuple[FileReport, TieredIndexError]] = field(default_factory=list)
+    usages: list[Usage] = field(default_factory=list)
     stop: bool = False
 
 
@@ -140,12 +143,7 @@ class QueryEngine:
         started = time.perf_counter()
         question = ask(self._schema, topic, key, begin_ms, end_ms, max_count, cursor)
         run = _Run(question, AnswerBudget(self._schema, max_count))
-        if self._storage is None:
-            self._read(run, handles(question), allow_partial)
-            usage = Usage()
-        else:
-            with self._storage.measure() as usage:
-                self._read(run, handles(question), allow_partial)
+        self._read(run, handles(question), allow_partial)
         for _, error in run.errors:
             if isinstance(error, MissingObject) and error.name not in lost:
                 raise error
@@ -153,19 +151,21 @@ class QueryEngine:
             raise _error(run)
         rows, more = run.budget.answers()
         failed = tuple(report for report, _ in run.errors)
-        reports = sorted(run.reports, key=lambda r: (-r.end_ms, r.file))
+        reports = run.reports
+        if len(reports) > 1:
+            reports = sorted(reports, key=lambda r: (-r.end_ms, r.file))
         explain = Explain(
-            requests=usage.requests,
-            bytes=sum(report.bytes for report in reports),
-            cost_usd=usage.cost_usd,
+            requests=sum([report.requests for report in reports]),
+            bytes=sum([report.bytes for report in reports]),
+            cost_usd=sum([usage.cost_usd for usage in run.usages]),
             elapsed_ms=(time.perf_counter() - started) * 1000,
-            files_read=sum(report.outcome == "read" for report in reports),
-            files_skipped=sum(report.outcome.startswith("skipped") for report in reports),
+            files_read=sum([report.outcome == "read" for report in reports]),
+            files_skipped=sum([report.outcome.startswith("skipped") for report in reports]),
             files=tuple(reports),
         )
-        last = order_key(rows[-1], self._schema) if len(rows) else question.after
+        last = order_key(rows[-1], self._schema) if more else question.after
         return QueryResult(
-            items=tuple(self._make(topic, row) for row in rows),
+            items=tuple([self._make(topic, row) for row in rows.tolist()]),
             status="partial" if failed else "truncated" if more else "complete",
             cursor=_cursor(question, last) if more and last is not None else None,
             failed=failed,
@@ -173,7 +173,7 @@ class QueryEngine:
         )
 
     def _read(self, run: _Run, handles: Sequence[Handle], allow_partial: bool) -> None:
-        ordered = sorted(handles, key=lambda h: (-h.second_max, -h.sequence, h.file_id))
+        ordered = sorted(handles, key=lambda h: (-h.second_max, -h.sequence, h.file_id)) if len(handles) > 1 else handles
         waiting: set[Future[None]] = set()
         try:
             for handle in ordered:
@@ -212,12 +212,13 @@ class QueryEngine:
     def _search(self, run: _Run, handle: Handle) -> None:
         started = time.perf_counter()
         place = handle.place
-        usage = Usage()
+        usage: Usage | None = None
         try:
-            if handle.is_local or self._storage is None:
+            if place in _NEVER_STORED or self._storage is None:
                 rows = handle.search(run.question)
             else:
                 with self._storage.measure() as usage:
+                    run.usages.append(usage)
                     rows = handle.search(run.question)
         except TieredIndexError as error:
             report = _report(handle, "failed", place, started, usage, error=error)

@@ -18,7 +18,17 @@ from tiered_index.format.schema import Schema
 from tiered_index.format.unsealed import normal_hashes
 from tiered_index.types import IndexItem
 
-__all__ = ["OrderKey", "Question", "concatenate", "first_answers", "item_maker", "row_dtype", "rows_of_columns", "select_items"]
+__all__ = [
+    "OrderKey",
+    "Question",
+    "concatenate",
+    "first_answers",
+    "item_maker",
+    "row_dtype",
+    "rows_of_columns",
+    "select_few",
+    "select_items",
+]
 
 Array = npt.NDArray[Any]
 OrderKey = tuple[int, ...]
@@ -64,6 +74,23 @@ def select_items(items: Array, begin_s: int, question: Question, topic_ids: froz
             rows[name] = picked[name]
     rows["key_hash"] = question.key_hash
     return _in_question(rows, question, schema)
+
+
+def select_few(items: Array, begin_s: int, question: Question, topic_ids: frozenset[int] | None, schema: Schema) -> Array:
+    """Do as `select_items` for a handful of items whose hash is known to match; plain Python is the faster way then."""
+    columns = len(schema.extra)
+    fingerprint = 6 + [c.name for c in schema.extra].index("fingerprint") if schema.keyed else -1
+    kept = []
+    for values in items.tolist():
+        second = begin_s + values[5]
+        if (
+            question.second_min <= second <= question.second_max
+            and (topic_ids is None or values[1] in topic_ids)
+            and (fingerprint < 0 or values[fingerprint] == question.fingerprint)
+        ):
+            kept.append((second, question.key_hash, *values[1:5], *values[6 : 6 + columns]))
+    rows = np.array(kept, row_dtype(schema))
+    return _in_question(rows, question, schema) if question.after is not None else rows
 
 
 def rows_of_columns(columns: Mapping[str, Array], question: Question, topic_ids: frozenset[int], schema: Schema) -> Array:
@@ -132,20 +159,21 @@ def order_key(row: Any, schema: Schema) -> OrderKey:
     return tuple(int(row[name]) for name in ("second", "offset", "queue_id", *schema.identity_extra))
 
 
-def item_maker(schema: Schema, item_type: type[IndexItem]) -> Callable[[str, Any], IndexItem]:
-    """Return a function (topic, row) -> answer of `item_type`; the answer is a copy and refers to no file."""
+def item_maker(schema: Schema, item_type: type[IndexItem]) -> Callable[[str, tuple[Any, ...]], IndexItem]:
+    """Return a function (topic, row as a tuple) -> answer of `item_type`; the answer is a copy and refers to no file."""
     extra = [c.name for c in schema.extra]
 
-    def make(topic: str, row: Any) -> IndexItem:
+    def make(topic: str, row: tuple[Any, ...]) -> IndexItem:
+        second, key_hash, topic_id, queue_id, offset, size, *more = row
         return item_type(
             topic=topic,
-            topic_id=int(row["topic_id"]),
-            queue_id=int(row["queue_id"]),
-            offset=int(row["offset"]),
-            size=int(row["size"]),
-            timestamp_ms=int(row["second"]) * 1000,
-            key_hash=int(row["key_hash"]),
-            **{name: row[name].item() for name in extra},
+            topic_id=topic_id,
+            queue_id=queue_id,
+            offset=offset,
+            size=size,
+            timestamp_ms=second * 1000,
+            key_hash=key_hash,
+            **dict(zip(extra, more, strict=True)),
         )
 
     return make

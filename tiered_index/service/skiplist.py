@@ -5,9 +5,9 @@ ascending. Each link of level i carries the greatest `end` of the nodes it passe
 into links that hold an overlapping node: O(log n + hits).
 
 Invariants
-- A link is one immutable pair (node it leads to, greatest end it passes over), replaced as a whole: whoever reads it gets an end that belongs
-  to that span. The end is never smaller than that of any node in the span: an insertion raises it before it links the node, a removal
-  lowers it after it has unlinked the node. So a reader may visit too much, never too little.
+- A link is one immutable pair (node it leads to, greatest end it passes over), replaced as a whole: whoever reads it gets an end that
+  belongs to that span. The end is never smaller than that of any node in the span: an insertion raises it before it links the node, a
+  removal lowers it after it has unlinked the node. So a reader may visit too much, never too little.
 - A removed node keeps its own links: a reader that stands on it walks on into the list.
 - To replace a node, insert the successor first, with a begin that is not greater: it then lies behind its predecessor in the order
   of reading, and a concurrent reader meets at least one of the two.

@@ -24,13 +24,14 @@ from tiered_index.format.names import UNSEALED, new_file_id
 from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain
 from tiered_index.service.buffer import Columns, later_positions
 from tiered_index.service.root import Root, disk_error
-from tiered_index.service.rows import Question, select_items
+from tiered_index.service.rows import Question, concatenate, select_few, select_items
 
 __all__ = ["Reserve", "UnsealedFile", "verified_entries"]
 
 Array = npt.NDArray[Any]
 _CHAIN_LIMIT = 256
 # a longer chain is left for a scan of the hash column, whose cost is bounded by the file's size
+_FEW = 16
 _VERIFY_CHUNK = 1 << 24
 
 
@@ -263,8 +264,11 @@ class UnsealedFile:
         head = int(self.table.heads[question.key_hash % self.layout.slots])
         found = walk_chain(self._map, self.layout, head, question.key_hash, _CHAIN_LIMIT)
         if found is not None:
+            if not found:
+                return concatenate([], schema)
             whole = np.frombuffer(self._map, schema.entry, self.layout.items, self.layout.items_position)
-            return select_items(whole[found], begin_s, question, ids, schema)
+            select = select_few if len(found) <= _FEW else select_items
+            return select(whole[found], begin_s, question, ids, schema)
         return select_items(entries_view(self._map, self.layout, count), begin_s, question, ids, schema)
 
     def _as_journal(self) -> Journal:
