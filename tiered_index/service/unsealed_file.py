@@ -243,9 +243,11 @@ class UnsealedFile:
     def discard(self) -> None:
         """Close and delete a file that never held a durable entry."""
         self.release()
-        for path in (self.path, self.journal_path):
-            with contextlib.suppress(OSError):  # what is left is dropped at the next start
-                self._disk.unlink(path)
+        # in this order, each step durable: a journal alone says that nothing is missing, entries alone would look like damage
+        with contextlib.suppress(OSError):  # what is left is dropped at the next start
+            self._disk.unlink(self.path)
+            self._disk.sync_folder(self.path.parent)
+            self._disk.unlink(self.journal_path)
 
     def entries(self) -> Array:
         """Return the durable entries (structured, over the map), each batch verified against its journal record."""
