@@ -255,4 +255,4 @@ class DamagedFile:
 
     def search(self, question: Question) -> Array:
         """Raise the error that made the file unreadable."""
-        raise self.error
+        raise self.error.with_traceback(None)  # else each lookup would lengthen the trace of the one before

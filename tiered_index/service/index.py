@@ -19,7 +19,7 @@ from tiered_index.errors import InvalidArgument, StorageUnavailable, TieredIndex
 from tiered_index.format.schema import Schema
 from tiered_index.service.buffer import BufferedChunk
 from tiered_index.service.catalog import Handle
-from tiered_index.service.compacted_file import MissingObject
+from tiered_index.service.compacted_file import DamagedFile, MissingObject
 from tiered_index.service.lifecycle import Progress
 from tiered_index.service.log_records import LogState
 from tiered_index.service.opening import open_parts
@@ -31,7 +31,7 @@ from tiered_index.service.workers import Worker
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.wrappers import MeteredStorage
-from tiered_index.types import Lookup, QueryResult
+from tiered_index.types import MAX_TIMESTAMP_MS, Lookup, QueryResult
 
 __all__ = ["IndexService"]
 
@@ -310,7 +310,10 @@ class IndexService:
             BufferedChunk(chunk, ids, self._schema) for chunk in self._buffer.snapshot() if chunk.count
         ]
         hits = [b for b in buffered if b.second_min <= question.second_max and b.second_max >= question.second_min]
-        return [*hits, *self._catalog.overlapping(question.second_min, question.second_max)]
+        found = [*hits, *self._catalog.overlapping(question.second_min, question.second_max)]
+        if (error := self._session.log_error) is not None:
+            found.append(DamagedFile("log", "storage", 0, MAX_TIMESTAMP_MS // 1000, error))
+        return found
 
     def _errors(self) -> list[tuple[str, Exception]]:
         errors: list[tuple[str, Exception]] = []

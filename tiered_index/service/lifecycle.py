@@ -85,6 +85,7 @@ class Lifecycle:
         self._root_id = root_id
         self._lock = threading.Lock()
         self._refreshed_s = clock.monotonic_s()
+        self._sent: dict[str, str] = {}  # file id -> object that was uploaded whole and is not known to be in the log
         self.errors: dict[str, TieredIndexError] = {}
 
     def run_once(self) -> Progress:
@@ -153,9 +154,10 @@ class Lifecycle:
         if self._session.fenced is not None:
             raise self._session.fenced
         if not self._session.claimed:
-            self._session.log.open()
+            self._session.join_again()
             self._session.claim(self._root_id)
             self.refresh()
+            self._session.log_error = None
         self._session.renew()
         if self._clock.monotonic_s() - self._refreshed_s >= self._config.refresh_interval_s:
             self.refresh()
@@ -227,7 +229,9 @@ class Lifecycle:
         storage, epoch = self._session.storage, self._session.epoch
         verify_runs(file)
         trailer = file.local.trailer()
-        name = data_name(file.file_id, secrets.token_hex(8))
+        # an attempt that reached the storage but, as far as we heard, not the log is published under the name that it has
+        sent = self._sent.get(file.file_id)
+        name = sent or data_name(file.file_id, secrets.token_hex(8))
         stored = StoredObject(
             name=name,
             file_id=file.file_id,
@@ -248,20 +252,24 @@ class Lifecycle:
             stored = known  # an earlier try got as far as the log
         else:
             try:
-                self._send(storage, name, memoryview(file.local.data))
+                if sent is None:
+                    self._send(storage, name, memoryview(file.local.data))
                 size = storage.head(name).size_bytes
                 if size != stored.size_bytes:
                     raise StorageUnavailable(f"{storage.uri}: {name} has {size:,} bytes after its upload, not {stored.size_bytes:,}")
             except TieredIndexError:
+                self._sent.pop(file.file_id, None)
                 with contextlib.suppress(StorageError):  # the error that counts is the upload's; an orphan costs only space
                     storage.delete(name)
                 raise
+            self._sent[file.file_id] = name
             self._session.log.publish(epoch, (stored,), positions=self._durable_positions(file))
         source, target = self._root.index_path(COMPACTED, file.file_id), self._root.index_path(UPLOADED, file.file_id)
         try:
             self._root.disk.publish(source, target)
         except OSError as error:
             raise disk_error(error, f"moving {source} to {target}") from error
+        self._sent.pop(file.file_id, None)
         self._catalog.put(open_local(target, StorageBytes(storage, stored)))
 
     def _send(self, storage: Storage, name: str, data: memoryview) -> None:

@@ -124,6 +124,7 @@ def _join(
     except StorageError as error:
         if marker is None or isinstance(error, StorageMisconfigured):
             raise
+        session.log_error = error
         _log.warning("starting without the storage, files wait locally: %s", error)
         return marker, wanted.layout, None
     return marker, layout, session.log.state

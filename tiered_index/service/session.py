@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 
 from tiered_index.clock import Clock
-from tiered_index.errors import NotAnIndex, SchemaMismatch, WriterFenced
+from tiered_index.errors import NotAnIndex, SchemaMismatch, StorageError, WriterFenced
 from tiered_index.service.lease import Lease, check_lease
 from tiered_index.service.log_records import Genesis
 from tiered_index.service.storage_log import StorageLog
@@ -51,9 +51,11 @@ class StorageSession:
         self.log = log
         self.epoch = 0
         self.fenced: WriterFenced | None = None
+        self.log_error: StorageError | None = None  # why it isn't known what the storage holds, or None where it is
         self._clock = clock
         self._lease_ttl_s = lease_ttl_s
         self._lease: Lease | None = None
+        self._asked: tuple[Genesis, Callable[[Genesis], Genesis]] | None = None
 
     @property
     def claimed(self) -> bool:
@@ -65,6 +67,7 @@ class StorageSession:
 
         `adapt` says what is wanted of an index that is there already. Raises `SchemaMismatch`, `NotAnIndex`, `StorageError`.
         """
+        self._asked = wanted, adapt
         where = self.storage.uri
         try:
             state = self.log.open()
@@ -76,6 +79,11 @@ class StorageSession:
         assert state.genesis is not None
         check_genesis(state.genesis, adapt(state.genesis), where)
         return state.genesis
+
+    def join_again(self) -> None:
+        """Join as before, after the storage was down. Errors as `join`."""
+        assert self._asked is not None
+        self.join(*self._asked)
 
     def claim(self, root_id: str) -> None:
         """Become the index's writer. Raises `LockHeld` where another root's lease is in force, `WriterFenced`, `StorageError`."""

@@ -1,0 +1,104 @@
+"""The storage fails at every single call: before it acts, after it has acted (the answer is lost), and for good. Nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import pytest
+
+from tiered_index import IndexReader
+from tiered_index.errors import StorageError, StorageUnavailable
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.storage_faults import FaultStorage
+
+STEP = 4
+OPERATIONS = ("get", "get_range", "head", "put", "put_if_absent", "list", "delete", "delete_many", "begin_upload", "list_uploads")
+
+
+def live(world, storage):
+    """Run the scenario; storage errors are what a caller would see, and go on from."""
+    troubles = 0
+    try:
+        world.open(storage=storage)
+    except StorageError:
+        storage.clear()
+        troubles += 1
+        world.open(storage=storage)
+    for step in world.script():
+        try:
+            step()
+        except StorageError:
+            troubles += 1
+    return troubles
+
+
+def finish(world, storage, *, orphans=0):
+    """The storage is well again: everything is published once, and a reader of the storage alone sees it."""
+    storage.clear()
+    if not world.service.health()["writer_epoch"]:
+        world.service.run_lifecycle()  # it opened without the storage; only the log can tell that answers are complete
+    world.check()
+    world.service.seal()
+    world.confirm()
+    world.service.run_lifecycle()
+    world.service.run_lifecycle()
+    world.check()
+    stored = world.service.log_state.objects.values()
+    assert sum(o.count for o in stored) == len(world.model.entries)
+    with IndexReader.open(storage_backend=world.storage, clock=world.clock) as reader:
+        world.check(reader.query)
+    assert world.service.log_state.positions == {"log": world.position}
+    world.service.close()
+    world.open()
+    world.check()
+    world.tidy()
+    left = [o for o in world.storage.list("data/") if o.name not in world.service.log_state.objects]
+    assert len(left) <= orphans
+    world.service.close()
+
+
+@pytest.mark.parametrize("first", range(STEP))
+@pytest.mark.parametrize("kind", ["before", "after", "for good"])
+def test_a_failing_call_loses_nothing(make_world, kind, first):
+    struck = 0
+    for number in range(1 + first, 400, STEP):
+        world = make_world()
+        storage = FaultStorage(world.storage)
+        storage.fail("*", nth=number, times=None if kind == "for good" else 1, when="after" if kind == "after" else "before")
+        try:
+            live(world, storage)
+            if sum(storage.calls(operation) for operation in OPERATIONS) < number:
+                break
+            struck += 1
+            # where nothing could be said to the storage any more, one attempt may be left behind
+            finish(world, storage, orphans=kind == "for good")
+        except BaseException as error:
+            error.add_note(f"call {number} fails {kind}")
+            raise
+    assert struck > 10
+
+
+def test_a_known_root_starts_while_the_storage_is_down(make_world):
+    world = make_world()
+    world.open()
+    world.put(9)
+    world.flush()
+    world.service.close()
+    storage = FaultStorage(world.storage)
+    storage.fail("*", times=None)
+    service = world.open(storage=storage)
+    world.put(5)
+    world.flush()
+    with pytest.raises(StorageUnavailable):
+        service.run_lifecycle()
+    # what only the storage may hold can't be known, and the answer says so
+    with pytest.raises(StorageUnavailable):
+        service.query("orders", "a")
+    result = service.query("orders", "a", max_count=1000, allow_partial=True)
+    assert result.status == "partial"
+    assert [report.file for report in result.failed] == ["log"]
+    assert len(result) == len(world.model.query("orders", "a", max_count=None))
+    storage.clear()
+    service.seal()
+    world.confirm()
+    service.run_lifecycle()
+    world.check()
+    finish(world, storage)
