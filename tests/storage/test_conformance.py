@@ -14,6 +14,7 @@ from tiered_index.storage.disk import Disk
 from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.s3 import S3Options, S3Storage
+from tiered_index.storage.sqlite import SqliteStorage
 from tiered_index.storage.wrappers import LatencyStorage, MeteredStorage, PrefixedStorage
 from tiered_index.testing.storage_conformance import StorageConformance
 from tiered_index.testing.storage_faults import FaultStorage
@@ -50,6 +51,19 @@ class TestLocalStorage(StorageConformance):
     def another(self, storage: Storage) -> Storage:
         assert isinstance(storage, LocalStorage)
         return LocalStorage(storage.folder, disk=UnsyncedDisk())
+
+
+class TestSqliteStorage(StorageConformance):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Iterator[Storage]:
+        with SqliteStorage(tmp_path / "made by the first write.db") as storage:
+            yield storage
+
+    @pytest.fixture
+    def another(self, storage: Storage) -> Iterator[Storage]:
+        assert isinstance(storage, SqliteStorage)
+        with SqliteStorage(storage.path) as another:
+            yield another
 
 
 class TestS3Storage(StorageConformance):

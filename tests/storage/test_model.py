@@ -15,6 +15,7 @@ from tiered_index.storage.base import PartInfo, Storage, UploadHandle
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.sqlite import SqliteStorage
 
 SEGMENTS = st.sampled_from(["a", "b", "a-", "a.", "a0", ".tmp-a", "x" * 199, "x" * 200, "x" * 201])
 NAMES = st.lists(SEGMENTS, min_size=1, max_size=2).map("/".join)
@@ -135,8 +136,23 @@ class LocalModel(StorageModel):
             shutil.rmtree(self.folder)
 
 
+class SqliteModel(StorageModel):
+    """Objects there are smaller than a row; rows and transactions have tests of their own."""
+
+    def open(self) -> Storage:
+        self.folder = Path(tempfile.mkdtemp())
+        return SqliteStorage(self.folder / "objects.db")
+
+    def teardown(self) -> None:
+        if hasattr(self, "folder"):
+            self.storage.close()
+            shutil.rmtree(self.folder)
+
+
 _SETTINGS = settings(max_examples=80, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TestMemoryModel = MemoryModel.TestCase
 TestMemoryModel.settings = _SETTINGS
 TestLocalModel = LocalModel.TestCase
 TestLocalModel.settings = _SETTINGS
+TestSqliteModel = SqliteModel.TestCase
+TestSqliteModel.settings = _SETTINGS

@@ -2,6 +2,7 @@
 
     file:///dir                                                             a folder, absolute
     s3://bucket[/prefix][?endpoint_url=&region=&profile=&addressing_style=] a bucket; credentials come from the usual chain
+    sqlite:///file.db                                                       a database file, absolute
     memory://name                                                           this process's memory
 
 Every mistake is a `ConfigError` that names the parameter or the part; values are not repeated where they could hold a secret.
@@ -23,6 +24,7 @@ from tiered_index.storage.disk import Disk
 from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.s3_options import S3Options
+from tiered_index.storage.sqlite import SqliteStorage
 
 __all__ = ["KNOWN_SCHEMES", "open_storage"]
 
@@ -74,6 +76,16 @@ def _open_s3(parts: SplitResult, options: S3Options | None, disk: Disk | None) -
     return S3Storage(parts.netloc, prefix, replace(options or S3Options(), **parameters))
 
 
+def _open_sqlite(parts: SplitResult, options: S3Options | None, disk: Disk | None) -> Storage:
+    _parameters(parts, ())
+    if parts.netloc not in {"", "localhost"}:
+        raise ConfigError(f"sqlite://{parts.netloc}... is not absolute: write sqlite:///file.db")
+    path = unquote(parts.path)
+    if not path.startswith("/") or path.endswith("/") or "\0" in path:
+        raise ConfigError("a sqlite URI names a file, absolute: sqlite:///file.db")
+    return SqliteStorage(Path(path))
+
+
 def _open_memory(parts: SplitResult, options: S3Options | None, disk: Disk | None) -> Storage:
     _parameters(parts, ())
     try:
@@ -99,6 +111,7 @@ _OPENERS: dict[str, Callable[[SplitResult, S3Options | None, Disk | None], Stora
     "file": _open_file,
     "memory": _open_memory,
     "s3": _open_s3,
+    "sqlite": _open_sqlite,
 }
 KNOWN_SCHEMES = tuple(sorted(_OPENERS))
 """What `open_storage` knows."""

@@ -12,6 +12,7 @@ from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import KNOWN_SCHEMES, open_storage
 from tiered_index.storage.s3 import S3Options, S3Storage
+from tiered_index.storage.sqlite import SqliteStorage
 
 
 def test_file(tmp_path: Path) -> None:
@@ -51,6 +52,21 @@ def test_memory_of_one_name_is_one_storage() -> None:
     finally:
         MemoryStorage.forget("test_opening")
         MemoryStorage.forget("test_opening_other")
+
+
+def test_sqlite(tmp_path: Path) -> None:
+    path = tmp_path / "with blank, ? and é.db"
+    with SqliteStorage(path) as storage:
+        storage.put("a", b"x")
+        uri = storage.uri
+    assert "%3F" in uri
+    with open_storage(uri) as again:
+        assert isinstance(again, SqliteStorage)
+        assert again.path == path
+        assert again.get("a") == b"x"
+    with open_storage(f"sqlite://localhost{tmp_path}/not%20made.db") as untouched:
+        assert list(untouched.list()) == []
+    assert not (tmp_path / "not made.db").exists()
 
 
 def test_s3_parameters_win_over_options() -> None:
@@ -98,6 +114,14 @@ def test_amazons_own_endpoint_keeps_botocores_style(monkeypatch: pytest.MonkeyPa
         ("s3://bucket/p?addressing_style=round", "round"),
         ("s3://bucket/p?endpoint_url=localhost:9000", "https://host"),
         ("s3://bucket/p?endpoint_url=http://host:port", "https://host"),
+        ("sqlite://", "sqlite:///file.db"),
+        ("sqlite:///", "names a file"),
+        ("sqlite:///dir/", "names a file"),
+        ("sqlite://file.db", "is not absolute"),
+        ("sqlite://:memory:", "is not absolute"),
+        ("sqlite:///file%00.db", "names a file"),
+        ("sqlite:///file.db?mode=ro", "'mode'"),
+        ("sqlite:///file.db#part", "fragment"),
         ("memory://", "memory://name"),
         ("memory://a b", "memory://name"),
         ("memory://a?x=1", "'x'"),
@@ -124,7 +148,7 @@ def test_a_secret_in_a_uri_is_refused_and_not_repeated(uri: str) -> None:
 
 
 def test_the_known_schemes_are_listed() -> None:
-    assert KNOWN_SCHEMES == ("file", "memory", "s3")
+    assert KNOWN_SCHEMES == ("file", "memory", "s3", "sqlite")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,217 @@
+"""Objects in one SQLite database (`sqlite:///file.db`): a storage in a single file, for one machine and all its processes.
+
+Invariants: an object's bytes lie in rows of a mebibyte, and one last row, its name, makes them visible (`sqlite_schema`, `sqlite_bodies`),
+so an object is old or new and never half, however large; when a call returns, its effect is durable. The unique name decides
+put-if-absent. Readers beside a writer see one consistent state each call and wait for nobody (write-ahead log). The file is made by the
+first write; one that is not there holds nothing. Space of deleted objects is used again; the file itself never shrinks.
+
+Errors: a full disk is `DiskFull`; locked for longer than `busy_timeout_s`, or trouble of the disk `StorageUnavailable`; no permission, no
+such folder, no database of ours `StorageMisconfigured`; a damaged one `CorruptFile`; a later version's `UnsupportedVersion`.
+Threads: any number, in any number of processes, also after a fork. Not for network file systems, which lack what its locks need.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NoReturn
+
+from tiered_index.clock import Clock, SystemClock
+from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
+from tiered_index.storage.base import ByteRange, Bytes, ObjectInfo, PartInfo, Storage, UploadHandle, check_name, check_prefix
+from tiered_index.storage.sqlite_bodies import Bodies
+from tiered_index.storage.sqlite_connections import ConnectionPool
+from tiered_index.storage.sqlite_uploads import SqliteUploads
+
+__all__ = ["SqliteStorage"]
+
+_PAGE = 1000
+_DELETE_BATCH = 500
+_LAST = "\x7f"
+# sorts after every character of a name
+
+
+class SqliteStorage(Storage):
+    """The objects in the database file at `path` (made absolute). `busy_timeout_s` bounds every wait for another writer."""
+
+    def __init__(self, path: Path, *, busy_timeout_s: float = 30.0, clock: Clock | None = None) -> None:
+        self.path = path.absolute()
+        self.uri = "sqlite" + self.path.as_uri().removeprefix("file")
+        self._clock = clock or SystemClock()
+        self._pool = ConnectionPool(self.path, busy_timeout_s)
+        self._bodies = Bodies(self._pool, self._clock)
+        self._uploads = SqliteUploads(self._pool, self._bodies, self._clock, self.min_part_bytes, self._name_object)
+
+    def __repr__(self) -> str:
+        return f"SqliteStorage({self.uri!r})"
+
+    def get(self, name: str) -> bytes:
+        """Return the whole object, out of one state of the database."""
+        return self._read(name, lambda size: ByteRange(0, size))[0]
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        """Return exactly `length` bytes from `start`."""
+        return self.get_ranges(name, [ByteRange(start, length)])[0]
+
+    def get_ranges(self, name: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Return the bytes of each range, all out of one state of the database."""
+        check_name(name)
+        for r in ranges:
+            if r.start < 0 or r.length < 0:
+                raise InvalidArgument(f"a range has no negative numbers: {r.start}, {r.length}")
+        if not any(r.length for r in ranges):
+            return [b""] * len(ranges)
+
+        def read(connection: sqlite3.Connection) -> list[bytes]:
+            body, size, _ = self._find(connection, name)
+            end = max(r.start + r.length for r in ranges if r.length)
+            if end > size:
+                raise InvalidArgument(f"{name!r} has {size} bytes, not {end}")
+            return [self._bodies.read(connection, body, r.start, r.length) for r in ranges]
+
+        return self._pool.read(f"reading {name!r}", read, lambda: self._refuse(name))
+
+    def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
+        """Return the last `length` bytes and the object's size."""
+        if length < 0:
+            raise InvalidArgument(f"a suffix's length is not negative: {length}")
+        return self._read(name, lambda size: ByteRange(max(0, size - length), min(length, size)))
+
+    def put(self, name: str, data: Bytes) -> None:
+        """Store `data` under `name`; up to 16 MiB in one transaction, more as a draft that the last one names."""
+        check_name(name)
+        view = memoryview(data).cast("B")
+        self._bodies.finish(self._bodies.store(f"writing {name!r}", view, lambda c, body: self._name_object(c, name, body, view.nbytes)))
+
+    def put_if_absent(self, name: str, data: Bytes) -> None:
+        """Store `data` where `name` does not exist; the unique name decides between processes. Raises `ObjectExists`."""
+        check_name(name)
+        view = memoryview(data).cast("B")
+
+        def name_it(connection: sqlite3.Connection, body: int) -> None:
+            row = (name, body, view.nbytes, self._clock.now_ms())
+            if not connection.execute("INSERT OR IGNORE INTO objects VALUES (?, ?, ?, ?)", row).rowcount:
+                raise ObjectExists(name, self.uri)
+
+        doing = f"writing {name!r}"
+        if self._pool.read(doing, lambda connection: self._row(connection, name), lambda: None):
+            raise ObjectExists(name, self.uri)  # spares a loser the writing; the insertion is what decides
+        self._bodies.store(doing, view, name_it)
+
+    def head(self, name: str) -> ObjectInfo:
+        """Return the object's size and time."""
+        check_name(name)
+        doing = f"looking at {name!r}"
+        _, size, modified_ms = self._pool.read(doing, lambda connection: self._find(connection, name), lambda: self._refuse(name))
+        return ObjectInfo(name, size, modified_ms)
+
+    def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Yield objects in order of name; each page of 1,000 is one state of the database."""
+        check_prefix(prefix)
+        check_prefix(start_after)
+        return self._list(prefix, start_after)
+
+    def delete(self, name: str) -> None:
+        """Remove the object durably."""
+        self.delete_many([name])
+
+    def delete_many(self, names: Iterable[str]) -> None:
+        """Remove many objects, 500 a transaction."""
+        remaining = iter([check_name(name) for name in names])
+        while batch := list(islice(remaining, _DELETE_BATCH)):
+            self._bodies.finish(self._delete(batch))
+
+    def begin_upload(self, name: str) -> UploadHandle:
+        """Start a multipart upload."""
+        return self._uploads.begin(check_name(name))
+
+    def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
+        """Store one part; its `etag` is the SHA-256 of the bytes."""
+        return self._uploads.put_part(handle, number, memoryview(data).cast("B"))
+
+    def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
+        """Publish the object in one transaction that writes none of its bytes again, and drop the upload."""
+        check_name(handle.name)
+        self._uploads.complete(handle, parts)
+
+    def abort_upload(self, handle: UploadHandle) -> None:
+        """Drop the upload and its parts."""
+        self._uploads.abort(handle)
+
+    def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
+        """Yield unfinished uploads, ordered by name and start."""
+        return iter(self._uploads.list(check_prefix(prefix), older_than_ms))
+
+    def abort_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> int:
+        """Abort what `list_uploads` yields; return how many.
+
+        With an age and no prefix it also removes rows that killed writers left and nobody has written to since. Choose an age above
+        the longest pause of a single put: a younger draft may still be somebody's work.
+        """
+        aborted = super().abort_uploads(prefix, older_than_ms=older_than_ms)
+        if older_than_ms is not None and not prefix:
+            self._bodies.sweep(older_than_ms)
+        return aborted
+
+    def close(self) -> None:
+        """Close the connections; what is called afterwards is refused. Idempotent."""
+        self._pool.close()
+
+    def _read(self, name: str, extent: Callable[[int], ByteRange]) -> tuple[bytes, int]:
+        """Return the bytes that `extent(size)` asks for, and the size."""
+        check_name(name)
+
+        def read(connection: sqlite3.Connection) -> tuple[bytes, int]:
+            body, size, _ = self._find(connection, name)
+            wanted = extent(size)
+            return self._bodies.read(connection, body, wanted.start, wanted.length), size
+
+        return self._pool.read(f"reading {name!r}", read, lambda: self._refuse(name))
+
+    def _row(self, connection: sqlite3.Connection, name: str) -> tuple[int, int, int] | None:
+        rows = connection.execute("SELECT body, size_bytes, modified_ms FROM objects WHERE name = ?", (name,))
+        row: tuple[int, int, int] | None = rows.fetchone()
+        return row
+
+    def _find(self, connection: sqlite3.Connection, name: str) -> tuple[int, int, int]:
+        return self._row(connection, name) or self._refuse(name)
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise ObjectNotFound(name, self.uri)
+
+    def _name_object(self, connection: sqlite3.Connection, name: str, body: int, size: int) -> Sequence[int]:
+        """Make `body` the object called `name`; return the bodies given up."""
+        old = self._row(connection, name)
+        connection.execute("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?)", (name, body, size, self._clock.now_ms()))
+        return self._bodies.give_up(connection, [old[0]] if old else [])
+
+    def _delete(self, names: Sequence[str]) -> Sequence[int]:
+        marks = ", ".join("?" * len(names))
+
+        def there(connection: sqlite3.Connection) -> Sequence[tuple[int]]:
+            return connection.execute(f"SELECT body FROM objects WHERE name IN ({marks})", names).fetchall()
+
+        def write(connection: sqlite3.Connection) -> Sequence[int]:
+            bodies = [body for (body,) in there(connection)]
+            connection.execute(f"DELETE FROM objects WHERE name IN ({marks})", names)
+            return self._bodies.give_up(connection, bodies)
+
+        doing = f"deleting {len(names)} objects"
+        return self._pool.write(doing, write) if self._pool.read(doing, there, tuple) else ()
+
+    def _list(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+        def page(connection: sqlite3.Connection) -> tuple[ObjectInfo, ...]:
+            rows = connection.execute(
+                "SELECT name, size_bytes, modified_ms FROM objects WHERE name >= ? AND name > ? AND name < ? ORDER BY name LIMIT ?",
+                (prefix, start_after, prefix + _LAST, _PAGE),
+            )
+            return tuple(ObjectInfo(*row) for row in rows)
+
+        while True:
+            infos: tuple[ObjectInfo, ...] = self._pool.read(f"listing {prefix!r}", page, lambda: ())
+            yield from infos
+            if len(infos) < _PAGE:
+                return
+            start_after = infos[-1].name

@@ -1,0 +1,173 @@
+"""Bodies: the bytes behind the names of a `SqliteStorage`, in rows of a mebibyte.
+
+A body larger than one transaction should be is written as a draft, some rows a transaction, and named by the transaction that writes
+its last rows. One that is given up is removed the same way, after the transaction that took its name. A killed process leaves drafts;
+`sweep` removes those that nobody has written to for long enough. The functions that take a connection run inside a transaction.
+
+Threads: any number, in any number of processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from tiered_index.clock import Clock
+from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
+from tiered_index.storage.sqlite_connections import ConnectionPool
+from tiered_index.storage.sqlite_schema import CHUNK_BYTES
+
+__all__ = ["Bodies"]
+
+_T = TypeVar("_T")
+_ROWS_A_TRANSACTION = 16
+# 16 MiB: what the write-ahead log grows by, and how long other writers wait for their turn
+_GIVEN_UP_MS = -1
+# older than every age, and no draft that is being written looks so
+
+
+class Bodies:
+    """Writes, reads and removes bodies."""
+
+    def __init__(self, pool: ConnectionPool, clock: Clock) -> None:
+        self._pool = pool
+        self._clock = clock
+
+    def store(self, doing: str, data: memoryview, name_it: Callable[[sqlite3.Connection, int], _T]) -> _T:
+        """Store `data` (of bytes) and return what `name_it(connection, body)` does in the transaction that makes it last.
+
+        After an error nothing is named; what was written is removed, or left to `sweep`. `name_it` may be called again.
+        """
+        starts = range(0, data.nbytes, CHUNK_BYTES)
+        batches = [starts[at : at + _ROWS_A_TRANSACTION] for at in range(0, len(starts), _ROWS_A_TRANSACTION)] or [starts]
+        draft: int | None = None
+        try:
+            for batch in batches[:-1]:
+                draft = self._write_batch(doing, draft, data, batch)
+            return self._write_last(doing, draft, data, batches[-1], name_it)
+        except TieredIndexError:
+            if draft is not None:
+                # What went wrong is what the caller must hear; rows that can't be removed now are swept by age.
+                with contextlib.suppress(TieredIndexError):
+                    self._remove(draft)
+            raise
+
+    def _write_batch(self, doing: str, draft: int | None, data: memoryview, starts: range) -> int:
+        return self._pool.write(doing, lambda connection: self._append(connection, draft, data, starts))
+
+    def _write_last(
+        self, doing: str, draft: int | None, data: memoryview, starts: range, name_it: Callable[[sqlite3.Connection, int], _T]
+    ) -> _T:
+        def write(connection: sqlite3.Connection) -> _T:
+            body = self._append(connection, draft, data, starts)
+            connection.execute("DELETE FROM drafts WHERE body = ?", (body,))
+            return name_it(connection, body)
+
+        return self._pool.write(doing, write)
+
+    def _append(self, connection: sqlite3.Connection, draft: int | None, data: memoryview, starts: range) -> int:
+        if draft is None:
+            body = new_body(connection, self._clock.now_ms())
+        else:
+            body = draft
+            touched = connection.execute(
+                "UPDATE drafts SET touched_ms = ? WHERE body = ? AND touched_ms != ?", (self._clock.now_ms(), body, _GIVEN_UP_MS)
+            )
+            if touched.rowcount != 1:
+                raise StorageUnavailable(f"{self._pool.path}: what was being written was swept as abandoned; write it again")
+        for start in starts:
+            row = data[start : start + CHUNK_BYTES]
+            chunk = connection.execute("INSERT INTO chunks (data) VALUES (?)", (row,)).lastrowid
+            connection.execute("INSERT INTO pieces VALUES (?, ?, ?, ?)", (body, start, row.nbytes, chunk))
+        return body
+
+    def read(self, connection: sqlite3.Connection, body: int, start: int, length: int) -> bytes:
+        """Return exactly `length` bytes of `body` from `start`, touching only the rows they lie in. Raises `CorruptFile`."""
+        if not length:
+            return b""
+        end = start + length
+        rows = connection.execute(
+            "SELECT start, size_bytes, chunk FROM pieces WHERE body = ?1 AND start < ?3"
+            " AND start >= ifnull((SELECT max(start) FROM pieces WHERE body = ?1 AND start <= ?2), 0) ORDER BY start",
+            (body, start, end),
+        )
+        found: list[bytes] = []
+        position = start
+        for piece_start, size, chunk in rows:
+            if piece_start > position:
+                break
+            with connection.blobopen("chunks", "data", chunk, readonly=True) as blob:
+                if len(blob) != size:
+                    raise self._damage(f"row {chunk} has another length than is kept", expected=size, found=len(blob))
+                blob.seek(position - piece_start)
+                found.append(blob.read(min(end, piece_start + size) - position))
+            position += len(found[-1])
+        if position != end:
+            raise self._damage(f"bytes of body {body} are missing", expected=end, found=position)
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    def give_up(self, connection: sqlite3.Connection, bodies: Iterable[int]) -> list[int]:
+        """Remove bodies that nothing names any more; large ones become drafts, whose numbers are returned for `finish`."""
+        return [body for body in bodies if not self._removed_at_once(connection, body)]
+
+    def _removed_at_once(self, connection: sqlite3.Connection, body: int) -> bool:
+        few = connection.execute("SELECT chunk FROM pieces WHERE body = ? LIMIT ?", (body, _ROWS_A_TRANSACTION + 1)).fetchall()
+        if len(few) > _ROWS_A_TRANSACTION:
+            connection.execute("INSERT INTO drafts VALUES (?, ?)", (body, _GIVEN_UP_MS))
+            return False
+        connection.executemany("DELETE FROM chunks WHERE id = ?", few)
+        connection.execute("DELETE FROM pieces WHERE body = ?", (body,))
+        return True
+
+    def finish(self, given_up: Iterable[int]) -> None:
+        """Remove what `give_up` returned, once its transaction is done. A failure is no reason to fail the call: `sweep` comes by."""
+        with contextlib.suppress(TieredIndexError):
+            for body in given_up:
+                self._remove(body)
+
+    def sweep(self, older_than_ms: int) -> int:
+        """Remove drafts last written before `older_than_ms` (epoch ms); return how many."""
+
+        def old(connection: sqlite3.Connection) -> list[tuple[int]]:
+            return connection.execute("SELECT body FROM drafts WHERE touched_ms < ?", (older_than_ms,)).fetchall()
+
+        def condemn(connection: sqlite3.Connection) -> list[tuple[int]]:
+            bodies = old(connection)
+            connection.executemany("UPDATE drafts SET touched_ms = ? WHERE body = ?", [(_GIVEN_UP_MS, body) for (body,) in bodies])
+            return bodies
+
+        doing = "sweeping drafts"
+        if not self._pool.read(doing, old, list):
+            return 0  # a sweep that finds nothing writes nothing
+        bodies = self._pool.write(doing, condemn)
+        for (body,) in bodies:
+            self._remove(body)
+        return len(bodies)
+
+    def _remove(self, body: int) -> None:
+        """Remove a draft, in transactions of bounded size."""
+        while self._pool.write("removing a draft", lambda connection: self._remove_some(connection, body)):
+            pass
+
+    def _remove_some(self, connection: sqlite3.Connection, body: int) -> bool:
+        """Remove rows of a draft; return whether there are more. Its writer, should it live, finds the draft's row gone."""
+        pieces = connection.execute("SELECT chunk, start FROM pieces WHERE body = ? LIMIT ?", (body, 4 * _ROWS_A_TRANSACTION)).fetchall()
+        connection.executemany("DELETE FROM chunks WHERE id = ?", [(chunk,) for chunk, _ in pieces])
+        connection.executemany("DELETE FROM pieces WHERE body = ? AND start = ?", [(body, start) for _, start in pieces])
+        if len(pieces) < 4 * _ROWS_A_TRANSACTION:
+            connection.execute("DELETE FROM drafts WHERE body = ?", (body,))
+            return False
+        connection.execute("UPDATE drafts SET touched_ms = ? WHERE body = ?", (_GIVEN_UP_MS, body))
+        return True
+
+    def _damage(self, problem: str, *, expected: int, found: int) -> CorruptFile:
+        return CorruptFile(str(self._pool.path), problem, expected=expected, found=found)
+
+
+def new_body(connection: sqlite3.Connection, now_ms: int) -> int:
+    """Return the number of a new draft, never used before."""
+    body = connection.execute("INSERT INTO drafts (touched_ms) VALUES (?)", (now_ms,)).lastrowid
+    assert body is not None
+    return body
