@@ -16,7 +16,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, StorageError, StorageUnavailable
 from tiered_index.format.schema import Schema
 from tiered_index.service.catalog import Catalog, Handle
-from tiered_index.service.compacted_file import DamagedFile, MissingObject
+from tiered_index.service.compacted_file import CompactedFile, DamagedFile, MissingObject
 from tiered_index.service.lifecycle import show_stored
 from tiered_index.service.log_records import Genesis, LogState
 from tiered_index.service.query import LOG_RETRIES, QueryEngine, check_lost
@@ -203,7 +203,19 @@ class IndexReader:
         if changes != self._changes and self._log_error is None:
             self.refresh()
             self._changes = changes
-        handles = [*local.values(), *(handle for handle in self._catalog.all() if handle.file_id not in local)]
+        stored = {handle.file_id: handle for handle in self._catalog.all()}
+        handles = [_backed(handle, stored.pop(file_id, None)) for file_id, handle in local.items()]
+        handles += stored.values()
         if self._log_error is not None:
             handles.append(DamagedFile("log", "storage", 0, MAX_TIMESTAMP_MS // 1000, self._log_error))
         return handles
+
+
+def _backed(local: Handle, stored: Handle | None) -> Handle:
+    """Return a root's file with the storage behind it, so that a damaged local copy is passed over where the storage has the file too."""
+    if isinstance(local, DamagedFile) and stored is not None:
+        return stored
+    if isinstance(local, CompactedFile) and isinstance(stored, CompactedFile) and local.stored is None:
+        # the view keeps its handles from look to look, so this is done once a file
+        local.stored = stored.stored
+    return local
