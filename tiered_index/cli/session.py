@@ -98,8 +98,8 @@ def _guarded(session: Session, act: Callable[[], int]) -> int:
         code = act()
         sys.stdout.flush()
     except TieredIndexError as error:
-        session.out.error(type(error).__name__, str(error), **describe_error(error))
-        code = error.exit_code
+        _report(session, error, str(error), describe_error(error))
+        return error.exit_code
     except BrokenPipeError:
         # nobody reads on; without this the interpreter would complain when it flushes at exit
         with contextlib.suppress(OSError):
@@ -111,15 +111,16 @@ def _guarded(session: Session, act: Callable[[], int]) -> int:
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except Exception as error:  # noqa: BLE001 - the outermost frame: what nobody foresaw is reported, not swallowed
-        session.out.error(type(error).__name__, f"unexpected {type(error).__name__}: {error}", exit_code=UNEXPECTED)
-        code = UNEXPECTED
-        if not session.debug:
-            session.out.note("(--debug shows where)")
-    else:
-        return code
-    if session.debug:
-        traceback.print_exc()
+        hint = "" if session.debug else " (--debug shows where)"
+        _report(session, error, f"unexpected {type(error).__name__}: {error}{hint}", {"exit_code": UNEXPECTED})
+        return UNEXPECTED
     return code
+
+
+def _report(session: Session, error: Exception, message: str, details: dict[str, Any]) -> None:
+    if session.debug:
+        traceback.print_exception(error)
+    session.out.error(type(error).__name__, message, **details)
 
 
 def _set_up_logging(*, verbose: bool, debug: bool) -> None:

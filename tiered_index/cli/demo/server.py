@@ -7,6 +7,7 @@ ends when the block does, and also when this process dies, because it reads this
 from __future__ import annotations
 
 import contextlib
+import http.client
 import importlib.util
 import os
 import subprocess
@@ -16,9 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import boto3
-from botocore.config import Config
-
 from tiered_index.errors import ConfigError, StorageUnavailable
 
 __all__ = ["Place", "place_of"]
@@ -26,7 +24,7 @@ __all__ = ["Place", "place_of"]
 _ACCESS_KEY = _SECRET_KEY = "embedded-s3-of-the-demo"
 _REGION = "us-east-1"
 _BUCKET = "demo"
-_START_SECONDS = 5
+_PATIENCE_S = 5
 _SERVE = """
 import sys
 from moto.server import ThreadedMotoServer
@@ -69,6 +67,7 @@ def _environment() -> dict[str, str]:
     return {
         "AWS_ACCESS_KEY_ID": _ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": _SECRET_KEY, "AWS_DEFAULT_REGION": _REGION,
         "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1",
     }  # fmt: skip
 
 
@@ -86,25 +85,26 @@ def _embedded_s3() -> Iterator[str]:
                 break
         else:
             raise StorageUnavailable("the embedded S3 server did not start")
-        endpoint_url = f"http://127.0.0.1:{int(line.split()[1])}"
-        _create_bucket(endpoint_url)
-        yield endpoint_url
+        port = int(line.split()[1])
+        _create_bucket(port)
+        yield f"http://127.0.0.1:{port}"
     finally:
         process.stdin.close()
         try:
-            process.wait(_START_SECONDS)
+            process.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(_START_SECONDS)
+            process.wait(_PATIENCE_S)
         process.stdout.close()
 
 
-def _create_bucket(endpoint_url: str) -> None:
-    client = boto3.client(
-        "s3", endpoint_url=endpoint_url, region_name=_REGION, aws_access_key_id=_ACCESS_KEY, aws_secret_access_key=_SECRET_KEY,
-        config=Config(s3={"addressing_style": "path"}),
-    )  # fmt: skip
+def _create_bucket(port: int) -> None:
+    # one plain request: boto3 would be loaded at every start of the command line
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
     try:
-        client.create_bucket(Bucket=_BUCKET)
+        connection.request("PUT", f"/{_BUCKET}")
+        status = connection.getresponse().status
     finally:
-        client.close()
+        connection.close()
+    if status != http.HTTPStatus.OK:
+        raise StorageUnavailable(f"the embedded S3 server answered {status} when asked for a bucket")

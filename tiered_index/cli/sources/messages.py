@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import ROCKETMQ_SCHEMA
-from tiered_index.service.validation import check_keys, check_number, message_row
+from tiered_index.service.validation import check_keys, check_number, check_topic, message_row
 
 __all__ = ["FIELDS", "Batch", "Message", "Record", "Source", "checked_message", "columns_of", "entry_columns"]
 
@@ -116,6 +116,8 @@ def entry_columns(table: pa.Table) -> pa.RecordBatch | None:
         return None
     if lists.null_count or any(table[name].null_count for name in names):
         return None
+    if not _keyless_are_sound(table, lists, names):
+        return None
     keys, parents = pc.list_flatten(lists), pc.list_parent_indices(lists)
     if keys.null_count:
         return None
@@ -130,6 +132,24 @@ def entry_columns(table: pa.Table) -> pa.RecordBatch | None:
     # combined columns have one chunk, or none where there is no row
     columns = {name: table[name].take(parents).combine_chunks() for name in names}
     return pa.RecordBatch.from_pydict({**{n: _array(c) for n, c in columns.items()}, "key": keys})
+
+
+def _keyless_are_sound(table: pa.Table, lists: pa.Array, names: list[str]) -> bool:
+    """Return whether messages without keys are well; they make no entry, so nobody else looks at them."""
+    keyless = table.filter(pc.equal(pc.list_value_length(lists), 0))
+    try:
+        for name in names if len(keyless) else ():
+            if name == "topic":
+                for topic in pc.unique(keyless[name]).to_pylist():
+                    check_topic(topic)
+            elif pa.types.is_integer(keyless[name].type):
+                for number in pc.min_max(keyless[name]).as_py().values():
+                    check_number(name, number)
+            else:
+                return False
+    except InvalidArgument:
+        return False
+    return True
 
 
 def _array(column: Any) -> pa.Array:
