@@ -111,7 +111,20 @@ class Directory:
             & (blocks["second_min"] <= second_max)
             & (blocks["second_max"] >= second_min)
         )
-        return [_block_run(block) for block in blocks[wanted]]
+        return [_run(block) for block in blocks[wanted]]
+
+    def runs_of(self, slots: Array, second_min: int, second_max: int) -> list[Run]:
+        """Return what must be read to see every item of many `slots` (n) in the inclusive range of seconds, in order of position."""
+        indices = np.unique(np.searchsorted(self.groups["first_slot"], slots, "right") - 1)
+        runs: list[Run] = []
+        for group in self.groups[indices[indices >= 0]]:
+            if group["blocks"]:
+                first = int(group["first_block"])
+                blocks = self.blocks[first : first + int(group["blocks"])]
+                runs += [_run(block) for block in blocks[(blocks["second_min"] <= second_max) & (blocks["second_max"] >= second_min)]]
+            elif group["count"]:
+                runs.append(_run(group))
+        return runs
 
     def all_runs(self) -> list[Run]:
         """Return every verifiable run of the file in order of position: blocks of cut groups, else groups."""
@@ -119,13 +132,13 @@ class Directory:
         for group in self.groups:
             if group["blocks"]:
                 first = int(group["first_block"])
-                runs += [_block_run(block) for block in self.blocks[first : first + int(group["blocks"])]]
+                runs += [_run(block) for block in self.blocks[first : first + int(group["blocks"])]]
             elif group["count"]:
                 runs.append(Run(int(group["offset"]), int(group["length"]), int(group["crc32"]), int(group["count"])))
         return runs
 
 
-def _block_run(block: Any) -> Run:
+def _run(block: Any) -> Run:
     return Run(int(block["offset"]), int(block["length"]), int(block["crc32"]), int(block["count"]))
 
 

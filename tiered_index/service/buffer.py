@@ -9,7 +9,6 @@ Invariants: a chunk never changes but for its hashes being filled in; a call is 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,24 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import BackPressure
-from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.schema import Schema
+from tiered_index.service.batch_query import Found, QuestionBatch
+from tiered_index.service.columns import Columns, hash_columns
 from tiered_index.service.rows import Question, rows_of_columns
+from tiered_index.service.topics import TopicTable
 
-__all__ = ["BufferedChunk", "Chunk", "Columns", "WriteBuffer", "hash_columns", "later_positions"]
+__all__ = ["BufferedChunk", "Chunk", "WriteBuffer", "later_positions"]
 
-Columns = dict[str, npt.NDArray[Any]]
-"""Native-order columns of equal length: `second`, `key_hash`, `topic_id`, `queue_id`, `offset`, `size`, and the schema's extra ones."""
 Row = tuple[Any, ...]
 """(topic, key, topic_id, queue_id, offset, size, second, *caller columns)"""
 _MERGE_BELOW = 1 << 14
 # small chunks are merged so that a query meets few; larger ones are not worth copying
-
-
-def hash_columns(topics: Sequence[str], topic_index: npt.NDArray[Any], keys: Any, schema: Schema) -> Columns:
-    """Return `key_hash` and, for a keyed schema, `fingerprint` of n rows; arguments as `hash_batch`, keys as `code_units` takes them."""
-    hashes, fingerprints = hash_batch(topics, topic_index, code_units(keys))
-    return {"key_hash": hashes, "fingerprint": fingerprints} if schema.keyed else {"key_hash": hashes}
 
 
 def later_positions(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
@@ -87,7 +80,7 @@ def _columns_of(rows: list[Row], schema: Schema) -> Columns:
 
 
 class BufferedChunk:
-    """A chunk as a query's handle; `topic_ids` are the ids that mean the topic asked for."""
+    """A chunk as a query's handle."""
 
     file_id = "buffer"
     place = "buffer"
@@ -95,16 +88,23 @@ class BufferedChunk:
     is_local = True
     sequence = 2**62
 
-    def __init__(self, chunk: Chunk, topic_ids: frozenset[int], schema: Schema) -> None:
+    def __init__(self, chunk: Chunk, topics: TopicTable, schema: Schema) -> None:
         self._columns = chunk.columns()
-        self._topic_ids = topic_ids
+        self._topics = topics
         self._schema = schema
         seconds = self._columns["second"]
         self.second_min, self.second_max = int(seconds.min()), int(seconds.max())
 
     def search(self, question: Question) -> npt.NDArray[Any]:
         """Return the rows that answer `question`, in no order."""
-        return rows_of_columns(self._columns, question, self._topic_ids, self._schema)
+        return rows_of_columns(self._columns, question, self._topics.ids(question.topic), self._schema)
+
+    def search_many(self, batch: QuestionBatch) -> Found:
+        """Return the rows that answer each question, in no order."""
+        items, questions = batch.join(self._columns["key_hash"])
+        picked = {name: values[items] for name, values in self._columns.items()}
+        pairs = [(topic_id, topic) for topic in batch.topics for topic_id in self._topics.ids(topic)]
+        return batch.select(picked, questions, picked["second"], pairs, self._schema)
 
 
 class WriteBuffer:

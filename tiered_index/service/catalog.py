@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from tiered_index.service.batch_query import Found, QuestionBatch
 from tiered_index.service.rows import Array, Question
 from tiered_index.service.skiplist import Node, TimeRangeSkipList
 
@@ -41,6 +42,10 @@ class Handle(Protocol):
 
     def search(self, question: Question) -> Array:
         """Return the rows that answer `question`, in no order; raises a typed error where they can't be read."""
+        ...
+
+    def search_many(self, batch: QuestionBatch) -> Found:
+        """Return the rows that answer each question of a batch, in no order; errors as `search`."""
         ...
 
 

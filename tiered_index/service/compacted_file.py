@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, ObjectNotFound, StorageUnavailable, TieredIndexError
 from tiered_index.format.trailer import TAIL_SIZE, Metadata, Run, Tail, Trailer, parse_trailer
+from tiered_index.service.batch_query import Found, QuestionBatch
 from tiered_index.service.root import disk_error
 from tiered_index.service.rows import Question, concatenate, select_items
 from tiered_index.service.storage_log import StoredObject
@@ -28,6 +29,8 @@ from tiered_index.storage.base import ByteRange, Storage
 __all__ = ["CompactedFile", "DamagedFile", "LocalBytes", "MissingObject", "StorageBytes", "open_local", "open_stored", "read_runs"]
 
 Array = npt.NDArray[Any]
+_RUNS_AT_ONCE = 512
+# slot groups of a batch held in memory at a time: some 8 MiB
 
 
 class MissingObject(ObjectNotFound):
@@ -156,6 +159,17 @@ class CompactedFile:
         assert self.stored is not None
         return _search(self.stored, question)
 
+    def search_many(self, batch: QuestionBatch) -> Found:
+        """Return the rows that answer each question, in no order; every slot group is read and checked once."""
+        if self.local is not None:
+            try:
+                return _search_many(self.local, batch)
+            except (CorruptFile, StorageUnavailable):
+                if self.stored is None:
+                    raise
+        assert self.stored is not None
+        return _search_many(self.stored, batch)
+
     def metadata(self) -> Metadata:
         """Return the file's metadata."""
         source: _Bytes | None = self.local or self.stored
@@ -179,6 +193,32 @@ def _search(source: _Bytes, question: Question) -> Array:
         for data in read_runs(source, runs)
     ]
     return concatenate(parts, layout.schema)
+
+
+def _search_many(source: _Bytes, batch: QuestionBatch) -> Found:
+    trailer = source.trailer()
+    metadata = trailer.metadata
+    layout = metadata.layout
+    pairs = [(topic_id, name) for topic_id, name in metadata.topics if name in batch.topics]
+    wanted = batch.overlapping(metadata.second_min, metadata.second_max)
+    if metadata.topics:
+        names = {name for _, name in pairs}
+        here = np.array([topic in names for topic in batch.topics], bool)
+        wanted = wanted[here[batch.topic_index[wanted]]] if len(here) else wanted
+    runs: list[Run] = []
+    if len(wanted):
+        low, high = int(batch.second_min[wanted].min()), int(batch.second_max[wanted].max())
+        runs = trailer.directory.runs_of(batch.key_hash[wanted] % layout.slots, low, high)
+    found = [Found(np.zeros(0, np.int64), concatenate([], layout.schema))]
+    begin_s = metadata.begin_ms // 1000
+    for start in range(0, len(runs), _RUNS_AT_ONCE):
+        data = b"".join(read_runs(source, runs[start : start + _RUNS_AT_ONCE]))
+        items = np.frombuffer(data, layout.schema.item)
+        places, questions = batch.join(items["key_hash"])
+        picked = items[places]
+        seconds = begin_s + picked["time_diff_s"].astype(np.int64)
+        found.append(batch.select(picked, questions, seconds, pairs if metadata.topics else None, layout.schema))
+    return Found(np.concatenate([f.questions for f in found]), np.concatenate([f.rows for f in found]))
 
 
 def read_runs(source: _Bytes, runs: list[Run]) -> list[memoryview]:
@@ -256,3 +296,7 @@ class DamagedFile:
     def search(self, question: Question) -> Array:
         """Raise the error that made the file unreadable."""
         raise self.error.with_traceback(None)  # else each lookup would lengthen the trace of the one before
+
+    def search_many(self, batch: QuestionBatch) -> Found:
+        """Raise the error that made the file unreadable."""
+        raise self.error

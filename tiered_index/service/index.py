@@ -17,6 +17,7 @@ from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageUnavailable, TieredIndexError
 from tiered_index.format.schema import Schema
+from tiered_index.service.batch_query import QueryResults
 from tiered_index.service.buffer import BufferedChunk
 from tiered_index.service.catalog import Handle
 from tiered_index.service.compacted_file import DamagedFile, MissingObject
@@ -24,7 +25,6 @@ from tiered_index.service.lifecycle import Progress
 from tiered_index.service.log_records import LogState
 from tiered_index.service.opening import open_parts
 from tiered_index.service.query import LOG_RETRIES, check_lost
-from tiered_index.service.rows import Question
 from tiered_index.service.unsealed_file import UnsealedFile
 from tiered_index.service.validation import batch_columns, check_keys, check_number, check_position, is_plain, message_row
 from tiered_index.service.workers import Worker
@@ -204,11 +204,21 @@ class IndexService:
                 lost |= check_lost(error, self._lifecycle.refresh(), allow_partial)
         raise StorageUnavailable(f"{self._storage.uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
 
-    def query_many(self, lookups: Iterable[Lookup], allow_partial: bool = False) -> list[QueryResult]:
-        """Answer many lookups, in their order; arguments and errors as `query`."""
-        return [
-            self.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count, q.cursor, allow_partial) for q in lookups
-        ]
+    def query_many(self, lookups: Iterable[Lookup], allow_partial: bool = False) -> QueryResults:
+        """Answer many lookups at once, in their order, each file read once for all of them; arguments and errors as `query`.
+
+        The result is a sequence of `QueryResult`, each made when it is looked at.
+        """
+        self._check_open()
+        asked = list(lookups)
+        lost: set[str] = set()
+        for _ in range(LOG_RETRIES):
+            try:
+                with self._catalog.reading():
+                    return self._engine.query_many(self._handles, asked, allow_partial, lost=frozenset(lost))
+            except MissingObject as error:
+                lost |= check_lost(error, self._lifecycle.refresh(), allow_partial)
+        raise StorageUnavailable(f"{self._storage.uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
 
     # State
 
@@ -303,14 +313,11 @@ class IndexService:
         self._lock.release()
         self._storage.close()
 
-    def _handles(self, question: Question) -> Sequence[Handle]:
+    def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
         """Return what may hold answers. The buffer is looked at before the files, so that an entry on its way is met at least once."""
-        ids = self._topics.ids(question.topic)
-        buffered = [
-            BufferedChunk(chunk, ids, self._schema) for chunk in self._buffer.snapshot() if chunk.count
-        ]
-        hits = [b for b in buffered if b.second_min <= question.second_max and b.second_max >= question.second_min]
-        found = [*hits, *self._catalog.overlapping(question.second_min, question.second_max)]
+        buffered = [BufferedChunk(chunk, self._topics, self._schema) for chunk in self._buffer.snapshot() if chunk.count]
+        found: list[Handle] = [b for b in buffered if b.second_min <= second_max and b.second_max >= second_min]
+        found += self._catalog.overlapping(second_min, second_max)
         if (error := self._session.log_error) is not None:
             found.append(DamagedFile("log", "storage", 0, MAX_TIMESTAMP_MS // 1000, error))
         return found

@@ -19,8 +19,9 @@ import numpy.typing as npt
 from tiered_index.clock import Clock
 from tiered_index.errors import TieredIndexError
 from tiered_index.format.layout import Layout
-from tiered_index.service.buffer import Columns, later_positions
+from tiered_index.service.buffer import later_positions
 from tiered_index.service.catalog import Catalog
+from tiered_index.service.columns import Columns
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.topics import TopicTable
 from tiered_index.service.unsealed_file import Reserve, UnsealedFile
@@ -47,16 +48,24 @@ class LaneContext:
 
 
 class Lane:
-    """One lane; `reserves` says whether the next file's space is taken ahead."""
+    """One lane; `reserves` says whether the next file's space is taken ahead.
 
-    def __init__(self, name: str, layout: Layout, context: LaneContext, *, reserves: bool) -> None:
+    `known` returns the durable positions of all sources: each file begins with them, so that the newest file and the log's newest record
+    that has any say all of them, whatever becomes of older files.
+    """
+
+    def __init__(
+        self, name: str, layout: Layout, context: LaneContext, *, reserves: bool, known: Callable[[], dict[str, int]] = dict
+    ) -> None:
         self.name = name
         self.layout = layout
         self.active: UnsealedFile | None = None
         self._context = context
         self._reserves = reserves
         self._reserve: Reserve | None = None
+        self._known = known
         self._carried: dict[str, int] = {}
+        self._given_up: list[UnsealedFile] = []
 
     def write(self, columns: Columns, done: int, positions: dict[str, int], progress: Callable[[int], None]) -> None:
         """Make rows `done`.. of `columns` durable; `progress` is told how many are after each append.
@@ -104,6 +113,8 @@ class Lane:
             piece, [(topic_id, self._context.topics.name(topic_id)) for topic_id in ids], later_positions(self._carried, positions)
         )
         self._carried = {}
+        while self._given_up:
+            self._given_up.pop().discard()
         if self._context.catalog.get(file.file_id) is not None:
             self._context.catalog.extend(file)
         elif file.count:
@@ -136,6 +147,7 @@ class Lane:
         except OSError as error:
             reserve.discard()
             raise disk_error(error, f"beginning a file in {self._context.root.path}") from error
+        self._carried = later_positions(self._carried, self._known())
         return self.active
 
     def _take_space(self) -> Reserve:
@@ -169,10 +181,15 @@ class Lane:
         return file
 
     def _give_up(self, file: UnsealedFile) -> None:
-        """Drop an active file without entries; the positions in its journal go to the next one."""
+        """Drop a file without entries; the positions in its journal go to the next one, and only then is it deleted."""
         self._carried = later_positions(self._carried, file.positions)
-        self.active = None
-        file.discard()
+        if self.active is file:
+            self.active = None
+        file.release()
+        if file.positions:
+            self._given_up.append(file)
+        else:
+            file.discard()
 
     def reserved_bytes(self) -> int:
         """Disk space taken ahead."""

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,8 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, StorageError, StorageUnavailable, TieredIndexError, WriterFenced
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.names import COMPACTED, DATA_PREFIX, STATES, UPLOADED, data_name, data_prefix
-from tiered_index.service.catalog import Catalog
+from tiered_index.service.buffer import later_positions
+from tiered_index.service.catalog import Catalog, Handle
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile, StorageBytes, open_local, open_stored, read_runs
 from tiered_index.service.flusher import Flusher
 from tiered_index.service.lanes import QUARANTINE
@@ -68,6 +69,17 @@ def verify_runs(file: CompactedFile) -> None:
     runs = file.local.trailer().directory.all_runs()
     for start in range(0, len(runs), _VERIFY_RUNS):
         read_runs(file.local, runs[start : start + _VERIFY_RUNS])
+
+
+def _positions_of(handles: Iterable[Handle]) -> dict[str, int]:
+    """Return the greatest position of each source that local files say."""
+    positions: dict[str, int] = {}
+    for handle in handles:
+        if isinstance(handle, UnsealedFile):
+            positions = later_positions(positions, handle.positions)
+        elif isinstance(handle, CompactedFile) and handle.local is not None:
+            positions = later_positions(positions, handle.metadata().source_positions)
+    return positions
 
 
 class Lifecycle:
@@ -172,29 +184,38 @@ class Lifecycle:
         return sorted(files, key=lambda file: (file.lane != QUARANTINE, file.sequence))
 
     def _durable_positions(self, file: CompactedFile) -> dict[str, int]:
-        """Return the source positions that are true once `file` is published.
+        """Return the source positions that are true once `file` is published: those before which no entry waits in another file.
 
-        Main files are published in the order in which they were filled, so only entries in quarantine and in damaged files can be missing.
+        A main file's positions say nothing of quarantine and of damaged files; a quarantine file's say nothing of main files.
         """
-        for other in self._catalog.all():
-            if isinstance(other, DamagedFile):
-                return {}
-            waiting = isinstance(other, UnsealedFile) or (isinstance(other, CompactedFile) and other.stored is None)
-            if waiting and other.lane == QUARANTINE and other.file_id != file.file_id:
-                return {}
-        return file.metadata().source_positions if file.lane != QUARANTINE else {}
+        handles = self._catalog.all()
+        waiting = [h for h in handles if h.file_id != file.file_id and not (isinstance(h, CompactedFile) and h.stored is not None)]
+        if any(isinstance(h, DamagedFile) or h.lane == QUARANTINE or h.sequence < file.sequence for h in waiting):
+            return {}
+        if waiting:
+            return file.metadata().source_positions if file.lane != QUARANTINE else {}
+        return _positions_of([file, *handles])
 
     def _retirable(self) -> list[CompactedFile]:
-        """Return local copies that have been kept long enough, and the oldest of those beyond the bound in bytes."""
-        kept = [h for h in self._catalog.all() if isinstance(h, CompactedFile) and h.local is not None and h.stored is not None]
+        """Return local copies that have been kept long enough, and the oldest of those beyond the bound in bytes.
+
+        A copy stays while it is the last to say a source's position: one that the log and the younger local files don't reach.
+        """
+        handles = self._catalog.all()
+        kept = [h for h in handles if isinstance(h, CompactedFile) and h.local is not None and h.stored is not None]
         kept.sort(key=lambda file: file.sequence)
         total = sum(file.local.size_bytes for file in kept if file.local is not None)
         bound = self._config.local_keep_bytes
         before_ms = self._clock.now_ms() - round(self._config.local_keep_s * 1000)
+        logged = self._session.log.state.positions
         chosen = []
         for file in kept:
             assert file.local is not None and file.stored is not None
-            if file.stored.stored.published_ms <= before_ms or (bound is not None and total > bound):
+            if file.stored.stored.published_ms > before_ms and (bound is None or total <= bound):
+                continue
+            said = later_positions(logged, _positions_of([h for h in handles if h.sequence > file.sequence]))
+            own = file.metadata().source_positions
+            if later_positions(said, own) == said:
                 chosen.append(file)
                 total -= file.local.size_bytes
         return chosen

@@ -155,7 +155,7 @@ def _assemble(
 
     context = LaneContext(root, catalog, topics, clock, marker.offset_space, itertools.count(recovered.next_sequence), admit)
     small = Layout(layout.preset, layout.schema, layout.slots, min(layout.items, _QUARANTINE_ITEMS))
-    main = Lane(MAIN, layout, context, reserves=True)
+    main = Lane(MAIN, layout, context, reserves=True, known=lambda: flusher.positions)
     quarantine = Lane(QUARANTINE, small, context, reserves=False)
     flusher = Flusher(buffer, main, quarantine, clock, max_late_s=config.max_late_s, max_early_s=config.max_early_s)
     flusher.positions = later_positions(recovered.positions, {})

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from tiered_index.errors import CorruptFile, InvalidArgument, PartialAnswer, StorageUnavailable, TieredIndexError
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.format.schema import Schema
+from tiered_index.service.batch_query import Found, QueryResults, QuestionBatch, TooManyPairs, best_answers
 from tiered_index.service.catalog import Handle
 from tiered_index.service.compacted_file import MissingObject
 from tiered_index.service.cursor import decode_cursor, encode_cursor, query_digest
@@ -24,10 +25,12 @@ from tiered_index.service.log_records import LogState
 from tiered_index.service.rows import Array, OrderKey, Question, concatenate, first_answers, item_maker, order_key
 from tiered_index.service.validation import check_key, check_topic
 from tiered_index.storage.wrappers import MeteredStorage, Usage
-from tiered_index.types import MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem, QueryResult
+from tiered_index.types import MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem, Lookup, QueryResult
 
-__all__ = ["LOG_RETRIES", "AnswerBudget", "QueryEngine", "ask", "check_lost"]
+__all__ = ["LOG_RETRIES", "AnswerBudget", "Handles", "QueryEngine", "ask", "check_lost"]
 
+Handles = Callable[[int, int], Sequence[Handle]]
+"""What may hold answers in an inclusive range of epoch seconds."""
 _NEVER_STORED = frozenset(("buffer", "unsealed", "compacted"))
 # places of which no byte lies in the storage, so nothing needs to be metered
 LOG_RETRIES = 100
@@ -66,15 +69,16 @@ class AnswerBudget:
         self._cutoff: int | None = None
         self.skipped = False
 
-    def add(self, rows: Array) -> None:
-        """Take in one file's rows."""
+    def add(self, rows: Array) -> int:
+        """Take in one file's rows; return how many those were."""
         if not len(rows):
-            return
+            return 0
         with self._lock:
             # one more than asked tells a full answer from a truncated one
             self._rows = first_answers(concatenate([self._rows, rows], self._schema), self._schema, self._max_count + 1)
             if len(self._rows) >= self._max_count:
                 self._cutoff = int(self._rows["second"][self._max_count - 1])
+        return len(rows)
 
     def spares(self, second_max: int) -> bool:
         """Return whether a file with this greatest second can't change the answer any more; if so the answer counts as truncated."""
@@ -92,10 +96,14 @@ class AnswerBudget:
 
 @dataclass
 class _Run:
-    """State of one running query."""
+    """State of one running query or batch.
 
-    question: Question
-    budget: AnswerBudget
+    `look` searches a file and takes in what it holds, returning how many rows that was; `spares` says by a file's greatest second
+    whether it needn't be read any more.
+    """
+
+    look: Callable[[Handle], int]
+    spares: Callable[[int], bool]
     reports: list[FileReport] = field(default_factory=list)
     errors: list[tuple[FileReport, TieredIndexError]] = field(default_factory=list)
     usages: list[Usage] = field(default_factory=list)
@@ -109,6 +117,7 @@ class QueryEngine:
         self, schema: Schema, item_type: type[IndexItem], threads: int, storage: MeteredStorage | None, offset_space: str = "custom"
     ) -> None:
         self._schema = schema
+        self._item_type = item_type
         self._make = item_maker(schema, item_type)
         self._threads = threads
         self._storage = storage
@@ -124,7 +133,7 @@ class QueryEngine:
 
     def query(
         self,
-        handles: Callable[[Question], Sequence[Handle]],
+        handles: Handles,
         topic: str,
         key: str,
         begin_ms: int | None,
@@ -142,44 +151,65 @@ class QueryEngine:
         """
         started = time.perf_counter()
         question = ask(self._schema, topic, key, begin_ms, end_ms, max_count, cursor)
-        run = _Run(question, AnswerBudget(self._schema, max_count))
-        self._read(run, handles(question), allow_partial)
-        for _, error in run.errors:
-            if isinstance(error, MissingObject) and error.name not in lost:
-                raise error
-        if run.errors and not allow_partial:
-            raise _error(run)
-        rows, more = run.budget.answers()
-        failed = tuple(report for report, _ in run.errors)
-        reports = run.reports
-        if len(reports) > 1:
-            reports = sorted(reports, key=lambda r: (-r.end_ms, r.file))
-        explain = Explain(
-            requests=sum([report.requests for report in reports]),
-            bytes=sum([report.bytes for report in reports]),
-            cost_usd=sum([usage.cost_usd for usage in run.usages]),
-            elapsed_ms=(time.perf_counter() - started) * 1000,
-            files_read=sum([report.outcome == "read" for report in reports]),
-            files_skipped=sum([report.outcome.startswith("skipped") for report in reports]),
-            files=tuple(reports),
-        )
+        budget = AnswerBudget(self._schema, max_count)
+        run = _Run(lambda handle: budget.add(handle.search(question)), budget.spares)
+        self._read(run, handles(question.second_min, question.second_max), allow_partial, lost)
+        rows, more = budget.answers()
+        failed = tuple([report for report, _ in run.errors])
         last = order_key(rows[-1], self._schema) if more else question.after
         return QueryResult(
             items=tuple([self._make(topic, row) for row in rows.tolist()]),
             status="partial" if failed else "truncated" if more else "complete",
             cursor=_cursor(question, last) if more and last is not None else None,
             failed=failed,
-            explain=explain,
+            explain=_explain(run, started),
         )
 
-    def _read(self, run: _Run, handles: Sequence[Handle], allow_partial: bool) -> None:
+    def query_many(
+        self, handles: Handles, lookups: Sequence[Lookup], allow_partial: bool, *, lost: frozenset[str] = frozenset()
+    ) -> QueryResults:
+        """Answer many lookups; arguments and errors as `query`. Files are not skipped by budget: each is read once for all."""
+        started = time.perf_counter()
+        batch = QuestionBatch(lookups)
+        parts: list[Found] = []
+
+        def look(handle: Handle) -> int:
+            found = handle.search_many(batch)
+            parts.append(found)
+            return len(found.rows)
+
+        def alone(q: Lookup) -> QueryResult:
+            return self.query(handles, q.topic, q.key, q.begin_ms, q.end_ms, q.max_count, q.cursor, allow_partial, lost=lost)
+
+        run = _Run(look, lambda second_max: False)
+        pages = {i: alone(q) for i, q in enumerate(lookups) if q.cursor is not None}
+        if len(lookups) > len(pages):
+            try:
+                self._read(run, handles(int(batch.second_min.min()), int(batch.second_max.max())), allow_partial, lost)
+            except TooManyPairs:
+                parts.clear()
+                pages = {i: alone(q) for i, q in enumerate(lookups)}
+        rows, starts, more = best_answers(batch, parts, self._schema)
+        failed = [report for report, _ in run.errors]
+        return QueryResults(batch, rows, starts, more, failed, _explain(run, started), self._schema, self._item_type, pages)
+
+    def _read(self, run: _Run, handles: Sequence[Handle], allow_partial: bool, lost: frozenset[str]) -> None:
+        """Search the handles; raise what can't be passed over."""
+        self._read_all(run, handles, allow_partial)
+        for _, error in run.errors:
+            if isinstance(error, MissingObject) and error.name not in lost:
+                raise error
+        if run.errors and not allow_partial:
+            raise _error(run)
+
+    def _read_all(self, run: _Run, handles: Sequence[Handle], allow_partial: bool) -> None:
         ordered = sorted(handles, key=lambda h: (-h.second_max, -h.sequence, h.file_id)) if len(handles) > 1 else handles
         waiting: set[Future[None]] = set()
         try:
             for handle in ordered:
                 if run.errors and not allow_partial:
                     break
-                if run.budget.spares(handle.second_max):
+                if run.spares(handle.second_max):
                     run.reports.append(_report(handle, "skipped_budget"))
                 elif handle.is_local:
                     self._search(run, handle)
@@ -204,7 +234,7 @@ class QueryEngine:
     def _search_late(self, run: _Run, handle: Handle, allow_partial: bool) -> None:
         if run.stop or (run.errors and not allow_partial):
             return
-        if run.budget.spares(handle.second_max):
+        if run.spares(handle.second_max):
             run.reports.append(_report(handle, "skipped_budget"))
         else:
             self._search(run, handle)
@@ -215,24 +245,38 @@ class QueryEngine:
         usage: Usage | None = None
         try:
             if place in _NEVER_STORED or self._storage is None:
-                rows = handle.search(run.question)
+                matched = run.look(handle)
             else:
                 with self._storage.measure() as usage:
                     run.usages.append(usage)
-                    rows = handle.search(run.question)
+                    matched = run.look(handle)
         except TieredIndexError as error:
             report = _report(handle, "failed", place, started, usage, error=error)
             run.reports.append(report)
             run.errors.append((report, error))
             return
-        run.budget.add(rows)
-        run.reports.append(_report(handle, "read", place, started, usage, matched=len(rows)))
+        run.reports.append(_report(handle, "read", place, started, usage, matched=matched))
 
     def _executor(self) -> ThreadPoolExecutor:
         with self._pool_lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._threads, "tiered-index-query")
             return self._pool
+
+
+def _explain(run: _Run, started: float) -> Explain:
+    reports = run.reports
+    if len(reports) > 1:
+        reports = sorted(reports, key=lambda r: (-r.end_ms, r.file))
+    return Explain(
+        requests=sum([report.requests for report in reports]),
+        bytes=sum([report.bytes for report in reports]),
+        cost_usd=sum([usage.cost_usd for usage in run.usages]),
+        elapsed_ms=(time.perf_counter() - started) * 1000,
+        files_read=sum([report.outcome == "read" for report in reports]),
+        files_skipped=sum([report.outcome.startswith("skipped") for report in reports]),
+        files=tuple(reports),
+    )
 
 
 def check_lost(error: MissingObject, state: LogState, allow_partial: bool) -> set[str]:

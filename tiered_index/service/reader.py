@@ -15,6 +15,7 @@ from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, StorageError, StorageUnavailable
 from tiered_index.format.schema import Schema
+from tiered_index.service.batch_query import QueryResults
 from tiered_index.service.catalog import Catalog, Handle
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile, MissingObject
 from tiered_index.service.lifecycle import show_stored
@@ -22,7 +23,6 @@ from tiered_index.service.log_records import Genesis, LogState
 from tiered_index.service.query import LOG_RETRIES, QueryEngine, check_lost
 from tiered_index.service.root import Marker, Root
 from tiered_index.service.root_view import RootView
-from tiered_index.service.rows import Question
 from tiered_index.service.session import check_genesis
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.storage.base import Storage
@@ -131,9 +131,20 @@ class IndexReader:
                 lost |= check_lost(error, self.refresh(), allow_partial)
         raise StorageUnavailable(f"{self._storage.uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
 
-    def query_many(self, lookups: Iterable[Lookup], allow_partial: bool = False) -> list[QueryResult]:
-        """Answer many lookups, in their order; arguments and errors as `query`."""
-        return [self.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count, q.cursor, allow_partial) for q in lookups]
+    def query_many(self, lookups: Iterable[Lookup], allow_partial: bool = False) -> QueryResults:
+        """Answer many lookups at once, in their order; arguments, answers and errors as `IndexService.query_many`."""
+        if self._closed:
+            raise InvalidArgument("the reader is closed")
+        self._refresh_if_due()
+        asked = list(lookups)
+        lost: set[str] = set()
+        for _ in range(LOG_RETRIES):
+            try:
+                with self._catalog.reading():
+                    return self._engine.query_many(self._handles, asked, allow_partial, lost=frozenset(lost))
+            except MissingObject as error:
+                lost |= check_lost(error, self.refresh(), allow_partial)
+        raise StorageUnavailable(f"{self._storage.uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
 
     def refresh(self) -> LogState:
         """Read what the log has gained; return its state."""
@@ -186,12 +197,8 @@ class IndexReader:
             self._log_error = error
             self._refreshed_s = self._clock.monotonic_s()
 
-    def _handles(self, question: Question) -> Sequence[Handle]:
-        return [
-            handle
-            for handle in self._all_handles()
-            if handle.second_min <= question.second_max and handle.second_max >= question.second_min
-        ]
+    def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
+        return [handle for handle in self._all_handles() if handle.second_min <= second_max and handle.second_max >= second_min]
 
     def _all_handles(self) -> list[Handle]:
         if self._view is None:

@@ -12,11 +12,13 @@ import mmap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.names import COMPACTED, JOURNAL_SUFFIX, STATES, UNSEALED, UPLOADED, file_id_of
+from tiered_index.service.batch_query import Found, QuestionBatch
 from tiered_index.service.catalog import Handle
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile, open_local
 from tiered_index.service.root import Root, disk_error
@@ -60,6 +62,13 @@ class UnsealedView:
         """Return the rows that answer `question`, in no order."""
         ids = frozenset(topic_id for topic_id, name in self.journal.topics.items() if name == question.topic)
         return select_items(self.entries(), self.journal.begin_ms // 1000, question, ids, self.journal.layout.schema)
+
+    def search_many(self, batch: QuestionBatch) -> Found:
+        """Return the rows that answer each question, in no order."""
+        items, questions = batch.join(self.entries()["key_hash"])
+        picked = self.entries()[items]
+        seconds = self.journal.begin_ms // 1000 + picked["time_diff_s"].astype(np.int64)
+        return batch.select(picked, questions, seconds, self.journal.topics.items(), self.journal.layout.schema)
 
 
 class RootView:

@@ -21,8 +21,11 @@ from tiered_index.errors import CorruptFile
 from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal
 from tiered_index.format.layout import Layout, read_header
 from tiered_index.format.names import UNSEALED, new_file_id
-from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain
-from tiered_index.service.buffer import Columns, later_positions
+from tiered_index.format.schema import PREVIOUS
+from tiered_index.format.unsealed import UnsealedTable, entries_view, normal_hashes, walk_chain
+from tiered_index.service.batch_query import Found, QuestionBatch
+from tiered_index.service.buffer import later_positions
+from tiered_index.service.columns import Columns
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.rows import Question, concatenate, select_few, select_items
 
@@ -272,6 +275,34 @@ class UnsealedFile:
             select = select_few if len(found) <= _FEW else select_items
             return select(whole[found], begin_s, question, ids, schema)
         return select_items(entries_view(self._map, self.layout, count), begin_s, question, ids, schema)
+
+    def search_many(self, batch: QuestionBatch) -> Found:
+        """Return the rows that answer each question, in no order: all chains are walked side by side, long ones scanned."""
+        schema, layout = self.layout.schema, self.layout
+        count = self.table.count
+        wanted = batch.overlapping(self.second_min, self.second_max)
+        entries = np.frombuffer(self._map, schema.entry, layout.items, layout.items_position)
+        hashes, following = entries["key_hash"], entries[PREVIOUS]
+        index = self.table.heads[batch.key_hash[wanted] % layout.slots].astype(np.int64)
+        pairs: list[tuple[Array, Array]] = []
+        for _ in range(_CHAIN_LIMIT):
+            going = np.flatnonzero(index > 0)
+            if not len(going):
+                break
+            index, wanted = index[going], wanted[going]
+            hit = normal_hashes(hashes[index]) == batch.key_hash[wanted]
+            pairs.append((index[hit], wanted[hit]))
+            older = following[index].astype(np.int64)
+            index = np.where(older < index, older, -1)
+        if np.any(index != 0):  # chains of hundreds, or ones that run backwards: the scan decides for every question
+            items, questions = batch.join(entries_view(self._map, layout, count)["key_hash"])
+            items += 1
+        else:
+            items = np.concatenate([found for found, _ in pairs]) if pairs else np.zeros(0, np.int64)
+            questions = np.concatenate([asked for _, asked in pairs]) if pairs else np.zeros(0, np.int64)
+        picked = entries[items]
+        seconds = self.table.begin_ms // 1000 + picked["time_diff_s"].astype(np.int64)
+        return batch.select(picked, questions, seconds, self.topics.items(), schema)
 
     def _as_journal(self) -> Journal:
         return Journal(

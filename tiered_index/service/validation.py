@@ -18,7 +18,7 @@ import pyarrow as pa
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import code_units
 from tiered_index.format.schema import Column, Schema
-from tiered_index.service.buffer import Columns, hash_columns
+from tiered_index.service.columns import Columns, hash_columns
 from tiered_index.service.topics import TopicTable
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
 

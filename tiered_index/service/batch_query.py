@@ -1,0 +1,241 @@
+"""Many lookups at once: every key is hashed in one pass, every file is read once, each byte of it at most once.
+
+`QuestionBatch` holds the lookups as columns. A file answers with (question, row) pairs; those of all files are brought into answer order
+by one sort and cut per question. Answers equal those of single queries; they are made into objects only when they are looked at.
+Memory: some 100 bytes an answer and 60 a question. Threads: a batch belongs to one call; results may be shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.hashing import code_units, hash_batch
+from tiered_index.format.schema import Schema
+from tiered_index.format.unsealed import normal_hashes
+from tiered_index.service.cursor import encode_cursor, query_digest
+from tiered_index.service.rows import Array, item_maker, order_key, row_dtype
+from tiered_index.service.validation import check_key, check_topic
+from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem, Lookup, QueryResult, Status
+
+__all__ = ["MAX_PAIRS", "Found", "QueryResults", "QuestionBatch", "TooManyPairs", "best_answers"]
+
+MAX_PAIRS = 1 << 22
+"""Pairs of items and questions that one file may make: 200 MiB. Beyond it (a hot key asked a thousand times) lookups go one by one."""
+
+
+class TooManyPairs(Exception):
+    """Internal: a batch is better answered one lookup at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one file holds for a batch: row i answers question `questions[i]`; times and identities are not looked at yet."""
+
+    questions: npt.NDArray[np.int64]
+    rows: Array
+
+
+class QuestionBatch:
+    """n validated lookups. Raises `InvalidArgument` naming the first bad one."""
+
+    def __init__(self, lookups: Sequence[Lookup]) -> None:
+        place = {topic: i for i, topic in enumerate(dict.fromkeys([q.topic for q in lookups]))}
+        for topic in place:
+            check_topic(topic)
+        self.lookups = lookups
+        self.topics = list(place)
+        self.topic_index = np.fromiter([place[q.topic] for q in lookups], np.int64, len(lookups))
+        self.second_min = _numbers("begin_ms", [0 if q.begin_ms is None else q.begin_ms for q in lookups]) // 1000
+        self.second_max = _numbers("end_ms", [MAX_TIMESTAMP_MS if q.end_ms is None else q.end_ms for q in lookups]) // 1000
+        self.max_count = _numbers("max_count", [q.max_count for q in lookups])
+        for number in np.flatnonzero(self.max_count < 1)[:1]:
+            raise InvalidArgument(f"lookup {number}: max_count must be at least 1, not {self.max_count[number]}")
+        for number, q in enumerate(lookups):
+            if q.begin_ms is not None and q.end_ms is not None and q.begin_ms > q.end_ms:
+                raise InvalidArgument(f"lookup {number}: begin_ms {q.begin_ms} is after end_ms {q.end_ms}")
+        keys = [q.key for q in lookups]
+        try:
+            units = code_units(keys)
+        except (TypeError, ValueError):  # Arrow's errors are among them; ours names the key
+            for key in keys:
+                check_key(key)
+            raise
+        for number in np.flatnonzero((units.lengths == 0) | (units.lengths > MAX_KEY_UNITS))[:1]:
+            check_key(keys[number])
+        self.key_hash, self.fingerprint = hash_batch(self.topics or ["-"], self.topic_index, units)
+
+    def __len__(self) -> int:
+        return len(self.lookups)
+
+    @cached_property
+    def _by_hash(self) -> npt.NDArray[np.int64]:
+        return np.argsort(self.key_hash, kind="stable")
+
+    @cached_property
+    def _sorted_hashes(self) -> npt.NDArray[np.int32]:
+        return self.key_hash[self._by_hash]
+
+    def join(self, hashes: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the (item, question) pairs whose hashes are equal, for stored hashes (n); 24 bytes an item for the search."""
+        stored = normal_hashes(hashes)
+        first = np.searchsorted(self._sorted_hashes, stored, "left")
+        last = np.searchsorted(self._sorted_hashes, stored, "right")
+        items = np.flatnonzero(last > first)
+        counts = (last - first)[items]
+        ends = np.cumsum(counts)
+        if len(ends) and int(ends[-1]) > MAX_PAIRS and len(self) > 1:
+            raise TooManyPairs
+        within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
+        return np.repeat(items, counts), self._by_hash[np.repeat(first[items], counts) + within]
+
+    def select(
+        self,
+        items: Array | Mapping[str, Array],
+        questions: npt.NDArray[np.int64],
+        seconds: npt.NDArray[np.int64],
+        topic_pairs: Iterable[tuple[int, str]] | None,
+        schema: Schema,
+    ) -> Found:
+        """Return what of matching `items` (m, as stored, or columns of that names) really answers `questions` (m).
+
+        `topic_pairs` are the (id, name) pairs of the file; None where it has no table.
+        """
+        keep = (seconds >= self.second_min[questions]) & (seconds <= self.second_max[questions])
+        if schema.keyed:
+            keep &= items["fingerprint"] == self.fingerprint[questions]
+        if topic_pairs is not None:
+            place = {topic: i for i, topic in enumerate(self.topics)}
+            allowed = np.array([place[name] << 32 | topic_id for topic_id, name in topic_pairs if name in place], np.int64)
+            asked = self.topic_index[questions] << 32 | items["topic_id"].astype(np.int64)
+            keep &= asked == allowed[0] if len(allowed) == 1 else np.isin(asked, allowed)
+        kept = np.flatnonzero(keep)
+        rows = np.empty(len(kept), row_dtype(schema))
+        rows["second"] = seconds[kept]
+        rows["key_hash"] = self.key_hash[questions[kept]]
+        for name in rows.dtype.names or ():
+            if name not in ("second", "key_hash"):
+                rows[name] = items[name][kept]
+        return Found(questions[kept], rows)
+
+    def overlapping(self, second_min: int, second_max: int) -> npt.NDArray[np.int64]:
+        """Return the questions whose range overlaps a file's."""
+        return np.flatnonzero((self.second_min <= second_max) & (self.second_max >= second_min))
+
+
+def _numbers(name: str, values: list[Any]) -> npt.NDArray[np.int64]:
+    try:
+        numbers = np.array(values)
+        if not values or numbers.dtype == np.int64:
+            return numbers.astype(np.int64)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    limit = np.iinfo(np.int64).max
+    for number, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidArgument(f"lookup {number}: {name} must be an integer, not {value!r:.80}")
+    return np.array([min(max(value, -limit), limit - 1) for value in values], np.int64)
+
+
+def best_answers(batch: QuestionBatch, parts: list[Found], schema: Schema) -> tuple[Array, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return the answers of all questions in order, where each question's start (n + 1), and which questions have more than asked."""
+    questions = np.concatenate([part.questions for part in parts]) if parts else np.zeros(0, np.int64)
+    rows = np.concatenate([part.rows for part in parts]) if parts else np.empty(0, row_dtype(schema))
+    order = np.argsort(questions, kind="stable")
+    questions, rows = questions[order], rows[order]
+    # a question with one row needs neither order nor identity, and most have one
+    shared = np.flatnonzero(np.bincount(questions, minlength=len(batch))[questions] > 1)
+    if len(shared):
+        part, asked = rows[shared], questions[shared]
+        identity = [part[name] for name in reversed(schema.identity_extra)]
+        keys: list[Array] = [-part["topic_id"].astype(np.int64), -part["size"].astype(np.int64), *identity]
+        part = part[np.lexsort([*keys, part["queue_id"], ~part["offset"], -part["second"], asked])]
+        rows[shared] = part
+        # one identity is one answer: the first in order is kept
+        columns = [part[name] for name in ("offset", "queue_id", *schema.identity_extra)]
+        same = np.lexsort([np.arange(len(part)), *columns, asked])
+        equal = asked[same][1:] == asked[same][:-1]
+        for values in columns:
+            equal &= values[same][1:] == values[same][:-1]
+        kept = np.ones(len(rows), bool)
+        kept[shared[same[1:][equal]]] = False
+        questions, rows = questions[kept], rows[kept]
+    starts = np.searchsorted(questions, np.arange(len(batch) + 1))
+    counts = np.diff(starts)
+    rank = np.arange(len(rows)) - starts[:-1][questions]
+    kept = rank < batch.max_count[questions]
+    ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.minimum(counts, batch.max_count))))
+    return rows[kept], ends, counts > batch.max_count
+
+
+class QueryResults(Sequence[QueryResult]):
+    """The answers of a batch, in the order of its lookups; each `QueryResult` is made when it is looked at.
+
+    `explain` is that of the whole batch, and so is each result's. `failed` names files that could not be read, where that was allowed.
+    """
+
+    def __init__(
+        self,
+        batch: QuestionBatch,
+        rows: Array,
+        starts: npt.NDArray[np.int64],
+        more: npt.NDArray[np.bool_],
+        failed: Sequence[FileReport],
+        explain: Explain,
+        schema: Schema,
+        item_type: type[IndexItem],
+        pages: Mapping[int, QueryResult],
+    ) -> None:
+        self._batch = batch
+        self._pages = pages
+        self._rows = rows
+        self._starts = starts
+        self._more = more
+        self._schema = schema
+        self._make = item_maker(schema, item_type)
+        self.failed = tuple(failed)
+        self.explain = explain
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """How many answers each lookup has (i64, n)."""
+        counts = np.diff(self._starts)
+        for number, page in self._pages.items():
+            counts[number] = len(page)
+        return counts
+
+    @overload
+    def __getitem__(self, index: int) -> QueryResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[QueryResult]: ...
+    def __getitem__(self, index: int | slice) -> QueryResult | list[QueryResult]:
+        if isinstance(index, slice):
+            return [self._result(i) for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return self._result(index % len(self))
+
+    def __iter__(self) -> Iterator[QueryResult]:
+        return map(self._result, range(len(self)))
+
+    def _result(self, number: int) -> QueryResult:
+        if number in self._pages:
+            return self._pages[number]
+        q = self._batch.lookups[number]
+        rows = self._rows[self._starts[number] : self._starts[number + 1]]
+        low, high = int(self._batch.second_min[number]), int(self._batch.second_max[number])
+        failed = tuple(report for report in self.failed if report.begin_ms // 1000 <= high and report.end_ms // 1000 >= low)
+        more = bool(self._more[number])
+        status: Status = "partial" if failed else "truncated" if more else "complete"
+        cursor = encode_cursor(order_key(rows[-1], self._schema), query_digest(q.topic, q.key, low, high)) if more else None
+        items: tuple[Any, ...] = tuple(self._make(q.topic, row) for row in rows.tolist())
+        return QueryResult(items=items, status=status, cursor=cursor, failed=failed, explain=self.explain)
