@@ -1,0 +1,170 @@
+"""`query_many` answers what `query` answers, lookup by lookup, in every state of the files."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tiered_index import IndexReader, IndexService, Lookup
+from tiered_index.clock import ManualClock
+from tiered_index.errors import CorruptFile, InvalidArgument, InvalidCursor
+from tiered_index.service import batch_query
+from tiered_index.storage.memory import MemoryStorage
+
+T = 1_700_000_000_000
+
+
+def put(index: IndexService, first: int, stop: int, topic: str, rng: random.Random) -> None:
+    n = stop - first
+    index.put_batch({
+        "topic": [topic] * n,
+        "queue_id": np.array([rng.randrange(3) for _ in range(n)]),
+        "key": ["hot" if i % 4 == 0 else f"k{i % 150}" for i in range(first, stop)],
+        "offset": np.arange(first, stop),
+        "size": np.full(n, 10),
+        "timestamp_ms": T + np.arange(first, stop) * 300,
+    })  # fmt: skip
+
+
+def lookups(rng: random.Random, count: int) -> list[Lookup]:
+    found = []
+    for _ in range(count):
+        begin = T + rng.randrange(-5_000, 1_300_000)
+        found.append(
+            Lookup(
+                topic=rng.choice(["t", "t", "t", "u", "nowhere"]),
+                key=rng.choice([f"k{rng.randrange(160)}", f"k{rng.randrange(160)}", "hot", "absent", "ключ"]),
+                begin_ms=rng.choice([None, begin]),
+                end_ms=rng.choice([None, begin + rng.randrange(400_000)]),
+                max_count=rng.choice([1, 2, 7, 64, 10_000]),
+            )
+        )
+    return [q if q.begin_ms is None or q.end_ms is None or q.begin_ms <= q.end_ms else Lookup(topic="t", key="hot") for q in found]
+
+
+def assert_same(index: IndexService | IndexReader, asked: list[Lookup]) -> None:
+    answers = index.query_many(asked)
+    assert len(answers) == len(asked)
+    assert answers.counts.tolist() == [len(answer) for answer in answers]
+    for q, answer in zip(asked, answers, strict=True):
+        alone = index.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count, q.cursor)
+        assert answer.items == alone.items, q
+        if alone.status == "complete":
+            assert answer.status == "complete" and answer.cursor is None, q
+        elif answer.status == "truncated":  # a batch reads every file, so it may know better that nothing follows
+            assert answer.cursor == alone.cursor, q
+        else:
+            rest = index.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count, alone.cursor)
+            assert rest.items == () and rest.status == "complete", q
+
+
+@pytest.fixture(params=["native", "rocketmq"])
+def index(request: pytest.FixtureRequest, tmp_path: Path):
+    """An index with files in every state and entries in the buffer."""
+    rng = random.Random(5)
+    clock = ManualClock(T + 3_600_000)
+    service = IndexService.open(
+        root=tmp_path / "root", preset=request.param, slots=64, items=1200, background=False, local_keep_s=100,
+        clock=clock, storage_backend=MemoryStorage(),
+    )  # fmt: skip
+    with service:
+        put(service, 0, 2000, "t", rng)
+        service.seal()
+        service.run_lifecycle()
+        clock.advance(200)
+        service.run_lifecycle()  # these have no local copy any more
+        put(service, 2000, 2600, "u", rng)
+        put(service, 2400, 3000, "t", rng)
+        service.seal()
+        service.run_lifecycle()
+        put(service, 2900, 3900, "t", rng)
+        service.flush()
+        put(service, 3900, 4100, "t", rng)
+        put(service, 10, 60, "t", rng)  # once more what was put before
+        assert {"storage", "uploaded", "unsealed"} <= set(service.health()["files"])
+        yield service
+
+
+def test_equals_single_queries_in_every_state(index: IndexService) -> None:
+    assert_same(index, lookups(random.Random(1), 300))
+
+
+def test_readers_equal_single_queries(index: IndexService) -> None:
+    index.flush()
+    asked = lookups(random.Random(2), 150)
+    with IndexReader.open(storage_backend=index.storage) as cold:
+        assert_same(cold, asked)
+    with IndexReader.open(root=index.config.root, storage_backend=index.storage) as beside:
+        assert_same(beside, asked)
+        for answer, alone in zip(beside.query_many(asked), index.query_many(asked), strict=True):
+            assert answer.items == alone.items
+
+
+def test_too_many_pairs_are_answered_one_by_one(index: IndexService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_query, "MAX_PAIRS", 50)
+    assert_same(index, lookups(random.Random(3), 60))
+
+
+def test_cursors_continue_within_a_batch(index: IndexService) -> None:
+    seen = []
+    cursor = None
+    while True:
+        answer, other = index.query_many([Lookup(topic="t", key="hot", max_count=100, cursor=cursor), Lookup(topic="t", key="k7")])
+        assert other.items == index.query("t", "k7").items
+        seen += answer.items
+        cursor = answer.cursor
+        if cursor is None:
+            break
+    assert seen == list(index.query("t", "hot", max_count=10_000).items)
+    with pytest.raises(InvalidCursor):
+        index.query_many([Lookup(topic="t", key="k7", cursor=index.query("t", "hot", max_count=1).cursor)])
+
+
+def test_each_slot_group_is_fetched_once(index: IndexService) -> None:
+    asked = [Lookup(topic="t", key=f"k{i}", max_count=10_000) for i in range(150)]
+    with IndexReader.open(storage_backend=index.storage) as reader:
+        reader.query_many(asked)
+        together = reader.query_many(asked).explain
+        alone = [reader.query(q.topic, q.key, max_count=10_000).explain for q in asked]
+    assert 0 < together.requests <= len(together.files)
+    assert together.requests * 20 < sum(explain.requests for explain in alone)
+    sizes = sum(stored.size_bytes for stored in index.log_state.objects.values())
+    assert together.bytes <= sizes
+
+
+def test_a_lost_object_fails_the_batch_or_is_named(index: IndexService) -> None:
+    name = next(iter(index.log_state.objects))
+    lost = index.log_state.objects[name]
+    with IndexReader.open(storage_backend=index.storage) as reader:
+        index.storage.delete(name)
+        asked = [Lookup(topic="t", key="k7"), Lookup(topic="t", key="k7", begin_ms=(lost.second_max + 1) * 1000)]
+        with pytest.raises(CorruptFile, match=name):
+            reader.query_many(asked)
+        touched, untouched = reader.query_many(asked, allow_partial=True)
+    assert touched.status == "partial" and [report.file for report in touched.failed] == [lost.file_id]
+    assert untouched.status == "complete"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Lookup(topic="", key="k"), Lookup(topic="t", key=""), Lookup(topic="t", key="k" * 40_000), Lookup(topic="t", key="k", max_count=0),
+        Lookup(topic="t", key="k", begin_ms=2, end_ms=1), Lookup(topic="t", key=5), Lookup(topic=5, key="k"),  # type: ignore[arg-type]
+        Lookup(topic="t", key="k", begin_ms=1.5), Lookup(topic="t", key="k", max_count="7"),  # type: ignore[arg-type]
+    ],
+)  # fmt: skip
+def test_bad_lookups_are_refused(index: IndexService, wrong: Lookup) -> None:
+    with pytest.raises(InvalidArgument):
+        index.query_many([Lookup(topic="t", key="k"), wrong])
+
+
+def test_no_lookups_and_slices(index: IndexService) -> None:
+    assert list(index.query_many([])) == []
+    answers = index.query_many([Lookup(topic="t", key=f"k{i}") for i in range(10)])
+    assert answers[2:4] == [answers[2], answers[3]]
+    assert answers[-1] == answers[9]
+    with pytest.raises(IndexError):
+        answers[10]
