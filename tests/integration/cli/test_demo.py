@@ -1,0 +1,52 @@
+"""The demo, scaled down: both kills happen, nothing is lost, no answer is wrong; on the embedded server and on a folder."""
+
+from __future__ import annotations
+
+import pytest
+
+PLACES = ["write buffer", "unsealed file", "compacted file", "uploaded, local copy", "storage only, first", "storage only"]
+
+
+def check(document):
+    assert document["status"] == "ok"
+    assert (document["entries_lost"], document["entries_strange"], document["wrong_answers"]) == (0, 0, 0)
+    assert document["entries_stored"] == document["entries_expected"] + document["entries_repeated"]
+    assert document["entries_expected"] == document["entries"] > document["messages"]
+    assert [f["place"] for f in document["lookups"]] == PLACES
+    states = [set(f["files"]) for f in document["lookups"]]
+    assert "unsealed" in states[1] and "compacted" in states[2] and states[3] == {"uploaded"} and states[5] == {"storage"}
+    assert all(f["requests_per_lookup"] == 0 for f in document["lookups"][:4])
+    assert all(f["requests_per_lookup"] > 0 and f["bytes_per_lookup"] > 0 for f in document["lookups"][4:])
+
+
+def test_the_demo_on_the_embedded_server(script, tmp_path):
+    outcome = script(
+        "demo", "--messages", 50_000, "--lookups", 200, "--cold-lookups", 40, "--json", "--quiet", timeout=90,
+        environment={"TIERED_INDEX_ROOT": str(tmp_path / "mine"), "TIERED_INDEX_PRESET": "rocketmq", "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert outcome.code == 0, outcome
+    assert outcome.err == ""
+    check(outcome.document)
+    assert "not those of S3" in outcome.document["storage"]
+    assert [kill["moment"] for kill in outcome.document["kills"]] == ["while writing", "in the middle of an upload"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_on_a_folder_prints_its_table(script, tmp_path):
+    uri = f"file://{tmp_path / 'store'}"
+    sizes = ("--messages", 20_000, "--lookups", 100, "--cold-lookups", 20)
+    outcome = script("demo", *sizes, "--storage", uri, "--keep", tmp_path / "kept", timeout=90)
+    assert outcome.code == 0, outcome
+    assert "all right" in outcome.out
+    for text in ("entries lost        0", "wrong answers       0", "kills survived"):
+        assert text in outcome.out
+    assert "SIGKILL" in outcome.err
+    assert (tmp_path / "kept" / "root" / "tiered_index.json").exists()
+    (folder,) = (tmp_path / "store").glob("demo-*")
+    kept = script("verify", "--deep", "--root", tmp_path / "kept" / "root", "--storage", f"file://{folder}", "--json")
+    assert (kept.code, kept.document["findings"]) == (0, [])
+
+
+@pytest.mark.parametrize("arguments", [("--messages", 5), ("--storage", "memory://x"), ("--storage", "gopher://x")])
+def test_bad_usage(script, arguments):
+    assert script("demo", *arguments).code == 2

@@ -1,0 +1,149 @@
+"""`ingest`: continued, changed, grown and bad sources, a held lock, and SIGKILL at random moments."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+
+import pyarrow.json
+import pyarrow.parquet
+import pytest
+
+from tests.integration.cli.conftest import BEGIN_MS, SCRIPT, Made, clean_environment, expected_offsets, message, write_source
+from tiered_index import IndexReader, IndexService
+
+SMALL = ("--slots", 32, "--items", 400)
+
+
+@pytest.fixture
+def made(tmp_path):
+    return Made(tmp_path)
+
+
+def found(made, topic, key):
+    with IndexReader.open(root=made.root) as reader:
+        answer = reader.query(topic, key, max_count=100_000)
+        assert answer.status == "complete"
+        return [item.offset for item in answer]
+
+
+def test_a_grown_file_is_continued_and_a_changed_one_refused(script, made):
+    where = ("ingest", made.source, "--root", made.root, "--storage", made.uri, *SMALL, "--json")
+    write_source(made.source, 0, 500)
+    first = script(*where).document
+    assert (first["messages"], first["entries"], first["resumed_from"]) == (500, 1000, 0)
+    again = script(*where).document
+    assert (again["messages"], again["resumed_from"], again["position"]) == (0, first["position"], first["position"])
+    write_source(made.source, 500, 700)
+    grown = script(*where).document
+    assert (grown["messages"], grown["resumed_from"], grown["source_name"]) == (200, first["position"], first["source_name"])
+    assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 700)
+    made.source.write_text(made.source.read_text().replace('"size": 100', '"size": 999', 1))
+    changed = script(*where)
+    assert (changed.code, changed.error["type"]) == (2, "InvalidArgument")
+    assert "--restart" in changed.error["message"]
+    assert script(*where, "--restart").document["messages"] == 700
+    assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 700)
+
+
+def test_the_position_survives_the_loss_of_the_root(script, made, tmp_path):
+    write_source(made.source, 0, 600)
+    assert script("ingest", made.source, "--root", made.root, "--storage", made.uri, *SMALL, "--wait").code == 0
+    write_source(made.source, 600, 650)
+    elsewhere = script("ingest", made.source, "--root", tmp_path / "other", "--storage", made.uri, "--wait", "--json")
+    assert elsewhere.document["messages"] == 50
+    with IndexReader.open(made.uri) as reader:
+        assert [item.offset for item in reader.query("orders", "k7")] == expected_offsets("orders", "k7", 650)
+
+
+def test_gzip_and_parquet_make_the_same_index(script, tmp_path):
+    plain = write_source(tmp_path / "m.ndjson", 0, 400)
+    packed, table = tmp_path / "m.ndjson.gz", tmp_path / "m.parquet"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    pyarrow.parquet.write_table(pyarrow.json.read_json(plain), table)
+    for source, position in ((packed, plain.stat().st_size), (table, 400)):
+        made = Made(tmp_path / source.suffix[1:])
+        where = ("ingest", source, "--root", made.root, "--storage", made.uri, *SMALL, "--json")
+        document = script(*where, "--wait").document
+        assert (document["messages"], document["entries"], document["position"]) == (400, 800, position)
+        assert set(document["files"]) == {"uploaded"}
+        assert script(*where).document["messages"] == 0
+        assert found(made, "payments", "k3") == expected_offsets("payments", "k3", 400)
+
+
+def test_a_bad_line_stops_there_and_a_repaired_file_goes_on(script, made):
+    good = [json.dumps(message(n)) for n in range(100)]
+    made.source.write_text("\n".join([*good[:60], '{"topic": "orders"}', *good[60:]]) + "\n")
+    where = ("ingest", made.source, "--root", made.root, "--storage", made.uri, *SMALL, "--json")
+    outcome = script(*where)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "line 61" in outcome.error["message"]
+    assert str(made.source) in outcome.error["message"]
+    assert found(made, "orders", "own-59") == [59]
+    assert found(made, "orders", "own-61") == []
+    skipped = script(*where, "--skip-bad").document
+    assert (skipped["messages"], skipped["skipped"], skipped["resumed_from"]) == (40, 1, sum(len(line) + 1 for line in good[:60]))
+    assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 100)
+
+
+def test_another_writer_is_named(script, made):
+    write_source(made.source, 0, 10)
+    with IndexService.open(root=made.root, storage=made.uri, slots=32, items=400):
+        outcome = script("ingest", made.source, "--root", made.root, "--json")
+    assert (outcome.code, outcome.error["type"], outcome.error["pid"]) == (5, "LockHeld", os.getpid())
+
+
+def test_a_full_disk_bound_is_code_7_and_loses_nothing(script, made):
+    write_source(made.source, 0, 3000)
+    environment = {"TIERED_INDEX_DISK_MAX_BYTES": "40000", "TIERED_INDEX_BUFFER_MAX_ENTRIES": "100"}
+    where = ("ingest", made.source, "--root", made.root, "--storage", made.uri, *SMALL, "--json")
+    outcome = script(*where, "--patience", "0.5", environment=environment)
+    assert outcome.code == 7, outcome
+    assert script(*where).code == 0
+    assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 3000)
+
+
+def holds_lock(root, pid):
+    try:
+        return f'"pid": {pid},' in (root / "lock").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_sigkill_at_any_moment_and_the_same_command_again(made):
+    """Every entry is found exactly once however often the command was killed, while the file grows. The seed is printed on failure."""
+    seed = random.SystemRandom().randrange(1 << 30)
+    moments = random.Random(seed)
+    rounds, grown = 6, 4000
+    count = rounds * grown
+    line = [SCRIPT, "ingest", made.source, "--root", made.root, "--storage", made.uri, "--slots", "32", "--items", "1000", "--wait"]
+    environment = clean_environment(TIERED_INDEX_FLUSH_INTERVAL_S="0.02", TIERED_INDEX_LIFECYCLE_INTERVAL_S="0.02")
+    kills = 0
+    for number in range(rounds):
+        write_source(made.source, number * grown, (number + 1) * grown)
+        process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+        # counted from the lock, or all moments would fall into the interpreter's start
+        deadline = time.monotonic() + 10
+        while not holds_lock(made.root, process.pid) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(moments.uniform(0, 0.12))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kills += process.returncode == -signal.SIGKILL
+    done = subprocess.run([*line, "--json"], capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert done.returncode == 0, (seed, done.stderr)
+    assert set(json.loads(done.stdout)["files"]) == {"uploaded"}
+    assert kills >= 2, seed
+    with IndexReader.open(made.uri) as reader:
+        for key in range(40):
+            for topic in ("orders", "payments"):
+                offsets = [item.offset for item in reader.query(topic, f"k{key}", max_count=count)]
+                assert offsets == expected_offsets(topic, f"k{key}", count), (seed, topic, key)
+        for number in moments.sample(range(count), 200):
+            answer = reader.query(message(number)["topic"], f"own-{number}")
+            assert [(i.offset, i.timestamp_ms) for i in answer] == [(number, BEGIN_MS + number * 1000)], (seed, number)

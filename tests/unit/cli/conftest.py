@@ -1,0 +1,46 @@
+"""Makers of source files for the command line's tests."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+BEGIN_MS = 1_700_000_000_000
+
+
+def message(number, **changes):
+    """Return message `number` as an NDJSON line's fields."""
+    fields = {
+        "topic": "orders" if number % 3 else "payments", "queue_id": number % 4, "keys": [f"k{number % 7}", f"u{number % 5}"],
+        "offset": number, "size": 100 + number % 50, "timestamp_ms": BEGIN_MS + number * 1000,
+    }  # fmt: skip
+    return fields | changes
+
+
+@pytest.fixture(autouse=True)
+def package_logger():
+    """Commands set the package's logger up for a process of their own; tests share one."""
+    logger = logging.getLogger("tiered_index")
+    before = logger.level, logger.propagate, list(logger.handlers)
+    yield
+    logger.level, logger.propagate, logger.handlers[:] = before
+
+
+@pytest.fixture
+def make_message():
+    return message
+
+
+@pytest.fixture
+def write_lines(tmp_path):
+    """Return a function that writes values (dicts as JSON, bytes as they are), one a line, and returns the path."""
+
+    def write(values, name="messages.ndjson"):
+        path = tmp_path / name
+        lines = [value if isinstance(value, bytes) else json.dumps(value).encode() for value in values]
+        path.write_bytes(b"".join(line + b"\n" for line in lines))
+        return path
+
+    return write

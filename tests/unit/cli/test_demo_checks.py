@@ -1,0 +1,139 @@
+"""The demo's judges: they must see a wrong answer, a lost entry, and one that nobody put."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tiered_index import IndexReader, IndexService
+from tiered_index.cli.demo.census import take_census
+from tiered_index.cli.demo.lookups import Lookups, Question, questions_of
+from tiered_index.cli.demo.stages import geometry_of
+from tiered_index.format.layout import NATIVE, Layout
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.model import ReferenceModel
+from tiered_index.testing.reference import ReferenceAnswers
+from tiered_index.testing.workload import BEGIN_MS, TOPICS, Workload
+
+
+@pytest.fixture(scope="module")
+def workload():
+    return Workload.generate(3000, seed=5)
+
+
+@pytest.fixture(scope="module")
+def reference(workload):
+    return ReferenceAnswers(workload)
+
+
+@pytest.fixture
+def index(workload, tmp_path):
+    with IndexService.open(
+        root=tmp_path / "root", storage="memory://demo", storage_backend=MemoryStorage(), slots=500, items=1000, background=False
+    ) as opened:
+        opened.put_batch(workload.entry_batch(0, len(workload)))
+        yield opened
+
+
+def test_a_workload_is_what_it_says(workload):
+    again, other = Workload.generate(3000, seed=5), Workload.generate(3000, seed=6)
+    for field in dataclasses.fields(workload):
+        mine, theirs = getattr(workload, field.name), getattr(again, field.name)
+        assert np.array_equal(mine, theirs) if isinstance(mine, np.ndarray) else mine == theirs
+    assert not np.array_equal(workload.timestamp_ms, other.timestamp_ms)
+    of = workload.topic.astype(np.int64) << 40 | workload.queue_id.astype(np.int64) << 32 | workload.offset
+    assert len(np.unique(of)) == len(workload)
+    assert set(workload.topic.tolist()) == set(range(len(TOPICS)))
+    assert workload.timestamp_ms.min() >= BEGIN_MS
+    assert workload.timestamp_ms.max() - workload.timestamp_ms.min() > 2.9 * 86_400_000
+    in_time = workload.timestamp_ms[~workload.late]
+    assert (np.diff(in_time) >= 0).all()
+    assert 5 < workload.late.sum() < 100
+    counts = np.bincount(workload.entry_key)
+    assert counts[0] > 20 * np.median(counts)
+    assert set(np.bincount(workload.entry_message).tolist()) == {1, 2}
+
+
+def test_expected_answers_are_the_reference_models(workload, reference):
+    model = ReferenceModel()
+    for message, key in zip(workload.entry_message.tolist(), workload.entry_key.tolist(), strict=True):
+        model.put(
+            TOPICS[workload.topic[message]], int(workload.queue_id[message]), workload.keys[key], int(workload.offset[message]),
+            int(workload.size[message]), int(workload.timestamp_ms[message]),
+        )  # fmt: skip
+    questions = questions_of(workload, 2800, 120, seed=3)
+    hits = 0
+    for question in [*questions, Question(TOPICS[0], workload.keys[0])]:
+        answers = model.query(question.topic, question.key, question.begin_ms, question.end_ms, None)
+        expected = [(a.timestamp_ms, a.queue_id, a.offset, a.size) for a in answers]
+        assert reference.answer(question.topic, question.key, question.begin_ms, question.end_ms) == expected
+        hits += len(expected)
+    assert hits > 500
+
+
+def test_right_answers_count_as_right(workload, reference, index):
+    lookups = Lookups(reference)
+    questions = questions_of(workload, 2800, 200, seed=4)
+    assert {q.key.split("-")[0] for q in questions} == {"order", "customer", "absent"}
+    assert {(q.begin_ms is None, q.end_ms is None) for q in questions} == {(True, True), (False, True), (False, False)}
+    measured = lookups.ask("here", {}, index.query, questions, paged=Question(TOPICS[0], workload.keys[0]), page=10)
+    assert measured.wrong == []
+    assert len(measured.latencies_ms) > 203
+    assert measured.to_dict()["wrong"] == 0
+
+
+LIES = {
+    "an answer is missing": lambda r: replace(r, items=r.items[1:]),
+    "another size": lambda r: replace(r, items=(replace(r.items[0], size=r.items[0].size + 1), *r.items[1:])),
+    "another order": lambda r: replace(r, items=r.items[::-1]),
+    "one too many": lambda r: replace(r, items=(*r.items, r.items[-1])),
+    "cut without saying so": lambda r: replace(r, items=r.items[:-1], status="truncated", cursor="c"),
+    "partial": lambda r: replace(r, status="partial"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_a_lie_is_a_wrong_answer(workload, reference, index, lie):
+    question = Question(TOPICS[0], workload.keys[3])
+
+    def query(*arguments):
+        return lie(index.query(*arguments))
+
+    measured = Lookups(reference).ask("here", {}, query, [question])
+    assert len(measured.wrong) == 1
+    assert workload.keys[3] in measured.wrong[0]
+
+
+def test_the_census_finds_what_is_lost_repeated_and_strange(workload, tmp_path):
+    storage = MemoryStorage()
+    with IndexService.open(
+        root=tmp_path / "root", storage="memory://demo", storage_backend=storage, slots=500, items=1000, background=False
+    ) as index:
+        index.put_batch(workload.entry_batch(0, 2990))
+        index.put_batch(workload.entry_batch(100, 200))
+        index.put(TOPICS[0], 0, "stranger", 10**9, 1, BEGIN_MS)
+        index.seal()
+        index.run_lifecycle()
+        with IndexReader.open(storage_backend=storage) as reader:
+            census = take_census(reader, workload)
+            missing = workload.entries - int(np.searchsorted(workload.entry_message, 2990))
+            low, high = np.searchsorted(workload.entry_message, (100, 200))
+            assert (census.lost, census.repeated, census.strange) == (missing, high - low, 1)
+            assert census.expected == workload.entries
+            whole = SimpleNamespace(files=lambda: [*reader.files()])
+            index.put_batch(workload.entry_batch(2990, 3000))
+            index.seal()
+            index.run_lifecycle()
+            reader.refresh()
+            assert take_census(whole, workload).lost == 0
+
+
+@pytest.mark.parametrize("entries", [12_000, 60_000, 2_400_000, 50_000_000])
+def test_every_geometry_makes_objects_of_more_than_one_part_and_less_than_16_mib(entries):
+    geometry = geometry_of(entries)
+    size = Layout(NATIVE, NATIVE.schema, geometry.slots, geometry.items).compacted_size(geometry.items - 1)
+    assert 5.5 * 2**20 < size < 15 * 2**20

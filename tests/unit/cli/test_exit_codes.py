@@ -1,0 +1,147 @@
+"""Every error's exit code, and what is said about it: by a command that raises it, through typer's runner and as a process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import tiered_index.errors as errors
+from tiered_index.cli.main import app, run
+from tiered_index.cli.session import Session, command
+
+RAISED = {
+    errors.InvalidArgument("bad"): 2,
+    errors.InvalidCursor("bad"): 2,
+    errors.ConfigError("bad"): 2,
+    errors.NotAnIndex("bad"): 2,
+    errors.SchemaMismatch("bad"): 2,
+    errors.StorageUnavailable("bad"): 3,
+    errors.StorageMisconfigured("bad"): 3,
+    errors.ObjectNotFound("bad"): 3,
+    errors.CorruptFile("bad", "worse"): 4,
+    errors.UnsupportedVersion("bad", "worse"): 4,
+    errors.LockHeld("bad", pid=1, host="h"): 5,
+    errors.WriterFenced("bad"): 5,
+    errors.PartialAnswer("bad"): 6,
+    errors.BackPressure("bad"): 7,
+    errors.DiskFull("bad"): 7,
+    RuntimeError("bad"): 70,
+    KeyboardInterrupt(): 130,
+}
+COMMANDS = ("demo", "ingest", "query", "files", "inspect", "dump", "verify", "recover")
+
+
+def invoke(act, *arguments):
+    """Run a command that does `act` with a session; return the result."""
+
+    @command
+    def probe(session: Session) -> int:
+        """Do what the test says."""
+        return act(session)
+
+    application = typer.Typer()
+    application.command()(probe)
+    return CliRunner().invoke(application, list(arguments))
+
+
+@pytest.mark.parametrize(("error", "code"), RAISED.items(), ids=lambda value: type(value).__name__)
+def test_the_code_of_every_error(error, code):
+    def act(session):
+        raise error
+
+    plain, as_json = invoke(act), invoke(act, "--json")
+    assert (plain.exit_code, as_json.exit_code) == (code, code)
+    assert (plain.stdout, as_json.stdout) == ("", "")
+    assert "Traceback" not in plain.stderr
+    if code != 130:
+        assert "bad" in plain.stderr
+        document = json.loads(as_json.stderr.splitlines()[0])["error"]
+        assert document["type"] == type(error).__name__
+        assert document["exit_code"] == code
+
+
+def test_every_error_class_of_ours_has_a_code_of_the_contract():
+    assert {getattr(errors, name).exit_code for name in errors.__all__} <= {2, 3, 4, 5, 6, 7, 70}
+
+
+def test_a_returned_code_is_the_exit_code():
+    assert invoke(lambda session: 6).exit_code == 6
+    assert invoke(lambda session: 0).exit_code == 0
+
+
+def test_a_traceback_only_with_debug():
+    def act(session):
+        raise RuntimeError("bad")
+
+    assert "Traceback" in invoke(act, "--debug").stderr
+
+
+def test_common_options_reach_the_configuration(tmp_path, monkeypatch):
+    seen = {}
+    settings = tmp_path / "settings.toml"
+    settings.write_text('query_threads = 3\nstorage = "file:///from-file"\nslots = 5\n')
+    monkeypatch.setenv("TIERED_INDEX_QUERY_THREADS", "4")
+
+    def act(session):
+        seen["config"] = session.config(items=9, preset=None)
+        return 0
+
+    assert invoke(act, "--config", str(settings), "--root", "r", "--storage", "file:///from-flag").exit_code == 0
+    config = seen["config"]
+    assert (config.storage, config.query_threads, config.slots, config.items) == ("file:///from-flag", 4, 5, 9)
+
+
+def test_an_unknown_setting_is_bad_usage(monkeypatch):
+    monkeypatch.setenv("TIERED_INDEX_SLOTZ", "4")
+    result = invoke(lambda session: session.config() and 0)
+    assert result.exit_code == 2
+    assert "SLOTZ" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["query"], ["query", "t", "k", "--nope"], ["nope"], ["query", "t", "k", "--begin", "x"], []])
+def test_bad_usage_is_code_2(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run(arguments)
+    assert ended.value.code == 2
+    with pytest.raises(SystemExit) as ended:
+        run([*arguments, "--json"])
+    assert ended.value.code == 2
+    captured = capsys.readouterr()
+    assert '"error"' in captured.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_examples(name):
+    result = CliRunner().invoke(app, [name, "--help"])
+    assert result.exit_code == 0
+    assert "Examples" in result.stdout
+    assert f"tiered-index {name}" in result.stdout
+    for option in ("--root", "--storage", "--config", "--json", "--debug"):
+        assert option in result.stdout
+
+
+def test_a_reader_that_leaves_is_no_error():
+    program = (
+        "from tiered_index.cli.session import command, Session\n"
+        "import typer\n"
+        "@command\n"
+        "def flood(session: Session) -> int:\n"
+        "    for number in range(100000):\n"
+        "        session.out.record({'number': number})\n"
+        "    return 0\n"
+        "app = typer.Typer()\n"
+        "app.command()(flood)\n"
+        "app(standalone_mode=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline() == b'{"number": 0}\n'
+    process.stdout.close()
+    errors_said = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(30) == 141
+    assert errors_said == b""

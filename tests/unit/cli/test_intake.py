@@ -1,0 +1,147 @@
+"""What `ingest` does with batches: bad messages, back-pressure, positions; and waiting for the storage."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tiered_index import IndexService
+from tiered_index.cli.ingest import Intake
+from tiered_index.cli.progress import Progress
+from tiered_index.cli.settling import settle
+from tiered_index.cli.sources.opening import open_source
+from tiered_index.errors import BackPressure, CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.storage_faults import FaultStorage
+
+
+@pytest.fixture
+def storage():
+    return FaultStorage(MemoryStorage())
+
+
+@pytest.fixture
+def make_index(tmp_path, storage):
+    opened = []
+
+    def make(**settings):
+        defaults = {"slots": 10, "items": 30, "background": False, "storage": storage.uri}
+        opened.append(IndexService.open(root=tmp_path / "root", storage_backend=storage, **(defaults | settings)))
+        return opened[-1]
+
+    yield make
+    for index in opened:
+        index.abandon()
+
+
+def intake_of(index, path, **settings):
+    return Intake(index, open_source(path), "source", settings.pop("skip_bad", False), settings.pop("patience_s", 0.3), **settings)
+
+
+def take_all(intake):
+    for batch in intake.source.batches(intake.position):
+        intake.take(batch)
+
+
+def found(index, key="k1", topic="orders"):
+    return sorted(item.offset for item in index.query(topic, key, max_count=1000))
+
+
+def test_a_bad_line_stops_there_and_names_itself(make_index, write_lines, make_message):
+    index = make_index()
+    good = [make_message(i, topic="orders", keys=["k1"]) for i in range(10)]
+    path = write_lines([*good[:4], b"nope", *good[4:]])
+    intake = intake_of(index, path)
+    with pytest.raises(InvalidArgument, match=r"messages\.ndjson, line 5: not JSON"):
+        take_all(intake)
+    assert found(index) == [0, 1, 2, 3]
+    index.flush()
+    assert index.durable_position("source") == sum(len(json.dumps(m)) + 1 for m in good[:4])
+
+
+def test_a_value_out_of_range_stops_there_too(make_index, write_lines, make_message):
+    index = make_index()
+    values = [make_message(i, topic="orders", keys=["k1"]) for i in range(6)]
+    values[3]["queue_id"] = -1
+    with pytest.raises(InvalidArgument, match="line 4: queue_id -1"):
+        take_all(intake_of(index, write_lines(values)))
+    assert found(index) == [0, 1, 2]
+
+
+def test_skip_bad_counts_and_goes_on(make_index, write_lines, make_message):
+    index = make_index()
+    good = [make_message(i, topic="orders", keys=["k1"]) for i in range(6)]
+    path = write_lines([b"nope", *good[:3], b"{}", *good[3:]])
+    intake = intake_of(index, path, skip_bad=True)
+    take_all(intake)
+    assert (intake.messages, intake.skipped, intake.entries) == (6, 2, 6)
+    assert found(index) == list(range(6))
+    index.flush()
+    assert index.durable_position("source") == path.stat().st_size
+
+
+def test_lines_with_and_without_topic_id_mix(make_index, write_lines, make_message):
+    index = make_index()
+    values = [make_message(i, topic="orders", keys=["k1"], **({"topic_id": 77} if i % 2 else {})) for i in range(8)]
+    take_all(intake_of(index, write_lines(values)))
+    assert found(index) == list(range(8))
+    assert {i.offset for i in index.query("orders", "k1", max_count=100) if i.topic_id == 77} == {1, 3, 5, 7}
+
+
+def test_back_pressure_is_answered_by_flushing(make_index, write_lines, make_message, monkeypatch):
+    monkeypatch.setattr("tiered_index.cli.sources.ndjson.BLOCK_BYTES", 2000)
+    index = make_index(buffer_max_entries=20)
+    take_all(intake_of(index, write_lines([make_message(i, topic="orders", keys=["k1"]) for i in range(200)])))
+    assert found(index) == list(range(200))
+
+
+def test_back_pressure_that_does_not_end_is_an_error_in_bounded_time(make_index, write_lines, make_message, monkeypatch):
+    monkeypatch.setattr("tiered_index.cli.sources.ndjson.BLOCK_BYTES", 2000)
+    index = make_index(buffer_max_entries=20, disk_max_bytes=4000)
+    with pytest.raises(BackPressure):
+        take_all(intake_of(index, write_lines([make_message(i) for i in range(2000)])))
+
+
+def no_progress(total):
+    return Progress("x", total, quiet=True)
+
+
+def test_settle_uploads_everything(make_index, write_lines, make_message):
+    index = make_index()
+    take_all(intake_of(index, write_lines([make_message(i) for i in range(100)])))
+    settle(index, 1, no_progress)
+    assert set(index.health()["files"]) == {"uploaded"}
+
+
+def test_settle_waits_out_a_storage_that_comes_back(make_index, write_lines, make_message, storage, monkeypatch):
+    monkeypatch.setattr("tiered_index.cli.settling._PAUSE_S", 0.01)
+    index = make_index()
+    take_all(intake_of(index, write_lines([make_message(i) for i in range(100)])))
+    storage.fail("put", times=3, name_prefix="data/")
+    settle(index, 5, no_progress)
+    assert set(index.health()["files"]) == {"uploaded"}
+
+
+def test_settle_gives_up_on_a_storage_that_stays_away(make_index, write_lines, make_message, storage, monkeypatch):
+    monkeypatch.setattr("tiered_index.cli.settling._PAUSE_S", 0.01)
+    index = make_index()
+    take_all(intake_of(index, write_lines([make_message(i) for i in range(100)])))
+    storage.fail("put", times=None, name_prefix="data/")
+    with pytest.raises(StorageUnavailable, match="scripted"):
+        settle(index, 0.1, no_progress)
+    assert set(index.health()["files"]) == {"compacted"}
+
+
+def test_settle_raises_the_error_of_a_damaged_file(make_index, write_lines, make_message, tmp_path):
+    index = make_index()
+    take_all(intake_of(index, write_lines([make_message(i) for i in range(10)])))
+    index.flush()
+    index.abandon()
+    (path,) = (tmp_path / "root" / "unsealed").glob("*.index")
+    data = bytearray(path.read_bytes())
+    data[28 + 8 * 10 + 36 * 3] ^= 1
+    path.write_bytes(data)
+    again = make_index()
+    with pytest.raises(CorruptFile):
+        settle(again, 1, no_progress)

@@ -1,0 +1,73 @@
+"""The printer: one JSON document or tables, errors on stderr, numbers as people read them."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from tiered_index.cli.output import Printer, describe_error, human_bytes, human_count, human_seconds
+from tiered_index.cli.progress import Progress
+from tiered_index.errors import CorruptFile, LockHeld
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (human_bytes(0), "0 B"), (human_bytes(1023), "1,023 B"), (human_bytes(1536), "1.5 KiB"), (human_bytes(5 << 50), "5,120.0 TiB"),
+        (human_count(7.84), "7.8"), (human_count(26.0), "26"), (human_count(1234567), "1,234,567"),
+        (human_seconds(0.00085), "0.85 ms"), (human_seconds(0.452), "452 ms"), (human_seconds(12.34), "12.3 s"),
+        (human_seconds(125), "2 min 05 s"),
+    ],
+)  # fmt: skip
+def test_numbers_for_people(shown, expected):
+    assert shown == expected
+
+
+def test_documents_are_json_whatever_text_they_hold(capsys):
+    printer = Printer(as_json=True)
+    printer.document({"topic": "\ud800 \u4e2d\n"})
+    assert json.loads(capsys.readouterr().out) == {"topic": "\ud800 \u4e2d\n"}
+
+
+def test_a_table_keeps_every_cell_whole_and_marks_nothing_up(capsys):
+    name = "data/" + "x" * 300 + "[bold]y[/bold]"
+    Printer(as_json=False).table(("file", "bytes"), [(name, 7), (None, 8)], right="bytes")
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [name, "7"] in rows
+    assert ["8"] in rows
+
+
+def test_errors_go_to_stderr_as_text_or_as_one_json_line(capsys):
+    Printer(as_json=False).error("InvalidArgument", "topic is empty")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "tiered-index: topic is empty\n")
+    error = LockHeld("held", pid=7, host="h")
+    Printer(as_json=True).error("LockHeld", str(error), **describe_error(error))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert json.loads(captured.err) == {"error": {"type": "LockHeld", "message": "held", "exit_code": 5, "pid": 7, "host": "h"}}
+
+
+def test_a_corrupt_file_names_its_place():
+    assert describe_error(CorruptFile("f", "bad", offset=9)) == {"exit_code": 4, "file": "f", "offset": 9}
+
+
+def test_quiet_means_no_notes(capsys):
+    Printer(as_json=False, quiet=True).note("x")
+    Printer(as_json=False).note("y")
+    assert capsys.readouterr().err == "y\n"
+
+
+def test_progress_off_a_terminal_is_a_line_now_and_then(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("tiered_index.cli.progress.time.monotonic", lambda: now[0])
+    stream, quiet = io.StringIO(), io.StringIO()
+    with Progress("ingesting", 200, quiet=False, stream=stream) as shown, Progress("x", 200, quiet=True, stream=quiet) as silent:
+        for step in range(12):
+            now[0] += 1
+            shown.update(step * 10, f"{step} entries")
+            silent.update(step)
+    assert stream.getvalue().splitlines() == ["ingesting: 20 %, 4 entries", "ingesting: 45 %, 9 entries"]
+    assert quiet.getvalue() == ""
