@@ -56,6 +56,7 @@ class ConnectionPool:
         self._idle: list[_Link] = []
         self._lent = 0
         self._closed = False
+        self._forking = False
         self._forked_while_lent = False
         self._writer = threading.Lock()
         with _registry_lock:
@@ -122,6 +123,7 @@ class ConnectionPool:
 
     def _take(self, *, make: bool) -> _Link | None:
         with self._state:
+            self._state.wait_for(lambda: not self._forking, self._timeout_s)
             if self._closed:
                 raise InvalidArgument(f"the storage {self.path} is closed")
             if self._forked_while_lent:
@@ -197,12 +199,15 @@ class ConnectionPool:
     def _before_fork(self) -> None:
         """Wait for lent connections, close all, and lend none until `_after_fork`, which the same thread calls."""
         self._state.acquire()
+        self._forking = True  # or threads that read on and on would never leave a moment without a lent connection
         self._state.wait_for(lambda: not self._lent, self._timeout_s)
         while self._idle:
             self._idle.pop().connection.close()
 
     def _after_fork(self, *, child: bool) -> None:
         self._forked_while_lent |= child and self._lent > 0
+        self._forking = False
+        self._state.notify_all()
         self._state.release()
 
 
