@@ -287,7 +287,11 @@ class Lifecycle:
             self._session.log.publish(epoch, (stored,), positions=self._durable_positions(file))
         source, target = self._root.index_path(COMPACTED, file.file_id), self._root.index_path(UPLOADED, file.file_id)
         try:
-            self._root.disk.publish(source, target)
+            if source.exists():
+                self._root.disk.publish(source, target)
+            else:  # an earlier try moved it, but could not make that durable
+                self._root.disk.sync_folder(target.parent)
+                self._root.disk.sync_folder(source.parent)
         except OSError as error:
             raise disk_error(error, f"moving {source} to {target}") from error
         self._sent.pop(file.file_id, None)
