@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -11,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from tiered_index.cli.main import app
 
 SCRIPT = Path(sys.executable).with_name("tiered-index")
 BEGIN_MS = 1_700_000_000_000
@@ -106,6 +110,15 @@ class Made:
 @pytest.fixture(scope="session")
 def script():
     return run_script
+
+
+@pytest.fixture
+def in_process():
+    """Return a function that runs a command line in this process, for what ends before any work; it returns the exit code."""
+    logger = logging.getLogger("tiered_index")
+    before = logger.level, logger.propagate, list(logger.handlers)
+    yield lambda *arguments: CliRunner().invoke(app, list(arguments)).exit_code
+    logger.level, logger.propagate, logger.handlers[:] = before
 
 
 @pytest.fixture(scope="session")

@@ -48,5 +48,5 @@ def test_the_demo_on_a_folder_prints_its_table(script, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [("--messages", 5), ("--storage", "memory://x"), ("--storage", "gopher://x")])
-def test_bad_usage(script, arguments):
-    assert script("demo", *arguments).code == 2
+def test_bad_usage(arguments, in_process):
+    assert in_process("demo", *arguments) == 2

@@ -149,8 +149,6 @@ def test_a_storage_that_is_away_is_not_a_finding(script, damaged):
     assert (outcome.code, outcome.error["exit_code"]) == (3, 3)
 
 
-def test_nothing_to_verify_is_bad_usage(script, tmp_path):
-    assert script("verify").code == 2
-    assert script("verify", "--root", tmp_path).code == 2
-    assert script("verify", tmp_path / "none").code == 2
-    assert script("verify", "--storage", f"file://{tmp_path}").code == 2
+@pytest.mark.parametrize("arguments", [(), ("--root", "{}"), ("{}/none",), ("--storage", "file://{}")])
+def test_nothing_to_verify_is_bad_usage(arguments, tmp_path, in_process):
+    assert in_process("verify", *(text.format(tmp_path) for text in arguments)) == 2
