@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test test-all lint bench lock clean
+.PHONY: help setup demo test test-all test-s3 lint bench lock clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,10 +39,13 @@ lint: $(VENV)/.stamp-test ## ruff and mypy --strict
 	@$(BIN)/mypy
 
 test: lint ## every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" --durations=15 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not real_s3" --durations=15 $(PYTEST_ARGS)
 
 test-all: lint ## as test, and the slow soaks
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=30 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real_s3" --durations=30 $(PYTEST_ARGS)
+
+test-s3: $(VENV)/.stamp-test ## tests against a real S3 server, started for them (or $TIERED_INDEX_TEST_S3_ENDPOINT)
+	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m pytest -m real_s3 tests/real_s3 --durations=15 $(PYTEST_ARGS)
 
 bench: $(VENV)/.stamp-test ## measure this machine: put, compaction, lookups, as medians and ratios
 	@$(BIN)/python -m tests.benchmarks.engine

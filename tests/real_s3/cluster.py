@@ -1,0 +1,277 @@
+"""The smallest Ceph that is an S3 service: one monitor, one OSD on a sparse file, one gateway, on loopback ports that were free.
+
+Everything it writes lies in one state folder, which `init` fills and `remove` deletes. Acknowledged writes are on the disk, so the
+processes may be killed and started again. A process is ended only if its command line names this state folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.real_s3.packages import Programs
+
+ACCESS_KEY = "real-s3-access-key"
+SECRET_KEY = "real-s3-secret-key"
+_START_S = 60.0
+_GENTLE_STOP_S = 3.0
+_LOOK_S = 0.05
+_ORDER = ("ceph-mon", "ceph-osd", "radosgw")
+
+
+@dataclass(frozen=True)
+class Ports:
+    monitor: int
+    gateway: int
+
+
+class ClusterError(Exception):
+    """The cluster did not do what was asked; the message names the log to look at."""
+
+
+class Cluster:
+    """The cluster in `state`, run by `programs`."""
+
+    def __init__(self, programs: Programs, state: Path) -> None:
+        self.programs = programs
+        self.state = state
+
+    @property
+    def endpoint_url(self) -> str:
+        return f"http://127.0.0.1:{self._ports().gateway}"
+
+    @property
+    def initialised(self) -> bool:
+        return (self.state / "ready").exists()
+
+    def init(self) -> None:
+        """Make an empty cluster with one S3 user, and leave it stopped. An earlier one in this folder is stopped and deleted."""
+        self.remove()
+        for name in ("monitor", "osd", "run", "log", "gateway"):
+            (self.state / name).mkdir(parents=True)
+        (self.state / "keyring").touch()
+        ports = Ports(*_free_ports(2))
+        (self.state / "ports.json").write_text(json.dumps(asdict(ports)))
+        cluster_id = str(uuid.uuid4())
+        self._config().write_text(_configuration(self.state, self.programs, ports, cluster_id))
+        address = f"[v2:127.0.0.1:{ports.monitor}]"
+        monmap = str(self.state / "monmap")
+        try:
+            self._run("monmaptool", "--create", "--clobber", "--fsid", cluster_id, "--addv", "a", address, monmap)
+            self._run("ceph-mon", "--mkfs", "-i", "a", "--monmap", monmap)
+            self._launch("ceph-mon")
+            osd = str(uuid.uuid4())
+            self._administer("osd", "new", osd)
+            self._run("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", osd)
+            self._launch("ceph-osd")
+            self._make_user()
+        finally:
+            self.stop()
+        (self.state / "ready").touch()
+
+    def start(self) -> None:
+        """Start what does not run and return when the gateway answers."""
+        for program in _ORDER:
+            if self._running(program) is None:
+                self._launch(program)
+        self._until(self._answers, "the gateway did not answer")
+
+    def stop(self) -> None:
+        """End the processes, gently first: the gateway may hang while it shuts down."""
+        for program in reversed(_ORDER):
+            self._end(program, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill every process at once, as a power cut would as far as they can tell."""
+        for program in _ORDER:
+            self._end(program, signal.SIGKILL)
+
+    def remove(self) -> None:
+        """Stop what runs and delete the state."""
+        if self.state.exists():
+            self.stop()
+            shutil.rmtree(self.state)
+
+    def _make_user(self) -> None:
+        user = ("user", "create", "--uid=tests", "--display-name=tests", f"--access-key={ACCESS_KEY}", f"--secret-key={SECRET_KEY}")
+        self._run("radosgw-admin", "-n", "client.rgw.a", *user)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        self._finish(program, self.programs.command(program, "-c", str(self._config()), *arguments), {})
+
+    def _administer(self, *arguments: str) -> None:
+        timeout = ("--connect-timeout", str(int(_START_S)))
+        command, environment = self.programs.python_command("ceph", "-c", str(self._config()), *timeout, *arguments)
+        self._finish("ceph", command, environment)
+
+    def _finish(self, program: str, command: list[str], environment: Mapping[str, str]) -> None:
+        # The programs' own time-outs end them where another process of the cluster does not answer; this bound is for what they lack.
+        done = subprocess.run(
+            command, env=self._environment(environment), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
+        )
+        with self._log(program).open("a") as log:
+            log.write(done.stdout + done.stderr)
+        if done.returncode:
+            raise ClusterError(f"{program} ended with {done.returncode}; see {self._log(program)}\n{done.stderr[-2000:]}")
+
+    def _launch(self, program: str) -> None:
+        identity = {"ceph-mon": ("-i", "a"), "ceph-osd": ("-i", "0"), "radosgw": ("-n", "client.rgw.a")}[program]
+        command = self.programs.command(program, "-f", "-c", str(self._config()), *identity)
+        with self._log(program).open("a") as log:
+            # A session of its own: an interrupt typed at a test run must not reach it before the run has put things in order.
+            process = subprocess.Popen(
+                command, env=self._environment({}), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        (self.state / "run" / f"{program}.pid").write_text(str(process.pid))
+
+    def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        modules = {"CEPH_CONF": str(self._config()), "OPENSSL_MODULES": str(self.programs.libraries / "ossl-modules")}
+        return {"PATH": os.environ.get("PATH", ""), "HOME": str(self.state), "LC_ALL": "C", **modules, **more}
+
+    def _running(self, program: str) -> int | None:
+        """Return the process's id if it lives and is ours: ids are given out again."""
+        try:
+            process_id = int((self.state / "run" / f"{program}.pid").read_text())
+            command = Path(f"/proc/{process_id}/cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError, ValueError):
+            return None
+        return process_id if str(self._config()).encode() in command else None
+
+    def _end(self, program: str, signal_number: signal.Signals) -> None:
+        process_id = self._running(program)
+        if process_id is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process_id, signal_number)
+            if not _wait_for(lambda: self._gone(program), _GENTLE_STOP_S):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process_id, signal.SIGKILL)
+                self._until(lambda: self._gone(program), f"{program} could not be killed")
+        (self.state / "run" / f"{program}.pid").unlink(missing_ok=True)
+
+    def _gone(self, program: str) -> bool:
+        process_id = self._running(program)
+        if process_id is None:
+            return True
+        # A child of this very process stays as a zombie until it is waited for; one of another process is that one's business.
+        with contextlib.suppress(ChildProcessError):
+            return os.waitpid(process_id, os.WNOHANG)[0] == process_id
+        return False
+
+    def _answers(self) -> bool:
+        for program in _ORDER:
+            if self._running(program) is None:
+                raise ClusterError(f"{program} ended; see {self._log(program)}")
+        try:
+            with urllib.request.urlopen(self.endpoint_url, timeout=5):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _until(self, condition: Callable[[], bool], otherwise: str) -> None:
+        if not _wait_for(condition, _START_S):
+            raise ClusterError(f"{otherwise} within {_START_S:.0f} s; see {self.state / 'log'}")
+
+    def _ports(self) -> Ports:
+        return Ports(**json.loads((self.state / "ports.json").read_text()))
+
+    def _config(self) -> Path:
+        return self.state / "ceph.conf"
+
+    def _log(self, program: str) -> Path:
+        return self.state / "log" / f"{program}.out"
+
+
+def _wait_for(condition: Callable[[], bool], bound_s: float) -> bool:
+    deadline_s = time.monotonic() + bound_s
+    while not condition():
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(_LOOK_S)
+    return True
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _configuration(state: Path, programs: Programs, ports: Ports, cluster_id: str) -> str:
+    plugins = programs.libraries
+    sections: dict[str, dict[str, object]] = {
+        "global": {
+            "fsid": cluster_id,
+            "mon host": f"v2:127.0.0.1:{ports.monitor}",
+            "public addr": "127.0.0.1",
+            "ms bind ipv6": "false",
+            # nobody but this user's processes reaches a loopback port, and keys would only slow the start
+            **{f"auth {who} required": "none" for who in ("cluster", "service", "client")},
+            "auth allow insecure global id reclaim": "true",
+            "mon warn on insecure global id reclaim": "false",
+            # without authentication the default, encrypted mode never connects
+            **{f"ms {who} mode": "crc" for who in ("cluster", "service", "client", "mon cluster", "mon service", "mon client")},
+            # one copy on one disk
+            "osd pool default size": 1,
+            "osd pool default min size": 1,
+            "mon allow pool size one": "true",
+            "osd crush chooseleaf type": 0,
+            "osd pool default pg num": 8,
+            "osd pool default pgp num": 8,
+            "osd pool default pg autoscale mode": "off",
+            "mon max pg per osd": 2000,
+            # a developer's disk is often nearly full
+            "mon data avail warn": 2,
+            "mon data avail crit": 1,
+            "run dir": state / "run",
+            "admin socket": f"{state}/run/$name.asok",
+            "pid file": f"{state}/run/$name.own-pid",
+            "log file": f"{state}/log/$name.log",
+            "debug rgw": 0,
+            "keyring": state / "keyring",
+            "plugin dir": plugins / "ceph",
+            "erasure code dir": plugins / "ceph" / "erasure-code",
+            "osd erasure code plugins": "",
+            "osd class dir": plugins / "rados-classes",
+            "compressor plugin dir": plugins / "ceph" / "compressor",
+            "crypto plugin dir": plugins / "ceph" / "crypto",
+        },
+        "mon.a": {"mon data": state / "monitor", "mon osd down out interval": 0},
+        "osd.0": {
+            "osd data": state / "osd",
+            "osd objectstore": "bluestore",
+            "bluestore block create": "true",
+            "bluestore block size": 10 << 30,
+            "bluestore fsck on mount": "false",
+            "osd memory target": 896 << 20,
+            "osd op num shards": 2,
+            "osd mclock skip benchmark": "true",
+        },
+        "client.rgw.a": {
+            "rgw data": state / "gateway",
+            # without tcp_nodelay every small answer waits 40 ms for an acknowledgement
+            "rgw frontends": f"beast endpoint=127.0.0.1:{ports.gateway} tcp_nodelay=1",
+            "rgw thread pool size": 64,
+            "rgw enable usage log": "false",
+            "rgw enable ops log": "false",
+            "rgw gc obj min wait": 30,
+        },
+    }
+    blocks = ("\n".join((f"[{name}]", *(f"{key} = {value}" for key, value in settings.items()))) for name, settings in sections.items())
+    return "\n".join(blocks) + "\n"
