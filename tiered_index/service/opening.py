@@ -112,22 +112,33 @@ def _join(
     config: IndexConfig, root: Root, session: StorageSession, marker: Marker | None, wanted: Genesis, uri: str
 ) -> tuple[Marker, Layout, LogState | None]:
     """Join the index in the storage and claim it; a root that is known may start while the storage is down."""
+    known = marker is not None
     root_id = marker.root_id if marker is not None else secrets.token_hex(8)
     try:
         genesis = session.join(wanted, lambda stored: replace(_wanted(config, stored), index_id=wanted.index_id))
-        layout = _wanted(config, genesis).layout
-        if marker is None or marker.storage != uri:
-            # before the claim: the lease names the root, and a root that forgot its name in a crash would be locked out by itself
-            marker = Marker(genesis.index_id, root_id, layout, genesis.offset_space, uri)
-            root.write_marker(marker)
-        session.claim(root_id)
     except StorageError as error:
         if marker is None or isinstance(error, StorageMisconfigured):
             raise
-        session.log_error = error
-        _log.warning("starting without the storage, files wait locally: %s", error)
+        _without_log(session, error)
         return marker, wanted.layout, None
+    layout = _wanted(config, genesis).layout
+    if marker is None or marker.storage != uri:
+        # before the claim: the lease names the root, and a root that forgot its name in a crash would be locked out by itself
+        marker = Marker(genesis.index_id, root_id, layout, genesis.offset_space, uri)
+        root.write_marker(marker)
+    try:
+        session.claim(root_id)
+    except StorageError as error:
+        if not known or isinstance(error, StorageMisconfigured):
+            raise
+        _without_log(session, error)
+        return marker, layout, None
     return marker, layout, session.log.state
+
+
+def _without_log(session: StorageSession, error: StorageError) -> None:
+    session.log_error = error
+    _log.warning("starting without the storage, files wait locally: %s", error)
 
 
 def _assemble(
