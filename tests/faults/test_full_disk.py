@@ -1,0 +1,120 @@
+"""A disk that is full or broken at every single call: a typed error, nothing lost, and it heals."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from tiered_index.errors import BackPressure, DiskFull, StorageUnavailable, TieredIndexError
+from tiered_index.testing.disk_faults import FaultDisk
+
+
+@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_failing_call_loses_nothing(make_world, first, error, times):
+    expected = DiskFull if error == errno.ENOSPC else StorageUnavailable
+    for number in range(1 + first, 400, 4):
+        world, disk = make_world(), FaultDisk()
+        disk.fail(nth=number, times=times, error=error, torn=number % 2 == 0)
+        try:
+            try:
+                world.open(disk)
+            except TieredIndexError as raised:
+                assert isinstance(raised, expected)
+                disk.clear()
+                world.open(disk)
+            for step in world.script():
+                try:
+                    step()
+                except TieredIndexError as raised:
+                    assert isinstance(raised, expected)  # noqa: PT017 - several steps may raise
+            if disk.calls() < number:
+                return
+            disk.clear()
+            world.check()
+            world.flush()
+            world.check()
+            world.service.seal()
+            world.service.run_lifecycle()
+            world.check()
+            world.abandon()
+            world.open()
+            world.check()
+            world.service.close()
+        except BaseException as raised:
+            raised.add_note(f"call {number} fails")
+            raise
+    raise AssertionError("the scenario has more calls than were struck")
+
+
+def test_a_full_disk_keeps_entries_searchable_and_pushes_back_at_the_buffers_bound(make_world):
+    world, disk = make_world(), FaultDisk()
+    service = world.open(disk, buffer_max_entries=20)
+    world.put(4)
+    world.flush()
+    disk.fail("*", times=None, error=errno.ENOSPC)
+    world.put(5)
+    with pytest.raises(DiskFull):
+        service.flush()
+    world.check()
+    with pytest.raises(BackPressure):
+        world.put(50)
+    refused = world.model.entries[-1]
+    world.model.entries = [entry for entry in world.model.entries if entry.offset != refused.offset]
+    world.check()
+    assert service.health()["problems"]
+    disk.clear()
+    world.flush()
+    world.check()
+    assert not service.health()["problems"]
+
+
+def test_after_a_failed_sync_a_file_takes_no_more_and_its_entries_go_to_the_next_one(make_world):
+    world, disk = make_world(), FaultDisk()
+    service = world.open(disk)
+    world.put(2)
+    world.flush()
+    (before,) = service.files()
+    count, length = before.count, before.path.stat().st_size
+    content = before.path.read_bytes()
+    disk.fail("sync")
+    world.put(2)
+    world.flush()
+    assert before.count == count and not before.accepts
+    written = disk.calls("pwrite")
+    world.put(2)
+    world.flush()
+    assert len(service.files()) == 2
+    assert disk.calls("pwrite") == written + 2  # entries and journal of the next file
+    assert before.path.stat().st_size == length
+    head = before.layout.entry_position(count + 1)
+    assert before.path.read_bytes()[:head] == content[:head]
+    world.check()
+    world.abandon()
+    disk.lose_unsynced()
+    world.open()
+    world.check()
+
+
+def test_a_bound_on_the_local_files_pushes_back_and_heals(make_world):
+    world = make_world()
+    service = world.open(disk_max_bytes=2_000)
+    world.put(30)
+    with pytest.raises(BackPressure, match="disk_max_bytes"):
+        for _ in range(9):
+            service.flush()
+            world.put(20)
+    world.check()
+    for _ in range(30):
+        service.run_lifecycle()  # uploads and retirement make room
+        try:
+            world.flush()
+            break
+        except BackPressure:
+            continue
+    world.check()
+    world.abandon()
+    world.open()
+    world.check()

@@ -1,0 +1,236 @@
+"""One writer an index: locks, leases, takeovers, fences; and what a fenced writer may still do."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from tiered_index import IndexReader
+from tiered_index.errors import InvalidArgument, LockHeld, NotAnIndex, StorageUnavailable, WriterFenced
+from tiered_index.service.log_records import Genesis, StoredObject
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.storage_faults import FaultStorage
+
+
+@pytest.fixture
+def two(make_world):
+    """Two roots of one storage and one clock."""
+    first = make_world()
+    second = make_world(first.storage)
+    second.clock = first.clock
+    return first, second
+
+
+def test_a_root_has_one_writer(make_world):
+    world = make_world()
+    service = world.open()
+    with pytest.raises(LockHeld, match=f"process {os.getpid()} on {socket.gethostname()}") as held:
+        world.open()
+    assert (held.value.pid, held.value.host) == (os.getpid(), socket.gethostname())
+    world.put(3)
+    world.service = service
+    world.check()
+    service.close()
+    world.open()
+
+
+def test_another_root_waits_for_the_lease(two):
+    first, second = two
+    first.open()
+    with pytest.raises(LockHeld) as held:
+        second.open()
+    assert (held.value.pid, held.value.host) == (os.getpid(), socket.gethostname())
+    first.clock.advance(59)
+    with pytest.raises(LockHeld):
+        second.open()
+    first.service.run_lifecycle()  # renews
+    first.clock.advance(59)
+    with pytest.raises(LockHeld):
+        second.open()
+    first.clock.advance(2)
+    second.open()
+
+
+def test_a_closed_writer_lets_another_root_in_at_once(two):
+    first, second = two
+    first.open()
+    first.service.close()
+    second.open()
+
+
+def test_a_killed_writers_root_takes_over_at_once(make_world):
+    world = make_world()
+    world.open()
+    world.put(3)
+    world.flush()
+    world.abandon()
+    world.open()
+    world.check()
+
+
+def test_a_fenced_writer_publishes_nothing_and_keeps_its_files(two):
+    first, second = two
+    first.open()
+    first.put(9)
+    first.flush()
+    first.clock.advance(61)
+    second.open()
+    second.put(4)
+    second.service.seal()
+    second.service.run_lifecycle()
+    before = [info.name for info in first.storage.list("log/")]
+    first.service.seal()
+    with pytest.raises(WriterFenced):
+        first.service.run_lifecycle()
+    with pytest.raises(WriterFenced):
+        first.service.run_lifecycle()
+    assert [info.name for info in first.storage.list("log/")] == before
+    first.check()  # what it has it still answers
+    assert first.service.health()["fenced"]
+    with pytest.raises(WriterFenced):
+        first.service.put("orders", 0, "a", 1, 1, 1)
+    first.service.close()
+    # later it may take over in turn, and then its files follow
+    second.service.close()
+    first.open()
+    first.service.run_lifecycle()
+    stored = first.service.log_state.objects.values()
+    assert sum(o.count for o in stored) == len(first.model.entries) + len(second.model.entries)
+
+
+def test_a_writer_that_was_paused_in_its_upload_publishes_nothing(two):
+    first, second = two
+    storage = FaultStorage(first.storage)
+    first.open(storage=storage)
+    first.put(9)
+    first.service.seal()
+
+    class Pause(StorageUnavailable):
+        pass
+
+    def take_over(text):
+        first.clock.advance(61)
+        second.open()
+        return Pause(text)
+
+    # between its upload and its record another writer takes over; the first one's next try meets the fence
+    storage.fail("put_if_absent", when="before", error=take_over)
+    with pytest.raises(Pause):
+        first.service.run_lifecycle()
+    with pytest.raises(WriterFenced):
+        first.service.run_lifecycle()
+    assert not second.service.log_state.objects
+    with IndexReader.open(storage_backend=first.storage, clock=first.clock) as reader:
+        assert len(reader.query("orders", "a")) == 0
+
+
+def test_of_two_appends_to_one_number_both_get_in(make_world):
+    storage = MemoryStorage()
+    world = make_world(storage)
+    world.open()
+    world.service.close()
+    genesis = world.service.log_state.genesis
+    logs = [StorageLog(storage, world.clock), StorageLog(storage, world.clock)]
+    for log in logs:
+        log.open()
+    start = logs[0].state.number
+    epoch = logs[0].state.epoch
+    for number, log in enumerate(logs):  # the second one does not know of the first one's record
+        log.publish(epoch, (_object(number),))
+    assert logs[1].state.number == start + 2
+    assert {o.name for o in logs[0].refresh().objects.values()} == {_object(0).name, _object(1).name}
+    assert logs[0].state == logs[1].state
+    assert logs[0].state.genesis == genesis
+    assert isinstance(genesis, Genesis)
+
+
+def test_a_record_whose_answer_was_lost_is_there_once(make_world):
+    world = make_world()
+    world.open()
+    world.service.close()
+    storage = FaultStorage(world.storage)
+    log = StorageLog(storage, world.clock)
+    log.open()
+    before = log.state.number
+    storage.fail("put_if_absent", when="after")
+    with pytest.raises(StorageUnavailable):
+        log.publish(log.state.epoch, (_object(1),))
+    log.publish(log.state.epoch, (_object(1),))
+    assert log.refresh().number == before + 1
+    assert list(log.state.objects) == [_object(1).name]
+
+
+def test_a_record_that_arrives_late_does_not_publish_a_file_twice(make_world):
+    """A put whose answer was lost reaches the storage only after the writer has looked for it in vain."""
+    world = make_world()
+    storage = _Straggling(world.storage)
+    world.open(storage=storage)
+    world.put(5)
+    world.service.seal()
+    storage.delayed = True
+    with pytest.raises(StorageUnavailable):
+        world.service.run_lifecycle()
+    storage.arrive_with_the_next = True
+    world.service.run_lifecycle()
+    world.service.run_lifecycle()
+    stored = list(world.service.log_state.objects.values())
+    assert sum(o.count for o in stored) == len(world.model.entries)
+    assert len({o.file_id for o in stored}) == len(stored)
+    world.confirm()
+    world.check()
+
+
+class _Straggling(FaultStorage):
+    """Holds one put-if-absent of a log record back and lets it arrive just before the next one."""
+
+    delayed = arrive_with_the_next = False
+    held = None
+
+    def put_if_absent(self, name, data):
+        if name.startswith("log/") and self.delayed:
+            self.delayed, self.held = False, (name, bytes(data))
+            raise StorageUnavailable("no answer")
+        if name.startswith("log/") and self.arrive_with_the_next:
+            self.arrive_with_the_next = False
+            self.inner.put_if_absent(*self.held)
+        super().put_if_absent(name, data)
+
+
+def test_a_storage_with_another_index_is_refused_also_when_it_comes_back_late(make_world):
+    world, other = make_world(), make_world()
+    world.open()
+    world.put(3)
+    world.service.close()
+    other.open()
+    other.service.close()
+    with pytest.raises(NotAnIndex):
+        world.open(storage=other.storage)
+    storage = FaultStorage(other.storage)
+    storage.fail("*", times=None)
+    world.open(storage=storage)
+    world.service.seal()
+    storage.clear()
+    before = [info.name for info in other.storage.list()]
+    with pytest.raises(NotAnIndex):
+        world.service.run_lifecycle()
+    assert [info.name for info in other.storage.list()] == before
+
+
+def test_a_closed_index_does_nothing(make_world):
+    world = make_world()
+    service = world.open()
+    service.close()
+    service.close()
+    for call in (
+        lambda: service.put("t", 0, "k", 0, 0, 0), lambda: service.put_batch({}), service.flush, service.seal, service.run_lifecycle,
+        lambda: service.query("t", "k"), lambda: service.query_many([]),
+    ):  # fmt: skip
+        with pytest.raises(InvalidArgument, match="closed"):
+            call()
+
+
+def _object(number):
+    return StoredObject(f"data/x/{number}.index", f"x{number}", "main", number, 0, 1, 1, 100, 50, 0, 10, 10, 0)
