@@ -32,8 +32,8 @@ _LOOKUP_COLUMNS = ("place", "files by state", "look-ups", "answers", "wrong", "p
 def demo(
     session: Session,
     messages: Annotated[int, typer.Option(min=10_000, help="Messages of the stream.")] = 2_000_000,
-    lookups: Annotated[int, typer.Option(min=1, help="Look-ups in each local state.")] = 2_000,
-    cold_lookups: Annotated[int, typer.Option(min=2, help="Look-ups straight from the storage.")] = 300,
+    lookups: Annotated[int, typer.Option(min=1, help="Look-ups in each local state.")] = 1_000,
+    cold_lookups: Annotated[int, typer.Option(min=2, help="Look-ups straight from the storage.")] = 200,
     seed: Annotated[int, typer.Option(help="Everything random follows from it.")] = 1,
     keep: Annotated[Path | None, typer.Option(help="Work in this folder and leave it, and the storage, as they are.")] = None,
 ) -> int:

@@ -37,6 +37,7 @@ _OBJECT_BYTES = 6 << 20
 # more than one part of 5 MiB, so that there is an upload to be killed in the middle of
 _FIRST_KILL_FILES = _FILES // 2
 _BATCH_MESSAGES = 50_000
+_PAGE, _COLD_PAGE = 1000, 5000
 
 Say = Callable[[str], None]
 
@@ -152,7 +153,7 @@ class Stages:
         questions = questions_of(self.workload, self.tail_start, self.cold_lookups, self.seed + 1)
         with IndexReader.open(config=self.config.model_copy(update={"root": None})) as reader:
             self._ask("storage only, first", reader, questions[:1])
-            self._ask("storage only", reader, questions[1:], paged=True)
+            self._ask("storage only", reader, questions[1:], paged=True, page=_COLD_PAGE)
             census = take_census(reader, self.workload)
         self.figures |= {
             "entries_expected": census.expected, "entries_stored": census.stored, "entries_repeated": census.repeated,
@@ -174,9 +175,11 @@ class Stages:
                 entries += index.put_batch(batch)
         return entries
 
-    def _ask(self, place: str, index: IndexService | IndexReader, questions: list[Question], *, paged: bool = False) -> None:
+    def _ask(
+        self, place: str, index: IndexService | IndexReader, questions: list[Question], *, paged: bool = False, page: int = _PAGE
+    ) -> None:
         files = dict(Counter(handle.place for handle in index.files()))
-        measured = self.asked.ask(place, files, index.query, questions, paged=self.hottest if paged else None)
+        measured = self.asked.ask(place, files, index.query, questions, paged=self.hottest if paged else None, page=page)
         wrong = f", {len(measured.wrong)} WRONG" if measured.wrong else ""
         self.say(f"{place}: {len(measured.latencies_ms):,} look-ups, {measured.answers:,} answers{wrong}")
 
