@@ -330,6 +330,7 @@ class Lifecycle:
                 self._root.disk.unlink(path)
             except OSError as error:
                 _log.warning("%s was not deleted, the next start will: %s", path, error)
+                return
 
     def sweep_attempts(self, file_ids: set[str]) -> int:
         """Delete what unfinished uploads of this root's own files left in the storage; return how many objects and uploads that was."""

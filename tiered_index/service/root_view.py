@@ -88,17 +88,18 @@ class RootView:
 
     def look(self) -> list[Handle]:
         """Return handles of every file with durable entries, each in its latest state; a file that can't be read is among them."""
-        for _ in range(_LOOKS):
+        for left in reversed(range(_LOOKS)):
             try:
-                return self._look()
+                return self._look(last=not left)
             except FileNotFoundError:
                 continue  # it moved on to its next state
             except OSError as error:
                 raise disk_error(error, f"reading {self._root.path}") from error
         raise StorageUnavailable(f"{self._root.path}: files kept changing their state during {_LOOKS} looks; try again")
 
-    def _look(self) -> list[Handle]:
+    def _look(self, *, last: bool) -> list[Handle]:
         handles: dict[str, Handle] = {}
+        gone: dict[str, FileNotFoundError] = {}
         unsealed: dict[str, UnsealedView] = {}
         for name in self._root.disk.names(self._root.folder(UNSEALED)):
             file_id = file_id_of(name)
@@ -106,6 +107,9 @@ class RootView:
                 continue
             try:
                 view = self._view(file_id)
+            except FileNotFoundError as error:
+                gone[file_id] = error
+                continue
             except (TieredIndexError, ValueError) as error:
                 handles[file_id] = _damaged(file_id, UNSEALED, error)
                 continue
@@ -123,6 +127,12 @@ class RootView:
                     handles[file_id] = _damaged(file_id, state, error)
                     continue
                 handles[file_id] = opened[state, file_id] = file
+        for file_id, missing in gone.items():
+            if file_id in handles:
+                continue  # a writer that died, or could not delete, left half of a file that has moved on
+            if not last:
+                raise missing
+            handles[file_id] = _damaged(file_id, UNSEALED, missing)  # unless the storage has it
         self._opened, self._unsealed = opened, unsealed
         return list(handles.values())
 
