@@ -89,6 +89,11 @@ class Flusher:
                 self.run_once()
             self.run_once()
 
+    def learn(self, positions: dict[str, int]) -> None:
+        """Take over positions that the log knows to be durable."""
+        with self._lock:
+            self.positions = later_positions(self.positions, positions)
+
     def seal(self) -> None:
         """Flush, then seal the lanes' files: the quarantine's first, so that the main file's positions cover it."""
         with self._lock:

@@ -143,8 +143,10 @@ class Lifecycle:
         state = self._session.log.refresh()
         for handle in self._catalog.all():
             # recovered while the storage was down: now the log can tell
-            if isinstance(handle, CompactedFile) and handle.folder == UPLOADED and handle.stored is None:
-                stored = state.object_of(handle.file_id)
+            stored = state.object_of(handle.file_id)
+            if isinstance(handle, DamagedFile) and stored is not None:
+                self._catalog.put(open_stored(self._session.storage, stored))
+            elif isinstance(handle, CompactedFile) and handle.folder == UPLOADED and handle.stored is None:
                 if stored is None:
                     self._catalog.remove(handle.file_id, self._dispose_local(handle.file_id))
                 else:
@@ -168,7 +170,7 @@ class Lifecycle:
         if not self._session.claimed:
             self._session.join_again()
             self._session.claim(self._root_id)
-            self.refresh()
+            self._flusher.learn(self.refresh().positions)
             self._session.log_error = None
         self._session.renew()
         if self._clock.monotonic_s() - self._refreshed_s >= self._config.refresh_interval_s:

@@ -33,6 +33,8 @@ from tiered_index.types import MAX_TIMESTAMP_MS, Lookup, QueryResult
 
 __all__ = ["IndexReader"]
 
+_RETRY_S = 1.0
+# a storage that did not answer is asked again after this time at the latest
 
 
 class IndexReader:
@@ -187,15 +189,16 @@ class IndexReader:
         self.close()
 
     def _refresh_if_due(self) -> None:
-        if self._clock.monotonic_s() - self._refreshed_s < self.config.refresh_interval_s:
-            return
+        if self._clock.monotonic_s() - self._refreshed_s >= self.config.refresh_interval_s:
+            self._try_to_refresh()
+
+    def _try_to_refresh(self) -> None:
+        """Refresh; where the storage can't be asked, lookups say so until one of the next tries succeeds."""
         try:
             self.refresh()
         except StorageError as error:
-            if self._log_error is None:
-                raise
             self._log_error = error
-            self._refreshed_s = self._clock.monotonic_s()
+            self._refreshed_s = self._clock.monotonic_s() - max(0.0, self.config.refresh_interval_s - _RETRY_S)
 
     def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
         return [handle for handle in self._all_handles() if handle.second_min <= second_max and handle.second_max >= second_min]
@@ -208,8 +211,8 @@ class IndexReader:
         changes = self._view.changes()
         local = {handle.file_id: handle for handle in self._view.look()}
         if changes != self._changes and self._log_error is None:
-            self.refresh()
-            self._changes = changes
+            self._try_to_refresh()
+            self._changes = changes if self._log_error is None else None
         stored = {handle.file_id: handle for handle in self._catalog.all()}
         handles = [_backed(handle, stored.pop(file_id, None)) for file_id, handle in local.items()]
         handles += stored.values()

@@ -106,7 +106,10 @@ def _recover_compacted(root: Root, ids: dict[str, set[str]], storage: Storage, s
             if file_id in ids[UNSEALED]:
                 verify_runs(file)
         except CorruptFile as error:
-            if file_id in ids[UNSEALED]:
+            if state is not None and state.object_of(file_id) is not None:
+                root.disk.unlink(path)
+                found.notes.append(f"{path.name}: damaged local copy dropped, the storage has the file ({error})")
+            elif file_id in ids[UNSEALED]:
                 root.disk.unlink(path)
                 found.notes.append(f"{path.name}: compacted copy does not verify, dropped; compacted again from unsealed/ ({error})")
             else:

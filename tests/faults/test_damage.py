@@ -1,0 +1,426 @@
+"""Damaged bytes, wherever they lie: nothing of them is believed, nothing is deleted, and every answer says what it could not read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tiered_index import IndexReader
+from tiered_index.errors import CorruptFile, NotAnIndex, StorageUnavailable, UnsupportedVersion
+from tiered_index.format.names import checkpoint_name, log_name
+from tiered_index.service.log_records import decode_document, encode_document
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.storage_faults import FaultStorage
+
+
+def flip(path, position, bit=0x10):
+    data = bytearray(path.read_bytes())
+    data[position] ^= bit
+    path.write_bytes(data)
+
+
+def folder_state(root):
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+@pytest.fixture
+def published(make_world):
+    """A world with several published files, and one local one."""
+    world = make_world()
+    world.open(checkpoint_every=3)
+    for _ in range(3):
+        world.put(6)
+        world.service.seal()
+        world.confirm()
+        world.service.run_lifecycle()
+    world.put(3)
+    world.flush()
+    return world
+
+
+# Unsealed files
+
+
+def test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept(make_world):
+    world = make_world()
+    world.open()
+    world.put(9)
+    world.service.seal()
+    world.confirm()
+    world.service.run_lifecycle()
+    world.put(4)
+    world.flush()
+    world.abandon()
+    (path,) = (p for p in (world.root / "unsealed").glob("*.index") if not p.name.startswith("0000"))
+    layout_start = 28 + 8 * 7
+    flip(path, layout_start + 36 + 5)
+    before = folder_state(world.root)
+    world.open()
+    assert {k: v for k, v in folder_state(world.root).items() if k in before and k.parent.name == "unsealed"} == {
+        k: v for k, v in before.items() if k.parent.name == "unsealed" and ".tmp" not in k.name
+    }
+    with pytest.raises(CorruptFile, match=path.name):
+        world.service.query("orders", "a")
+    result = world.service.query("orders", "a", max_count=1000, allow_partial=True)
+    assert result.status == "partial"
+    assert [report.file for report in result.failed] == [path.stem]
+    assert "CRC32" in result.failed[0].error
+    whole = {a.offset for a in world.model.query("orders", "a", max_count=None)}
+    assert {i.offset for i in result} == {offset for offset in whole if offset <= 9}
+    # lookups that do not meet it are whole
+    assert world.service.query("orders", "a", 0, 10_000).status == "complete"
+    with IndexReader.open(root=world.root, storage_backend=world.storage, clock=world.clock) as reader:
+        with pytest.raises(CorruptFile):
+            reader.query("orders", "a")
+        partial = reader.query("orders", "a", max_count=1000, allow_partial=True)
+        assert (partial.status, partial.items) == ("partial", result.items)
+    # life goes on beside it, and what it holds is never called durable in the log
+    world.put(6)
+    world.service.seal()
+    world.service.run_lifecycle()
+    assert world.service.log_state.positions.get("log", 0) <= 9
+    assert path.exists()
+
+
+def test_the_same_error_is_raised_again_and_again_without_growing(make_world):
+    world = make_world()
+    world.open()
+    world.put(4)
+    world.flush()
+    world.abandon()
+    for path in (world.root / "unsealed").glob("*.journal"):
+        flip(path, 30)
+    world.open()
+
+    def depth():
+        with pytest.raises(CorruptFile) as raised:
+            world.service.query("orders", "a")
+        trace, length = raised.value.__traceback__, 0
+        while trace is not None:
+            trace, length = trace.tb_next, length + 1
+        return length
+
+    assert len({depth() for _ in range(5)}) == 1
+
+
+def test_an_entry_that_rots_while_the_writer_runs_is_not_compacted(make_world):
+    world = make_world()
+    world.open()
+    world.put(9)
+    world.service.seal()
+    world.confirm()
+    path = next(p for p in (world.root / "unsealed").glob("*.index") if not p.name.startswith("0000"))
+    data = bytearray(path.read_bytes())
+    place = 28 + 8 * 7 + 36 * 2 + 12
+    data[place] ^= 1
+    with path.open("r+b") as handle:
+        handle.seek(place)
+        handle.write(data[place : place + 1])
+    world.put(9)
+    world.service.seal()
+    with pytest.raises(CorruptFile):
+        world.service.run_lifecycle()
+    assert path.exists()
+    assert not [p for p in (world.root / "compacted").iterdir() if p.stem == path.stem]
+    # what comes behind it is published, but no position that would run ahead of what is stuck here
+    assert "log" not in world.service.log_state.positions
+
+
+# Compacted and uploaded files
+
+
+def test_a_damaged_local_copy_is_answered_from_the_storage(make_world):
+    world = make_world()
+    world.settings["local_keep_s"] = 86400
+    world.open()
+    world.put(9)
+    world.service.seal()
+    world.confirm()
+    world.service.run_lifecycle()
+    for path in (world.root / "uploaded").glob("*.index"):
+        with path.open("r+b") as handle:
+            handle.seek(28 + 8 * 7 + 3)
+            handle.write(b"\xff\x00\xff\x00")
+    world.check()
+    with IndexReader.open(root=world.root, storage_backend=world.storage, clock=world.clock) as reader:
+        world.check(reader.query)
+    world.abandon()
+    world.open()
+    world.check()
+    world.abandon()
+    for path in (world.root / "uploaded").glob("*.index"):
+        flip(path, -30)  # in the trailer: can't even be opened
+    with IndexReader.open(root=world.root, storage_backend=world.storage, clock=world.clock) as reader:
+        world.open()
+        world.check(reader.query)
+    world.check()
+
+
+def test_a_damaged_copy_found_while_the_storage_was_down_is_passed_over_once_it_is_back(make_world):
+    world = make_world()
+    world.settings["local_keep_s"] = 86400
+    world.open()
+    world.put(9)
+    world.service.seal()
+    world.confirm()
+    world.service.run_lifecycle()
+    world.service.close()
+    for path in (world.root / "uploaded").glob("*.index"):
+        flip(path, -30)
+    storage = FaultStorage(world.storage)
+    storage.fail("*", times=None)
+    world.open(storage=storage)
+    storage.clear()
+    world.service.run_lifecycle()
+    world.check()
+
+
+def test_a_damaged_compacted_file_that_the_log_names_is_answered_from_the_storage(make_world):
+    """The crash came between its record and its move to uploaded/."""
+    world = make_world()
+    world.settings["local_keep_s"] = 86400
+    world.open()
+    world.put(9)
+    world.service.seal()
+    world.confirm()
+    world.service.run_lifecycle()
+    world.service.close()
+    for path in (world.root / "uploaded").glob("*.index"):
+        flip(path, -30)
+        path.rename(world.root / "compacted" / path.name)
+    world.open()
+    world.check()
+
+
+def test_a_damaged_object_is_named_and_other_files_still_answer(published):
+    world = published
+    name = sorted(o.name for o in world.service.log_state.objects.values() if o.lane == "main")[1]
+    data = bytearray(world.storage.get(name))
+    for position in range(28 + 8 * 7, len(data) - 700):
+        data[position] ^= 0xFF
+    world.storage.put(name, bytes(data))
+    with pytest.raises(CorruptFile, match="CRC32"):
+        for question in (("orders", "a"), ("payments", "a"), ("orders", "b"), ("payments", "b")):
+            world.service.query(*question)
+    with IndexReader.open(storage_backend=world.storage, clock=world.clock) as reader:
+        statuses = set()
+        for question in (("orders", "a"), ("payments", "a"), ("orders", "b"), ("payments", "b")):
+            result = reader.query(*question, max_count=1000, allow_partial=True)
+            statuses.add(result.status)
+            offsets = {answer.offset for answer in world.model.query(*question, max_count=None)}
+            assert {item.offset for item in result} <= offsets
+            assert all(report.file in name for report in result.failed)
+        assert "partial" in statuses
+
+
+def test_a_lost_object_is_a_failure_never_a_short_list(published):
+    world = published
+    name = sorted(world.service.log_state.objects)[0]
+    with IndexReader.open(storage_backend=world.storage, clock=world.clock) as reader:
+        world.storage.delete(name)
+        for ask in (reader.query, world.service.query):
+            with pytest.raises(CorruptFile, match="does not have it"):
+                for question in (("orders", "a"), ("payments", "ключ"), ("payments", "a"), ("payments", "b"), ("payments", "c")):
+                    ask(*question)
+            results = [ask("payments", key, max_count=1000, allow_partial=True) for key in ("a", "b", "c", "ключ")]
+            assert "partial" in {result.status for result in results}
+            assert {report.file for result in results for report in result.failed} == {name.split("/")[1]}
+
+
+@pytest.mark.parametrize("allow_partial", [False, True])
+def test_an_object_that_a_later_record_removed_makes_a_reader_look_again(published, allow_partial):
+    """As merge and expiry will: the record removes, then the object is deleted."""
+    world = published
+    with IndexReader.open(storage_backend=world.storage, clock=world.clock, refresh_interval_s=10**6) as reader:
+        known = [reader.query(topic, "a", max_count=1000) for topic in ("orders", "payments")]
+        log = StorageLog(world.storage, world.clock)
+        log.open()
+        names = tuple(log.state.objects)
+        log.publish(log.state.epoch, (), remove=names)
+        for name in names:
+            world.storage.delete(name)
+        for topic in ("orders", "payments"):
+            result = reader.query(topic, "a", max_count=1000, allow_partial=allow_partial)
+            assert (len(result), result.status) == (0, "complete")
+        assert any(len(result) for result in known)
+    for topic in ("orders", "payments"):
+        result = world.service.query(topic, "a", max_count=1000, allow_partial=allow_partial)
+        assert result.status == "complete"
+        assert all(item.offset > 18 for item in result)
+
+
+# The log
+
+
+def reopened(storage, world):
+    log = StorageLog(storage, world.clock)
+    return log.open()
+
+
+def test_a_flipped_bit_anywhere_in_a_record_is_found(published):
+    world = published
+    state = world.service.log_state
+    for checkpoint in list(world.storage.list("checkpoint/")):
+        world.storage.delete(checkpoint.name)
+    for number in (1, 2, state.number):
+        name = log_name(number)
+        good = world.storage.get(name)
+        for position in range(len(good)):
+            for bit in (0x01, 0x80):
+                bad = bytearray(good)
+                bad[position] ^= bit
+                world.storage.put(name, bytes(bad))
+                with pytest.raises(CorruptFile):
+                    reopened(world.storage, world)
+        for length in range(len(good)):
+            world.storage.put(name, good[:length])
+            with pytest.raises(CorruptFile):
+                reopened(world.storage, world)
+        world.storage.put(name, good + b"\n")
+        with pytest.raises(CorruptFile):
+            reopened(world.storage, world)
+        world.storage.put(name, good)
+    assert reopened(world.storage, world) == state
+
+
+def test_a_hole_in_the_log_is_damage(published):
+    world = published
+    for checkpoint in list(world.storage.list("checkpoint/")):
+        world.storage.delete(checkpoint.name)
+    for number in range(1, world.service.log_state.number):
+        good = world.storage.get(log_name(number))
+        world.storage.delete(log_name(number))
+        with pytest.raises(CorruptFile, match="hole"):
+            reopened(world.storage, world)
+        world.storage.put(log_name(number), good)
+    reopened(world.storage, world)
+
+
+def test_a_damaged_checkpoint_is_passed_over(published):
+    world = published
+    state = world.service.log_state
+    names = [info.name for info in world.storage.list("checkpoint/")]
+    assert len(names) == 2
+    for name in reversed(names):
+        data = bytearray(world.storage.get(name))
+        data[len(data) // 2] ^= 4
+        world.storage.put(name, bytes(data))
+        assert reopened(world.storage, world) == state
+    world.storage.put(checkpoint_name(3), b"")
+    wrong = StorageLog(world.storage, world.clock)
+    assert wrong.open() == state
+    # whole, but of another number than its name says
+    world.storage.put(checkpoint_name(10**6), state.encode())
+    assert reopened(world.storage, world) == state
+
+
+def test_a_record_or_checkpoint_of_a_later_version_is_refused_by_name(published):
+    world = published
+    number = world.service.log_state.number + 1
+    document = decode_document(world.storage.get(log_name(1)), "x")
+    world.storage.put(log_name(number), encode_document(document | {"version": 2, "number": number}))
+    with pytest.raises(UnsupportedVersion, match="log version 2"):
+        reopened(world.storage, world)
+    with pytest.raises(UnsupportedVersion):
+        IndexReader.open(storage_backend=world.storage, clock=world.clock)
+
+
+def test_records_that_contradict_the_state_are_damage(published):
+    world = published
+    state = world.service.log_state
+    first = decode_document(world.storage.get(log_name(1)), "x")
+    adding = next(
+        document
+        for number in range(2, state.number + 1)
+        if (document := decode_document(world.storage.get(log_name(number)), "x"))["add"]
+    )
+    following = {"number": state.number + 1}
+    for document in (
+        first | following,  # a second creation
+        adding | following,  # adds what is there
+        adding | following | {"add": [], "remove": ["data/none"]},
+        adding | following | {"number": state.number + 2},
+        adding | following | {"epoch": "x"},
+        {k: v for k, v in (adding | following).items() if k != "positions"},
+        adding | following | {"add": [{"name": "only"}]},
+    ):
+        world.storage.put(log_name(state.number + 1), encode_document({k: v for k, v in document.items() if k != "version"}))
+        with pytest.raises(CorruptFile):
+            reopened(world.storage, world)
+
+
+# Roots
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"null", b'{"tiered_index": 2}', b'{"tiered_index": 1}', b"\xff\xfe", b"{" * 3000])
+def test_a_marker_that_is_none_is_refused_and_nothing_is_touched(make_world, content):
+    world = make_world()
+    world.root.mkdir()
+    (world.root / "tiered_index.json").write_bytes(content)
+    with pytest.raises(NotAnIndex):
+        world.open()
+    assert [path.name for path in world.root.iterdir()] == ["tiered_index.json"]
+    with pytest.raises(NotAnIndex):
+        IndexReader.open(root=world.root, storage_backend=world.storage)
+    assert not list(world.storage.list())
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "unsealed/notes.txt", ".hidden", "store/a"])
+def test_somebody_elses_folder_is_refused_and_nothing_is_touched(make_world, name):
+    world = make_world()
+    path = world.root / name
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    before = sorted(world.root.rglob("*"))
+    with pytest.raises(NotAnIndex, match="nothing was touched"):
+        world.open()
+    assert sorted(world.root.rglob("*")) == before
+    assert not list(world.storage.list())
+
+
+def test_a_root_that_is_a_file_is_refused(make_world):
+    world = make_world()
+    world.root.write_text("mine")
+    with pytest.raises(NotAnIndex):
+        world.open()
+    assert world.root.read_text() == "mine"
+
+
+def test_a_marker_of_a_later_version_is_refused(make_world):
+    world = make_world()
+    world.open()
+    world.service.close()
+    path = world.root / "tiered_index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tiered_index": 2}))
+    with pytest.raises(NotAnIndex, match="version 2"):
+        world.open()
+
+
+def test_a_reader_allowed_partial_answers_survives_a_storage_that_goes_down(make_world):
+    world = make_world()
+    world.settings["local_keep_s"] = 86400
+    world.open()
+    world.put(9)
+    world.flush()
+    storage = FaultStorage(world.storage)
+    with IndexReader.open(root=world.root, storage_backend=storage, clock=world.clock, refresh_interval_s=10) as reader:
+        world.check(reader.query)
+        storage.fail("*", times=None)
+        world.clock.advance(11)
+        world.service.seal()  # the folders change too
+        world.service.run_lifecycle()
+        with pytest.raises(StorageUnavailable):
+            reader.query("orders", "a")
+        result = reader.query("orders", "a", max_count=1000, allow_partial=True)
+        assert result.status == "partial"
+        assert [report.file for report in result.failed] == ["log"]
+        assert len(result) == len(world.model.query("orders", "a", max_count=None))
+        storage.clear()
+        world.clock.advance(11)
+        world.check(reader.query)
+
+
+def test_the_memory_of_a_storage_is_not_the_worlds():
+    assert not list(MemoryStorage().list())
