@@ -19,7 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from tiered_index import IndexReader, IndexService
+from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageError, TieredIndexError
 from tiered_index.storage.disk import TEMPORARY_PREFIX
@@ -275,6 +275,33 @@ class IndexMachine(RuleBasedStateMachine):
             if result.items:
                 after = self.model.order_key_of(Answer.of(result.items[-1]))
             assert pages <= len(self.model.entries)
+
+    @rule(asked=st.lists(st.tuples(topics, keys, ranges, counts, st.booleans()), max_size=6), beside=st.booleans())
+    def query_many(self, asked, beside):
+        """Many at once answer as each alone; some go on from a cursor."""
+        lookups, afters = [], []
+        for topic, key, limits, count, go_on in asked:
+            first = self.service.query(topic, key, *limits, 1)
+            go_on = go_on and first.cursor is not None
+            cursor = first.cursor if go_on else None
+            lookups.append(Lookup(topic=topic, key=key, begin_ms=limits[0], end_ms=limits[1], max_count=count, cursor=cursor))
+            afters.append(self.model.order_key_of(Answer.of(first.items[-1])) if go_on else None)
+        if beside:
+            self.work("flush")
+            with IndexReader.open(root=self.settings["root"], storage_backend=self.storage, clock=self.clock) as reader:
+                results = reader.query_many(lookups)
+        else:
+            results = self.service.query_many(lookups)
+        assert len(results) == len(lookups)
+        for q, after, result in zip(lookups, afters, results, strict=True):
+            expected = self.model.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count + 1, after)
+            assert [Answer.of(item) for item in result] == expected[: q.max_count]
+            assert result.status == "truncated" if len(expected) > q.max_count else result.status in ("complete", "truncated")
+            assert (result.cursor is not None) == (result.status == "truncated")
+            if result.cursor is not None:
+                alone = self.service.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count, result.cursor)
+                after = self.model.order_key_of(Answer.of(result.items[-1])) if result.items else after
+                self.compare(alone, self.model.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count + 1, after), q.max_count)
 
     @rule()
     def a_fresh_reader_beside_the_writer_sees_what_is_flushed(self):
