@@ -47,7 +47,7 @@ def _environment() -> dict[str, str]:
 
 def test_commands_run_and_print_what_readme_shows(tmp_path: Path) -> None:
     commands = [pair for block in _blocks("console") for pair in _commands(block)]
-    assert len(commands) >= 5
+    assert len(commands) >= 4
     checker = doctest.OutputChecker()
     for command, expected in commands:
         run = subprocess.run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiered_index.cli.output import human_bytes, human_count
+from tiered_index.cli.output import counted, human_bytes, human_count
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.times import format_time
 from tiered_index.service.catalog import Handle
@@ -98,5 +98,6 @@ def _print(session: Session, listed: list[dict[str, Any]], totals: dict[str, Any
     )  # fmt: skip
     by_state = ", ".join(f"{count} {state}" for state, count in sorted(totals["by_state"].items()))
     session.out.line(
-        f"{totals['files']} files ({by_state or 'none'}), {human_count(totals['entries'])} entries, {human_bytes(totals['bytes'])}"
+        f"{counted(totals['files'], 'file')} ({by_state or 'none'}), {counted(totals['entries'], 'entry', 'entries')}, "
+        f"{human_bytes(totals['bytes'])}"
     )

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from tiered_index.errors import CorruptFile, LockHeld, TieredIndexError
 
-__all__ = ["Printer", "describe_error", "human_bytes", "human_count", "human_seconds"]
+__all__ = ["Printer", "counted", "describe_error", "human_bytes", "human_count", "human_seconds"]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _WIDE = 100_000
@@ -37,6 +37,11 @@ def human_bytes(size_bytes: float) -> str:
 def human_count(count: float) -> str:
     """Return a count with separators; fractions only where they say something."""
     return f"{count:,.0f}" if count >= 100 or count == int(count) else f"{count:,.1f}"
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: ``1 file``, ``2 files``, ``3 entries``."""
+    return f"{human_count(count)} {noun if count == 1 else plural or noun + 's'}"
 
 
 def human_seconds(seconds: float) -> str:

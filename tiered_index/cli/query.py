@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tiered_index.cli.output import Printer, human_bytes
+from tiered_index.cli.output import Printer, counted, human_bytes
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.times import format_time, time_option
 from tiered_index.service.reader import IndexReader
@@ -116,6 +116,6 @@ def _print_explain(out: Printer, explain: Explain) -> None:
     columns = ("file", "place", "outcome", "from", "to", "requests", "bytes", "ms", "matched")
     out.table(columns, rows, right="requests bytes ms matched")
     out.line(
-        f"{explain.files_read} files read, {explain.files_skipped} skipped, {explain.requests} requests, {human_bytes(explain.bytes)}, "
-        f"{explain.cost_usd:.8f} USD, {explain.elapsed_ms:.1f} ms"
+        f"{counted(explain.files_read, 'file')} read, {explain.files_skipped} skipped, {counted(explain.requests, 'request')}, "
+        f"{human_bytes(explain.bytes)}, {explain.cost_usd * 1e6:.2f} USD a million such look-ups, {explain.elapsed_ms:.1f} ms"
     )

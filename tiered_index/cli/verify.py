@@ -11,7 +11,7 @@ from tiered_index.cli.checks.root import check_root
 from tiered_index.cli.checks.stored import check_storage
 from tiered_index.cli.contents.bytes import opened
 from tiered_index.cli.contents.kinds import contents_of
-from tiered_index.cli.output import human_bytes
+from tiered_index.cli.output import counted, human_bytes
 from tiered_index.cli.session import Session, command
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, NotAnIndex, StorageError
@@ -23,7 +23,7 @@ from tiered_index.storage.opening import open_storage
 __all__ = ["verify"]
 
 _FOUND = 1
-_NAMES = {"files": "files", "log_records": "log records", "checkpoints": "checkpoints", "objects": "objects"}
+_NAMES = {"files": "file", "log_records": "log record", "checkpoints": "checkpoint", "objects": "object"}
 
 
 @command
@@ -108,7 +108,7 @@ def _print(session: Session, report: Report) -> None:
         session.out.note(f"note: {note}")
     for what, error in report.unchecked:
         session.out.line(f"NOT CHECKED {what}: {error}")
-    counts = [f"{report.checked[name]:,} {text}" for name, text in _NAMES.items() if report.checked[name]]
+    counts = [counted(report.checked[name], text) for name, text in _NAMES.items() if report.checked[name]]
     read = report.checked["bytes"] + report.checked["object_bytes"]
     what = ", ".join(counts) or "nothing"
-    session.out.line(f"{report.status}: {what} checked, {human_bytes(read)} read, {len(report.findings)} findings")
+    session.out.line(f"{report.status}: {what} checked, {human_bytes(read)} read, {counted(len(report.findings), 'finding')}")
