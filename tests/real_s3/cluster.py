@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -28,6 +29,8 @@ SECRET_KEY = "real-s3-secret-key"
 _START_S = 60.0
 _GENTLE_STOP_S = 3.0
 _LOOK_S = 0.05
+_PORTS = range(20_000, 32_000)
+_SHOWN_CHARACTERS = 3000
 _ORDER = ("ceph-mon", "ceph-osd", "radosgw")
 
 
@@ -124,7 +127,7 @@ class Cluster:
         with self._log(program).open("a") as log:
             log.write(done.stdout + done.stderr)
         if done.returncode:
-            raise ClusterError(f"{program} ended with {done.returncode}; see {self._log(program)}\n{done.stderr[-2000:]}")
+            raise ClusterError(f"{program} ended with {done.returncode}; see {self._log(program)}\n{done.stderr[-_SHOWN_CHARACTERS:]}")
 
     def _launch(self, program: str) -> None:
         identity = {"ceph-mon": ("-i", "a"), "ceph-osd": ("-i", "0"), "radosgw": ("-n", "client.rgw.a")}[program]
@@ -172,7 +175,7 @@ class Cluster:
     def _answers(self) -> bool:
         for program in _ORDER:
             if self._running(program) is None:
-                raise ClusterError(f"{program} ended; see {self._log(program)}")
+                raise ClusterError(f"{program} ended; see {self._log(program)}\n{self._log(program).read_text()[-_SHOWN_CHARACTERS:]}")
         try:
             with urllib.request.urlopen(self.endpoint_url, timeout=5):
                 return True
@@ -203,14 +206,15 @@ def _wait_for(condition: Callable[[], bool], bound_s: float) -> bool:
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Return ports below those that the system gives to outgoing connections, which would take them again while nobody listens."""
+    found: list[int] = []
+    for port in random.sample(_PORTS, 200):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise ClusterError(f"found no {count} free ports from {_PORTS.start} to {_PORTS.stop}")
 
 
 def _configuration(state: Path, programs: Programs, ports: Ports, cluster_id: str) -> str:

@@ -1,0 +1,52 @@
+"""The console script in a process of its own, to be stopped and killed at chosen moments."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.real_s3.sample import PART_BYTES
+
+SCRIPT = Path(sys.executable).with_name("tiered-index")
+TIMEOUT_S = 120
+SLOTS, ITEMS = 40_000, 200_001
+
+
+def ingest_command(source: Path, root: Path, uri: str) -> list[str]:
+    return [
+        *(str(SCRIPT), "ingest", str(source), "--root", str(root), "--storage", uri, "--wait", "--json", "--quiet"),
+        *("--slots", str(SLOTS), "--items", str(ITEMS), "--patience", "20"),
+    ]
+
+
+def settings(**more: str) -> dict[str, str]:
+    """Return the environment: small parts, no pauses, no local copies, and the client's own way in."""
+    chosen = {"UPLOAD_PART_BYTES": str(PART_BYTES), "LIFECYCLE_INTERVAL_S": "0.1", "LOCAL_KEEP_S": "0", "FLUSH_INTERVAL_S": "0.1", **more}
+    return {**os.environ, **{f"TIERED_INDEX_{name}": value for name, value in chosen.items()}}
+
+
+@contextmanager
+def started(command: list[str], environment: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """Start `command`; it is gone when the block ends, also where it is stopped."""
+    process = subprocess.Popen(
+        command, env=environment or settings(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+
+
+def finished(command: list[str], environment: Mapping[str, str] | None = None) -> str:
+    """Run `command` to its good end and return its output."""
+    with started(command, environment) as process:
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, err
+    return out

@@ -1,0 +1,138 @@
+"""`tiered-index ingest FILE --wait`, killed by SIGKILL where it hurts most, and given again: every entry is found exactly once.
+
+The moments are requests: the gate holds one (or its answer), and the process dies while it waits. So an upload is unfinished, a part or a
+record is stored and nobody knows, at exactly the named place.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.real_s3.commands import ITEMS, TIMEOUT_S, finished, ingest_command, settings, started
+from tests.real_s3.conftest import Server
+from tests.real_s3.gate import Gate
+from tests.real_s3.sample import Sample
+from tiered_index import IndexReader
+from tiered_index.clock import SystemClock
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.opening import open_storage
+
+pytestmark = pytest.mark.real_s3
+
+MESSAGES = 400_000
+MOMENTS: dict[str, tuple[str, str, bool, int]] = {
+    "before the log is made": ("PUT", r"/log/0+1\b", False, 0),
+    "the log made, unheard": ("PUT", r"/log/0+1\b", True, 0),
+    "before its epoch": ("PUT", r"/epoch/", False, 0),
+    "its epoch claimed, unheard": ("PUT", r"/epoch/", True, 0),
+    "before its fence": ("PUT", r"/log/0+2\b", False, 0),
+    "an upload begun, unheard": ("POST", r"/data/.*uploads", True, 0),
+    "before the first part": ("PUT", r"partNumber=1\b", False, 0),
+    "before the second part": ("PUT", r"partNumber=2\b", False, 0),
+    "all parts stored, unheard": ("PUT", r"partNumber=2\b", True, 0),
+    "before completion": ("POST", r"/data/.*uploadId=", False, 0),
+    "completed, unheard": ("POST", r"/data/.*uploadId=", True, 0),
+    "before its first file is published": ("PUT", r"/log/0+3\b", False, 0),
+    "its first file published, unheard": ("PUT", r"/log/0+3\b", True, 0),
+    "in the second file's upload": ("PUT", r"partNumber=2\b", False, 1),
+    "the second file published, unheard": ("PUT", r"/log/0+4\b", True, 0),
+    "before the lease is released": ("PUT", r"/lease/.*0+2\b", False, 0),
+}
+
+
+@pytest.fixture(scope="module")
+def sample() -> Sample:
+    return Sample.generate(MESSAGES)
+
+
+@pytest.fixture(scope="module")
+def source(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("source") / "messages.parquet"
+    sample.workload.write_parquet(path, 0, MESSAGES, group_rows=50_000)
+    return path
+
+
+def check(sample: Sample, uri: str, root: Path) -> None:
+    """Every entry is in the storage, lookups find each exactly once, and nothing is there that the log does not name.
+
+    A batch that was only half confirmed is put again, so files may hold an entry twice; an answer never does. The most frequent key's
+    entries lie in every batch, so its answer alone would show one that is missing.
+    """
+    with open_storage(uri) as storage:
+        state = StorageLog(storage, SystemClock()).open()
+        assert sample.workload.entries <= sum(o.count for o in state.objects.values()) < 2 * sample.workload.entries
+        assert list(state.positions.values()) == [MESSAGES]
+        assert [info.name for info in storage.list("data/")] == sorted(state.objects)
+        assert list(storage.list_uploads()) == []
+        numbers = [int(info.name.removeprefix("log/")) for info in storage.list("log/")]
+        assert numbers == list(range(1, state.number + 1))
+    with IndexReader.open(uri) as reader:
+        sample.check(reader, sample.questions(60))
+    assert not list(root.rglob("unsealed/*.index"))
+    assert not list(root.rglob("compacted/*.index"))
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_kill_at_a_request_loses_and_doubles_nothing(
+    server: Server, place: str, server_gate: Gate, tmp_path: Path, sample: Sample, source: Path, moment: str
+) -> None:
+    method, path, answer, skip = MOMENTS[moment]
+    uri, root = server.uri(place, server_gate.endpoint_url), tmp_path / "root"
+    command = ingest_command(source, root, uri)
+    server_gate.hold(method, path, answer=answer, skip=skip)
+    with started(command) as process:
+        server_gate.wait()
+        assert process.poll() is None
+        if "partNumber" in path:
+            with open_storage(server.uri(place)) as storage:
+                assert len(list(storage.list_uploads("data/"))) == 1
+        process.kill()
+        process.wait(TIMEOUT_S)
+    server_gate.release()
+    report = json.loads(finished(command))
+    assert report["status"] == "complete"
+    assert report["position"] == MESSAGES
+    check(sample, server.uri(place), root)
+
+
+@pytest.mark.parametrize("seen", ["journal", "compacted", "retired"])
+def test_a_kill_on_the_way_loses_and_doubles_nothing(
+    uri: str, tmp_path: Path, sample: Sample, source: Path, seen: str
+) -> None:
+    """The moments that no request marks: entries just confirmed, a file just compacted, files already gone from the disk."""
+    root = tmp_path / "root"
+    command = ingest_command(source, root, uri)
+
+    def reached() -> bool:
+        if seen == "journal":
+            return any(path.stat().st_size > 1000 for path in root.glob("unsealed/*.journal"))
+        if seen == "compacted":
+            return any(root.glob("compacted/*.index"))
+        with open_storage(uri) as storage:
+            names = {info.name for info in storage.list("log/", start_after="log/" + "0" * 19 + "2")}
+        return bool(names) and not any(root.glob("uploaded/*.index"))
+
+    with started(command, settings(FLUSH_INTERVAL_S="0.02")) as process:
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while not reached():
+            assert process.poll() is None, f"ended before it was seen {seen}"
+            assert time.monotonic() < deadline_s
+            time.sleep(0.002)
+        process.kill()
+        process.wait(TIMEOUT_S)
+    finished(command)
+    check(sample, uri, root)
+
+
+def test_the_same_command_again_takes_nothing_twice(uri: str, tmp_path: Path, sample: Sample, source: Path) -> None:
+    root = tmp_path / "root"
+    command = ingest_command(source, root, uri)
+    first, second = (json.loads(finished(command)) for _ in range(2))
+    assert (first["messages"], second["messages"]) == (MESSAGES, 0)
+    assert second["resumed_from"] == MESSAGES
+    assert sample.workload.entries > 2 * ITEMS  # several files, or the moments above would not be
+    check(sample, uri, root)

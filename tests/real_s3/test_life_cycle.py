@@ -1,0 +1,108 @@
+"""A file's whole life on a real server: put, seal, compact, upload in parts, retire, and cold lookups by one range GET a file."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real_s3.sample import PART_BYTES, Sample
+from tiered_index import IndexReader, IndexService
+from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.s3 import S3Storage
+
+pytestmark = pytest.mark.real_s3
+
+ITEMS = 200_001
+MESSAGES = 400_000
+
+
+@pytest.fixture(scope="module")
+def sample() -> Sample:
+    return Sample.generate(MESSAGES)
+
+
+@contextmanager
+def counted_requests(storage: MeteredStorage) -> Iterator[Counter[str]]:
+    """Count what is really sent, repeats included: the metering counts calls."""
+    assert isinstance(storage.inner, S3Storage)
+    events, counts, lock = storage.inner.client.meta.events, Counter[str](), threading.Lock()
+
+    def count(request: Any, event_name: str, **more: object) -> None:
+        with lock:
+            counts[event_name.rpartition(".")[2]] += 1
+
+    events.register("before-send.s3", count, unique_id="counted")
+    try:
+        yield counts
+    finally:
+        events.unregister("before-send.s3", unique_id="counted")
+
+
+def test_the_life_of_files(uri: str, tmp_path: Path, sample: Sample) -> None:
+    settings = {"slots": 40_000, "items": ITEMS, "local_keep_s": 0, "upload_part_bytes": PART_BYTES, "background": False}
+    keys = sample.questions(40)
+    with IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
+        for start in range(0, MESSAGES, 50_000):
+            batch = sample.workload.entry_batch(start, start + 50_000)
+            index.put_batch(batch, source="log", source_position=start + 50_000)
+        index.flush()
+        sample.check(index, keys)
+        index.run_lifecycle()  # what was full
+        sample.check(index, keys)
+        index.seal()
+        index.run_lifecycle()
+        index.run_lifecycle()  # a file is retired in the round after its upload at the latest
+        sample.check(index, keys)
+        assert {handle.place for handle in index.files()} == {"storage"}
+        stored = list(index.log_state.objects.values())
+        assert sum(o.count for o in stored) == sample.workload.entries
+        assert index.durable_position("log") == MESSAGES
+        used = index.storage.total.requests_by_kind
+        in_parts = [o.size_bytes for o in stored if o.size_bytes > PART_BYTES]
+        assert used["upload_part"] == sum(-(-size // PART_BYTES) for size in in_parts)
+        assert used["upload_part"] > used["complete_upload"] == len(in_parts) > 1
+        assert list(index.storage.list_uploads()) == []
+        assert sorted(info.name for info in index.storage.list("data/")) == sorted(o.name for o in stored)
+    assert not list((tmp_path / "root").rglob("*.index"))
+
+
+def test_cold_lookups_take_one_range_get_a_file(uri: str, tmp_path: Path, sample: Sample) -> None:
+    settings = {"slots": 40_000, "items": ITEMS, "local_keep_s": 0, "upload_part_bytes": PART_BYTES, "background": False}
+    with IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
+        for start in range(0, MESSAGES, 50_000):
+            index.put_batch(sample.workload.entry_batch(start, start + 50_000))
+        index.seal()
+        index.run_lifecycle()
+        files = len(index.log_state.objects)
+        assert files > 2
+    with IndexReader.open(uri, refresh_interval_s=3600) as reader:
+        sample.check(reader, sample.questions(300))  # every directory is known after these
+        rare = [(topic, key) for topic, key in sample.questions(120) if len(sample.answers.answer(topic, key)) < 50]
+        assert len(rare) > 30
+        reads = 0
+        for topic, key in rare:
+            with counted_requests(reader.storage) as sent:
+                result = reader.query(topic, key, max_count=1_000_000)
+            sample.check_one(result, topic, key)
+            read = [report for report in result.explain.files if report.outcome == "read"]
+            assert [report.requests for report in read] == [1] * len(read)
+            assert result.explain.requests == sent.total() == len(read) <= files
+            assert set(sent) <= {"GetObject"}
+            assert 0 < result.explain.bytes < 200_000 * files
+            reads += len(read)
+        assert reads > len(rare)
+        begin_ms, end_ms = sample.hour()
+        for topic, key in rare:
+            result = reader.query(topic, key, begin_ms, end_ms, max_count=1_000_000)
+            sample.check_one(result, topic, key, begin_ms, end_ms)
+            assert result.explain.requests <= files
+        for topic, key in (("orders", "no such key"), ("no such topic", "order-0000000")):
+            result = reader.query(topic, key)
+            assert result.status == "complete"
+            assert result.items == ()
