@@ -21,7 +21,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.format.unsealed import normal_hashes
 from tiered_index.service.cursor import encode_cursor, query_digest
 from tiered_index.service.rows import Array, item_maker, order_key, row_dtype
-from tiered_index.service.validation import check_key, check_topic
+from tiered_index.service.validation import check_integer, check_key, check_topic
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem, Lookup, QueryResult, Status
 
 __all__ = ["MAX_PAIRS", "Found", "QueryResults", "QuestionBatch", "TooManyPairs", "best_answers"]
@@ -132,15 +132,13 @@ class QuestionBatch:
 def _numbers(name: str, values: list[Any]) -> npt.NDArray[np.int64]:
     try:
         numbers = np.array(values)
-        if not values or numbers.dtype == np.int64:
+        if not values or (numbers.dtype == np.int64 and bool not in set(map(type, values))):
             return numbers.astype(np.int64)
     except (TypeError, ValueError, OverflowError):
         pass
     limit = np.iinfo(np.int64).max
-    for number, value in enumerate(values):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidArgument(f"lookup {number}: {name} must be an integer, not {value!r:.80}")
-    return np.array([min(max(value, -limit), limit - 1) for value in values], np.int64)
+    checked = [check_integer(f"lookup {number}: {name}", value) for number, value in enumerate(values)]
+    return np.array([min(max(value, -limit), limit) for value in checked], np.int64)
 
 
 def best_answers(batch: QuestionBatch, parts: list[Found], schema: Schema) -> tuple[Array, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:

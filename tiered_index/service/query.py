@@ -23,7 +23,7 @@ from tiered_index.service.compacted_file import MissingObject
 from tiered_index.service.cursor import decode_cursor, encode_cursor, query_digest
 from tiered_index.service.log_records import LogState
 from tiered_index.service.rows import Array, OrderKey, Question, concatenate, first_answers, item_maker, order_key
-from tiered_index.service.validation import check_key, check_topic
+from tiered_index.service.validation import check_integer, check_key, check_topic
 from tiered_index.storage.wrappers import MeteredStorage, Usage
 from tiered_index.types import MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem, Lookup, QueryResult
 
@@ -43,15 +43,14 @@ def ask(
     """Return the validated question. Raises `InvalidArgument`, `InvalidCursor`."""
     check_topic(topic)
     check_key(key)
-    low, high = (0 if begin_ms is None else begin_ms), (MAX_TIMESTAMP_MS if end_ms is None else end_ms)
-    for name, value in (("begin_ms", low), ("end_ms", high), ("max_count", max_count)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidArgument(f"{name} must be an integer, not {value!r}")
+    low = 0 if begin_ms is None else check_integer("begin_ms", begin_ms)
+    high = MAX_TIMESTAMP_MS if end_ms is None else check_integer("end_ms", end_ms)
+    max_count = check_integer("max_count", max_count)
     if low > high:
         raise InvalidArgument(f"begin_ms {low} is after end_ms {high}")
     if max_count < 1:
         raise InvalidArgument(f"max_count must be at least 1, not {max_count}")
-    second_min, second_max = low // 1000, high // 1000
+    second_min, second_max = max(low, -(2**63)) // 1000, min(high, 2**63 - 1) // 1000
     after = None
     if cursor is not None:
         after = decode_cursor(cursor, query_digest(topic, key, second_min, second_max), 3 + len(schema.identity_extra))

@@ -22,9 +22,22 @@ from tiered_index.service.columns import Columns, hash_columns
 from tiered_index.service.topics import TopicTable
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
 
-__all__ = ["batch_columns", "check_key", "check_keys", "check_number", "check_position", "check_topic", "is_plain", "message_row"]
+__all__ = [
+    "batch_columns",
+    "check_integer",
+    "check_key",
+    "check_keys",
+    "check_number",
+    "check_position",
+    "check_topic",
+    "is_plain",
+    "message_row",
+]
 
-_LIMITS = {"queue_id": 2**31 - 1, "offset": 2**63 - 1, "size": 2**31 - 1, "timestamp_ms": MAX_TIMESTAMP_MS, "topic_id": 2**31 - 1}
+_LIMITS = {
+    "queue_id": 2**31 - 1, "offset": 2**63 - 1, "size": 2**31 - 1, "timestamp_ms": MAX_TIMESTAMP_MS, "topic_id": 2**31 - 1,
+    "source_position": 2**63 - 1,
+}  # fmt: skip
 _BATCH_NUMBERS = ("queue_id", "offset", "size", "timestamp_ms")
 
 
@@ -64,14 +77,19 @@ def check_keys(keys: str | Iterable[str]) -> list[str]:
         raise InvalidArgument(f"keys must be text or an iterable of text, not {keys!r:.80}") from error
 
 
-def check_number(name: str, value: Any) -> int:
-    """Return `value` as an integer within the limits of `name`, or raise `InvalidArgument`."""
+def check_integer(name: str, value: Any) -> int:
+    """Return `value`, Python's or NumPy's, as an integer, or raise `InvalidArgument`."""
     if isinstance(value, bool):
         raise InvalidArgument(f"{name} must be an integer, not {value!r}")
     try:
-        number = operator.index(value)
+        return operator.index(value)
     except TypeError as error:
         raise InvalidArgument(f"{name} must be an integer, not {value!r:.80}") from error
+
+
+def check_number(name: str, value: Any) -> int:
+    """Return `value` as an integer within the limits of `name`, or raise `InvalidArgument`."""
+    number = check_integer(name, value)
     if not 0 <= number <= _LIMITS[name]:
         raise InvalidArgument(f"{name} {number} is outside 0..{_LIMITS[name]}")
     return number
@@ -99,9 +117,7 @@ def check_position(source: object, position: object) -> tuple[str | None, int | 
         return None, None
     if not isinstance(source, str) or not source:
         raise InvalidArgument("source must be a non-empty text where source_position is given, and the other way round")
-    if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position < 2**63:
-        raise InvalidArgument(f"source_position must be an integer in 0..2**63-1, not {position!r:.80}")
-    return source, position
+    return source, check_number("source_position", position)
 
 
 def message_row(
@@ -195,12 +211,14 @@ def _arrow(name: str, values: Any, wanted: str) -> pa.Array:
     """Return `values` as one Arrow array without nulls."""
     try:
         array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError) as error:
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"column {name!r} must be {wanted}: {error}") from error
     if isinstance(array, pa.ChunkedArray):
         array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
         if isinstance(array, pa.ChunkedArray):  # no chunk at all
             array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
+        array = array.dictionary_decode()  # nulls may be in the dictionary, too
     if array.null_count:
         raise InvalidArgument(f"column {name!r} has {array.null_count:,} nulls; {wanted} is needed in every row")
     return array
@@ -259,7 +277,8 @@ def _number(name: str, values: Any) -> npt.NDArray[np.int64]:
     limit = _LIMITS[name]
     if numbers.dtype == np.uint64 and len(numbers) and int(numbers.max()) > limit:
         raise InvalidArgument(f"{name} {int(numbers.max())} is outside 0..{limit}")
-    signed = numbers.astype(np.int64, copy=False)
+    # a copy, unless the caller can't change it: the entries outlive the call
+    signed = numbers.astype(np.int64, copy=not isinstance(values, pa.Array | pa.ChunkedArray))
     if len(signed) and signed.min() >= 0 and signed.max() <= limit:
         return signed
     if len(signed) and (bad := np.flatnonzero((signed < 0) | (signed > limit))).size:
@@ -269,7 +288,7 @@ def _number(name: str, values: Any) -> npt.NDArray[np.int64]:
 
 
 def _integers(name: str, values: Any) -> npt.NDArray[Any]:
-    if not isinstance(values, np.ndarray):
+    if not isinstance(values, np.ndarray) or isinstance(values, np.ma.MaskedArray):
         array = _arrow(name, values, "integers")
         if len(array) and not pa.types.is_integer(array.type):
             raise InvalidArgument(f"column {name!r} must be integers, not {array.type}")
@@ -289,7 +308,8 @@ def _extra_column(column: Column, values: Any) -> npt.NDArray[Any]:
         if len(numbers) and (int(numbers.min()) < limits.min or int(numbers.max()) > limits.max):
             raise InvalidArgument(f"column {column.name!r} holds values that do not fit {dtype.name}")
         return numbers.astype(dtype)
-    array = values if isinstance(values, np.ndarray) else np.array(_arrow(column.name, values, dtype.name).to_pylist())
+    plain = isinstance(values, np.ndarray) and not isinstance(values, np.ma.MaskedArray)
+    array = values if plain else np.array(_arrow(column.name, values, dtype.name).to_pylist())
     if len(array) and (array.dtype.kind != dtype.kind if dtype.kind == "S" else array.dtype.kind not in "iuf"):
         raise InvalidArgument(f"column {column.name!r} must be {dtype.name}, not {array.dtype}")
     if dtype.kind == "S" and array.dtype.itemsize > dtype.itemsize:
