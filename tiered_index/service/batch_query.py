@@ -20,7 +20,7 @@ from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.schema import Schema
 from tiered_index.format.unsealed import normal_hashes
 from tiered_index.service.cursor import encode_cursor, query_digest
-from tiered_index.service.rows import Array, item_maker, order_key, row_dtype
+from tiered_index.service.rows import Array, item_maker, order_key, row_dtype, settled
 from tiered_index.service.validation import check_integer, check_key, check_topic
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem, Lookup, QueryResult, Status
 
@@ -152,8 +152,7 @@ def best_answers(batch: QuestionBatch, parts: list[Found], schema: Schema) -> tu
     if len(shared):
         part, asked = rows[shared], questions[shared]
         identity = [part[name] for name in reversed(schema.identity_extra)]
-        keys: list[Array] = [-part["topic_id"].astype(np.int64), -part["size"].astype(np.int64), *identity]
-        part = part[np.lexsort([*keys, part["queue_id"], ~part["offset"], -part["second"], asked])]
+        part = part[np.lexsort([*settled(part, schema), *identity, part["queue_id"], ~part["offset"], -part["second"], asked])]
         rows[shared] = part
         # one identity is one answer: the first in order is kept
         columns = [part[name] for name in ("offset", "queue_id", *schema.identity_extra)]

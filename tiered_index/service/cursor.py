@@ -41,12 +41,15 @@ def decode_cursor(cursor: str, digest: str, columns: int) -> OrderKey:
         if zlib.crc32(body) != int.from_bytes(raw[:4], "big"):
             raise InvalidCursor(f"cursor {cursor[:40]!r} was altered: its checksum does not match")
         version, stored, *after = json.loads(body)
-    except (binascii.Error, ValueError, TypeError) as error:
+        canonical = encode_cursor(tuple(after), stored) == cursor
+    except (binascii.Error, ValueError, TypeError, RecursionError) as error:
         raise InvalidCursor(f"not a cursor: {cursor[:40]!r}") from error
     if version != _VERSION:
         raise InvalidCursor(f"cursor {cursor[:40]!r} is of version {version}, this reader knows version {_VERSION}")
     if stored != digest:
         raise InvalidCursor("this cursor belongs to another query: topic, key and range must be those it came with")
-    if len(after) != columns or not all(isinstance(value, int) for value in after):
+    if not canonical:
+        raise InvalidCursor(f"cursor {cursor[:40]!r} was altered: it is not spelled as it was given out")
+    if len(after) != columns or not all(type(value) is int and abs(value) < 2**64 for value in after):
         raise InvalidCursor(f"cursor {cursor[:40]!r} does not fit the index's schema")
     return tuple(after)

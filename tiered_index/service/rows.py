@@ -139,19 +139,32 @@ def concatenate(parts: list[Array], schema: Schema) -> Array:
 def first_answers(rows: Array, schema: Schema, limit: int) -> Array:
     """Return the first `limit` answers in order: second desc, offset desc, queue_id asc; equal identities are one answer.
 
-    Of entries with one identity the newest is kept; a difference in size or topic id alone is settled by the greater value, so that
-    the answer never depends on where the entries lie.
+    Of entries with one identity the newest is kept; `settled` decides what else may differ.
     """
     if len(rows) <= 1:
         return rows[:limit]
     identity = ("queue_id", "offset", *schema.identity_extra)
-    keys: list[Array] = [-rows["topic_id"].astype(np.int64), -rows["size"].astype(np.int64)]
+    keys = settled(rows, schema)
     keys += [rows[name] for name in reversed(schema.identity_extra)]
     keys += [rows["queue_id"], ~rows["offset"], -rows["second"]]
     rows = rows[np.lexsort(keys)]
     _, first = np.unique(rows[list(identity)], return_index=True)
     kept = np.sort(first)
     return rows[kept[:limit]]
+
+
+def settled(rows: Array, schema: Schema) -> list[Array]:
+    """Return sort keys (last one first, as `np.lexsort` takes them) that settle entries of one identity and second.
+
+    The greater size is kept, then the greater further columns, then the greater topic id: so no answer depends on where entries lie.
+    """
+    keys: list[Array] = [-rows["topic_id"].astype(np.int64)]
+    for c in reversed(schema.caller_columns):
+        if not c.identity:
+            # ranks can be negated, whatever the column's type
+            keys.append(-np.unique(rows[c.name], return_inverse=True)[1])
+    keys.append(-rows["size"].astype(np.int64))
+    return keys
 
 
 def order_key(row: Any, schema: Schema) -> OrderKey:

@@ -1,0 +1,48 @@
+"""An index on a memory storage and a disk that syncs nothing."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tiered_index import IndexService
+from tiered_index.clock import ManualClock
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.disk_faults import FaultDisk
+
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(NOW_MS)
+
+
+@pytest.fixture
+def storage():
+    return MemoryStorage()
+
+
+@pytest.fixture
+def open_index(tmp_path, clock, storage):
+    """Open an index at `root` (a name) with small geometry; all are let go of at the end."""
+    opened = []
+    numbers = itertools.count()
+
+    def make(root=None, **settings):
+        chosen = {"slots": 7, "items": 20, "background": False, "query_threads": 2, **settings}
+        backend = chosen.pop("storage_backend", storage)
+        folder = tmp_path / (root or f"root{next(numbers)}")
+        chosen = {name: value for name, value in chosen.items() if value is not ...}
+        opened.append(IndexService.open(root=folder, storage_backend=backend, clock=clock, disk=FaultDisk(), **chosen))
+        return opened[-1]
+
+    yield make
+    for service in opened:
+        service.abandon()
+
+
+@pytest.fixture
+def index(open_index):
+    return open_index()

@@ -1,0 +1,167 @@
+"""Answer order, identity, pages and cursors, in every state of a file."""
+
+from __future__ import annotations
+
+import base64
+import json
+import string
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiered_index import IndexReader, Lookup
+from tiered_index.errors import InvalidArgument, InvalidCursor
+from tiered_index.format.layout import NATIVE
+from tiered_index.format.schema import Column, Schema
+from tiered_index.service.cursor import decode_cursor, encode_cursor
+from tiered_index.service.rows import concatenate, first_answers, row_dtype
+
+T = 1_700_000_000_000
+EXTENDED = Schema("Extended", (*NATIVE.schema.extra, Column("zone", ">u8", True), Column("price", ">f8"), Column("tag", "S3")))
+
+small = st.integers(0, 2)
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.tuples(small, small, small, small, small, small, st.sampled_from([0.0, 1.5]), st.sampled_from([b"", b"a", b"ab"])), max_size=25),
+    st.integers(1, 6),
+    st.integers(0, 3),
+)
+def test_the_first_answers_are_a_sort_and_a_set(rows, limit, parts):
+    """Against sorting tuples, however the rows are dealt to files: so no answer depends on where an entry lies."""
+    names = ("second", "offset", "queue_id", "zone", "size", "topic_id", "price", "tag")
+    array = np.zeros(len(rows), row_dtype(EXTENDED))
+    for name, values in zip(names, zip(*rows, strict=True), strict=False):
+        array[name] = values
+    best = {}
+    for second, offset, queue, zone, size, topic_id, price, tag in rows:
+        identity = (offset, queue, zone)
+        best[identity] = max(best.get(identity, ()), (second, size, price, tag, topic_id))
+    expected = sorted(((-value[0], -offset, queue, zone), value[1:]) for (offset, queue, zone), value in best.items())[:limit]
+    kept = concatenate([], EXTENDED)
+    for part in range(parts + 1):  # as the budget does, file by file
+        kept = first_answers(concatenate([kept, array[part :: parts + 1]], EXTENDED), EXTENDED, limit)
+    found = [
+        ((-int(r["second"]), -int(r["offset"]), int(r["queue_id"]), int(r["zone"])), (int(r["size"]), float(r["price"]), bytes(r["tag"]), int(r["topic_id"])))
+        for r in kept
+    ]
+    assert found == expected
+
+
+def fill(index):
+    for offset in range(12):
+        index.put("t", offset % 2, "k", offset // 2, 1, T + 1000 * (offset // 5))
+
+
+def states(index):
+    yield "buffered"
+    index.flush()
+    yield "unsealed"
+    index.seal()
+    index.run_lifecycle()
+    yield "uploaded"
+
+
+def test_a_cursor_goes_on_whatever_became_of_the_files(open_index, storage, clock):
+    index = open_index(local_keep_s=0)
+    fill(index)
+    whole = index.query("t", "k").items
+    assert len(whole) == 12
+    cursor, seen = None, []
+    for _ in states(index):
+        result = index.query("t", "k", max_count=3, cursor=cursor)
+        seen += result.items
+        cursor = result.cursor
+        assert result.status == "truncated"
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        result = reader.query("t", "k", max_count=3, cursor=cursor)
+    assert (*seen, *result.items) == whole
+    assert (result.status, result.cursor) == ("complete", None)
+
+
+def test_every_changed_character_of_a_cursor_is_noticed(index):
+    fill(index)
+    cursor = index.query("t", "k", max_count=2).cursor
+    letters = string.ascii_letters + string.digits + "-_+/= \n\u00e4\0"
+    for place in range(len(cursor)):
+        for letter in letters:
+            if letter != cursor[place]:
+                with pytest.raises(InvalidCursor):
+                    index.query("t", "k", max_count=2, cursor=cursor[:place] + letter + cursor[place + 1 :])
+    for changed in (cursor[:-1], cursor[1:], cursor + "A", cursor + "=", "=" + cursor, cursor * 2, cursor[::-1], " " + cursor, cursor + "\n"):
+        with pytest.raises(InvalidCursor):
+            index.query("t", "k", max_count=2, cursor=changed)
+
+
+def test_a_cursor_belongs_to_its_query(index):
+    fill(index)
+    index.put("u", 0, ["k", "l"], 1, 1, T)
+    cursor = index.query("t", "k", 0, T + 5_000, max_count=2).cursor
+    for question in (("u", "k", 0, T + 5_000), ("t", "l", 0, T + 5_000), ("t", "k", 1_000, T + 5_000), ("t", "k", 0, T + 6_000), ("t", "k")):
+        with pytest.raises(InvalidCursor, match="another query"):
+            index.query(*question, cursor=cursor)
+        names = ("topic", "key", "begin_ms", "end_ms")
+        with pytest.raises(InvalidCursor, match="another query"):
+            index.query_many([Lookup(**dict(zip(names, question, strict=False)), cursor=cursor)])
+    # the range counts by whole seconds, and the size of a page may change
+    assert len(index.query("t", "k", 999, T + 5_999, max_count=100, cursor=cursor)) == 10
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"5", b"null", b"{}", b"[]", b'"text"', b"[1]", b'[2, "D", 1, 1, 1]', b'[1, "D"]', b'[1, "D", 1, 1]', b'[1, "D", 1, 1, 1, 1]',
+     b'[1, "D", 1.0, 1, 1]', b'[1, "D", "1", 1, 1]', b'[1, "D", null, 1, 1]', b"\xff", b"[" * 5000, b'[1, "D", 1, 1, 1', b'[1, "D", 1' + b"0" * 40 + b", 1, 1]"],
+    ids=lambda b: repr(b)[:24],
+)  # fmt: skip
+def test_a_forged_cursor_is_refused(index, body):
+    fill(index)
+    real = index.query("t", "k", max_count=2).cursor
+    digest = json.loads(base64.urlsafe_b64decode(real + "===")[4:])[1]
+    body = body.replace(b'"D"', json.dumps(digest).encode())
+    forged = base64.urlsafe_b64encode(zlib.crc32(body).to_bytes(4, "big") + body).decode().rstrip("=")
+    with pytest.raises(InvalidCursor):
+        index.query("t", "k", max_count=2, cursor=forged)
+
+
+@given(st.tuples(st.integers(0, 2**38), st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1)), st.text(min_size=1, max_size=8))
+def test_a_cursor_comes_back_as_it_was(after, digest):
+    assert decode_cursor(encode_cursor(after, digest), digest, 3) == after
+
+
+def test_an_identity_put_at_two_times_is_one_answer_at_its_newest(open_index):
+    index = open_index()
+    index.put("t", 0, "k", 5, 1, T)
+    index.flush()
+    index.put("t", 0, "k", 5, 2, T + 9_000)
+    index.put("t", 0, "k", 5, 9, T + 1_000)
+    for _ in states(index):
+        result = index.query("t", "k")
+        assert [(i.offset, i.timestamp_ms, i.size) for i in result] == [(5, T + 9_000, 2)]
+        assert [(i.timestamp_ms, i.size) for i in index.query("t", "k", 0, T + 8_999)] == [(T + 1_000, 9)]
+        # pages: an identity may stand on a page once more, with its next time
+        first = index.query("t", "k", max_count=1)
+        assert first.status in ("complete", "truncated")
+    many = index.query_many([Lookup(topic="t", key="k", max_count=1), Lookup(topic="t", key="k", begin_ms=0, end_ms=T + 8_999)])
+    assert [[i.timestamp_ms for i in result] for result in many] == [[T + 9_000], [T + 1_000]]
+
+
+def test_a_wide_range_has_one_cursor_for_one_and_for_many(index):
+    fill(index)
+    lookup = Lookup(topic="t", key="k", begin_ms=-(10**30), end_ms=10**30, max_count=2)
+    (many,) = index.query_many([lookup])
+    alone = index.query("t", "k", -(10**30), 10**30, max_count=2)
+    assert many.cursor == alone.cursor
+    assert len(index.query("t", "k", -(10**30), 10**30, cursor=many.cursor)) == 10
+
+
+@pytest.mark.parametrize("bad", [{"max_count": True}, {"max_count": 0}, {"begin_ms": 1.5}, {"begin_ms": 2, "end_ms": 1}, {"topic": ""}, {"key": ""}, {"key": 5}, {"cursor": "x"}])
+def test_one_bad_lookup_of_many_is_named(index, bad):
+    fill(index)
+    good = {"topic": "t", "key": "k"}
+    with pytest.raises(InvalidArgument):
+        index.query_many([Lookup(**good), Lookup(**(good | bad)), Lookup(**good)])
+    assert index.query_many([]) == [] or len(index.query_many([])) == 0
