@@ -93,8 +93,8 @@ class IndexConfig(BaseSettings):
                 field = name[len(_PREFIX) :].lower().split("__")[0]
                 if field not in known:
                     raise ConfigError(f"environment variable {name} is no setting of tiered_index")
-                values.pop(field, None)  # the environment wins over the file
-        values |= {name: value for name, value in given.items() if value is not None}
+                _without(values, name[len(_PREFIX) :].lower().split("__"))  # the environment wins over the file
+        values = _merged(values, {name: value for name, value in given.items() if value is not None})
         try:
             return cls(**values)
         except ValidationError as error:
@@ -113,3 +113,23 @@ class IndexConfig(BaseSettings):
         slots = preset.slots if self.slots is None else self.slots
         items = preset.items if self.items is None else self.items
         return Layout(preset, self.schema_of(), slots, items)
+
+
+def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
+    """Return both, where `high` wins; tables are merged key by key."""
+    result = dict(low)
+    for name, value in high.items():
+        below = result.get(name)
+        result[name] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _without(values: dict[str, Any], path: list[str]) -> None:
+    """Take the value at `path` out of nested tables, where it is there."""
+    *tables, last = path
+    for name in tables:
+        inner = values.get(name)
+        if not isinstance(inner, dict):
+            return
+        values = inner
+    values.pop(last, None)

@@ -1,0 +1,82 @@
+"""Settings: where they come from, which source wins, and that nothing unknown passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tiered_index import IndexConfig
+from tiered_index.errors import ConfigError
+
+
+@pytest.fixture
+def toml(tmp_path):
+    def write(text):
+        path = tmp_path / "config.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_arguments_win_over_the_environment_and_that_over_the_file(toml, monkeypatch):
+    file = toml('slots = 1\nitems = 10\nflush_interval_s = 9.0\nstorage = "memory://file"')
+    monkeypatch.setenv("TIERED_INDEX_SLOTS", "2")
+    monkeypatch.setenv("TIERED_INDEX_ITEMS", "20")
+    config = IndexConfig.load(file, slots=3, storage=None)
+    assert (config.slots, config.items, config.flush_interval_s, config.storage) == (3, 20, 9.0, "memory://file")
+
+
+def test_nested_settings_merge_key_by_key(toml, monkeypatch):
+    file = toml('[s3]\nregion = "file"\nmax_attempts = 9\nprofile = "file"')
+    monkeypatch.setenv("TIERED_INDEX_S3__REGION", "environment")
+    config = IndexConfig.load(file)
+    assert (config.s3.region, config.s3.max_attempts, config.s3.profile) == ("environment", 9, "file")
+    config = IndexConfig.load(file, s3={"profile": "argument"})
+    assert (config.s3.region, config.s3.max_attempts, config.s3.profile) == ("environment", 9, "argument")
+
+
+def test_a_file_in_the_right_form_is_needed(toml, tmp_path):
+    with pytest.raises(ConfigError):
+        IndexConfig.load(tmp_path / "none.toml")
+    with pytest.raises(ConfigError):
+        IndexConfig.load(toml("slots = "))
+    with pytest.raises(ConfigError):
+        IndexConfig.load(tmp_path)
+
+
+def test_an_unknown_key_is_an_error_wherever_it_stands(toml, monkeypatch):
+    with pytest.raises(ConfigError, match="sluts"):
+        IndexConfig.load(toml("sluts = 1"))
+    with pytest.raises(ConfigError, match="bogus"):
+        IndexConfig.load(toml("[s3]\nbogus = 1"))
+    with pytest.raises(ConfigError, match="sluts"):
+        IndexConfig.load(sluts=1)
+    monkeypatch.setenv("TIERED_INDEX_SLUTS", "1")
+    with pytest.raises(ConfigError, match="SLUTS"):
+        IndexConfig.load()
+    monkeypatch.delenv("TIERED_INDEX_SLUTS")
+    monkeypatch.setenv("TIERED_INDEX_S3__BOGUS", "1")
+    with pytest.raises(ConfigError, match=r"(?i)bogus"):
+        IndexConfig.load()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"slots": "many"}, {"flush_interval_s": 0}, {"flush_interval_s": -1}, {"buffer_max_entries": 0}, {"query_threads": 257}, {"preset": "x"},
+     {"offset_space": "x"}, {"upload_part_bytes": 5}, {"local_keep_s": -1}, {"lease_ttl_s": 0}, {"item_type": int}, {"flush_interval_s": float("nan")}],
+    ids=repr,
+)  # fmt: skip
+def test_a_wrong_value_is_named(setting):
+    with pytest.raises(ConfigError, match=next(iter(setting))):
+        IndexConfig.load(**setting)
+
+
+def test_a_configuration_is_immutable_and_its_root_absolute(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    config = IndexConfig.load(root="here")
+    assert config.root == tmp_path / "here"
+    assert IndexConfig.load(root="~/x").root == Path.home() / "x"
+    with pytest.raises(ValueError, match="frozen"):
+        config.slots = 5

@@ -1,0 +1,142 @@
+"""Other systems' entries: a subclass of `IndexItem` with further columns, through every state, with and without the class at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tiered_index import IndexItem, IndexReader, KeyedIndexItem, column
+from tiered_index.errors import ConfigError, InvalidArgument, SchemaMismatch
+
+T = 1_700_000_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderItem(KeyedIndexItem):
+    region: int = column(">u2", identity=True)
+    price: float = column(">f8")
+    tag: bytes = column("S4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainItem(IndexItem):
+    zone: int = column(">i8", identity=True)
+
+
+def put(index, region, price=1.5, tag=b"ab", offset=1, **more):
+    return index.put("t", 0, ["k"], offset, 1, T, region=region, price=price, tag=tag, **more)
+
+
+def seen(items):
+    return [(i.offset, i.region, i.price, i.tag) for i in items]
+
+
+def test_further_columns_live_through_every_state(open_index, storage, clock, tmp_path):
+    index = open_index("root", item_type=OrderItem, local_keep_s=0)
+    put(index, 7)
+    put(index, 5, offset=2)
+    put(index, 7, price=2.5)  # same identity: the greater one counts
+    put(index, 5)  # another region: another answer
+    batch = {"topic": ["t"], "queue_id": [0], "key": ["k"], "offset": [9], "size": [1], "timestamp_ms": [T], "region": [65_535]}
+    index.put_batch(batch | {"price": [3.5], "tag": [b"xyzw"]})
+    index.put_batch(pa.RecordBatch.from_pydict(batch | {"offset": [8], "price": [4], "tag": pa.array([b"q"], pa.binary())}))
+    expected = [(9, 65_535, 3.5, b"xyzw"), (8, 65_535, 4.0, b"q"), (2, 5, 1.5, b"ab"), (1, 5, 1.5, b"ab"), (1, 7, 2.5, b"ab")]
+
+    def check(ask, kind=OrderItem):
+        result = ask("t", "k")
+        assert seen(result) == expected
+        assert {type(item) for item in result} == {kind} or kind is None
+        cursor, pages = None, []
+        while True:
+            page = ask("t", "k", max_count=1, cursor=cursor)
+            pages += page.items
+            if page.status == "complete":
+                break
+            cursor = page.cursor
+        assert seen(pages) == expected
+
+    check(index.query)
+    index.flush()
+    check(index.query)
+    with IndexReader.open(root=tmp_path / "root", storage_backend=storage, clock=clock) as reader:
+        check(reader.query, None)
+    index.seal()
+    index.run_lifecycle()
+    check(index.query)
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:  # the class is made from the declaration
+        check(reader.query, None)
+        item = reader.query("t", "k").items[0]
+        assert (type(item).__name__, item.to_dict()["tag"]) == ("OrderItem", b"xyzw".hex())
+    with IndexReader.open(storage_backend=storage, clock=clock, item_type=OrderItem) as reader:
+        check(reader.query)
+    with pytest.raises(SchemaMismatch):
+        IndexReader.open(storage_backend=storage, clock=clock, item_type=PlainItem)
+    index.close()
+    again = open_index("root", slots=..., items=...)
+    check(again.query, None)
+    put(again, 1, offset=100)
+    assert again.query("t", "k").items[0].region == 1
+    again.close()
+    with pytest.raises(SchemaMismatch):
+        open_index("root", item_type=PlainItem)
+    check_back = open_index("root", item_type=OrderItem)
+    assert type(check_back.query("t", "k").items[0]) is OrderItem
+
+
+def test_a_schema_without_fingerprint_and_with_negative_identities(open_index):
+    index = open_index(item_type=PlainItem)
+    for zone in (5, -5, -(2**63), 2**63 - 1):
+        index.put("t", 0, "Aa", 1, 1, T, zone=zone)
+    for _ in range(2):
+        assert [i.zone for i in index.query("t", "BB")] == [-(2**63), -5, 5, 2**63 - 1]  # one Java hash, and nothing to tell them apart by
+        cursor = index.query("t", "Aa", max_count=1).cursor
+        assert [i.zone for i in index.query("t", "Aa", cursor=cursor)] == [-5, 5, 2**63 - 1]
+        index.seal()
+        index.run_lifecycle()
+
+
+@pytest.mark.parametrize(
+    "bad", [{"region": -1}, {"region": 65_536}, {"region": 1.5}, {"region": "x"}, {"region": None}, {"price": "abc"}, {"price": None},
+            {"tag": "ab"}, {"tag": b"abcde"}, {"tag": None}, {"colour": 1}]
+)  # fmt: skip
+def test_a_wrong_further_column_is_refused(open_index, bad):
+    index = open_index(item_type=OrderItem)
+    with pytest.raises(InvalidArgument, match=next(iter(bad))):
+        index.put("t", 0, "k", 1, 1, T, **({"region": 1, "price": 1.0, "tag": b"a"} | bad))
+    columns = {"topic": ["t"], "queue_id": [0], "key": ["k"], "offset": [9], "size": [1], "timestamp_ms": [T], "region": [1], "price": [1.0]}
+    if bad != {"price": "abc"}:
+        with pytest.raises(InvalidArgument, match=next(iter(bad))):
+            index.put_batch(columns | {"tag": [b"a"]} | {name: [value] for name, value in bad.items()})
+    with pytest.raises(InvalidArgument, match="tag"):
+        index.put("t", 0, "k", 1, 1, T, region=1, price=1.0)
+    with pytest.raises(InvalidArgument, match="tag"):
+        index.put_batch(columns)
+    assert index.health()["buffered_entries"] == 0
+
+
+def test_extended_schemas_never_carry_rocketmqs_magics(open_index):
+    with pytest.raises(ConfigError, match="rocketmq"):
+        open_index(item_type=OrderItem, preset="rocketmq")
+
+
+def test_schemas_that_can_not_be(open_index):
+    for dtype in ("O", "U4", "i4,i4", "S0", "?", ">c16", "nonsense"):
+        with pytest.raises((ConfigError, TypeError)):
+
+            @dataclass(frozen=True, kw_only=True)
+            class Bad(KeyedIndexItem):
+                more: int = column(dtype)
+
+            open_index(item_type=Bad)
+
+
+def test_numpy_columns_of_the_caller_are_copied(open_index):
+    index = open_index(item_type=OrderItem)
+    region, price, tag = np.array([1], np.uint16), np.array([1.0]), np.array([b"a"], "S4")
+    columns = {"topic": ["t"], "queue_id": [0], "key": ["k"], "offset": [9], "size": [1], "timestamp_ms": [T]}
+    index.put_batch(columns | {"region": region, "price": price, "tag": tag})
+    region[:], price[:], tag[:] = 9, 9, b"z"
+    assert seen(index.query("t", "k")) == [(9, 1, 1.0, b"a")]

@@ -1,0 +1,142 @@
+"""What an index remembers of itself, what may differ at the next start, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tiered_index import IndexConfig, IndexReader, IndexService
+from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SchemaMismatch, StorageUnavailable
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.storage_faults import FaultStorage
+
+T = 1_700_000_000_000
+
+
+def test_geometry_preset_and_offset_space_are_remembered(open_index):
+    open_index("root", preset="rocketmq", slots=11, items=30, offset_space="commitlog").close()
+    index = open_index("root", slots=..., items=...)
+    index.put("t", 0, "k", 1, 1, T)
+    index.flush()
+    (file,) = index.files()
+    assert (file.layout.preset.name, file.layout.slots, file.layout.items, file.offset_space) == ("rocketmq", 11, 30, "commitlog")
+
+
+@pytest.mark.parametrize("changed", [{"slots": 12}, {"preset": "rocketmq"}, {"offset_space": "tiered_queue"}])
+def test_what_an_index_was_created_with_stays(open_index, changed):
+    index = open_index("root", items=20)
+    index.put("t", 0, "k", 1, 1, T)
+    index.close()
+    with pytest.raises(SchemaMismatch):
+        open_index("root", **changed)
+    with pytest.raises(SchemaMismatch):
+        open_index("another", **changed)
+    index = open_index("root", items=33)  # files may grow
+    assert len(index.query("t", "k")) == 1
+
+
+def test_a_new_root_adopts_the_index_that_is_in_the_storage(open_index):
+    first = open_index("first", preset="rocketmq", slots=11, items=30)
+    first.put("t", 0, "k", 1, 1, T)
+    first.seal()
+    first.run_lifecycle()
+    first.close()
+    second = open_index("second", slots=..., items=...)
+    assert second.index_id == first.index_id
+    assert len(second.query("t", "k")) == 1
+    second.put("t", 0, "k", 2, 1, T)
+    second.flush()
+    assert second.files()[-1].layout.slots == 11
+
+
+def test_topic_ids_of_other_roots_and_lives_do_not_collide(open_index):
+    """Each file has its own table, so a source may number its topics anew."""
+    first = open_index("first", local_keep_s=86400)
+    first.put("a", 0, "k", 1, 1, T, topic_id=1)
+    first.seal()
+    first.run_lifecycle()
+    first.put("c", 0, "k", 1, 1, T, topic_id=2)
+    first.close()
+    first = open_index("first")
+    with pytest.raises(InvalidArgument, match="already means"):
+        first.put("d", 0, "k", 2, 1, T, topic_id=2)  # the file in use has it
+    first.seal()
+    first.run_lifecycle()
+    first.close()
+    first = open_index("first")
+    first.put("b", 0, "k", 2, 1, T, topic_id=1)
+    first.put("c", 0, "k", 3, 1, T, topic_id=9)
+    for _ in range(3):
+        assert [i.offset for i in first.query("a", "k")] == [1]
+        assert [i.offset for i in first.query("b", "k")] == [2]
+        assert [i.offset for i in first.query("c", "k")] == [3, 1]
+        first.seal()
+        first.run_lifecycle()
+
+
+def test_two_topics_of_one_crc_get_different_ids(open_index, monkeypatch):
+    monkeypatch.setattr("tiered_index.service.topics.assigned_topic_id", lambda topic: 2**31 - 1)
+    index = open_index("root")
+    for number, topic in enumerate(("x", "y", "z")):
+        index.put(topic, 0, "k", number, 1, T)
+    index.close()
+    index = open_index("root")
+    index.put("z", 0, "k", 7, 1, T)
+    index.put("w", 0, "k", 8, 1, T)
+    assert [[i.offset for i in index.query(topic, "k")] for topic in "xyzw"] == [[0], [1], [7, 2], [8]]
+    assert len({index.query(topic, "k").items[0].topic_id for topic in "xyzw"}) == 4
+
+
+def test_a_new_root_needs_its_storage(open_index):
+    storage = FaultStorage(MemoryStorage())
+    storage.fail("*", times=None)
+    with pytest.raises(StorageUnavailable):
+        open_index("root", storage_backend=storage)
+    storage.clear()
+    open_index("root", storage_backend=storage)
+
+
+def test_missing_settings_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="root"):
+        IndexService.open(storage="memory://x")
+    with pytest.raises(ConfigError, match="storage"):
+        IndexService.open(root=tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+    with pytest.raises(ConfigError, match="neither"):
+        IndexReader.open()
+    with pytest.raises(NotAnIndex):
+        IndexReader.open(root=tmp_path / "r", storage_backend=MemoryStorage())
+    with pytest.raises(NotAnIndex):
+        IndexReader.open(storage_backend=MemoryStorage())
+    config = IndexConfig.load(root=tmp_path / "r")
+    with pytest.raises(InvalidArgument, match="not both"):
+        IndexService.open(config, slots=5)
+    with pytest.raises(InvalidArgument, match="not both"):
+        IndexReader.open("memory://x", config=config)
+
+
+def test_an_open_that_fails_leaves_nothing_locked(open_index, storage):
+    open_index("root").close()
+    faulty = FaultStorage(storage)
+    faulty.fail("list", error=lambda text: RuntimeError(text))
+    with pytest.raises(RuntimeError):
+        open_index("root", storage_backend=faulty)
+    open_index("root")
+
+
+@pytest.mark.parametrize("geometry", [{"slots": 0}, {"slots": -1}, {"items": 1}, {"items": 0}, {"slots": 2**28 + 1}, {"items": 2**31}])
+def test_geometries_that_can_not_be(open_index, geometry):
+    with pytest.raises(ConfigError):
+        open_index(**geometry)
+
+
+@pytest.mark.parametrize("preset", ["native", "rocketmq"])
+def test_the_smallest_geometry_works(open_index, preset):
+    index = open_index(preset=preset, slots=1, items=2, local_keep_s=0)
+    for offset in range(5):
+        index.put("t", 0, ["k", f"o{offset}"], offset, 1, T)
+    for _ in range(2):
+        assert [i.offset for i in index.query("t", "k")] == [4, 3, 2, 1, 0]
+        assert [i.offset for i in index.query("t", "o3")] == [3]
+        index.seal()
+        index.run_lifecycle()
+    assert index.health()["files"] == {"storage": 10}
