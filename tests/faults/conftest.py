@@ -39,9 +39,7 @@ class World:
 
     def open(self, disk: Disk | None = None, storage: Storage | None = None, **settings: object) -> IndexService:
         chosen = {"root": self.root, **self.settings, **settings}
-        self.service = IndexService.open(
-            storage_backend=storage or self.storage, clock=self.clock, disk=disk or FaultDisk(), **chosen
-        )
+        self.service = IndexService.open(storage_backend=storage or self.storage, clock=self.clock, disk=disk or FaultDisk(), **chosen)
         return self.service
 
     def put(self, count: int) -> None:

@@ -332,9 +332,7 @@ def test_records_that_contradict_the_state_are_damage(published):
     state = world.service.log_state
     first = decode_document(world.storage.get(log_name(1)), "x")
     adding = next(
-        document
-        for number in range(2, state.number + 1)
-        if (document := decode_document(world.storage.get(log_name(number)), "x"))["add"]
+        document for number in range(2, state.number + 1) if (document := decode_document(world.storage.get(log_name(number)), "x"))["add"]
     )
     following = {"number": state.number + 1}
     for document in (

@@ -29,7 +29,7 @@ def test_a_failing_call_loses_nothing(make_world, first, error, times):
                 try:
                     step()
                 except TieredIndexError as raised:
-                    assert isinstance(raised, expected)  # noqa: PT017 - several steps may raise
+                    assert isinstance(raised, expected)
             if disk.calls() < number:
                 return
             disk.clear()

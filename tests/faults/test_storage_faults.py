@@ -1,4 +1,4 @@
-"""The storage fails at every single call: before it acts, after it has acted (the answer is lost), and for good. Nothing is lost or doubled."""
+"""The storage fails at every single call: before it acts, after it acted (the answer is lost), for good. Nothing is lost or doubled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 
 from tiered_index import IndexReader
 from tiered_index.errors import StorageError, StorageUnavailable
-from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
 
 STEP = 4

@@ -1,7 +1,7 @@
 """A stateful model test: whatever is done to an index, its answers are the reference model's.
 
-Puts, flushes, seals, life-cycle rounds, clocks, crashes, power cuts, full disks, storages that fail, restarts and readers in any order. After a
-crash the entries that no flush had confirmed may be there or not; which of them are is asked once, and then they are held to it.
+Puts, flushes, seals, life-cycle rounds, clocks, crashes, power cuts, full disks, failing storages, restarts and readers in any order. After
+a crash the entries that no flush had confirmed may be there or not; which of them are is asked once, and then they are held to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
@@ -120,7 +129,9 @@ class IndexMachine(RuleBasedStateMachine):
         self.position += 1
         rows = [(topic, queue, key, offset, size, ms) for topic, queue, names, offset, size, ms in batch for key in dict.fromkeys(names)]
         entries = [entry for message in batch for entry in self.model.put(*message)]
-        topic, queue_id, key, offset, size, timestamp_ms = (list(column) for column in zip(*rows, strict=True)) if rows else ([] for _ in range(6))
+        topic, queue_id, key, offset, size, timestamp_ms = (
+            (list(column) for column in zip(*rows, strict=True)) if rows else ([] for _ in range(6))
+        )
         columns = {
             "topic": topic, "queue_id": np.array(queue_id, np.int32), "key": key, "offset": np.array(offset, np.int64),
             "size": np.array(size, ">u4"), "timestamp_ms": np.array(timestamp_ms, np.int64),
@@ -357,7 +368,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     def check_root(self):
         root = self.settings["root"]
-        assert not [path for path in root.rglob(TEMPORARY_PREFIX + "*")]
+        assert not list(root.rglob(TEMPORARY_PREFIX + "*"))
         names = [path.stem for state in ("unsealed", "compacted", "uploaded") for path in (root / state).glob("*.index")]
         assert len(names) == len(set(names))
 

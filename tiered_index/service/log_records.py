@@ -182,7 +182,10 @@ def decode_document(data: bytes, file: str) -> dict[str, Any]:
     expected = f"{zlib.crc32(body):08x}\n".encode()
     if not mark or tail != expected:
         raise CorruptFile(file, "does not match its CRC32", offset=len(body), expected=expected, found=tail[:16])
-    document = json.loads(body)
+    try:
+        document = json.loads(body)
+    except ValueError as error:
+        raise CorruptFile(file, f"matches its CRC32 but is no document: {error}") from error
     if not isinstance(document, dict) or document.get("version") != LOG_VERSION:
         found = document.get("version") if isinstance(document, dict) else None
         raise UnsupportedVersion(file, f"log version {found} is newer than this reader", expected=LOG_VERSION, found=found)

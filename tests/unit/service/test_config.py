@@ -64,10 +64,22 @@ def test_an_unknown_key_is_an_error_wherever_it_stands(toml, monkeypatch):
 
 @pytest.mark.parametrize(
     "setting",
-    [{"slots": "many"}, {"flush_interval_s": 0}, {"flush_interval_s": -1}, {"buffer_max_entries": 0}, {"query_threads": 257}, {"preset": "x"},
-     {"offset_space": "x"}, {"upload_part_bytes": 5}, {"local_keep_s": -1}, {"lease_ttl_s": 0}, {"item_type": int}, {"flush_interval_s": float("nan")}],
+    [
+        {"slots": "many"},
+        {"flush_interval_s": 0},
+        {"flush_interval_s": -1},
+        {"buffer_max_entries": 0},
+        {"query_threads": 257},
+        {"preset": "x"},
+        {"offset_space": "x"},
+        {"upload_part_bytes": 5},
+        {"local_keep_s": -1},
+        {"lease_ttl_s": 0},
+        {"item_type": int},
+        {"flush_interval_s": float("nan")},
+    ],
     ids=repr,
-)  # fmt: skip
+)
 def test_a_wrong_value_is_named(setting):
     with pytest.raises(ConfigError, match=next(iter(setting))):
         IndexConfig.load(**setting)

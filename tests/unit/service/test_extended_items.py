@@ -99,14 +99,35 @@ def test_a_schema_without_fingerprint_and_with_negative_identities(open_index):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"region": -1}, {"region": 65_536}, {"region": 1.5}, {"region": "x"}, {"region": None}, {"price": "abc"}, {"price": None},
-            {"tag": "ab"}, {"tag": b"abcde"}, {"tag": None}, {"colour": 1}]
-)  # fmt: skip
+    "bad",
+    [
+        {"region": -1},
+        {"region": 65_536},
+        {"region": 1.5},
+        {"region": "x"},
+        {"region": None},
+        {"price": "abc"},
+        {"price": None},
+        {"tag": "ab"},
+        {"tag": b"abcde"},
+        {"tag": None},
+        {"colour": 1},
+    ],
+)
 def test_a_wrong_further_column_is_refused(open_index, bad):
     index = open_index(item_type=OrderItem)
     with pytest.raises(InvalidArgument, match=next(iter(bad))):
         index.put("t", 0, "k", 1, 1, T, **({"region": 1, "price": 1.0, "tag": b"a"} | bad))
-    columns = {"topic": ["t"], "queue_id": [0], "key": ["k"], "offset": [9], "size": [1], "timestamp_ms": [T], "region": [1], "price": [1.0]}
+    columns = {
+        "topic": ["t"],
+        "queue_id": [0],
+        "key": ["k"],
+        "offset": [9],
+        "size": [1],
+        "timestamp_ms": [T],
+        "region": [1],
+        "price": [1.0],
+    }
     if bad != {"price": "abc"}:
         with pytest.raises(InvalidArgument, match=next(iter(bad))):
             index.put_batch(columns | {"tag": [b"a"]} | {name: [value] for name, value in bad.items()})

@@ -27,7 +27,9 @@ small = st.integers(0, 2)
 
 @settings(max_examples=150)
 @given(
-    st.lists(st.tuples(small, small, small, small, small, small, st.sampled_from([0.0, 1.5]), st.sampled_from([b"", b"a", b"ab"])), max_size=25),
+    st.lists(
+        st.tuples(small, small, small, small, small, small, st.sampled_from([0.0, 1.5]), st.sampled_from([b"", b"a", b"ab"])), max_size=25
+    ),
     st.integers(1, 6),
     st.integers(0, 3),
 )
@@ -46,7 +48,10 @@ def test_the_first_answers_are_a_sort_and_a_set(rows, limit, parts):
     for part in range(parts + 1):  # as the budget does, file by file
         kept = first_answers(concatenate([kept, array[part :: parts + 1]], EXTENDED), EXTENDED, limit)
     found = [
-        ((-int(r["second"]), -int(r["offset"]), int(r["queue_id"]), int(r["zone"])), (int(r["size"]), float(r["price"]), bytes(r["tag"]), int(r["topic_id"])))
+        (
+            (-int(r["second"]), -int(r["offset"]), int(r["queue_id"]), int(r["zone"])),
+            (int(r["size"]), float(r["price"]), bytes(r["tag"]), int(r["topic_id"])),
+        )
         for r in kept
     ]
     assert found == expected
@@ -92,7 +97,17 @@ def test_every_changed_character_of_a_cursor_is_noticed(index):
             if letter != cursor[place]:
                 with pytest.raises(InvalidCursor):
                     index.query("t", "k", max_count=2, cursor=cursor[:place] + letter + cursor[place + 1 :])
-    for changed in (cursor[:-1], cursor[1:], cursor + "A", cursor + "=", "=" + cursor, cursor * 2, cursor[::-1], " " + cursor, cursor + "\n"):
+    for changed in (
+        cursor[:-1],
+        cursor[1:],
+        cursor + "A",
+        cursor + "=",
+        "=" + cursor,
+        cursor * 2,
+        cursor[::-1],
+        " " + cursor,
+        cursor + "\n",
+    ):
         with pytest.raises(InvalidCursor):
             index.query("t", "k", max_count=2, cursor=changed)
 
@@ -101,7 +116,13 @@ def test_a_cursor_belongs_to_its_query(index):
     fill(index)
     index.put("u", 0, ["k", "l"], 1, 1, T)
     cursor = index.query("t", "k", 0, T + 5_000, max_count=2).cursor
-    for question in (("u", "k", 0, T + 5_000), ("t", "l", 0, T + 5_000), ("t", "k", 1_000, T + 5_000), ("t", "k", 0, T + 6_000), ("t", "k")):
+    for question in (
+        ("u", "k", 0, T + 5_000),
+        ("t", "l", 0, T + 5_000),
+        ("t", "k", 1_000, T + 5_000),
+        ("t", "k", 0, T + 6_000),
+        ("t", "k"),
+    ):
         with pytest.raises(InvalidCursor, match="another query"):
             index.query(*question, cursor=cursor)
         names = ("topic", "key", "begin_ms", "end_ms")
@@ -113,10 +134,28 @@ def test_a_cursor_belongs_to_its_query(index):
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"5", b"null", b"{}", b"[]", b'"text"', b"[1]", b'[2, "D", 1, 1, 1]', b'[1, "D"]', b'[1, "D", 1, 1]', b'[1, "D", 1, 1, 1, 1]',
-     b'[1, "D", 1.0, 1, 1]', b'[1, "D", "1", 1, 1]', b'[1, "D", null, 1, 1]', b"\xff", b"[" * 5000, b'[1, "D", 1, 1, 1', b'[1, "D", 1' + b"0" * 40 + b", 1, 1]"],
+    [
+        b"",
+        b"5",
+        b"null",
+        b"{}",
+        b"[]",
+        b'"text"',
+        b"[1]",
+        b'[2, "D", 1, 1, 1]',
+        b'[1, "D"]',
+        b'[1, "D", 1, 1]',
+        b'[1, "D", 1, 1, 1, 1]',
+        b'[1, "D", 1.0, 1, 1]',
+        b'[1, "D", "1", 1, 1]',
+        b'[1, "D", null, 1, 1]',
+        b"\xff",
+        b"[" * 5000,
+        b'[1, "D", 1, 1, 1',
+        b'[1, "D", 1' + b"0" * 40 + b", 1, 1]",
+    ],
     ids=lambda b: repr(b)[:24],
-)  # fmt: skip
+)
 def test_a_forged_cursor_is_refused(index, body):
     fill(index)
     real = index.query("t", "k", max_count=2).cursor
@@ -158,7 +197,19 @@ def test_a_wide_range_has_one_cursor_for_one_and_for_many(index):
     assert len(index.query("t", "k", -(10**30), 10**30, cursor=many.cursor)) == 10
 
 
-@pytest.mark.parametrize("bad", [{"max_count": True}, {"max_count": 0}, {"begin_ms": 1.5}, {"begin_ms": 2, "end_ms": 1}, {"topic": ""}, {"key": ""}, {"key": 5}, {"cursor": "x"}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"max_count": True},
+        {"max_count": 0},
+        {"begin_ms": 1.5},
+        {"begin_ms": 2, "end_ms": 1},
+        {"topic": ""},
+        {"key": ""},
+        {"key": 5},
+        {"cursor": "x"},
+    ],
+)
 def test_one_bad_lookup_of_many_is_named(index, bad):
     fill(index)
     good = {"topic": "t", "key": "k"}

@@ -43,7 +43,9 @@ def test_a_number_is_in_range(index, name):
     assert index.query("t", "k").items
 
 
-@pytest.mark.parametrize("topic", [None, 5, b"t", "", " ", "\t\n ", "x" * 1025, "\N{GRINNING FACE}" * 513, ["t"]], ids=lambda t: repr(t)[:12])
+@pytest.mark.parametrize(
+    "topic", [None, 5, b"t", "", " ", "\t\n ", "x" * 1025, "\N{GRINNING FACE}" * 513, ["t"]], ids=lambda t: repr(t)[:12]
+)
 def test_a_topic_is_text_of_bounded_length(index, topic):
     with pytest.raises(InvalidArgument, match="topic"):
         index.put(**(GOOD | {"topic": topic}))
@@ -53,9 +55,10 @@ def test_a_topic_is_text_of_bounded_length(index, topic):
 
 
 @pytest.mark.parametrize(
-    "keys", [None, 5, b"k", "", [""], ["a", ""], ["a", None], ["a", 5], [b"a"], "x" * 32_768, ["\N{GRINNING FACE}" * 16_384], [["a"]]],
+    "keys",
+    [None, 5, b"k", "", [""], ["a", ""], ["a", None], ["a", 5], [b"a"], "x" * 32_768, ["\N{GRINNING FACE}" * 16_384], [["a"]]],
     ids=lambda k: repr(k)[:12],
-)  # fmt: skip
+)
 def test_keys_are_texts_of_bounded_length(index, keys):
     with pytest.raises(InvalidArgument, match="key"):
         index.put(**(GOOD | {"keys": keys}))
@@ -169,13 +172,28 @@ def test_every_column_is_there_and_as_long_as_the_others(index, name):
 @pytest.mark.parametrize(
     "values",
     [
-        [1.0, 2.0], [True, False], ["1", "2"], [b"1", b"2"], [1, "2"], [1, 2.5], [1, float("nan")], np.array([1.0, np.nan]),
-        np.array([True, False]), np.array([1, 2], object), np.array(["1", "2"]), np.array([[1, 2]]), np.array([1 + 0j, 2]),
-        np.array([1, 2], "m8[s]"), pa.array([1.0, 2.0]), pa.array([True, False]), pa.array(["1", "2"]), pa.array([1, 2]).dictionary_encode(),
+        [1.0, 2.0],
+        [True, False],
+        ["1", "2"],
+        [b"1", b"2"],
+        [1, "2"],
+        [1, 2.5],
+        [1, float("nan")],
+        np.array([1.0, np.nan]),
+        np.array([True, False]),
+        np.array([1, 2], object),
+        np.array(["1", "2"]),
+        np.array([[1, 2]]),
+        np.array([1 + 0j, 2]),
+        np.array([1, 2], "m8[s]"),
+        pa.array([1.0, 2.0]),
+        pa.array([True, False]),
+        pa.array(["1", "2"]),
+        pa.array([1, 2]).dictionary_encode(),
         np.ma.masked_array([1, 2], [True, False]),
     ],
     ids=lambda v: f"{type(v).__name__} {str(v)[:20]}",
-)  # fmt: skip
+)
 def test_a_number_column_holds_integers(index, name, values):
     with pytest.raises(InvalidArgument, match=name):
         index.put_batch(batch(2) | {name: values})
@@ -185,7 +203,15 @@ def test_a_number_column_holds_integers(index, name, values):
 @pytest.mark.parametrize("name", list(LIMITS))
 def test_a_number_column_is_in_range(index, name):
     over = LIMITS[name] + 1
-    for bad in (np.array([0, -1]), [0, -1], np.array([0, over], np.uint64), [0, over], [0, 2**64], [0, -(2**70)], pa.array([0, -1], pa.int8())):
+    for bad in (
+        np.array([0, -1]),
+        [0, -1],
+        np.array([0, over], np.uint64),
+        [0, over],
+        [0, 2**64],
+        [0, -(2**70)],
+        pa.array([0, -1], pa.int8()),
+    ):
         with pytest.raises(InvalidArgument, match=name):
             index.put_batch(batch(2) | {name: bad})
     unchanged(index)
@@ -197,14 +223,26 @@ def test_a_number_column_is_in_range(index, name):
 @pytest.mark.parametrize(
     "values",
     [
-        [1, 2], ["a", 2], ["ä", 2], ["a", ""], ["ä", ""], [b"a", b"b"], np.array([b"a", b"b"]), np.array([["a", "b"]]), pa.array([b"a", b"b"]),
-        pa.array([1, 2]), pa.array(["a", None]), pa.array(["a", None]).dictionary_encode(),
+        [1, 2],
+        ["a", 2],
+        ["ä", 2],
+        ["a", ""],
+        ["ä", ""],
+        [b"a", b"b"],
+        np.array([b"a", b"b"]),
+        np.array([["a", "b"]]),
+        pa.array([b"a", b"b"]),
+        pa.array([1, 2]),
+        pa.array(["a", None]),
+        pa.array(["a", None]).dictionary_encode(),
         pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), pa.array(["a", None])),
-        pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int32()), pa.array([5])), np.array(["a", None], object), ["a", float("nan")],
+        pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int32()), pa.array([5])),
+        np.array(["a", None], object),
+        ["a", float("nan")],
         np.ma.masked_array(["a", "b"], [True, False]),
     ],
     ids=lambda v: f"{type(v).__name__} {str(v)[:20]}",
-)  # fmt: skip
+)
 def test_a_text_column_holds_texts(index, name, values):
     with pytest.raises(InvalidArgument, match=name):
         index.put_batch(batch(2) | {name: values})
@@ -213,10 +251,19 @@ def test_a_text_column_holds_texts(index, name, values):
 
 def test_text_columns_come_in_many_forms(index):
     forms = [
-        ["ä", "b\ud800"], ("ä", "b"), np.array(["ä", "b"]), np.array(["ä", "b"], object), pa.array(["ä", "b"]), pa.array(["ä", "b"], pa.large_string()),
-        pa.array(["ä", "b"]).dictionary_encode(), pa.chunked_array([["ä"], ["b"]]), pa.chunked_array([["x", "ä", "b"]]).slice(1),
-        pa.array(["x", "ä", "b"]).slice(1, 2), np.array(["ä", "?", "b"])[::2], pa.chunked_array([["ä"], ["b"]], pa.large_string()),
-    ]  # fmt: skip
+        ["ä", "b\ud800"],
+        ("ä", "b"),
+        np.array(["ä", "b"]),
+        np.array(["ä", "b"], object),
+        pa.array(["ä", "b"]),
+        pa.array(["ä", "b"], pa.large_string()),
+        pa.array(["ä", "b"]).dictionary_encode(),
+        pa.chunked_array([["ä"], ["b"]]),
+        pa.chunked_array([["x", "ä", "b"]]).slice(1),
+        pa.array(["x", "ä", "b"]).slice(1, 2),
+        np.array(["ä", "?", "b"])[::2],
+        pa.chunked_array([["ä"], ["b"]], pa.large_string()),
+    ]
     for number, form in enumerate(forms):
         columns = batch(2) | {"key": form, "offset": [number, number]}
         assert index.put_batch(columns) == 2
@@ -228,7 +275,9 @@ def test_text_columns_come_in_many_forms(index):
 
 
 def test_empty_batches_are_nothing_but_their_position(index):
-    for number, empty in enumerate((batch(0), pa.RecordBatch.from_pydict(batch(1)).slice(0, 0), pa.Table.from_pydict(batch(1)).slice(0, 0))):
+    for number, empty in enumerate(
+        (batch(0), pa.RecordBatch.from_pydict(batch(1)).slice(0, 0), pa.Table.from_pydict(batch(1)).slice(0, 0))
+    ):
         assert index.put_batch(empty, "s", number) == 0
     index.flush()
     assert index.durable_position("s") == 2
@@ -258,11 +307,23 @@ def test_a_batch_is_a_copy(index):
 @pytest.mark.parametrize(
     "bad",
     [
-        {"begin_ms": 2, "end_ms": 1}, {"max_count": 0}, {"max_count": -1}, {"begin_ms": 1.0}, {"end_ms": "1"}, {"max_count": True}, {"max_count": None},
-        {"begin_ms": float("nan")}, {"cursor": 5}, {"cursor": b"x"}, {"cursor": ""}, {"cursor": "\u00e4"}, {"cursor": "AAAA"}, {"cursor": "A" * 10_000},
+        {"begin_ms": 2, "end_ms": 1},
+        {"max_count": 0},
+        {"max_count": -1},
+        {"begin_ms": 1.0},
+        {"end_ms": "1"},
+        {"max_count": True},
+        {"max_count": None},
+        {"begin_ms": float("nan")},
+        {"cursor": 5},
+        {"cursor": b"x"},
+        {"cursor": ""},
+        {"cursor": "\u00e4"},
+        {"cursor": "AAAA"},
+        {"cursor": "A" * 10_000},
     ],
     ids=repr,
-)  # fmt: skip
+)
 def test_a_query_that_is_wrong_is_refused(index, bad):
     index.put(**GOOD)
     with pytest.raises(InvalidArgument):

@@ -1,0 +1,104 @@
+"""Each layer imports only downwards (DESIGN.md section 2), and at the top of the module, so that no cycle hides in a function."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import tiered_index
+
+PACKAGE = Path(tiered_index.__file__).parent
+ALLOWED = {
+    "_version": set(),
+    "errors": set(),
+    "clock": set(),
+    "types": set(),
+    "storage": {"errors", "clock", "_version"},
+    "format": {"errors", "types"},
+    "config": {"errors", "types", "format", "storage"},
+    "service": {"errors", "clock", "_version", "types", "config", "format", "storage"},
+}
+ENTRY_POINTS = {"cli", "server", "spark", "rocketmq", "testing"}
+# they may import everything, and nothing below imports them; of each other they know only what stands here
+BETWEEN_ENTRY_POINTS = {("cli", "rocketmq"), ("cli", "spark"), ("cli", "server"), ("cli", "testing"), ("spark", "rocketmq")}
+LAZY = {
+    ("storage/opening.py", "tiered_index.storage.s3"): "boto3 takes longer to load than everything else together",
+}
+LAZY_FOLDERS = {"cli": "a command loads only what it needs, so that --help is there at once"}
+
+
+def modules():
+    return sorted(path for path in PACKAGE.rglob("*.py"))
+
+
+def imports(tree):
+    """Yield (node, imported module) of every import; names imported from a package count as its modules."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            if node.module == "tiered_index":
+                for alias in node.names:
+                    yield node, f"tiered_index.{alias.name}"
+            else:
+                yield node, node.module
+
+
+def layer_of(name):
+    """Return the layer of a module below the package, or None for others; the package's own names are the public API."""
+    parts = name.split(".")
+    if parts[0] != "tiered_index":
+        return None
+    if len(parts) == 1 or not any((PACKAGE / parts[1]).with_suffix(suffix).exists() for suffix in ("", ".py")):
+        return "api"
+    return parts[1]
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_imports_only_what_lies_below_it(path):
+    relative = path.relative_to(PACKAGE)
+    own = relative.parts[0].removesuffix(".py")
+    if own == "__init__":
+        return  # the public API: whatever it shows
+    for _, name in imports(ast.parse(path.read_text())):
+        layer = layer_of(name)
+        if layer is None or layer == own:
+            continue
+        if own in ENTRY_POINTS:
+            assert layer not in ENTRY_POINTS or (own, layer) in BETWEEN_ENTRY_POINTS, f"{relative} imports {name}"
+        else:
+            assert own in ALLOWED, f"{own} is a new layer: say here what it may import"
+            assert layer in ALLOWED[own], f"{relative} imports {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_stand_at_the_top(path):
+    relative = path.relative_to(PACKAGE)
+    tree = ast.parse(path.read_text())
+    for node, name in imports(tree):
+        if node in tree.body or _guarded(tree, node):
+            continue
+        if name.split(".")[0] == "tiered_index" and relative.parts[0] not in LAZY_FOLDERS:
+            assert (str(relative), name) in LAZY, f"{relative} imports {name} inside a function"
+
+
+def _guarded(tree, node):
+    """Whether an import stands below `if TYPE_CHECKING` or in a module-level `try`."""
+    return any(node in ast.walk(outer) for outer in tree.body if isinstance(outer, ast.If | ast.Try))
+
+
+def test_what_is_allowed_late_is_still_there():
+    for relative, name in LAZY:
+        found = {imported for _, imported in imports(ast.parse((PACKAGE / relative).read_text()))}
+        assert name in found, f"{relative} no longer imports {name}"
+
+
+@pytest.mark.parametrize("folder", ["format"])
+def test_the_format_has_no_files_clocks_and_threads(folder):
+    for path in (PACKAGE / folder).rglob("*.py"):
+        names = {name.split(".")[0] for _, name in imports(ast.parse(path.read_text()))}
+        assert not names & {"os", "pathlib", "mmap", "threading", "time", "socket", "logging", "boto3", "io"}, path

@@ -1,0 +1,101 @@
+"""The public API is what DESIGN.md section 7 says: names, signatures, and a docstring for each."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from pathlib import Path
+
+import pytest
+
+import tiered_index
+from tiered_index import IndexConfig, IndexItem, IndexReader, IndexService, QueryResult
+from tiered_index import errors as errors_module
+from tiered_index.errors import TieredIndexError
+from tiered_index.types import Explain, FileReport, Lookup
+
+PACKAGE = Path(tiered_index.__file__).parent
+
+
+def parameters(function):
+    return [
+        (p.name, None if p.default is p.empty else p.default)
+        for p in inspect.signature(function).parameters.values()
+        if p.name != "self" and p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
+
+
+def names(function):
+    return [name for name, _ in parameters(function)]
+
+
+def test_the_package_shows_what_a_user_imports():
+    assert {"IndexConfig", "IndexItem", "IndexReader", "IndexService", "QueryResult"} <= set(tiered_index.__all__)
+    assert set(tiered_index.__all__) == {
+        "FileReport", "IndexConfig", "IndexItem", "IndexReader", "IndexService", "KeyedIndexItem", "Lookup", "QueryResult", "__version__",
+        "column", "hash_key",
+    }  # fmt: skip
+    assert all(hasattr(tiered_index, name) for name in tiered_index.__all__)
+    assert tiered_index.__all__ == sorted(tiered_index.__all__)
+
+
+def test_signatures_are_contracts():
+    put = ["topic", "queue_id", "keys", "offset", "size", "timestamp_ms", "source", "source_position"]
+    assert names(IndexService.put) == put
+    assert names(IndexService.put_batch) == ["columns", "source", "source_position"]
+    optional = [("begin_ms", None), ("end_ms", None), ("max_count", 64), ("cursor", None), ("allow_partial", False)]
+    query = [("topic", None), ("key", None), *optional]
+    for kind in (IndexService, IndexReader):
+        assert parameters(kind.query) == query
+        assert names(kind.query_many)[0] == "lookups"
+        assert names(kind.close) == []
+        assert {"__enter__", "__exit__"} <= set(vars(kind))
+    for name in ("flush", "seal", "run_lifecycle", "close"):
+        assert names(getattr(IndexService, name)) == []
+    assert names(IndexService.durable_position) == ["source"]
+    assert names(IndexService.open) == ["config"]
+    assert names(IndexReader.open) == ["storage"]
+    keywords = {p.name for p in inspect.signature(IndexReader.open).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    assert {"root", "config"} <= keywords
+    assert callable(IndexConfig.load)
+
+
+def test_fields_are_contracts():
+    def fields(kind):
+        return [f.name for f in dataclasses.fields(kind)]
+
+    assert fields(IndexItem) == ["topic", "topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash"]
+    assert fields(QueryResult) == ["items", "status", "cursor", "failed", "explain", "timestamp_resolution_ms"]
+    assert fields(Lookup) == ["topic", "key", "begin_ms", "end_ms", "max_count", "cursor"]
+    assert fields(Explain) == ["requests", "bytes", "cost_usd", "elapsed_ms", "files_read", "files_skipped", "files"]
+    assert {"file", "place", "outcome", "begin_ms", "end_ms", "requests", "bytes", "elapsed_ms"} <= set(fields(FileReport))
+
+
+def test_every_error_is_ours_and_has_an_exit_code():
+    kinds = [getattr(errors_module, name) for name in errors_module.__all__]
+    assert all(issubclass(kind, TieredIndexError) for kind in kinds)
+    assert {kind.exit_code for kind in kinds} == {2, 3, 4, 5, 6, 7, 70}
+    defined = {name for name, kind in vars(errors_module).items() if inspect.isclass(kind) and issubclass(kind, TieredIndexError)}
+    assert defined == set(errors_module.__all__)
+
+
+def public_definitions(path):
+    """Yield (name, node) of the module and of every public class, function and method in it."""
+    tree = ast.parse(path.read_text())
+    yield "module", tree
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name, node
+            if isinstance(node, ast.ClassDef) and "Protocol" not in {ast.unparse(base).partition("[")[0] for base in node.bases}:
+                for inner in node.body:
+                    if isinstance(inner, ast.FunctionDef) and not inner.name.startswith(("_", "test_")):
+                        yield f"{node.name}.{inner.name}", inner
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in sorted(PACKAGE.rglob("*.py")) if p.stat().st_size], ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_everything_public_says_what_it_is(path):
+    missing = [name for name, node in public_definitions(path) if ast.get_docstring(node) is None]
+    assert not missing

@@ -1,0 +1,235 @@
+"""The write buffer's bounds, what a flush does with wild clocks, when files are sealed, and when a handle's files may go."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tiered_index.errors import BackPressure
+from tiered_index.service.catalog import Catalog
+from tiered_index.service.workers import Worker
+
+T = 1_700_000_000_000
+
+
+def test_a_call_beyond_the_buffers_bound_is_refused_whole(open_index):
+    index = open_index(buffer_max_entries=5)
+    index.put("t", 0, ["a", "b", "c"], 1, 1, T, source="s", source_position=1)
+    with pytest.raises(BackPressure, match="bounds are 5 entries"):
+        index.put("t", 0, ["a", "d", "e"], 2, 1, T, source="s", source_position=2)
+    rows = {"topic": ["t"] * 3, "queue_id": [0] * 3, "key": ["a", "d", "e"], "offset": [3] * 3, "size": [1] * 3, "timestamp_ms": [T] * 3}
+    with pytest.raises(BackPressure):
+        index.put_batch(rows, "s", 3)
+    assert [i.offset for i in index.query("t", "a")] == [1]
+    assert not index.query("t", "d").items
+    index.flush()
+    assert index.durable_position("s") == 1
+    assert index.put_batch(rows, "s", 3) == 3
+    index.flush()
+    assert index.put("t", 0, [f"k{i}" for i in range(9)], 4, 1, T) == 9  # alone, a call of any size is taken
+
+
+def test_the_bound_in_bytes(open_index):
+    index = open_index(buffer_max_bytes=1000)
+    with pytest.raises(BackPressure):
+        for offset in range(100):
+            index.put("t", 0, "k", offset, 1, T)
+    assert 1 <= index.health()["buffered_entries"] < 10
+    assert index.health()["buffered_bytes"] <= 1000
+    index.flush()
+    assert (index.health()["buffered_entries"], index.health()["buffered_bytes"]) == (0, 0)
+
+
+def test_queries_between_puts_leave_few_chunks_and_lose_nothing(index):
+    for offset in range(300):
+        index.put("t", 0, "k", offset, 1, T, source="s", source_position=offset)
+        if offset % 3 == 0:
+            assert len(index.query("t", "k", max_count=1000)) == offset + 1
+    assert index.query("t", "k").explain.files_read < 20
+    index.flush()
+    assert len(index.query("t", "k", max_count=1000)) == 300
+    assert index.durable_position("s") == 299
+
+
+def test_wild_clocks_go_to_quarantine_and_are_found(index, clock):
+    day = 86_400_000
+    now = clock.now_ms()
+    fine = [now, now + day, now - 19 * 365 * day]
+    wild = [0, 5, now + day + 1000, now + 2 * day, 253_402_300_799_999, now - 21 * 366 * day]
+    for number, timestamp_ms in enumerate([*fine, *wild]):
+        index.put("t", 0, "k", number, 1, timestamp_ms, source="s", source_position=number)
+    index.flush()
+    assert index.health()["quarantined_entries"] == len(wild)
+    lanes = {h.lane: 0 for h in index.files()}
+    for handle in index.files():
+        lanes[handle.lane] += handle.count
+    assert lanes == {"main": len(fine), "quarantine": len(wild)}
+    expected = sorted(((ms // 1000, number) for number, ms in enumerate([*fine, *wild])), reverse=True)
+    for _ in range(2):
+        assert [(i.timestamp_ms // 1000, i.offset) for i in index.query("t", "k")] == expected
+        assert [i.offset for i in index.query("t", "k", 0, 1000)] == [4, 3]
+        assert index.durable_position("s") == 8
+        index.seal()
+        index.run_lifecycle()
+    assert index.log_state.positions == {"s": 8}
+
+
+def test_seconds_too_far_apart_for_one_file_take_several(open_index):
+    index = open_index(max_late_s=10**12, max_early_s=10**12)
+    times = [0, 253_402_300_799_000, 2**31 * 1000, 5000, 2**32 * 1000, 2**31 * 1000 - 1000, 100_000_000_000_000]
+    for number, timestamp_ms in enumerate(times):
+        index.put("t", 0, "k", number, 1, timestamp_ms)
+    for _ in range(3):
+        assert sorted((i.offset, i.timestamp_ms) for i in index.query("t", "k")) == list(enumerate(times))
+        index.flush()
+        index.seal()
+        index.run_lifecycle()
+
+
+def test_a_file_is_sealed_by_age_and_not_before(open_index, clock):
+    index = open_index(seal_after_s=100)
+    index.put("t", 0, "k", 1, 1, T)
+    index.put("t", 0, "k", 2, 1, 0)
+    index.flush()
+    clock.advance(99)
+    assert not index.run_lifecycle().any()
+    clock.advance(1)
+    progress = index.run_lifecycle()
+    assert (progress.compacted, progress.uploaded) == (2, 2)
+    assert not index.run_lifecycle().any()
+
+
+def test_local_copies_go_by_age_or_by_bytes_oldest_first(open_index, clock):
+    index = open_index(local_keep_s=100, local_keep_bytes=1500)  # one file has some 1,100 bytes
+    for offset in range(3):
+        index.put("t", 0, "k", offset, 1, T + offset)
+        index.seal()
+        index.run_lifecycle()
+    places = [h.place for h in index.files()]
+    assert places == ["storage", "storage", "uploaded"]
+    clock.advance(100)
+    index.run_lifecycle()
+    assert {h.place for h in index.files()} == {"storage"}
+    assert [i.offset for i in index.query("t", "k")] == [2, 1, 0]
+
+
+# Positions
+
+
+def test_positions_survive_every_file(open_index, storage):
+    """Also those of entries that all had wild clocks, and of empty batches."""
+    index = open_index("root", local_keep_s=0)
+    index.put("t", 0, "k", 1, 1, 0, source="wild", source_position=7)
+    index.flush()
+    index.put("t", 0, "k", 2, 1, T, source="fine", source_position=8)
+    index.seal()
+    for _ in range(3):
+        index.run_lifecycle()
+    assert index.durable_positions() == {"wild": 7, "fine": 8}
+    assert {h.place for h in index.files()} == {"storage"}
+    index.abandon()
+    index = open_index("root", local_keep_s=0)
+    assert index.durable_positions() == {"wild": 7, "fine": 8}
+    index.put_batch({n: [] for n in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}, "empty", 9)
+    index.flush()
+    index.abandon()
+    assert open_index("root").durable_positions() == {"wild": 7, "fine": 8, "empty": 9}
+
+
+def test_positions_never_go_back(index):
+    index.put("t", 0, "k", 1, 1, T, source="s", source_position=10)
+    index.put("t", 0, "k", 2, 1, T, source="s", source_position=4)
+    assert index.durable_position("s") is None
+    index.flush()
+    assert index.durable_position("s") == 10
+    index.put("t", 0, "k", 3, 1, T, source="s", source_position=5)
+    index.flush()
+    assert index.durable_position("s") == 10
+    assert index.durable_position("other") is None
+
+
+# The catalog
+
+
+class _Handle:
+    place = "unsealed"
+    sequence = 1
+    is_local = True
+    lane = "main"
+
+    def __init__(self, file_id, second_min, second_max):
+        self.file_id, self.second_min, self.second_max = file_id, second_min, second_max
+
+    def search(self, question):
+        raise NotImplementedError
+
+
+def test_what_a_running_query_may_need_is_kept():
+    catalog, gone = Catalog(), []
+    old, new = _Handle("f", 5, 9), _Handle("f", 5, 9)
+    catalog.put(old)
+    first = catalog.reading()
+    first.__enter__()
+    catalog.put(new, lambda: gone.append("old"))
+    assert catalog.overlapping(0, 10) == [new]
+    assert catalog.reclaim() == 1
+    second = catalog.reading()
+    second.__enter__()  # began after the removal: in nobody's way
+    catalog.remove("f", lambda: gone.append("new"))
+    first.__exit__(None, None, None)
+    assert catalog.reclaim() == 1
+    assert gone == ["old"]
+    second.__exit__(None, None, None)
+    assert catalog.reclaim() == 0
+    assert gone == ["old", "new"]
+    assert len(catalog) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_catalog_shows_each_file_once_in_its_newest_form(seed):
+    rng, catalog, present = random.Random(seed), Catalog(), {}
+    for _ in range(300):
+        file_id = f"f{rng.randrange(12)}"
+        known = present.get(file_id)
+        kind = rng.random()
+        if known is None or kind < 0.3:
+            low = rng.randrange(50)
+            present[file_id] = _Handle(file_id, low, low + rng.randrange(20))
+            if known is not None:  # a successor holds what its predecessor held
+                present[file_id].second_min = min(low, known.second_min)
+                present[file_id].second_max = max(low, known.second_max)
+            catalog.put(present[file_id])
+        elif kind < 0.7:
+            known.second_min -= rng.randrange(3)
+            known.second_max += rng.randrange(3)
+            catalog.extend(known)
+        else:
+            catalog.remove(file_id)
+            del present[file_id]
+        low = rng.randrange(-10, 80)
+        high = low + rng.randrange(10)
+        found = catalog.overlapping(low, high)
+        assert len(found) == len({handle.file_id for handle in found})
+        wanted = {h for h in present.values() if h.second_min <= high and h.second_max >= low}
+        assert wanted <= set(found) <= set(present.values())
+        assert set(catalog.all()) == set(present.values())
+
+
+def test_a_worker_outlives_errors_and_shows_them():
+    calls = []
+
+    def work():
+        calls.append(1)
+        if len(calls) == 1:
+            raise BackPressure("full")
+        if len(calls) == 2:
+            raise RuntimeError("a defect")
+
+    worker = Worker("test", work, 1e-4)
+    worker.start()
+    while len(calls) < 4:
+        worker.wake()
+    worker.stop()
+    worker.stop()
+    assert worker.error is None

@@ -1,0 +1,212 @@
+"""Log records and checkpoints as bytes, their order, leases as objects."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiered_index.clock import ManualClock
+from tiered_index.errors import CorruptFile, LockHeld, NotAnIndex, StorageUnavailable, UnsupportedVersion, WriterFenced
+from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
+from tiered_index.format.names import log_name
+from tiered_index.service.lease import Lease, check_lease
+from tiered_index.service.log_records import Genesis, LogRecord, LogState, StoredObject, decode_document, encode_document
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.storage_faults import FaultStorage
+
+GENESIS = Genesis("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom")
+
+numbers = st.integers(0, 2**63 - 1)
+texts = st.text(max_size=12)
+stored = st.builds(
+    StoredObject, texts, texts, st.sampled_from(["main", "quarantine"]), numbers, numbers, numbers, numbers, numbers, numbers, numbers,
+    numbers, numbers, numbers,
+)  # fmt: skip
+positions = st.dictionaries(texts, numbers, max_size=3)
+layouts = st.sampled_from([GENESIS.layout, Layout(ROCKETMQ, ROCKETMQ.schema, 1, 2)])
+records = st.builds(
+    LogRecord, numbers, texts, numbers, texts, numbers, st.lists(stored, max_size=3).map(tuple), st.lists(texts, max_size=3).map(tuple),
+    positions, st.none() | st.builds(Genesis, texts, layouts, texts),
+)  # fmt: skip
+
+
+@given(records)
+def test_a_record_comes_back_as_it_was(record):
+    assert LogRecord.decode(record.encode(), "x") == record
+
+
+@given(st.lists(stored, max_size=4), positions, numbers, numbers)
+def test_a_checkpoint_comes_back_as_it_was(objects, where, number, epoch):
+    state = LogState(number, epoch, GENESIS, {o.name: o for o in objects}, where)
+    assert LogState.decode(state.encode(), "x") == state
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"\n#crc32 00000000\n", b"#crc32", b"x" * 100])
+def test_what_is_no_record_is_damage(data):
+    with pytest.raises(CorruptFile):
+        decode_document(data, "x")
+
+
+@pytest.mark.parametrize("document", [{"version": 2}, {"version": None}, {"version": "1"}])
+def test_other_versions_are_refused(document):
+    with pytest.raises(UnsupportedVersion):
+        decode_document(encode_document(document), "x")
+
+
+def an_object(number):
+    return StoredObject(f"data/x/{number}.index", f"x{number}", "main", number, 0, 1, 1, 100, 50, 0, 10, 10, 0)
+
+
+@pytest.fixture
+def log(storage, clock):
+    made = StorageLog(storage, clock, checkpoint_every=4)
+    made.create(GENESIS)
+    return made
+
+
+def test_states_are_folds_and_readers_keep_theirs(log, storage, clock):
+    epoch = log.claim_epoch()
+    before = log.state
+    for number in range(9):
+        log.publish(epoch, (an_object(number),), positions={"s": number})
+    log.publish(epoch, (), remove=(an_object(3).name, "data/none"))
+    log.publish(epoch, (an_object(20),), remove=(an_object(4).name,), positions={"s": 1, "t": 5})
+    assert not before.objects
+    assert log.state.positions == {"s": 8, "t": 5}  # positions never go back
+    assert sorted(o.sequence for o in log.state.objects.values()) == [0, 1, 2, 5, 6, 7, 8, 20]
+    assert StorageLog(storage, clock).open() == log.state
+    assert len(list(storage.list("checkpoint/"))) == 2
+    assert log.state.object_of("x20") == an_object(20)
+    assert log.state.object_of("x3") is None
+    number = log.state.number
+    log.publish(epoch, (an_object(20),), remove=(an_object(4).name,))  # all done already
+    assert log.state.number == number
+
+
+def test_a_higher_epoch_fences_the_lower_one(log, storage, clock):
+    first = log.claim_epoch()
+    other = StorageLog(storage, clock)
+    other.open()
+    second = other.claim_epoch()
+    assert second == first + 1
+    with pytest.raises(WriterFenced, match=f"epoch {second}"):
+        log.publish(first, (an_object(1),))
+    other.publish(second, (an_object(2),))
+    assert list(log.refresh().objects) == [an_object(2).name]
+
+
+def test_an_epoch_claimed_by_a_writer_that_died_before_its_fence_is_passed_over(log, storage):
+    storage.put_if_absent("epoch/00000000000000000001", b"dead")
+    assert log.claim_epoch() == 2
+
+
+def test_a_claim_whose_answer_was_lost_is_recognised(storage, clock):
+    class Repeats(FaultStorage):
+        """Answers as a backend does that repeated its own successful put."""
+
+        def put_if_absent(self, name, data):
+            super().put_if_absent(name, data)
+            if name.startswith(("epoch/", "log/00000000000000000002")):
+                super().put_if_absent(name, data)
+
+    log = StorageLog(Repeats(storage), clock)
+    log.create(GENESIS)
+    assert log.claim_epoch() == 1
+    assert log.state.number == 2
+    assert StorageLog(storage, clock).open() == log.state
+
+
+def test_two_creators_agree(storage, clock):
+    first, second = StorageLog(storage, clock), StorageLog(storage, clock)
+    first.create(GENESIS)
+    assert second.create(replace(GENESIS, index_id="other")).genesis == GENESIS
+
+
+def test_an_empty_storage_is_no_index(storage, clock):
+    with pytest.raises(NotAnIndex):
+        StorageLog(storage, clock).open()
+    storage.put("log/readme", b"x")
+    with pytest.raises(CorruptFile, match="numbered"):
+        StorageLog(storage, clock).open()
+
+
+def test_a_reader_costs_one_request_where_nothing_is_new(log, storage, clock):
+    counted = FaultStorage(storage)
+    reader = StorageLog(counted, clock)
+    reader.open()
+    before = counted.calls("get"), counted.calls("list")
+    reader.refresh()
+    assert (counted.calls("get") - before[0], counted.calls("list") - before[1]) == (1, 0)
+
+
+def test_a_record_under_another_number_is_damage(log, storage, clock):
+    storage.put(log_name(2), LogRecord(3, "fence", 1, "", 0).encode())
+    with pytest.raises(CorruptFile, match="number"):
+        log.refresh()
+    with pytest.raises(CorruptFile, match="number"):
+        StorageLog(storage, clock).open()
+
+
+def test_an_outage_during_an_append_is_an_outage(storage, clock):
+    faulty = FaultStorage(storage)
+    log = StorageLog(faulty, clock)
+    log.create(GENESIS)
+    faulty.fail("*", times=None)
+    with pytest.raises(StorageUnavailable):
+        log.claim_epoch()
+    faulty.clear()
+    assert log.claim_epoch() == 1
+
+
+# Leases
+
+
+def test_a_lease_holds_off_other_roots_until_it_ends(clock):
+    storage = MemoryStorage()
+    check_lease(storage, "b", clock)
+    lease = Lease(storage, 1, "a", clock, 60)
+    check_lease(storage, "a", clock)
+    with pytest.raises(LockHeld, match="60 s"):
+        check_lease(storage, "b", clock)
+    clock.advance(19)
+    lease.renew()  # not due yet
+    clock.advance(40.999)
+    with pytest.raises(LockHeld):
+        check_lease(storage, "b", clock)
+    lease.renew()
+    clock.advance(59)
+    with pytest.raises(LockHeld):
+        check_lease(storage, "b", clock)
+    clock.advance(1)
+    check_lease(storage, "b", clock)
+    assert len(list(storage.list("lease/"))) == 1
+
+
+def test_a_released_lease_holds_nobody_off(clock):
+    storage = MemoryStorage()
+    Lease(storage, 1, "a", clock, 60).release()
+    check_lease(storage, "b", clock)
+
+
+def test_the_newest_epochs_lease_counts_and_sweeps_older_ones(clock):
+    storage = MemoryStorage()
+    old = Lease(storage, 1, "a", clock, 60)
+    clock.advance(61)
+    Lease(storage, 2, "b", clock, 60)
+    old.renew()  # a paused writer wakes
+    with pytest.raises(LockHeld):
+        check_lease(storage, "c", clock)
+    check_lease(storage, "b", clock)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", json.dumps({"root_id": "a", "host": "h", "pid": "x"}).encode()])
+def test_a_lease_that_can_not_be_read_is_damage(data):
+    storage = MemoryStorage()
+    storage.put("lease/00000000000000000001/00000000000000000001", data)
+    with pytest.raises(CorruptFile, match="lease"):
+        check_lease(storage, "b", ManualClock())
