@@ -34,6 +34,10 @@ _SHOWN_CHARACTERS = 3000
 _ORDER = ("ceph-mon", "ceph-osd", "radosgw")
 
 
+_children: dict[int, subprocess.Popen[bytes]] = {}
+# Started by this process, which may end before they do: they are kept here, or each would warn that nobody waits for it.
+
+
 @dataclass(frozen=True)
 class Ports:
     monitor: int
@@ -50,6 +54,7 @@ class Cluster:
     def __init__(self, programs: Programs, state: Path) -> None:
         self.programs = programs
         self.state = state
+        self._children = _children
 
     @property
     def endpoint_url(self) -> str:
@@ -137,6 +142,7 @@ class Cluster:
             process = subprocess.Popen(
                 command, env=self._environment({}), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
+        self._children[process.pid] = process
         (self.state / "run" / f"{program}.pid").write_text(str(process.pid))
 
     def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
@@ -147,6 +153,9 @@ class Cluster:
         """Return the process's id if it lives and is ours: ids are given out again."""
         try:
             process_id = int((self.state / "run" / f"{program}.pid").read_text())
+            child = self._children.get(process_id)
+            if child is not None:
+                return process_id if child.poll() is None else None  # one just started has no command line yet
             command = Path(f"/proc/{process_id}/cmdline").read_bytes()
         except (FileNotFoundError, ProcessLookupError, ValueError):
             return None
@@ -157,20 +166,22 @@ class Cluster:
         if process_id is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process_id, signal_number)
-            if not _wait_for(lambda: self._gone(program), _GENTLE_STOP_S):
+            if not _wait_for(lambda: self._gone(process_id), _GENTLE_STOP_S):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process_id, signal.SIGKILL)
-                self._until(lambda: self._gone(program), f"{program} could not be killed")
+                self._until(lambda: self._gone(process_id), f"{program} could not be killed")
         (self.state / "run" / f"{program}.pid").unlink(missing_ok=True)
 
-    def _gone(self, program: str) -> bool:
-        process_id = self._running(program)
-        if process_id is None:
+    def _gone(self, process_id: int) -> bool:
+        """Return whether a process has ended. Its memory goes first, its locks on files last, and the next start needs those."""
+        child = self._children.get(process_id)
+        if child is not None:
+            return child.poll() is not None
+        try:
+            state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
             return True
-        # A child of this very process stays as a zombie until it is waited for; one of another process is that one's business.
-        with contextlib.suppress(ChildProcessError):
-            return os.waitpid(process_id, os.WNOHANG)[0] == process_id
-        return False
+        return state in "ZX"  # ended, and its parent has not asked for it yet
 
     def _answers(self) -> bool:
         for program in _ORDER:

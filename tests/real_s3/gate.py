@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 
 _PATIENCE_S = 60.0
 _REQUEST = re.compile(rb"(GET|PUT|POST|DELETE|HEAD) (\S+) HTTP/1\.1\r\n")
+_GO_ON = b"HTTP/1.1 100"
+# what a server says to a client that waits with its body: not the answer
 _BLOCK_BYTES = 1 << 18
 
 
@@ -107,7 +109,7 @@ class Gate:
                         answer_gate.append(hold)
                     elif hold is not None:
                         self._stop_at(hold)
-                elif answer_gate:
+                elif answer_gate and not block.startswith(_GO_ON):
                     self._stop_at(answer_gate.pop())
                 target.sendall(block)
         except OSError:

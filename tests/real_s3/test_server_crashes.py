@@ -1,0 +1,139 @@
+"""The server dies by SIGKILL, all its processes at once, and comes back: nothing it acknowledged is lost, and uploads go on."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.real_s3.cluster import Cluster
+from tests.real_s3.commands import TIMEOUT_S, ingest_command, started
+from tests.real_s3.conftest import Server
+from tests.real_s3.gate import Gate
+from tests.real_s3.sample import PART_BYTES, Sample
+from tiered_index import IndexReader, IndexService
+from tiered_index.clock import SystemClock
+from tiered_index.errors import ObjectExists, StorageError, StorageUnavailable
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.s3 import S3Options, S3Storage
+
+pytestmark = pytest.mark.real_s3
+
+MESSAGES = 400_000
+# Refused connections are noticed at once; a client that repeated them for long would only keep the tests waiting.
+IMPATIENT = S3Options(max_attempts=2, transfer_attempts=2, read_timeout_s=10)
+
+
+@pytest.fixture(scope="module")
+def sample() -> Sample:
+    return Sample.generate(MESSAGES, seed=3)
+
+
+def test_what_was_acknowledged_survives(cluster: Cluster, uri: str) -> None:
+    """Small objects, as log records are: what four writers were told is stored is there, whole, and still unique."""
+    killed = threading.Event()
+
+    def write(writer: int) -> list[str]:
+        acknowledged = []
+        with open_storage(uri, options=IMPATIENT) as storage:
+            for n in itertools.count():
+                name = f"log/{writer}-{n:06d}"
+                try:
+                    storage.put_if_absent(name, name.encode() * 20)
+                except StorageError:
+                    assert killed.wait(30), f"{name} failed while the server was running"
+                    return acknowledged
+                acknowledged.append(name)
+        raise AssertionError("a count that ended")
+
+    with ThreadPoolExecutor(4) as pool:
+        writers = [pool.submit(write, writer) for writer in range(4)]
+        time.sleep(2)  # any moment is as good as another: each has some requests on their way
+        killed.set()
+        cluster.kill()
+        acknowledged = [name for writer in writers for name in writer.result(TIMEOUT_S)]
+    assert len(acknowledged) > 100
+    cluster.start()
+    with open_storage(uri) as storage, ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(lambda name: storage.get(name) == name.encode() * 20, acknowledged))
+        with pytest.raises(ObjectExists):
+            storage.put_if_absent(acknowledged[0], b"second")
+        assert storage.get(acknowledged[0]) == acknowledged[0].encode() * 20
+        listed = {info.name for info in storage.list("log/")}
+        assert listed >= set(acknowledged)
+        assert len(listed) <= len(acknowledged) + 4  # one of each writer may have been stored unheard
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "answer"),
+    [("PUT", r"partNumber=2\b", False), ("POST", r"/data/.*uploadId=", True), ("PUT", r"/log/0+4\b", False), ("PUT", r"/log/0+4\b", True)],
+    ids=["in an upload", "completed, unheard", "before a record", "record stored, unheard"],
+)
+def test_uploads_go_on_after_the_server_was_killed(
+    server: Server, cluster: Cluster, place: str, server_gate: Gate, tmp_path: Path, sample: Sample, method: str, path: str, answer: bool
+) -> None:
+    uri = server.uri(place, server_gate.endpoint_url)
+    settings = {"slots": 40_000, "items": 200_001, "upload_part_bytes": PART_BYTES, "background": False, "s3": IMPATIENT}
+    with IndexService.open(root=tmp_path / "root", storage=uri, local_keep_s=0, lease_ttl_s=600, **settings) as index:
+        for start in range(0, MESSAGES, 50_000):
+            index.put_batch(sample.workload.entry_batch(start, start + 50_000), source="log", source_position=start + 50_000)
+        index.seal()
+        server_gate.hold(method, path, answer=answer)
+        with ThreadPoolExecutor(1) as pool:
+            round_of_life = pool.submit(index.run_lifecycle)
+            server_gate.wait()
+            cluster.kill()
+            acknowledged = index.log_state
+            server_gate.release()
+            with pytest.raises(StorageUnavailable):
+                round_of_life.result(TIMEOUT_S)
+        assert index.health()["problems"]
+        with pytest.raises(StorageUnavailable):
+            index.run_lifecycle()  # still down
+        index.put("while it is down", 0, "key", 1, 1, sample.hour()[0])
+        index.flush()
+        cluster.start()
+        with open_storage(server.uri(place)) as storage:
+            state = StorageLog(storage, SystemClock()).open()
+            assert state.number >= acknowledged.number
+            assert state.objects.keys() >= acknowledged.objects.keys()
+            if "/log/" in path:
+                assert len(state.objects) == 1 + answer
+        index.seal()
+        index.run_lifecycle()
+        index.run_lifecycle()
+        assert index.health()["problems"] == []
+        assert sum(o.count for o in index.log_state.objects.values()) == sample.workload.entries + 1
+        assert index.log_state.positions == {"log": MESSAGES}
+        assert index.log_state.objects.keys() >= acknowledged.objects.keys()
+        sample.check(index, sample.questions(20))
+    with IndexReader.open(server.uri(place)) as reader:
+        sample.check(reader, sample.questions(60))
+        assert len(reader.query("while it is down", "key")) == 1
+
+
+def test_a_waiting_ingest_outlives_the_server(
+    server: Server, cluster: Cluster, place: str, server_gate: Gate, tmp_path: Path, sample: Sample
+) -> None:
+    """`--wait` waits: the command ends well although the server died and came back under it."""
+    source = tmp_path / "messages.parquet"
+    sample.workload.write_parquet(source, 0, MESSAGES, group_rows=50_000)
+    server_gate.hold("PUT", r"partNumber=2\b")
+    command = [*ingest_command(source, tmp_path / "root", server.uri(place, server_gate.endpoint_url)), "--patience", "60"]
+    with started(command) as process:
+        server_gate.wait()
+        cluster.kill()
+        server_gate.release()
+        cluster.start()
+        _, err = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0, err
+    with open_storage(server.uri(place)) as storage, IndexReader.open(server.uri(place)) as reader:
+        assert isinstance(storage, S3Storage)
+        sample.check(reader, sample.questions(60))
+        assert sum(o.count for o in reader.log_state.objects.values()) == sample.workload.entries
+        assert list(reader.log_state.positions.values()) == [MESSAGES]
