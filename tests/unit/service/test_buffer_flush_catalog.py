@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import pytest
 
@@ -214,6 +215,37 @@ def test_the_catalog_shows_each_file_once_in_its_newest_form(seed):
         wanted = {h for h in present.values() if h.second_min <= high and h.second_max >= low}
         assert wanted <= set(found) <= set(present.values())
         assert set(catalog.all()) == set(present.values())
+
+
+@pytest.mark.parametrize("change", ["put", "extend", "put lower"])
+def test_a_file_is_visible_at_every_moment_of_a_change(change):
+    """A lookup at any line of the change, as a thread could be switched there, meets the file."""
+    catalog = Catalog()
+    for number in range(6):
+        catalog.put(_Handle(f"f{number}", number, number + 10))
+    tested = catalog.get("f3")
+    meetings = []
+
+    def look(frame, event, arg):
+        if not frame.f_code.co_filename.endswith(("service/catalog.py", "service/skiplist.py")):
+            return None
+        meetings.append("f3" in {handle.file_id for handle in catalog.overlapping(4, 12)})
+        return look
+
+    if change == "extend":
+        tested.second_min, tested.second_max = 1, 30
+    low = 2 if change == "put lower" else 3
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        if change == "extend":
+            catalog.extend(tested)
+        else:
+            catalog.put(_Handle("f3", low, 13))
+    finally:
+        sys.settrace(before)
+    assert len(meetings) > 20
+    assert all(meetings)
 
 
 def test_a_worker_outlives_errors_and_shows_them():

@@ -71,6 +71,22 @@ def states(index):
     yield "uploaded"
 
 
+def test_a_file_is_skipped_only_below_the_last_answers_second(open_index):
+    """Ties at the page's last second are settled by offset, so a file that ends in that very second must be read."""
+    index = open_index(local_keep_s=0, query_threads=1)
+    for offset, second in ((9, 0), (5, 0), (7, 0), (3, 1), (8, 0), (1, 2)):
+        index.put("t", 0, "k", offset, 1, T + 1000 * second)
+        index.seal()
+    expected = [1, 3, 9, 8, 7, 5]
+    for _ in range(2):
+        for count in range(1, 7):
+            assert [i.offset for i in index.query("t", "k", max_count=count)] == expected[:count]
+            (many,) = index.query_many([Lookup(topic="t", key="k", max_count=count)])
+            assert [i.offset for i in many] == expected[:count]
+        assert index.query("t", "k", max_count=1).explain.files_skipped >= 1
+        index.run_lifecycle()
+
+
 def test_a_cursor_goes_on_whatever_became_of_the_files(open_index, storage, clock):
     index = open_index(local_keep_s=0)
     fill(index)
