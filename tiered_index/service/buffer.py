@@ -40,9 +40,10 @@ def later_positions(first: dict[str, int], second: dict[str, int]) -> dict[str, 
 
 @dataclass(slots=True)
 class Chunk:
-    """A run of put entries; `positions` are durable once this chunk and all before it are."""
+    """A run of put entries; `positions` are durable once this chunk and all before it are. `number` grows from chunk to chunk."""
 
     schema: Schema
+    number: int = 0
     count: int = 0
     size_bytes: int = 0
     positions: dict[str, int] = field(default_factory=dict)
@@ -119,6 +120,7 @@ class WriteBuffer:
         self._flushing: tuple[Chunk, ...] = ()
         self._entries = 0
         self._bytes = 0
+        self._newest = self._released = 0
 
     @property
     def size(self) -> int:
@@ -145,11 +147,11 @@ class WriteBuffer:
 
     def append_columns(self, columns: Columns, size_bytes: int, positions: dict[str, int]) -> None:
         """Add a batch of columns that are hashed already. Raises `BackPressure`; then nothing was added."""
-        chunk = Chunk(self._schema, len(columns["second"]), size_bytes, dict(positions), None, columns)
+        chunk = Chunk(self._schema, 0, len(columns["second"]), size_bytes, dict(positions), None, columns)
         with self._lock:
             self._admit(chunk.count, size_bytes)
             self._close_open()
-            self._ready.append(chunk)
+            self._append(chunk)
 
     def snapshot(self) -> tuple[Chunk, ...]:
         """Return every chunk that isn't released, oldest first."""
@@ -158,12 +160,26 @@ class WriteBuffer:
             self._merge_small()
             return (*self._flushing, *self._ready)
 
-    def begin_flush(self) -> tuple[Chunk, ...]:
-        """Return what the flusher must write; the same chunks again until `end_flush`."""
+    def close_chunk(self) -> int:
+        """Close the chunk that takes rows; return the number of the newest closed one: everything put so far is in it or before it."""
+        with self._lock:
+            self._close_open()
+            return self._newest
+
+    @property
+    def released(self) -> int:
+        """Number of the newest chunk that `end_flush` released."""
+        return self._released
+
+    def begin_flush(self, max_entries: int) -> tuple[Chunk, ...]:
+        """Return the oldest closed chunks, `max_entries` or one chunk; the same ones again until `end_flush`."""
         with self._lock:
             if not self._flushing:
-                self._close_open()
-                self._flushing, self._ready = tuple(self._ready), []
+                stop = entries = 0
+                while stop < len(self._ready) and (not stop or entries + self._ready[stop].count <= max_entries):
+                    entries += self._ready[stop].count
+                    stop += 1
+                self._flushing, self._ready = tuple(self._ready[:stop]), self._ready[stop:]
             return self._flushing
 
     def end_flush(self) -> None:
@@ -171,6 +187,8 @@ class WriteBuffer:
         with self._lock:
             self._entries -= sum(chunk.count for chunk in self._flushing)
             self._bytes -= sum(chunk.size_bytes for chunk in self._flushing)
+            if self._flushing:
+                self._released = self._flushing[-1].number
             self._flushing = ()
 
     def _admit(self, entries: int, size_bytes: int) -> None:
@@ -187,8 +205,13 @@ class WriteBuffer:
 
     def _close_open(self) -> None:
         if self._open.count or self._open.positions:
-            self._ready.append(self._open)
+            self._append(self._open)
             self._open = self._fresh()
+
+    def _append(self, chunk: Chunk) -> None:
+        self._newest += 1
+        chunk.number = self._newest
+        self._ready.append(chunk)
 
     def _merge_small(self) -> None:
         """Keep the chunks' sizes falling by halves, so that a query meets few of them however puts and queries alternate."""
@@ -201,6 +224,7 @@ class WriteBuffer:
             self._ready[-2:] = [
                 Chunk(
                     self._schema,
+                    second.number,
                     first.count + second.count,
                     first.size_bytes + second.size_bytes,
                     later_positions(first.positions, second.positions),

@@ -20,6 +20,10 @@ from tiered_index.service.lanes import Lane
 __all__ = ["Flusher"]
 
 
+_ROUND = 1 << 19
+# entries of one round, unless a single put_batch was larger
+
+
 @dataclass
 class _Round:
     """What one flush must write; `done` counts rows of each lane that are durable."""
@@ -54,40 +58,43 @@ class Flusher:
         self.error: TieredIndexError | None = None
 
     def run_once(self) -> int:
-        """Flush what is buffered; return how many entries became durable. Raises typed errors; nothing is lost by one."""
+        """Flush what is buffered now; return how many entries became durable. Raises typed errors; nothing is lost by one.
+
+        It goes in rounds of at most `_ROUND` entries, so that positions become durable, and memory free, as it goes.
+        """
         with self._lock:
-            if self._round is None:
-                self._round = self._begin()
-            if self._round is None:
-                self._main.reserve_next()
-                return 0
-            current = self._round
-            try:
-                # positions become durable with the last rows written: the main lane's, else the quarantine's
-                has_main = bool(len(current.main["second"]))
-                if len(current.quarantine["second"]):
-                    self._quarantine.write(
-                        current.quarantine, current.done_quarantine, {} if has_main else current.positions, current.set_quarantine
-                    )
-                if has_main or (current.positions and not len(current.quarantine["second"])):
-                    self._main.write(current.main, current.done_main, current.positions, current.set_main)
-            except TieredIndexError as error:
-                self.error = error
-                raise
-            self.error = None
-            self._round = None
-            self.positions = later_positions(self.positions, current.positions)
-            self._buffer.end_flush()
+            newest = self._buffer.close_chunk()
+            flushed = 0
+            while self._buffer.released < newest:
+                flushed += self._run_round()
             self._main.reserve_next()
-            return len(current.main["second"]) + len(current.quarantine["second"])
+            return flushed
+
+    def _run_round(self) -> int:
+        if self._round is None:
+            self._round = self._begin()
+        current = self._round
+        try:
+            # positions become durable with the last rows written: the main lane's, else the quarantine's
+            has_main = bool(len(current.main["second"]))
+            if len(current.quarantine["second"]):
+                self._quarantine.write(
+                    current.quarantine, current.done_quarantine, {} if has_main else current.positions, current.set_quarantine
+                )
+            if has_main or (current.positions and not len(current.quarantine["second"])):
+                self._main.write(current.main, current.done_main, current.positions, current.set_main)
+        except TieredIndexError as error:
+            self.error = error
+            raise
+        self.error = None
+        self._round = None
+        self.positions = later_positions(self.positions, current.positions)
+        self._buffer.end_flush()
+        return len(current.main["second"]) + len(current.quarantine["second"])
 
     def flush(self) -> None:
         """Flush everything that was put before the call."""
-        with self._lock:
-            # a round under way holds older entries; one more takes the rest
-            if self._round is not None:
-                self.run_once()
-            self.run_once()
+        self.run_once()
 
     def learn(self, positions: dict[str, int]) -> None:
         """Take over positions that the log knows to be durable."""
@@ -113,10 +120,8 @@ class Flusher:
                 if lane.active is not None and lane.active.created_ms <= created_ms:
                     lane.roll()
 
-    def _begin(self) -> _Round | None:
-        chunks = self._buffer.begin_flush()
-        if not chunks:
-            return None
+    def _begin(self) -> _Round:
+        chunks = self._buffer.begin_flush(_ROUND)
         parts = [chunk.columns() for chunk in chunks]
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
         positions: dict[str, int] = {}
