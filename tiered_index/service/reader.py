@@ -210,7 +210,7 @@ class IndexReader:
         # by way of its folders, so while these are unchanged the log needn't be read again.
         changes = self._view.changes()
         local = {handle.file_id: handle for handle in self._view.look()}
-        if changes != self._changes and self._log_error is None:
+        if (changes is None or changes != self._changes) and self._log_error is None:
             self._try_to_refresh()
             self._changes = changes if self._log_error is None else None
         stored = {handle.file_id: handle for handle in self._catalog.all()}

@@ -9,6 +9,7 @@ Threads: any; each look gives handles of its own.
 from __future__ import annotations
 
 import mmap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from tiered_index.types import MAX_TIMESTAMP_MS
 __all__ = ["RootView", "UnsealedView"]
 
 _LOOKS = 20
+_STEP_NS = 2_000_000_000
+# the coarsest times that file systems in use keep
 
 
 class UnsealedView:
@@ -79,12 +82,16 @@ class RootView:
         self._opened: dict[tuple[str, str], CompactedFile] = {}
         self._unsealed: dict[str, UnsealedView] = {}
 
-    def changes(self) -> tuple[int, ...]:
-        """Return a value that differs when files have entered or left the folders since."""
+    def changes(self) -> tuple[int, ...] | None:
+        """Return a value that differs when files have entered or left the folders since.
+
+        None where that can't be told: a change just made may have the time of the one before it, as file systems count in steps.
+        """
         try:
-            return tuple(self._root.folder(state).stat().st_mtime_ns for state in STATES)
+            times = tuple(self._root.folder(state).stat().st_mtime_ns for state in STATES)
         except OSError as error:
             raise disk_error(error, f"reading {self._root.path}") from error
+        return times if max(times) < time.time_ns() - _STEP_NS else None
 
     def look(self) -> list[Handle]:
         """Return handles of every file with durable entries, each in its latest state; a file that can't be read is among them."""

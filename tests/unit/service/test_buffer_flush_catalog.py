@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tiered_index import IndexReader
 from tiered_index.errors import BackPressure
 from tiered_index.service.catalog import Catalog
 from tiered_index.service.workers import Worker
@@ -84,6 +85,29 @@ def test_seconds_too_far_apart_for_one_file_take_several(open_index):
     for _ in range(3):
         assert sorted((i.offset, i.timestamp_ms) for i in index.query("t", "k")) == list(enumerate(times))
         index.flush()
+        index.seal()
+        index.run_lifecycle()
+
+
+def test_a_files_interval_grows_with_what_it_takes(open_index, clock, storage):
+    """Late messages and whole windows inside a file are found around their own time (RocketMQ selects files by their begin only)."""
+    index = open_index("root", items=100)
+    times = [T, T + 600_000, T - 900_000, T + 5_000, T + 900_000, T - 1_800_000]
+    for number, timestamp_ms in enumerate(times):
+        index.put("t", 0, "k", number, 1, timestamp_ms)
+        if number != 3:
+            index.flush()
+    for state in ("unsealed", "uploaded"):
+        for number, timestamp_ms in enumerate(times):
+            for width in (0, 999, 2_000):
+                window = (timestamp_ms - width, timestamp_ms + width)
+                assert [i.offset for i in index.query("t", "k", *window)] == [number]
+                with IndexReader.open(root=index.config.root, storage_backend=storage, clock=clock) as reader:
+                    assert [i.offset for i in reader.query("t", "k", *window)] == [number]
+        assert len(index.query("t", "k", T - 1_800_000, T + 900_000)) == 6
+        assert len(index.query("t", "k", T - 900_000, T + 600_000)) == 4
+        assert len(index.query("t", "k", T + 900_001 + 1000)) == 0
+        assert {handle.place for handle in index.files()} == {state}
         index.seal()
         index.run_lifecycle()
 

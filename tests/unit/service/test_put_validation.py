@@ -121,7 +121,6 @@ def test_a_topic_id_means_one_topic(index):
     assert index.put(**(GOOD | {"topic": "u"}), topic_id=6) == 1  # what was refused above gave 6 no meaning
 
 
-@pytest.mark.xfail(strict=True, reason="the id is recorded before the buffer has room")
 def test_a_call_that_is_pushed_back_gives_a_topic_id_no_meaning(open_index):
     index = open_index(buffer_max_entries=2)
     index.put(**(GOOD | {"keys": ["a", "b"]}))
