@@ -9,6 +9,7 @@ Invariants: a chunk never changes but for its hashes being filled in; a call is 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,11 +133,13 @@ class WriteBuffer:
         """Estimated bytes in the buffer."""
         return self._bytes
 
-    def append_rows(self, rows: list[Row], size_bytes: int, source: str | None, position: int | None) -> None:
-        """Add the entries of one message. Raises `BackPressure`; then nothing was added."""
+    def append_rows(
+        self, rows: list[Row], size_bytes: int, source: str | None, position: int | None, agree: Callable[[], None] | None = None
+    ) -> None:
+        """Add the entries of one message. Raises `BackPressure`, or what `agree` raises, which is asked last; then nothing was added."""
         count = len(rows)
         with self._lock:
-            self._admit(count, size_bytes)
+            self._admit(count, size_bytes, agree)
             chunk = self._open
             assert chunk._rows is not None
             chunk._rows += rows
@@ -145,11 +148,13 @@ class WriteBuffer:
             if source is not None and position is not None:
                 chunk.positions[source] = max(position, chunk.positions.get(source, position))
 
-    def append_columns(self, columns: Columns, size_bytes: int, positions: dict[str, int]) -> None:
-        """Add a batch of columns that are hashed already. Raises `BackPressure`; then nothing was added."""
+    def append_columns(
+        self, columns: Columns, size_bytes: int, positions: dict[str, int], agree: Callable[[], None] | None = None
+    ) -> None:
+        """Add a batch of columns that are hashed already; `agree` and errors as `append_rows`."""
         chunk = Chunk(self._schema, 0, len(columns["second"]), size_bytes, dict(positions), None, columns)
         with self._lock:
-            self._admit(chunk.count, size_bytes)
+            self._admit(chunk.count, size_bytes, agree)
             self._close_open()
             self._append(chunk)
 
@@ -191,12 +196,14 @@ class WriteBuffer:
                 self._released = self._flushing[-1].number
             self._flushing = ()
 
-    def _admit(self, entries: int, size_bytes: int) -> None:
+    def _admit(self, entries: int, size_bytes: int, agree: Callable[[], None] | None) -> None:
         if self._entries and (self._entries + entries > self._max_entries or self._bytes + size_bytes > self._max_bytes):
             raise BackPressure(
                 f"the write buffer holds {self._entries:,} entries ({self._bytes:,} bytes) that are not flushed yet; "
                 f"its bounds are {self._max_entries:,} entries and {self._max_bytes:,} bytes: slow down and repeat the call"
             )
+        if agree is not None:
+            agree()
         self._entries += entries
         self._bytes += size_bytes
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from tiered_index.clock import Clock, SystemClock
@@ -129,12 +130,15 @@ class IndexService:
         checked = check_keys(keys)
         topic, queue_id, offset, size, second, more = message_row(topic, queue_id, offset, size, timestamp_ms, extra, self._schema)
         source, source_position = check_position(source, source_position)
+        agree = None
         if topic_id is None:
             topic_id = self._topics.assign(topic)
         else:
-            self._topics.give([(check_number("topic_id", topic_id), topic)])
+            # a call that is pushed back must not give an id a meaning
+            topic_id = check_number("topic_id", topic_id)
+            agree = partial(self._topics.give, [(topic_id, topic)])
         rows = [(topic, key, topic_id, queue_id, offset, size, second, *more) for key in checked]
-        self._buffer.append_rows(rows, sum(_ROW_BYTES + len(key) for key in checked), source, source_position)
+        self._buffer.append_rows(rows, sum(_ROW_BYTES + len(key) for key in checked), source, source_position, agree)
         return len(rows)
 
     def put_batch(self, columns: Any, source: str | None = None, source_position: int | None = None) -> int:
@@ -145,10 +149,11 @@ class IndexService:
         """
         self._check_writable()
         source, source_position = check_position(source, source_position)
-        batch, size_bytes = batch_columns(columns, self._schema, self._topics)
+        batch, given = batch_columns(columns, self._schema, self._topics)
         positions = {source: source_position} if source is not None and source_position is not None else {}
         if len(batch["second"]) or positions:
-            self._buffer.append_columns(batch, size_bytes, positions)
+            agree = partial(self._topics.give, given) if given else None
+            self._buffer.append_columns(batch, sum(values.nbytes for values in batch.values()), positions, agree)
         return len(batch["second"])
 
     def flush(self) -> None:

@@ -156,8 +156,8 @@ def _extra_value(column: Column, value: Any) -> Any:
     raise InvalidArgument(f"{column.name} must fit {dtype.name}, which {value!r:.80} does not")
 
 
-def batch_columns(batch: Any, schema: Schema, topics: TopicTable) -> tuple[Columns, int]:
-    """Return a batch (Arrow record batch or table, or dict of arrays) as hashed columns, and its estimated bytes.
+def batch_columns(batch: Any, schema: Schema, topics: TopicTable) -> tuple[Columns, list[tuple[int, str]]]:
+    """Return a batch (Arrow record batch or table, or dict of arrays) as hashed columns, and the (id, name) pairs that it gives.
 
     Columns: `topic` (text, or dictionary-encoded), `queue_id`, `key`, `offset`, `size`, `timestamp_ms` (integers, or an Arrow timestamp),
     optionally `topic_id`, and every caller column of the schema. Raises `InvalidArgument` naming the column and the first bad row.
@@ -172,6 +172,7 @@ def batch_columns(batch: Any, schema: Schema, topics: TopicTable) -> tuple[Colum
     count = len(keys)
     topic_index, distinct = _topics(given["topic"])
     columns: Columns = {}
+    given_ids: list[tuple[int, str]] = []
     for name in (*_BATCH_NUMBERS, *(("topic_id",) if "topic_id" in given else ())):
         columns[name] = _number(name, given[name])
     for c in schema.caller_columns:
@@ -185,8 +186,8 @@ def batch_columns(batch: Any, schema: Schema, topics: TopicTable) -> tuple[Colum
         row = int(bad[0])
         raise InvalidArgument(f"key in row {row} has {int(lengths[row]):,} UTF-16 code units; 1..{MAX_KEY_UNITS:,} are allowed")
     if "topic_id" in columns:
-        pairs = np.unique(np.stack((columns["topic_id"], topic_index.astype(np.int64))), axis=1)
-        topics.give((int(topic_id), distinct[int(index)]) for topic_id, index in pairs.T)
+        pairs = np.unique(columns["topic_id"] << 32 | topic_index.astype(np.int64)).tolist()
+        given_ids = [(pair >> 32, distinct[pair & 0xFFFFFFFF]) for pair in pairs]
     else:
         ids = np.array([topics.assign(topic) for topic in distinct], np.int64)
         columns["topic_id"] = ids[topic_index] if count else np.zeros(0, np.int64)
@@ -194,7 +195,7 @@ def batch_columns(batch: Any, schema: Schema, topics: TopicTable) -> tuple[Colum
     for name in ("topic_id", "queue_id", "size"):
         columns[name] = columns[name].astype(np.int32)
     columns |= hash_columns(distinct or ["-"], topic_index, keys, schema)
-    return columns, sum(values.nbytes for values in columns.values())
+    return columns, given_ids
 
 
 def _as_mapping(batch: Any) -> dict[str, Any]:
