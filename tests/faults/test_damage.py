@@ -422,3 +422,32 @@ def test_a_reader_allowed_partial_answers_survives_a_storage_that_goes_down(make
 
 def test_the_memory_of_a_storage_is_not_the_worlds():
     assert not list(MemoryStorage().list())
+
+
+def test_a_damaged_compacted_file_is_made_again_from_its_unsealed_form(make_world):
+    """The crash came between the two; whichever way the damage got there, the unsealed form is still whole."""
+    world = make_world()
+    world.open()
+    world.put(9)
+    world.service.seal()
+    world.confirm()
+    world.abandon()
+    kept = {path.name: path.read_bytes() for path in (world.root / "unsealed").iterdir() if path.name[0].isdigit()}
+    for position in (5, 40, 28 + 8 * 7 + 5, -30, -200):
+        storage = FaultStorage(world.storage)
+        storage.fail("put", name_prefix="data/", times=None)
+        world.open(storage=storage)
+        with pytest.raises(StorageUnavailable):
+            world.service.run_lifecycle()
+        world.abandon()
+        for path in (world.root / "compacted").glob("*.index"):
+            flip(path, position)
+        for name, data in kept.items():
+            (world.root / "unsealed" / name).write_bytes(data)
+        world.open()
+        world.check()
+        world.abandon()
+        assert all((world.root / "unsealed" / name).exists() for name in kept)
+    world.open()
+    world.service.run_lifecycle()
+    world.check()

@@ -17,7 +17,7 @@ from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, file_id_of
 from tiered_index.service.buffer import later_positions
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile, StorageBytes, open_local
-from tiered_index.service.lifecycle import verify_runs
+from tiered_index.service.lifecycle import verify_runs, verify_tables
 from tiered_index.service.log_records import LogState
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.unsealed_file import UnsealedFile
@@ -104,6 +104,7 @@ def _recover_compacted(root: Root, ids: dict[str, set[str]], storage: Storage, s
         try:
             file = open_local(path)
             if file_id in ids[UNSEALED]:
+                verify_tables(file)
                 verify_runs(file)
         except CorruptFile as error:
             if state is not None and state.object_of(file_id) is not None:

@@ -162,6 +162,43 @@ def test_positions_survive_every_file(open_index, storage):
     assert open_index("root").durable_positions() == {"wild": 7, "fine": 8, "empty": 9}
 
 
+def test_the_logs_positions_never_run_ahead_of_entries_in_quarantine(open_index):
+    """Whoever takes over after the loss of this machine goes on at the log's positions."""
+    index = open_index("root", items=4, local_keep_s=0)
+    index.put("t", 0, "k", 0, 1, 0, source="s", source_position=1)
+    for offset in range(1, 5):
+        index.put("t", 0, "k", offset, 1, T, source="s", source_position=1 + offset)
+    index.flush()
+    index.run_lifecycle()  # the first main file is full and goes; the quarantine file is still taking entries
+    assert [o.lane for o in index.log_state.objects.values()] == ["main"]
+    assert index.log_state.positions == {}
+    index.seal()
+    index.run_lifecycle()
+    assert index.log_state.positions == {"s": 5}
+
+
+def test_the_logs_positions_never_run_ahead_of_main_entries(open_index):
+    """A quarantine file that goes first says nothing of the main file's entries."""
+    index = open_index("root")
+    index.put("t", 0, "k", 1, 1, T, source="s", source_position=1)
+    index.flush()
+    index.put("t", 0, "k", 2, 1, 0, source="s", source_position=2)
+    index.flush()
+    (lane,) = (lane for lane in index._lanes if lane.name == "quarantine")
+    lane.roll()
+    index.run_lifecycle()
+    assert [o.lane for o in index.log_state.objects.values()] == ["quarantine"]
+    assert index.log_state.positions == {}
+    index.seal()
+    index.run_lifecycle()
+    index.run_lifecycle()
+    assert index.log_state.positions["s"] >= 1
+    index.put("t", 0, "k", 3, 1, T)
+    index.seal()
+    index.run_lifecycle()
+    assert index.log_state.positions == {"s": 2}
+
+
 def test_positions_never_go_back(index):
     index.put("t", 0, "k", 1, 1, T, source="s", source_position=10)
     index.put("t", 0, "k", 2, 1, T, source="s", source_position=4)
