@@ -266,6 +266,18 @@ def test_a_writer_meets_a_sweep_that_is_half_done(
     assert count(path, "chunks") == 0
 
 
+def test_a_part_that_comes_too_late_is_refused_and_leaves_no_rows(
+    storage: SqliteStorage, path: Path, small_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The upload goes while its part is being written, so only the check beside the part's row can notice."""
+    handle = storage.begin_upload("object")
+    with SqliteStorage(path) as other:
+        after_batch(storage, 2, lambda: other.abort_upload(handle), monkeypatch)
+        with pytest.raises(ObjectNotFound):
+            storage.upload_part(handle, 1, bytes(20 * small_rows))
+    assert [count(path, table) for table in ("chunks", "pieces", "drafts", "parts")] == [0, 0, 0, 0]
+
+
 # Locks.
 
 
@@ -374,7 +386,7 @@ def test_connections_are_few_and_closed(path: Path) -> None:
             assert _open_files(path)
             release.set()
             assert lent.result(30) == "object"
-    assert _open_files(path) == 0
+        assert _open_files(path) == 0
     for call in (lambda: storage.get("object"), lambda: storage.put("object", b""), lambda: list(storage.list())):
         with pytest.raises(InvalidArgument, match="closed"):
             call()

@@ -173,7 +173,7 @@ def read_on():
     while not stop.is_set():
         assert storage.get("before") == b"x"
 
-readers = [threading.Thread(target=read_on) for _ in range(3)]
+readers = [threading.Thread(target=read_on) for _ in range(8)]
 for reader in readers:
     reader.start()
 receiver, sender = os.pipe()
