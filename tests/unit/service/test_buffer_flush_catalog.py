@@ -11,6 +11,7 @@ from tiered_index import IndexReader
 from tiered_index.errors import BackPressure
 from tiered_index.service.catalog import Catalog
 from tiered_index.service.workers import Worker
+from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000
 
@@ -164,17 +165,40 @@ def test_positions_survive_every_file(open_index, storage):
 
 def test_the_logs_positions_never_run_ahead_of_entries_in_quarantine(open_index):
     """Whoever takes over after the loss of this machine goes on at the log's positions."""
+    for wild_first in (True, False):
+        index = open_index(storage_backend=MemoryStorage(), items=4, local_keep_s=0)
+        if not wild_first:
+            index.put("t", 0, "k", 1, 1, T)
+            index.flush()
+        index.put("t", 0, "k", 0, 1, 0, source="s", source_position=1)
+        index.flush()
+        last = 4 if wild_first else 3  # fills the main file exactly
+        for offset in range(2, last + 1):
+            index.put("t", 0, "k", offset, 1, T, source="s", source_position=offset)
+        index.flush()
+        index.run_lifecycle()  # the first main file is full and goes; the quarantine file is still taking entries
+        assert [o.lane for o in index.log_state.objects.values()] == ["main"]
+        assert index.log_state.positions == {}
+        index.seal()
+        index.run_lifecycle()
+        assert index.log_state.positions == {"s": last}
+
+
+def test_a_local_copy_stays_while_it_alone_says_a_position(open_index):
     index = open_index("root", items=4, local_keep_s=0)
-    index.put("t", 0, "k", 0, 1, 0, source="s", source_position=1)
-    for offset in range(1, 5):
-        index.put("t", 0, "k", offset, 1, T, source="s", source_position=1 + offset)
+    index.put("t", 0, "k", 0, 1, 0)
+    for offset in range(1, 4):
+        index.put("t", 0, "k", offset, 1, T, source="s", source_position=offset)
     index.flush()
-    index.run_lifecycle()  # the first main file is full and goes; the quarantine file is still taking entries
-    assert [o.lane for o in index.log_state.objects.values()] == ["main"]
-    assert index.log_state.positions == {}
+    index.run_lifecycle()  # published without positions, since the quarantine file waits; and nothing else local says 3
+    assert [h.place for h in index.files() if h.lane == "main"] == ["uploaded"]
+    index.abandon()
+    index = open_index("root", items=4, local_keep_s=0)
+    assert index.durable_position("s") == 3
     index.seal()
     index.run_lifecycle()
-    assert index.log_state.positions == {"s": 5}
+    assert index.log_state.positions == {"s": 3}
+    assert {h.place for h in index.files()} == {"storage"}
 
 
 def test_the_logs_positions_never_run_ahead_of_main_entries(open_index):
