@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,10 +35,10 @@ def sample() -> Sample:
 
 def test_what_was_acknowledged_survives(cluster: Cluster, uri: str) -> None:
     """Small objects, as log records are: what four writers were told is stored is there, whole, and still unique."""
-    killed = threading.Event()
+    killed, many = threading.Event(), threading.Event()
 
     def write(writer: int) -> list[str]:
-        acknowledged = []
+        acknowledged: list[str] = []
         with open_storage(uri, options=IMPATIENT) as storage:
             for n in itertools.count():
                 name = f"log/{writer}-{n:06d}"
@@ -49,11 +48,13 @@ def test_what_was_acknowledged_survives(cluster: Cluster, uri: str) -> None:
                     assert killed.wait(30), f"{name} failed while the server was running"
                     return acknowledged
                 acknowledged.append(name)
+                if n == 100:
+                    many.set()
         raise AssertionError("a count that ended")
 
     with ThreadPoolExecutor(4) as pool:
         writers = [pool.submit(write, writer) for writer in range(4)]
-        time.sleep(2)  # any moment is as good as another: each has some requests on their way
+        assert many.wait(TIMEOUT_S)  # any moment is as good as another: each has some requests on their way
         killed.set()
         cluster.kill()
         acknowledged = [name for writer in writers for name in writer.result(TIMEOUT_S)]
