@@ -15,13 +15,12 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.schema import Schema
 from tiered_index.format.unsealed import normal_hashes
 from tiered_index.service.cursor import encode_cursor, query_digest
 from tiered_index.service.rows import Array, item_maker, order_key, row_dtype, settled
-from tiered_index.service.validation import check_integer, check_key, check_topic
+from tiered_index.service.validation import check_key, check_range, check_topic
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem, Lookup, QueryResult, Status
 
 __all__ = ["MAX_PAIRS", "Found", "QueryResults", "QuestionBatch", "TooManyPairs", "best_answers"]
@@ -46,20 +45,15 @@ class QuestionBatch:
     """n validated lookups. Raises `InvalidArgument` naming the first bad one."""
 
     def __init__(self, lookups: Sequence[Lookup]) -> None:
+        for topic in [q.topic for q in lookups if type(q.topic) is not str]:
+            check_topic(topic)
         place = {topic: i for i, topic in enumerate(dict.fromkeys([q.topic for q in lookups]))}
         for topic in place:
             check_topic(topic)
         self.lookups = lookups
         self.topics = list(place)
         self.topic_index = np.fromiter([place[q.topic] for q in lookups], np.int64, len(lookups))
-        self.second_min = _numbers("begin_ms", [0 if q.begin_ms is None else q.begin_ms for q in lookups]) // 1000
-        self.second_max = _numbers("end_ms", [MAX_TIMESTAMP_MS if q.end_ms is None else q.end_ms for q in lookups]) // 1000
-        self.max_count = _numbers("max_count", [q.max_count for q in lookups])
-        for number in np.flatnonzero(self.max_count < 1)[:1]:
-            raise InvalidArgument(f"lookup {number}: max_count must be at least 1, not {self.max_count[number]}")
-        for number, q in enumerate(lookups):
-            if q.begin_ms is not None and q.end_ms is not None and q.begin_ms > q.end_ms:
-                raise InvalidArgument(f"lookup {number}: begin_ms {q.begin_ms} is after end_ms {q.end_ms}")
+        self.second_min, self.second_max, self.max_count = _ranges(lookups)
         keys = [q.key for q in lookups]
         try:
             units = code_units(keys)
@@ -129,16 +123,22 @@ class QuestionBatch:
         return np.flatnonzero((self.second_min <= second_max) & (self.second_max >= second_min))
 
 
-def _numbers(name: str, values: list[Any]) -> npt.NDArray[np.int64]:
-    try:
-        numbers = np.array(values)
-        if not values or (numbers.dtype == np.int64 and bool not in set(map(type, values))):
-            return numbers.astype(np.int64)
-    except (TypeError, ValueError, OverflowError):
-        pass
-    limit = np.iinfo(np.int64).max
-    checked = [check_integer(f"lookup {number}: {name}", value) for number, value in enumerate(values)]
-    return np.array([min(max(value, -limit), limit) for value in checked], np.int64)
+def _ranges(lookups: Sequence[Lookup]) -> tuple[npt.NDArray[np.int64], ...]:
+    """Return first and last second and count of each lookup, by the rules of `check_range`."""
+    lows = [0 if q.begin_ms is None else q.begin_ms for q in lookups]
+    highs = [MAX_TIMESTAMP_MS if q.end_ms is None else q.end_ms for q in lookups]
+    counts = [q.max_count for q in lookups]
+    if set(map(type, lows)) | set(map(type, highs)) | set(map(type, counts)) <= {int}:
+        try:
+            low, high, count = (np.array(values, np.int64) for values in (lows, highs, counts))
+        except OverflowError:  # numbers beyond 64 bits are looked at one by one
+            pass
+        else:
+            if (low <= high).all() and (count >= 1).all():
+                return low // 1000, high // 1000, count
+    checked = [check_range(q.begin_ms, q.end_ms, q.max_count, f"lookup {i}: ") for i, q in enumerate(lookups)]
+    table = np.array([(low, high, min(count, 2**62)) for low, high, count in checked], np.int64).reshape(-1, 3)
+    return table[:, 0], table[:, 1], table[:, 2]
 
 
 def best_answers(batch: QuestionBatch, parts: list[Found], schema: Schema) -> tuple[Array, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:

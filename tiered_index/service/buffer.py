@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.errors import BackPressure
+from tiered_index.errors import BackPressure, InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.service.batch_query import Found, QuestionBatch
 from tiered_index.service.columns import Columns, hash_columns
@@ -122,6 +122,7 @@ class WriteBuffer:
         self._entries = 0
         self._bytes = 0
         self._newest = self._released = 0
+        self._closed = False
 
     @property
     def size(self) -> int:
@@ -165,6 +166,11 @@ class WriteBuffer:
             self._merge_small()
             return (*self._flushing, *self._ready)
 
+    def close(self) -> None:
+        """Accept nothing more: whatever was accepted before is flushed by the flush that follows."""
+        with self._lock:
+            self._closed = True
+
     def close_chunk(self) -> int:
         """Close the chunk that takes rows; return the number of the newest closed one: everything put so far is in it or before it."""
         with self._lock:
@@ -197,6 +203,8 @@ class WriteBuffer:
             self._flushing = ()
 
     def _admit(self, entries: int, size_bytes: int, agree: Callable[[], None] | None) -> None:
+        if self._closed:
+            raise InvalidArgument("the index is closed")
         if self._entries and (self._entries + entries > self._max_entries or self._bytes + size_bytes > self._max_bytes):
             raise BackPressure(
                 f"the write buffer holds {self._entries:,} entries ({self._bytes:,} bytes) that are not flushed yet; "

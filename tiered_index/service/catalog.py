@@ -114,9 +114,12 @@ class Catalog:
                 self._list.remove(old)
 
     def remove(self, file_id: str, dispose: Callable[[], None] | None = None) -> None:
-        """Take a file out; `dispose` as in `put`."""
+        """Take a file out, if it is there; `dispose` as in `put`."""
         with self._lock:
-            self._list.remove(self._nodes.pop(file_id))
+            node = self._nodes.pop(file_id, None)
+            if node is None:
+                return
+            self._list.remove(node)
             self._retire(dispose)
 
     def reclaim(self) -> int:

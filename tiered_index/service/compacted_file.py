@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import threading
 import zlib
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -96,19 +97,36 @@ class StorageBytes:
         self._storage = storage
         self._lock = threading.Lock()
         self._trailer: Trailer | None = None
+        self._fetch: Future[Trailer] | None = None
 
     def trailer(self) -> Trailer:
         """Return the verified trailer, fetching it the first time. Raises `MissingObject`."""
-        with self._lock:
-            if self._trailer is None:
-                start = self.stored.directory_position
-                length = self.stored.size_bytes - start
-                data = self._get([ByteRange(start, length)])[0]
-                self._trailer = parse_trailer(data, self.file, self.stored.size_bytes)
-                if self._trailer.metadata.file_id != self.stored.file_id or self._trailer.metadata.count != self.stored.count:
-                    raise CorruptFile(self.file, "object is not the file that the log names", expected=self.stored.file_id,
-                                      found=self._trailer.metadata.file_id)  # fmt: skip
+        if self._trailer is not None:
             return self._trailer
+        with self._lock:
+            fetch, mine = self._fetch, self._fetch is None
+            if fetch is None:
+                fetch = self._fetch = Future()
+        if mine:
+            # lookups that come meanwhile wait for this one request and share its outcome, an error included
+            try:
+                self._trailer = self._fetch_trailer()
+            except BaseException as error:
+                with self._lock:
+                    self._fetch = None
+                fetch.set_exception(error)
+                raise
+            fetch.set_result(self._trailer)
+        return fetch.result()
+
+    def _fetch_trailer(self) -> Trailer:
+        start = self.stored.directory_position
+        data = self._get([ByteRange(start, self.stored.size_bytes - start)])[0]
+        trailer = parse_trailer(data, self.file, self.stored.size_bytes)
+        if trailer.metadata.file_id != self.stored.file_id or trailer.metadata.count != self.stored.count:
+            raise CorruptFile(self.file, "object is not the file that the log names", expected=self.stored.file_id,
+                              found=trailer.metadata.file_id)  # fmt: skip
+        return trailer
 
     def read(self, ranges: list[ByteRange]) -> list[bytes | memoryview]:
         """Return the ranges, one request each. Raises `MissingObject`."""

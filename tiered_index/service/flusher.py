@@ -113,7 +113,7 @@ class Flusher:
             self._quarantine.roll()
             self._main.roll()
 
-    def roll_older_than(self, created_ms: int) -> None:
+    def roll_older_than(self, created_ms: float) -> None:
         """Seal the files that were begun before `created_ms`."""
         with self._lock:
             for lane in (self._quarantine, self._main):

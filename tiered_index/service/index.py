@@ -27,7 +27,7 @@ from tiered_index.service.log_records import LogState
 from tiered_index.service.opening import open_parts
 from tiered_index.service.query import LOG_RETRIES, check_lost
 from tiered_index.service.unsealed_file import UnsealedFile
-from tiered_index.service.validation import batch_columns, check_keys, check_number, check_position, is_plain, message_row
+from tiered_index.service.validation import batch_columns, check_keys, check_lookups, check_number, check_position, is_plain, message_row
 from tiered_index.service.workers import Worker
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
@@ -173,6 +173,8 @@ class IndexService:
 
     def durable_position(self, source: str) -> int | None:
         """Return the greatest position of `source` before which everything is durable, or None for an unknown source."""
+        if not isinstance(source, str):
+            raise InvalidArgument(f"source must be text, not {source!r:.80}")
         return self._flusher.positions.get(source)
 
     def durable_positions(self) -> dict[str, int]:
@@ -215,7 +217,7 @@ class IndexService:
         The result is a sequence of `QueryResult`, each made when it is looked at.
         """
         self._check_open()
-        asked = list(lookups)
+        asked = check_lookups(lookups)
         lost: set[str] = set()
         for _ in range(LOG_RETRIES):
             try:
@@ -278,7 +280,8 @@ class IndexService:
         for worker in self._workers:
             worker.stop()
         trouble: list[TieredIndexError] = []
-        for step in (self._flusher.flush, *(lane.active.close for lane in self._lanes if lane.active is not None), self._lifecycle.close):
+        self._buffer.close()
+        for step in (self._flusher.flush, *(lane.close for lane in self._lanes), self._lifecycle.close):
             try:
                 step()
             except TieredIndexError as error:

@@ -180,6 +180,11 @@ class Lane:
             _log.warning("%s is sealed in memory only: %s", file.path, error)
         return file
 
+    def close(self) -> None:
+        """Write header and slot table of the active file, and close it; reading goes on."""
+        if self.active is not None:
+            self.active.close()
+
     def _give_up(self, file: UnsealedFile) -> None:
         """Drop a file without entries; the positions in its journal go to the next one, and only then is it deleted."""
         self._carried = later_positions(self._carried, file.positions)

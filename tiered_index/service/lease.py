@@ -7,17 +7,20 @@ lock takes over at once; anyone else waits until it has expired or was released.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 from dataclasses import dataclass
 from typing import Any
 
 from tiered_index.clock import Clock
-from tiered_index.errors import CorruptFile, LockHeld, ObjectNotFound
+from tiered_index.errors import LockHeld, ObjectNotFound
 from tiered_index.format.names import LEASE_PREFIX, lease_name
 from tiered_index.storage.base import Storage
 
 __all__ = ["Lease", "check_lease"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,9 @@ def _current(storage: Storage) -> _Holder | None:
         except ObjectNotFound:
             continue
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptFile(names[-1], f"not a lease: {error!r}") from error
+            # the lease is a courtesy, the log's fences decide: one that can't be read must not lock every writer out
+            _log.warning("%s is not a lease and is passed over: %r", names[-1], error)
+            return None
     return None
 
 

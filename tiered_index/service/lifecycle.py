@@ -20,7 +20,7 @@ from pathlib import Path
 from tiered_index._version import __version__
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import CorruptFile, StorageError, StorageUnavailable, TieredIndexError, WriterFenced
+from tiered_index.errors import CorruptFile, ObjectNotFound, StorageError, StorageUnavailable, TieredIndexError, WriterFenced
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.names import COMPACTED, DATA_PREFIX, STATES, UPLOADED, data_name, data_prefix
@@ -54,10 +54,15 @@ class Progress:
         return bool(self.compacted or self.uploaded or self.retired)
 
 
-def show_stored(catalog: Catalog, state: LogState, storage: Storage, dispose: Callable[[str], Callable[[], None] | None]) -> None:
-    """Make the catalog show exactly the objects of `state` beside the local files; `dispose` names what goes with a removed file."""
+def show_stored(
+    catalog: Catalog, handles: Iterable[Handle], state: LogState, storage: Storage, dispose: Callable[[str], Callable[[], None] | None]
+) -> None:
+    """Make the catalog show exactly the objects of `state` beside the local files; `dispose` names what goes with a removed file.
+
+    `handles` must have been taken before `state`: what was published in between is not among them and stays.
+    """
     wanted = {o.file_id: o for o in state.objects.values()}
-    for handle in catalog.all():
+    for handle in handles:
         if isinstance(handle, CompactedFile) and handle.stored is not None and handle.file_id not in wanted:
             catalog.remove(handle.file_id, dispose(handle.file_id) if handle.local is not None else None)
     for file_id, stored in wanted.items():
@@ -112,6 +117,7 @@ class Lifecycle:
         self._clock = clock
         self._root_id = root_id
         self._lock = threading.Lock()
+        self._refresh_lock = threading.Lock()
         self._refreshed_s = clock.monotonic_s()
         self._sent: dict[str, str] = {}  # file id -> object that was uploaded whole and is not known to be in the log
         self.errors: dict[str, TieredIndexError] = {}
@@ -121,7 +127,7 @@ class Lifecycle:
         with self._lock:
             self.errors = {}
             progress = Progress()
-            self._flusher.roll_older_than(self._clock.now_ms() - round(self._config.seal_after_s * 1000))
+            self._flusher.roll_older_than(self._clock.now_ms() - self._config.seal_after_s * 1000)
             for file in self._sealed():
                 progress.compacted += self._step(file.file_id, partial(self._compact, file))
             if self._step("storage", self._claim):
@@ -156,8 +162,15 @@ class Lifecycle:
 
     def refresh(self) -> LogState:
         """Read the log, show what it says, and return it."""
-        state = self._session.log.refresh()
-        for handle in self._catalog.all():
+        with self._refresh_lock:
+            return self._refresh()
+
+    def _refresh(self) -> LogState:
+        self._session.log.refresh()
+        # The handles first: whatever is among them was published before, so the log's state taken after them knows it.
+        handles = self._catalog.all()
+        state = self._session.log.state
+        for handle in handles:
             # recovered while the storage was down: now the log can tell
             stored = state.object_of(handle.file_id)
             if isinstance(handle, DamagedFile) and stored is not None:
@@ -167,7 +180,7 @@ class Lifecycle:
                     self._catalog.remove(handle.file_id, self._dispose_local(handle.file_id))
                 else:
                     self._catalog.put(replace(handle, stored=StorageBytes(self._session.storage, stored)))
-        show_stored(self._catalog, state, self._session.storage, self._dispose_local)
+        show_stored(self._catalog, self._catalog.all(), self._session.log.state, self._session.storage, self._dispose_local)
         return state
 
     def _step(self, name: str, step: Callable[[], None]) -> bool:
@@ -224,7 +237,7 @@ class Lifecycle:
         kept.sort(key=lambda file: file.sequence)
         total = sum(file.local.size_bytes for file in kept if file.local is not None)
         bound = self._config.local_keep_bytes
-        before_ms = self._clock.now_ms() - round(self._config.local_keep_s * 1000)
+        before_ms = self._clock.now_ms() - self._config.local_keep_s * 1000
         logged = self._session.log.state.positions
         chosen = []
         for file in kept:
@@ -266,6 +279,7 @@ class Lifecycle:
     def _upload(self, file: CompactedFile) -> None:
         assert file.local is not None
         storage, epoch = self._session.storage, self._session.epoch
+        verify_tables(file)
         verify_runs(file)
         trailer = file.local.trailer()
         # an attempt that reached the storage but, as far as we heard, not the log is published under the name that it has
@@ -296,10 +310,12 @@ class Lifecycle:
                 size = storage.head(name).size_bytes
                 if size != stored.size_bytes:
                     raise StorageUnavailable(f"{storage.uri}: {name} has {size:,} bytes after its upload, not {stored.size_bytes:,}")
-            except TieredIndexError:
-                self._sent.pop(file.file_id, None)
-                with contextlib.suppress(StorageError):  # the error that counts is the upload's; an orphan costs only space
-                    storage.delete(name)
+            except TieredIndexError as error:
+                if sent is None:
+                    with contextlib.suppress(StorageError):  # the error that counts is the upload's; an orphan costs only space
+                        storage.delete(name)
+                elif isinstance(error, ObjectNotFound):
+                    del self._sent[file.file_id]  # sent anew next time; never deleted, since its record may still arrive
                 raise
             self._sent[file.file_id] = name
             self._session.log.publish(epoch, (stored,), positions=self._durable_positions(file))

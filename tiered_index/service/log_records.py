@@ -184,7 +184,7 @@ def decode_document(data: bytes, file: str) -> dict[str, Any]:
         raise CorruptFile(file, "does not match its CRC32", offset=len(body), expected=expected, found=tail[:16])
     try:
         document = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptFile(file, f"matches its CRC32 but is no document: {error}") from error
     if not isinstance(document, dict) or document.get("version") != LOG_VERSION:
         found = document.get("version") if isinstance(document, dict) else None

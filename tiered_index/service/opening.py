@@ -81,7 +81,7 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
         log = StorageLog(storage, clock, checkpoint_every=config.checkpoint_every)
         session = StorageSession(storage, log, clock, config.lease_ttl_s)
         marker, layout, state = _join(config, root, session, marker, wanted, uri or storage.uri)
-        recovered = recover_root(root, storage, state)
+        recovered = recover_root(root, storage, state, layout)
         undo.callback(_close_files, recovered)
         parts = _assemble(config, clock, root, lock, storage, session, marker, layout, recovered)
         if state is not None:
@@ -89,7 +89,7 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
                 parts.lifecycle.sweep_attempts({file.file_id for file in recovered.compacted})
             except StorageError as error:
                 _log.warning("what earlier uploads left was not swept, the next start will: %s", error)
-            show_stored(parts.catalog, session.log.state, storage, lambda _: None)
+            show_stored(parts.catalog, parts.catalog.all(), session.log.state, storage, lambda _: None)
         undo.pop_all()
         return parts
 

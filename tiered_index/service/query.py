@@ -22,10 +22,10 @@ from tiered_index.service.catalog import Handle
 from tiered_index.service.compacted_file import MissingObject
 from tiered_index.service.cursor import decode_cursor, encode_cursor, query_digest
 from tiered_index.service.log_records import LogState
-from tiered_index.service.rows import Array, OrderKey, Question, concatenate, first_answers, item_maker, order_key
-from tiered_index.service.validation import check_integer, check_key, check_topic
+from tiered_index.service.rows import Array, OrderKey, Question, check_schema, concatenate, first_answers, item_maker, order_key
+from tiered_index.service.validation import check_key, check_range, check_topic
 from tiered_index.storage.wrappers import MeteredStorage, Usage
-from tiered_index.types import MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem, Lookup, QueryResult
+from tiered_index.types import Explain, FileReport, IndexItem, Lookup, QueryResult
 
 __all__ = ["LOG_RETRIES", "AnswerBudget", "Handles", "QueryEngine", "ask", "check_lost"]
 
@@ -43,14 +43,7 @@ def ask(
     """Return the validated question. Raises `InvalidArgument`, `InvalidCursor`."""
     check_topic(topic)
     check_key(key)
-    low = 0 if begin_ms is None else check_integer("begin_ms", begin_ms)
-    high = MAX_TIMESTAMP_MS if end_ms is None else check_integer("end_ms", end_ms)
-    max_count = check_integer("max_count", max_count)
-    if low > high:
-        raise InvalidArgument(f"begin_ms {low} is after end_ms {high}")
-    if max_count < 1:
-        raise InvalidArgument(f"max_count must be at least 1, not {max_count}")
-    second_min, second_max = max(low, -(2**63)) // 1000, min(high, 2**63 - 1) // 1000
+    second_min, second_max, max_count = check_range(begin_ms, end_ms, max_count)
     after = None
     if cursor is not None:
         after = decode_cursor(cursor, query_digest(topic, key, second_min, second_max), 3 + len(schema.identity_extra))
@@ -72,6 +65,7 @@ class AnswerBudget:
         """Take in one file's rows; return how many those were."""
         if not len(rows):
             return 0
+        check_schema(rows, self._schema)
         with self._lock:
             # one more than asked tells a full answer from a truncated one
             self._rows = first_answers(concatenate([self._rows, rows], self._schema), self._schema, self._max_count + 1)
@@ -122,13 +116,16 @@ class QueryEngine:
         self._storage = storage
         self._pool: ThreadPoolExecutor | None = None
         self._pool_lock = threading.Lock()
+        self._closed = False
 
     def close(self) -> None:
-        """Stop the pool. Idempotent."""
+        """Stop the pool; lookups under way end with an answer or `InvalidArgument`. Idempotent."""
         with self._pool_lock:
+            self._closed = True
             pool, self._pool = self._pool, None
         if pool is not None:
-            pool.shutdown(wait=True, cancel_futures=True)
+            # what is queued runs and finds the engine closed: a cancelled future would leave its query waiting for ever
+            pool.shutdown(wait=True)
 
     def query(
         self,
@@ -174,7 +171,9 @@ class QueryEngine:
 
         def look(handle: Handle) -> int:
             found = handle.search_many(batch)
-            parts.append(found)
+            if len(found.rows):
+                check_schema(found.rows, self._schema)
+                parts.append(found)
             return len(found.rows)
 
         def alone(q: Lookup) -> QueryResult:
@@ -233,6 +232,8 @@ class QueryEngine:
     def _search_late(self, run: _Run, handle: Handle, allow_partial: bool) -> None:
         if run.stop or (run.errors and not allow_partial):
             return
+        if self._closed:
+            raise InvalidArgument("the index was closed during the lookup")
         if run.spares(handle.second_max):
             run.reports.append(_report(handle, "skipped_budget"))
         else:
@@ -258,6 +259,8 @@ class QueryEngine:
 
     def _executor(self) -> ThreadPoolExecutor:
         with self._pool_lock:
+            if self._closed:
+                raise InvalidArgument("the index was closed during the lookup")
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._threads, "tiered-index-query")
             return self._pool

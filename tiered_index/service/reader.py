@@ -25,6 +25,7 @@ from tiered_index.service.root import Marker, Root
 from tiered_index.service.root_view import RootView
 from tiered_index.service.session import check_genesis
 from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.validation import check_lookups
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import open_storage
@@ -82,7 +83,7 @@ class IndexReader:
         if item_type is not None and Schema.of(item_type) != self._schema:
             self._storage.close()
             check_genesis(self._genesis, Genesis("", config.layout(), self._genesis.offset_space), self._storage.uri)
-        show_stored(self._catalog, self._log.state, self._storage, lambda _: None)
+        show_stored(self._catalog, [], self._log.state, self._storage, lambda _: None)
         self._refreshed_s = self._clock.monotonic_s()
         self._engine = QueryEngine(self._schema, item_type or self._schema.item_type(), config.query_threads, self._storage)
         self._closed = False
@@ -138,7 +139,7 @@ class IndexReader:
         if self._closed:
             raise InvalidArgument("the reader is closed")
         self._refresh_if_due()
-        asked = list(lookups)
+        asked = check_lookups(lookups)
         lost: set[str] = set()
         for _ in range(LOG_RETRIES):
             try:
@@ -153,7 +154,7 @@ class IndexReader:
         with self._lock:
             state = self._log.refresh() if self._log.state.number else self._log.open()
             self._log_error = None
-            show_stored(self._catalog, state, self._storage, lambda _: None)
+            show_stored(self._catalog, self._catalog.all(), state, self._storage, lambda _: None)
             self._refreshed_s = self._clock.monotonic_s()
             return state
 
@@ -207,9 +208,9 @@ class IndexReader:
         if self._view is None:
             return self._catalog.all()
         # Local files first, then the log: a file that leaves the root in between is in at least one of them. Files leave the root only
-        # by way of its folders, so while these are unchanged the log needn't be read again.
-        changes = self._view.changes()
+        # by way of its folders, so where these, after the look, are as they were before the log was last read, it needn't be read again.
         local = {handle.file_id: handle for handle in self._view.look()}
+        changes = self._view.changes()
         if (changes is None or changes != self._changes) and self._log_error is None:
             self._try_to_refresh()
             self._changes = changes if self._log_error is None else None

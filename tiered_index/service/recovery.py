@@ -11,9 +11,9 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
+from tiered_index.errors import CorruptFile, SchemaMismatch, StorageUnavailable, TieredIndexError
 from tiered_index.format.journal import Journal, parse_journal
-from tiered_index.format.layout import HEADER_SIZE
+from tiered_index.format.layout import HEADER_SIZE, Layout
 from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, file_id_of
 from tiered_index.service.buffer import later_positions
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile, StorageBytes, open_local
@@ -44,8 +44,11 @@ class Recovered:
     notes: list[str] = field(default_factory=list)
 
 
-def recover_root(root: Root, storage: Storage, state: LogState | None) -> Recovered:
-    """Bring a root in order and return its files; `state` is the log's, or None while the storage can't be asked."""
+def recover_root(root: Root, storage: Storage, state: LogState | None, layout: Layout) -> Recovered:
+    """Bring a root in order and return its files; `state` is the log's, or None while the storage can't be asked.
+
+    A file whose schema, preset or slots are not those of `layout` is not of this index: it is kept aside as damaged, untouched.
+    """
     found = Recovered()
     try:
         if dropped := root.drop_temporaries():
@@ -56,6 +59,7 @@ def recover_root(root: Root, storage: Storage, state: LogState | None) -> Recove
         _recover_unsealed(root, ids, state, found)
     except OSError as error:
         raise disk_error(error, f"recovering {root.path}") from error
+    _set_strangers_aside(layout, found)
     for file in (*found.compacted, *found.uploaded):
         metadata = file.metadata()
         found.positions = later_positions(found.positions, metadata.source_positions)
@@ -156,6 +160,30 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
             typed = error if isinstance(error, TieredIndexError) else CorruptFile(str(path), f"can't be mapped: {error}")
             found.damaged.append(_damaged(file_id, UNSEALED, typed, journal))
     found.unsealed.sort(key=lambda file: file.sequence)
+
+
+def _set_strangers_aside(layout: Layout, found: Recovered) -> None:
+    def is_ours(other: Layout) -> bool:
+        return (other.preset, other.schema, other.slots) == (layout.preset, layout.schema, layout.slots)
+
+    for files in (found.compacted, found.uploaded):
+        for file in [file for file in files if not is_ours(file.metadata().layout)]:
+            files.remove(file)
+            found.damaged.append(_stranger(file.file_id, file.place, file.second_min, file.second_max, file.metadata().layout, layout))
+    for unsealed in [file for file in found.unsealed if not is_ours(file.layout)]:
+        found.unsealed.remove(unsealed)
+        unsealed.release()
+        low, high = unsealed.second_min, unsealed.second_max
+        found.damaged.append(_stranger(unsealed.file_id, UNSEALED, low, high, unsealed.layout, layout))
+
+
+def _stranger(file_id: str, place: str, second_min: int, second_max: int, stored: Layout, wanted: Layout) -> DamagedFile:
+    error = SchemaMismatch(
+        f"{place}/{file_id} stores {stored.schema.name} ({stored.preset.name}, {stored.slots:,} slots), the index "
+        f"{wanted.schema.name} ({wanted.preset.name}, {wanted.slots:,} slots): it is not of this index"
+    )
+    _log.error("recovery: %s", error)
+    return DamagedFile(file_id, place, second_min, second_max, error)
 
 
 def _never_written(path: Path) -> bool:

@@ -72,7 +72,7 @@ class Marker:
                 str(document["index_id"]), str(document["root_id"]), Layout.from_json(document["layout"]), str(document["offset_space"]),
                 str(document["storage"]),
             )  # fmt: skip
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             if isinstance(error, ConfigError):
                 raise
             raise NotAnIndex(f"{file}: not the marker of a tiered index ({error!r})") from error

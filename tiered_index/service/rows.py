@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.errors import SchemaMismatch
 from tiered_index.format.schema import Schema
 from tiered_index.format.unsealed import normal_hashes
 from tiered_index.types import IndexItem
@@ -21,6 +22,7 @@ from tiered_index.types import IndexItem
 __all__ = [
     "OrderKey",
     "Question",
+    "check_schema",
     "concatenate",
     "first_answers",
     "item_maker",
@@ -134,6 +136,12 @@ def concatenate(parts: list[Array], schema: Schema) -> Array:
     if len(filled) == 1:
         return filled[0]
     return np.concatenate(filled) if filled else np.empty(0, row_dtype(schema))
+
+
+def check_schema(rows: Array, schema: Schema) -> None:
+    """Raise `SchemaMismatch` where the rows of a file have other columns than the index."""
+    if rows.dtype != row_dtype(schema):
+        raise SchemaMismatch(f"a file stores the columns {rows.dtype.names}, the index {row_dtype(schema).names}: it is not of this index")
 
 
 def first_answers(rows: Array, schema: Schema, limit: int) -> Array:

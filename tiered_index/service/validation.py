@@ -14,24 +14,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import code_units
 from tiered_index.format.schema import Column, Schema
 from tiered_index.service.columns import Columns, hash_columns
 from tiered_index.service.topics import TopicTable
-from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
+from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS, Lookup
 
 __all__ = [
     "batch_columns",
     "check_integer",
     "check_key",
     "check_keys",
+    "check_lookups",
     "check_number",
     "check_position",
+    "check_range",
     "check_topic",
     "is_plain",
     "message_row",
+    "milliseconds",
 ]
 
 _LIMITS = {
@@ -109,6 +113,30 @@ def is_plain(keys: object, queue_id: object, offset: object, size: object, times
         and 0 <= size < 2**31
         and 0 <= timestamp_ms <= MAX_TIMESTAMP_MS
     )
+
+
+def check_range(begin_ms: Any, end_ms: Any, max_count: Any, which: str = "") -> tuple[int, int, int]:
+    """Return a lookup's inclusive range in epoch seconds, None being no bound, and its count; `which` begins the text of an error."""
+    low = 0 if begin_ms is None else check_integer(f"{which}begin_ms", begin_ms)
+    high = MAX_TIMESTAMP_MS if end_ms is None else check_integer(f"{which}end_ms", end_ms)
+    count = check_integer(f"{which}max_count", max_count)
+    if low > high:
+        raise InvalidArgument(f"{which}begin_ms {low} is after end_ms {high}")
+    if count < 1:
+        raise InvalidArgument(f"{which}max_count must be at least 1, not {count}")
+    return max(low, -(2**63)) // 1000, min(high, 2**63 - 1) // 1000, count
+
+
+def check_lookups(lookups: Iterable[Lookup]) -> list[Lookup]:
+    """Return the lookups of a batch as a list, or raise `InvalidArgument`."""
+    try:
+        asked = list(lookups)
+    except TypeError as error:
+        raise InvalidArgument(f"lookups must be an iterable of Lookup, not {lookups!r:.80}") from error
+    for number, lookup in enumerate(asked):
+        if not isinstance(lookup, Lookup):
+            raise InvalidArgument(f"lookup {number} is no Lookup but {lookup!r:.80}")
+    return asked
 
 
 def check_position(source: object, position: object) -> tuple[str | None, int | None]:
@@ -273,7 +301,7 @@ def _topics(values: Any) -> tuple[npt.NDArray[Any], list[str]]:
 
 def _number(name: str, values: Any) -> npt.NDArray[np.int64]:
     if name == "timestamp_ms" and isinstance(values, pa.Array | pa.ChunkedArray) and pa.types.is_timestamp(values.type):
-        values = values.cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
+        values = milliseconds(values)
     numbers = _integers(name, values)
     limit = _LIMITS[name]
     if numbers.dtype == np.uint64 and len(numbers) and int(numbers.max()) > limit:
@@ -286,6 +314,21 @@ def _number(name: str, values: Any) -> npt.NDArray[np.int64]:
         row = int(bad[0])
         raise InvalidArgument(f"{name} {int(signed[row])} in row {row} is outside 0..{limit}")
     return signed
+
+
+def milliseconds(times: Any) -> Any:
+    """Return an Arrow timestamp column as integers of epoch milliseconds, floored; raises `InvalidArgument` where seconds overflow."""
+    unit, counts = times.type.unit, times.cast(pa.int64())
+    if unit == "s":
+        try:
+            return pc.multiply_checked(counts, 1000)
+        except pa.ArrowInvalid as error:
+            raise InvalidArgument(f"timestamp_ms: a time is beyond what milliseconds can say ({error})") from error
+    if unit == "ms":
+        return counts
+    divisor = {"us": 1_000, "ns": 1_000_000}[unit]
+    remainder = pc.subtract(counts, pc.multiply(pc.divide(counts, divisor), divisor))
+    return pc.subtract(pc.divide(counts, divisor), pc.cast(pc.less(remainder, 0), pa.int64()))  # floor, not toward zero
 
 
 def _integers(name: str, values: Any) -> npt.NDArray[Any]:

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from tiered_index.cli.sources.messages import FIELDS, Batch, Record, checked_message, entry_columns
 from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.service.validation import milliseconds
 
 __all__ = ["MAGIC", "ParquetSource"]
 
@@ -76,7 +77,7 @@ class ParquetSource:
 
     def _batch(self, rows: pa.RecordBatch, end: int) -> Batch:
         if pa.types.is_timestamp(rows["timestamp_ms"].type):
-            times = rows["timestamp_ms"].cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
+            times = milliseconds(rows["timestamp_ms"])
             rows = rows.set_column(rows.schema.get_field_index("timestamp_ms"), "timestamp_ms", times)
         keyed = rows["key" if "key" in self._names else "keys"]
         with_key = rows.filter(pc.is_valid(keyed)) if keyed.null_count else rows
