@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.s3_server import S3Server, s3_server
+from tiered_index.storage import sqlite_bodies
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +24,11 @@ def s3_environment(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Serve
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     return server
+
+
+@pytest.fixture
+def small_rows(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Let rows hold 1,000 bytes and transactions two rows, so that small objects have many of both; return a row's size."""
+    monkeypatch.setattr(sqlite_bodies, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(sqlite_bodies, "_ROWS_A_TRANSACTION", 2)
+    return 1000

@@ -1,0 +1,183 @@
+"""Wrong files, full disks, missing permissions: refused by name, and left as they were."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.storage.sqlite_probes import FAR_FUTURE_MS, count, raw
+from tiered_index.errors import (
+    CorruptFile,
+    DiskFull,
+    StorageMisconfigured,
+    UnsupportedVersion,
+)
+from tiered_index.storage import sqlite_connections
+from tiered_index.storage.sqlite import SqliteStorage
+from tiered_index.storage.sqlite_schema import APPLICATION_ID
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "objects.db"
+
+
+@pytest.fixture
+def storage(path: Path) -> Iterator[SqliteStorage]:
+    with SqliteStorage(path) as storage:
+        yield storage
+
+
+def test_a_full_disk_refuses_whole_and_the_next_put_works(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = sqlite_connections.adopt
+
+    def adopt(connection: sqlite3.Connection) -> None:
+        plain(connection)
+        connection.execute("PRAGMA max_page_count=2000")  # 31 MiB: SQLite then answers as it does to ENOSPC
+
+    monkeypatch.setattr(sqlite_connections, "adopt", adopt)
+    with SqliteStorage(path) as storage:
+        storage.put("object", b"old")
+        for write in (
+            lambda: storage.put("object", bytes(40 << 20)),
+            lambda: storage.put_if_absent("other", bytes(40 << 20)),
+            lambda: storage.upload_part(storage.begin_upload("object"), 1, bytes(40 << 20)),
+        ):
+            with pytest.raises(DiskFull, match=r"objects\.db"):
+                write()
+            assert storage.get("object") == b"old"
+            assert [info.name for info in storage.list()] == ["object"]
+            assert count(path, "drafts") == 0
+            storage.put("object", b"old")
+
+
+def test_no_database_of_ours_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    text, foreign, later = tmp_path / "text.db", tmp_path / "foreign.db", tmp_path / "later.db"
+    text.write_bytes(b"certainly not a database\n" * 1000)
+    with raw(foreign) as connection:
+        connection.execute("CREATE TABLE precious (x)")
+    with SqliteStorage(later) as storage:
+        storage.put("object", b"x")
+    with raw(later) as connection:
+        connection.execute("PRAGMA user_version=2")
+    for path, kind, says in (
+        (text, StorageMisconfigured, "not a database"),
+        (foreign, StorageMisconfigured, "another program"),
+        (later, UnsupportedVersion, "another version"),
+    ):
+        before = path.read_bytes()
+        with SqliteStorage(path) as storage:
+            for call in (
+                lambda: storage.get("a"),
+                lambda: list(storage.list()),
+                lambda: storage.put("a", b""),
+                lambda: storage.put_if_absent("a", b""),
+                lambda: storage.begin_upload("a"),
+                lambda: storage.delete("a"),
+                lambda: storage.abort_uploads(older_than_ms=1),
+            ):
+                with pytest.raises(kind, match=says) as caught:
+                    call()
+                assert str(path) in str(caught.value)
+        assert path.read_bytes() == before
+    assert caught.value.expected == 1
+    assert caught.value.found == 2
+
+
+def test_the_file_says_what_it_is(storage: SqliteStorage, path: Path) -> None:
+    storage.put("object", b"x")
+    storage.close()
+    header = path.read_bytes()[:100]
+    assert header[68:72] == APPLICATION_ID.to_bytes(4, "big") == b"TIDX"
+    assert header[60:64] == (1).to_bytes(4, "big")
+    assert int.from_bytes(header[16:18], "big") == 16_384
+
+
+def test_an_empty_file_is_an_empty_storage(storage: SqliteStorage, path: Path) -> None:
+    path.touch()
+    assert list(storage.list()) == []
+    assert path.stat().st_size == 0
+    storage.put("object", b"x")
+    assert storage.get("object") == b"x"
+
+
+def test_damage_is_named(storage: SqliteStorage, path: Path) -> None:
+    storage.put("object", b"x" * 100)
+    storage.close()
+    with raw(path) as connection:
+        root = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'objects'").fetchone()[0]
+    with path.open("r+b") as file:
+        file.seek((root - 1) * 16_384)
+        file.write(b"\xff" * 16_384)
+    with SqliteStorage(path) as damaged:
+        for call in (lambda: damaged.get("object"), lambda: list(damaged.list()), lambda: damaged.put("object", b"")):
+            with pytest.raises(CorruptFile) as caught:
+                call()
+            assert caught.value.file == str(path)
+
+
+def test_a_missing_table_is_damage(storage: SqliteStorage, path: Path) -> None:
+    storage.put("object", b"x")
+    with raw(path) as connection:
+        connection.execute("DROP TABLE pieces")
+    with pytest.raises(CorruptFile, match="pieces"):
+        storage.get("object")
+
+
+def test_a_path_that_can_not_be_is_misconfigured(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "missing" / "objects.db", tmp_path / "file" / "objects.db", tmp_path / "folder"):
+        with SqliteStorage(path) as storage, pytest.raises(StorageMisconfigured, match=path.name):
+            storage.put("object", b"x")
+    for path in (tmp_path / "missing" / "objects.db", tmp_path / "file" / "objects.db"):
+        with SqliteStorage(path) as storage:
+            assert list(storage.list()) == []
+            storage.delete("object")
+            assert storage.abort_uploads(older_than_ms=FAR_FUTURE_MS) == 0
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """Be nobody for a moment, where these tests run as root, to whom nothing is forbidden."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_what_is_forbidden_is_misconfigured() -> None:
+    folder = Path(tempfile.mkdtemp())  # not pytest's, which nobody else may enter
+    path = folder / "objects.db"
+    try:
+        with SqliteStorage(path) as storage:
+            storage.put("object", b"x")
+            folder.chmod(0o755)
+            path.chmod(0o444)
+            for suffix in ("-wal", "-shm"):
+                Path(f"{path}{suffix}").chmod(0o444)
+            with unprivileged(), SqliteStorage(path) as forbidden:
+                assert forbidden.get("object") == b"x"  # beside its writer, a database may be read by who may not write it
+                with pytest.raises(StorageMisconfigured, match=r"objects\.db.*permissions"):
+                    forbidden.put("object", b"y")
+                with SqliteStorage(folder / "new.db") as new, pytest.raises(StorageMisconfigured, match=r"new\.db"):
+                    new.put("object", b"y")
+            folder.chmod(0o700 if not os.geteuid() else 0o000)
+            with unprivileged(), SqliteStorage(path) as hidden:
+                for call in (lambda: hidden.get("object"), lambda: hidden.put("object", b"y")):
+                    with pytest.raises(StorageMisconfigured, match="permissions"):
+                        call()
+    finally:
+        folder.chmod(0o700)
+        shutil.rmtree(folder)
