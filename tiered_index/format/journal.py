@@ -50,6 +50,7 @@ class Journal:
     sequence: int
     offset_space: str
     created_ms: int = 0
+    predecessor: tuple[str, int] | None = None
     topics: dict[int, str] = field(default_factory=dict)
     batches: list[BatchRecord] = field(default_factory=list)
     positions: dict[str, int] = field(default_factory=dict)
@@ -79,15 +80,25 @@ def _record(document: dict[str, Any]) -> bytes:
     return length + _LENGTH.pack(zlib.crc32(payload, zlib.crc32(length))) + payload
 
 
-def encode_open(file_id: str, layout: Layout, begin_ms: int, lane: str, sequence: int, offset_space: str, created_ms: int = 0) -> bytes:
+def encode_open(
+    file_id: str,
+    layout: Layout,
+    begin_ms: int,
+    lane: str,
+    sequence: int,
+    offset_space: str,
+    created_ms: int = 0,
+    predecessor: tuple[str, int] | None = None,
+) -> bytes:
     """Return the first bytes of a journal.
 
-    `sequence` orders the files of one root by when they were begun, `created_ms` is that time by the writer's clock.
+    `sequence` orders the files of one root by when they were begun, `created_ms` is that time by the writer's clock. `predecessor` is
+    the lane's file before this one and how many durable entries it had: a journal that was cut short since is found out by it.
     """
     start = _START.pack(_MAGIC, JOURNAL_VERSION)
     return start + _record({
         "kind": "open", "file_id": file_id, "layout": layout.to_json(), "begin_ms": begin_ms, "lane": lane, "sequence": sequence,
-        "offset_space": offset_space, "created_ms": created_ms,
+        "offset_space": offset_space, "created_ms": created_ms, **({"predecessor": list(predecessor)} if predecessor else {}),
     })  # fmt: skip
 
 
@@ -159,9 +170,11 @@ def _apply(journal: Journal | None, document: dict[str, Any], file: str, positio
     if journal is None:
         if kind != "open":
             raise CorruptFile(file, "journal does not start with its open record", offset=position, expected="open", found=kind)
+        before = document.get("predecessor")
         return Journal(
             document["file_id"], Layout.from_json(document["layout"]), int(document["begin_ms"]), document["lane"],
             int(document["sequence"]), document["offset_space"], int(document["created_ms"]),
+            (str(before[0]), int(before[1])) if before else None,
         )  # fmt: skip
     if kind == "batch":
         batch = BatchRecord(*(int(document[name]) for name in ("first", "count", "crc32", "second_min", "second_max", "end_ms")))

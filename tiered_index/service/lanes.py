@@ -65,6 +65,7 @@ class Lane:
         self._reserve: Reserve | None = None
         self._known = known
         self._carried: dict[str, int] = {}
+        self._last: tuple[str, int] | None = None  # the file before, and its durable entries
         self._given_up: list[UnsealedFile] = []
 
     def write(self, columns: Columns, done: int, positions: dict[str, int], progress: Callable[[int], None]) -> None:
@@ -143,6 +144,7 @@ class Lane:
                 next(self._context.sequence),
                 self._context.offset_space,
                 self._context.clock.now_ms(),
+                self._last,
             )
         except OSError as error:
             reserve.discard()
@@ -174,6 +176,7 @@ class Lane:
             self._give_up(file)
             return None
         self.active = None
+        self._last = (file.file_id, file.count)
         try:
             file.seal()
         except TieredIndexError as error:
@@ -205,6 +208,7 @@ class Lane:
         for file in files:
             if file.count:
                 self._context.catalog.put(file)
+                self._last = (file.file_id, file.count)
         open_files = [file for file in files if file.accepts]
         for file in open_files:
             self.active = file

@@ -262,7 +262,7 @@ class Lifecycle:
             lane=file.lane,
             offset_space=file.offset_space,
             writer=f"tiered_index {__version__}",
-            more={"sequence": file.sequence},
+            more={"sequence": file.sequence, "predecessor": list(file.predecessor) if file.predecessor else None},
         )
         try:
             disk.write_file(temporary, pieces)

@@ -7,11 +7,12 @@ One thread, under the root's lock, before anything else runs.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tiered_index.errors import CorruptFile, SchemaMismatch, StorageUnavailable, TieredIndexError
+from tiered_index.errors import ConfigError, CorruptFile, SchemaMismatch, StorageUnavailable, TieredIndexError
 from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.layout import HEADER_SIZE, Layout
 from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, file_id_of
@@ -133,6 +134,7 @@ def _recover_compacted(root: Root, ids: dict[str, set[str]], storage: Storage, s
 def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | None, found: Recovered) -> None:
     # the log's word counts too: a deletion that did not reach the disk can bring back a file that was retired since
     later = {file.file_id for file in (*found.compacted, *found.uploaded)} | {o.file_id for o in (state.objects.values() if state else ())}
+    claims = _claims(root, ids[UNSEALED], found)
     for file_id in sorted(ids[UNSEALED]):
         path, journal_path = root.index_path(UNSEALED, file_id), root.journal_path(file_id)
         if file_id in later:
@@ -143,6 +145,9 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
         journal: Journal | None = None
         try:
             journal = parse_journal(journal_path.read_bytes(), str(journal_path)) if journal_path.exists() else None
+            if (count := journal.count if journal is not None else 0) < claims.get(file_id, 0):
+                raise CorruptFile(str(journal_path), "ends before entries that were durable when the next file was begun",
+                                  expected=claims[file_id], found=count)  # fmt: skip
             if not path.exists() and (journal is None or not journal.count):
                 root.disk.unlink(journal_path)
                 found.notes.append(f"{journal_path.name}: a file that was never begun, dropped")
@@ -160,6 +165,17 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
             typed = error if isinstance(error, TieredIndexError) else CorruptFile(str(path), f"can't be mapped: {error}")
             found.damaged.append(_damaged(file_id, UNSEALED, typed, journal))
     found.unsealed.sort(key=lambda file: file.sequence)
+
+
+def _claims(root: Root, file_ids: set[str], found: Recovered) -> dict[str, int]:
+    """Return how many durable entries later files say that their predecessors had, by file id."""
+    pairs = [file.metadata().more.get("predecessor") for file in (*found.compacted, *found.uploaded)]
+    for file_id in file_ids:
+        path = root.journal_path(file_id)
+        with contextlib.suppress(CorruptFile, ConfigError, FileNotFoundError):  # said again when the file itself is opened
+            journal = parse_journal(path.read_bytes(), str(path))
+            pairs.append(journal.predecessor if journal is not None else None)
+    return {str(pair[0]): int(pair[1]) for pair in pairs if pair}
 
 
 def _set_strangers_aside(layout: Layout, found: Recovered) -> None:

@@ -90,6 +90,7 @@ class UnsealedFile:
         self.sealed = journal.sealed
         self.failed = False
         self.created_ms = journal.created_ms
+        self.predecessor = journal.predecessor
         self._journal_length = journal.valid_length
         self._descriptor: int | None = descriptor
         self._journal_descriptor: int | None = journal_descriptor
@@ -97,13 +98,14 @@ class UnsealedFile:
 
     @classmethod
     def begin(
-        cls, root: Root, reserve: Reserve, begin_ms: int, lane: str, sequence: int, offset_space: str, created_ms: int
+        cls, root: Root, reserve: Reserve, begin_ms: int, lane: str, sequence: int, offset_space: str, created_ms: int,
+        predecessor: tuple[str, int] | None = None,
     ) -> UnsealedFile:
         """Turn reserved space into a file: header, journal with its open record, then both get their names, the journal first."""
         disk, layout = root.disk, reserve.layout
         file_id = new_file_id(begin_ms)
         table = UnsealedTable(layout, begin_ms)
-        record = encode_open(file_id, layout, begin_ms, lane, sequence, offset_space, created_ms)
+        record = encode_open(file_id, layout, begin_ms, lane, sequence, offset_space, created_ms, predecessor)
         temporary = root.temporary(UNSEALED)
         journal_descriptor = disk.create(temporary)
         try:
@@ -120,7 +122,7 @@ class UnsealedFile:
                 with contextlib.suppress(OSError):
                     disk.unlink(path)
             raise
-        journal = Journal(file_id, layout, begin_ms, lane, sequence, offset_space, created_ms, valid_length=len(record))
+        journal = Journal(file_id, layout, begin_ms, lane, sequence, offset_space, created_ms, predecessor, valid_length=len(record))
         return cls(root, journal, table, reserve.descriptor, journal_descriptor)
 
     @classmethod
