@@ -22,6 +22,8 @@ from tiered_index.types import IndexItem
 __all__ = ["IndexConfig"]
 
 _PREFIX = "TIERED_INDEX_"
+_TESTS_PREFIX = "TIERED_INDEX_TEST_"
+# settings of this package's own tests
 _YEAR_S = 365.25 * 86400
 
 
@@ -34,7 +36,7 @@ class IndexConfig(BaseSettings):
     toml_file: ClassVar[Path | None] = None
 
     root: Path | None = Field(None, description="folder of the local files; one writer at a time")
-    storage: str | None = Field(None, description="storage URI: file:///dir, s3://bucket/prefix, memory://name")
+    storage: str | None = Field(None, description="storage URI: file:///dir, s3://bucket/prefix, sqlite:///file.db, memory://name")
     preset: Literal["native", "rocketmq"] = Field("native", description="file family; rocketmq writes RocketMQ's bytes exactly")
     slots: int | None = Field(None, description="hash slots a file; None: the preset's")
     items: int | None = Field(None, description="items a file, one of them unused; None: the preset's")
@@ -57,6 +59,18 @@ class IndexConfig(BaseSettings):
     checkpoint_every: int = Field(32, gt=0, description="log records between checkpoints")
     background: bool = Field(True, description="run the flusher and the life cycle in threads of their own")
     s3: S3Options = Field(default_factory=S3Options, description="how to reach S3")
+
+    def __init__(self, **values: Any) -> None:
+        """Take settings by name, the environment's below them. Raises `ConfigError` naming every key that is unknown or wrong."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
+            raise ConfigError(f"configuration: {problems}") from error
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError(f"configuration: {error}") from error
 
     @field_validator("root")
     @classmethod
@@ -89,19 +103,13 @@ class IndexConfig(BaseSettings):
                 raise ConfigError(f"{config_file}: {error}") from error
         known = set(cls.model_fields)
         for name in os.environ:
-            if name.upper().startswith(_PREFIX):
+            if name.upper().startswith(_PREFIX) and not name.upper().startswith(_TESTS_PREFIX):
                 field = name[len(_PREFIX) :].lower().split("__")[0]
                 if field not in known:
                     raise ConfigError(f"environment variable {name} is no setting of tiered_index")
                 _without(values, name[len(_PREFIX) :].lower().split("__"))  # the environment wins over the file
         values = _merged(values, {name: value for name, value in given.items() if value is not None})
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
-            raise ConfigError(f"configuration: {problems}") from error
-        except ValueError as error:
-            raise ConfigError(f"configuration: {error}") from error
+        return cls(**values)
 
     def schema_of(self) -> Schema:
         """Return the schema of the index's entries."""

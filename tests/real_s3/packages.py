@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-CACHE_VARIABLE = "TIERED_INDEX_S3_CACHE"
-SUITE_VARIABLE = "TIERED_INDEX_S3_SUITE"
-MIRROR_VARIABLE = "TIERED_INDEX_S3_MIRROR"
+CACHE_VARIABLE = "TIERED_INDEX_TEST_S3_CACHE"
+SUITE_VARIABLE = "TIERED_INDEX_TEST_S3_SUITE"
+MIRROR_VARIABLE = "TIERED_INDEX_TEST_S3_MIRROR"
 DEFAULT_SUITE = "sid"
 """Its Ceph (20.2) honours the conditions of writes; that of trixie (18.2) ignores one when a multipart upload is completed."""
 

@@ -82,7 +82,7 @@ class TestS3Storage(StorageConformance):
 
     @pytest.fixture
     def storage(self, s3_environment: S3Server) -> Iterator[Storage]:
-        options = S3Options(endpoint_url=s3_environment.endpoint_url, max_attempts=1, backoff_s=0.01)
+        options = S3Options(endpoint_url=s3_environment.endpoint_url, max_attempts=3, backoff_s=0.01)
         with S3Storage(s3_environment.new_bucket(), "some/prefix", options) as storage:
             yield storage
 

@@ -32,6 +32,7 @@ from tiered_index.service.lanes import QUARANTINE
 from tiered_index.service.log_records import LogState, StoredObject
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.session import StorageSession
+from tiered_index.service.storage_log import fenced
 from tiered_index.service.unsealed_file import UnsealedFile
 from tiered_index.storage.base import Storage
 
@@ -300,7 +301,10 @@ class Lifecycle:
             metadata_length=trailer.tail.metadata_length,
             published_ms=self._clock.now_ms(),
         )
-        known = self._session.log.refresh().object_of(file.file_id)
+        state = self._session.log.refresh()
+        if state.epoch > epoch:
+            raise fenced(storage.uri, state.epoch, epoch)
+        known = state.object_of(file.file_id)
         if known is not None:
             stored = known  # an earlier try got as far as the log
         else:
@@ -318,7 +322,14 @@ class Lifecycle:
                     del self._sent[file.file_id]  # sent anew next time; never deleted, since its record may still arrive
                 raise
             self._sent[file.file_id] = name
-            self._session.log.publish(epoch, (stored,), positions=self._durable_positions(file))
+            try:
+                self._session.log.publish(epoch, (stored,), positions=self._durable_positions(file))
+            except WriterFenced:
+                # decided: it never was published and never will be
+                if self._session.log.state.object_of(file.file_id) is None:
+                    with contextlib.suppress(StorageError):
+                        storage.delete(name)
+                raise
         source, target = self._root.index_path(COMPACTED, file.file_id), self._root.index_path(UPLOADED, file.file_id)
         try:
             if source.exists():

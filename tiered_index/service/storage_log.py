@@ -21,7 +21,7 @@ from tiered_index.format.names import CHECKPOINT_PREFIX, LOG_PREFIX, checkpoint_
 from tiered_index.service.log_records import Genesis, LogRecord, LogState, StoredObject
 from tiered_index.storage.base import Storage
 
-__all__ = ["Genesis", "LogRecord", "LogState", "StorageLog", "StoredObject"]
+__all__ = ["Genesis", "LogRecord", "LogState", "StorageLog", "StoredObject", "fenced"]
 
 _MAX_RACES = 1000
 # numbers that may be lost to other writers in one append before it gives up
@@ -124,10 +124,7 @@ class StorageLog:
             state = self.refresh()
             for _ in range(_MAX_RACES):
                 if state.epoch > epoch:
-                    raise WriterFenced(
-                        f"{self._storage.uri}: a newer writer (epoch {state.epoch}) has taken over from this one (epoch {epoch}); "
-                        f"nothing more is published by it, its local files are kept"
-                    )
+                    raise fenced(self._storage.uri, state.epoch, epoch)
                 made = make(state)
                 if made is None:
                     return state
@@ -179,6 +176,14 @@ class StorageLog:
             _log.warning("checkpoint %d not written, the next one will be: %s", state.number, error)
 
 
+
+
+def fenced(uri: str, newer: int, epoch: int) -> WriterFenced:
+    """Return the error of a writer of `epoch` that met a newer one."""
+    return WriterFenced(
+        f"{uri}: a newer writer (epoch {newer}) has taken over from this one (epoch {epoch}); "
+        "nothing more is published by it, its local files are kept"
+    )
 
 
 def _always(record: LogRecord, state: LogState) -> LogRecord:
