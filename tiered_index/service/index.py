@@ -16,16 +16,16 @@ from typing import Any
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import InvalidArgument, StorageUnavailable, TieredIndexError
+from tiered_index.errors import InvalidArgument, TieredIndexError
 from tiered_index.format.schema import Schema
 from tiered_index.service.batch_query import QueryResults
 from tiered_index.service.buffer import BufferedChunk
 from tiered_index.service.catalog import Handle
-from tiered_index.service.compacted_file import DamagedFile, MissingObject
+from tiered_index.service.compacted_file import DamagedFile
 from tiered_index.service.lifecycle import Progress
 from tiered_index.service.log_records import LogState
 from tiered_index.service.opening import open_parts
-from tiered_index.service.query import LOG_RETRIES, check_lost
+from tiered_index.service.query import past_lost_objects
 from tiered_index.service.unsealed_file import UnsealedFile
 from tiered_index.service.validation import batch_columns, check_keys, check_lookups, check_number, check_position, is_plain, message_row
 from tiered_index.service.workers import Worker
@@ -200,16 +200,15 @@ class IndexService:
         `CorruptFile` or `PartialAnswer`, or with `allow_partial` the status is ``partial`` and `failed` names it.
         """
         self._check_open()
-        lost: set[str] = set()
-        for _ in range(LOG_RETRIES):
-            try:
-                with self._catalog.reading():
-                    return self._engine.query(
-                        self._handles, topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, lost=frozenset(lost)
-                    )
-            except MissingObject as error:
-                lost |= check_lost(error, self._lifecycle.refresh(), allow_partial)
-        raise StorageUnavailable(f"{self._storage.uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
+        return past_lost_objects(
+            self._catalog,
+            self._lifecycle.refresh,
+            allow_partial,
+            self._storage.uri,
+            lambda lost: self._engine.query(
+                self._handles, topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, lost=lost
+            ),
+        )
 
     def query_many(self, lookups: Iterable[Lookup], allow_partial: bool = False) -> QueryResults:
         """Answer many lookups at once, in their order, each file read once for all of them; arguments and errors as `query`.
@@ -218,14 +217,13 @@ class IndexService:
         """
         self._check_open()
         asked = check_lookups(lookups)
-        lost: set[str] = set()
-        for _ in range(LOG_RETRIES):
-            try:
-                with self._catalog.reading():
-                    return self._engine.query_many(self._handles, asked, allow_partial, lost=frozenset(lost))
-            except MissingObject as error:
-                lost |= check_lost(error, self._lifecycle.refresh(), allow_partial)
-        raise StorageUnavailable(f"{self._storage.uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
+        return past_lost_objects(
+            self._catalog,
+            self._lifecycle.refresh,
+            allow_partial,
+            self._storage.uri,
+            lambda lost: self._engine.query_many(self._handles, asked, allow_partial, lost=lost),
+        )
 
     # State
 

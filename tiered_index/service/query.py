@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from tiered_index.errors import CorruptFile, InvalidArgument, PartialAnswer, StorageUnavailable, TieredIndexError
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.format.schema import Schema
 from tiered_index.service.batch_query import Found, QueryResults, QuestionBatch, TooManyPairs, best_answers
-from tiered_index.service.catalog import Handle
+from tiered_index.service.catalog import Catalog, Handle
 from tiered_index.service.compacted_file import MissingObject
 from tiered_index.service.cursor import decode_cursor, encode_cursor, query_digest
 from tiered_index.service.log_records import LogState
@@ -27,7 +28,7 @@ from tiered_index.service.validation import check_key, check_range, check_topic
 from tiered_index.storage.wrappers import MeteredStorage, Usage
 from tiered_index.types import Explain, FileReport, IndexItem, Lookup, QueryResult
 
-__all__ = ["LOG_RETRIES", "AnswerBudget", "Handles", "QueryEngine", "ask", "check_lost"]
+__all__ = ["LOG_RETRIES", "AnswerBudget", "Handles", "QueryEngine", "ask", "past_lost_objects"]
 
 Handles = Callable[[int, int], Sequence[Handle]]
 """What may hold answers in an inclusive range of epoch seconds."""
@@ -279,6 +280,27 @@ def _explain(run: _Run, started: float) -> Explain:
         files_skipped=sum([report.outcome.startswith("skipped") for report in reports]),
         files=tuple(reports),
     )
+
+
+T = TypeVar("T")
+
+
+def past_lost_objects(
+    catalog: Catalog, refresh: Callable[[], LogState], allow_partial: bool, uri: str, ask_engine: Callable[[frozenset[str]], T]
+) -> T:
+    """Return what `ask_engine` answers; where an object is gone, the log is read on and the lookup begun again, a bounded number of times.
+
+    `ask_engine` is given the names of objects that are known to be lost. Raises `CorruptFile` where one is and partial answers are not
+    allowed.
+    """
+    lost: set[str] = set()
+    for _ in range(LOG_RETRIES):
+        try:
+            with catalog.reading():
+                return ask_engine(frozenset(lost))
+        except MissingObject as error:
+            lost |= check_lost(error, refresh(), allow_partial)
+    raise StorageUnavailable(f"{uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
 
 
 def check_lost(error: MissingObject, state: LogState, allow_partial: bool) -> set[str]:

@@ -13,14 +13,14 @@ from typing import Any
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, StorageError, StorageUnavailable
+from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, StorageError
 from tiered_index.format.schema import Schema
 from tiered_index.service.batch_query import QueryResults
 from tiered_index.service.catalog import Catalog, Handle
-from tiered_index.service.compacted_file import CompactedFile, DamagedFile, MissingObject
+from tiered_index.service.compacted_file import CompactedFile, DamagedFile
 from tiered_index.service.lifecycle import show_stored
 from tiered_index.service.log_records import Genesis, LogState
-from tiered_index.service.query import LOG_RETRIES, QueryEngine, check_lost
+from tiered_index.service.query import QueryEngine, past_lost_objects
 from tiered_index.service.root import Marker, Root
 from tiered_index.service.root_view import RootView
 from tiered_index.service.session import check_genesis
@@ -123,16 +123,15 @@ class IndexReader:
         if self._closed:
             raise InvalidArgument("the reader is closed")
         self._refresh_if_due()
-        lost: set[str] = set()
-        for _ in range(LOG_RETRIES):
-            try:
-                with self._catalog.reading():
-                    return self._engine.query(
-                        self._handles, topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, lost=frozenset(lost)
-                    )
-            except MissingObject as error:
-                lost |= check_lost(error, self.refresh(), allow_partial)
-        raise StorageUnavailable(f"{self._storage.uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
+        return past_lost_objects(
+            self._catalog,
+            self.refresh,
+            allow_partial,
+            self._storage.uri,
+            lambda lost: self._engine.query(
+                self._handles, topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, lost=lost
+            ),
+        )
 
     def query_many(self, lookups: Iterable[Lookup], allow_partial: bool = False) -> QueryResults:
         """Answer many lookups at once, in their order; arguments, answers and errors as `IndexService.query_many`."""
@@ -140,14 +139,13 @@ class IndexReader:
             raise InvalidArgument("the reader is closed")
         self._refresh_if_due()
         asked = check_lookups(lookups)
-        lost: set[str] = set()
-        for _ in range(LOG_RETRIES):
-            try:
-                with self._catalog.reading():
-                    return self._engine.query_many(self._handles, asked, allow_partial, lost=frozenset(lost))
-            except MissingObject as error:
-                lost |= check_lost(error, self.refresh(), allow_partial)
-        raise StorageUnavailable(f"{self._storage.uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
+        return past_lost_objects(
+            self._catalog,
+            self.refresh,
+            allow_partial,
+            self._storage.uri,
+            lambda lost: self._engine.query_many(self._handles, asked, allow_partial, lost=lost),
+        )
 
     def refresh(self) -> LogState:
         """Read what the log has gained; return its state."""
