@@ -1,0 +1,94 @@
+"""Closing a reader or a service cancelled the searches of running lookups without telling those, which waited for ever; others began a new
+pool behind the close, or met the executor's own error."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tiered_index import Lookup
+from tiered_index.errors import InvalidArgument, TieredIndexError
+from tiered_index.testing.storage_faults import FaultStorage
+
+NOW_MS = 1_700_000_000_000
+FILES = 4
+
+
+@pytest.fixture(params=["reader", "service"])
+def stored(request, open_index, open_reader, storage):
+    """A storage that can be told to fail, and an index of files that lie in it alone, searched by one thread."""
+    service = open_index(local_keep_s=0)
+    for number in range(FILES):
+        service.put("t", 0, "k", number, 1, NOW_MS + number * 1000)
+        service.seal()
+        service.run_lifecycle()
+    assert {handle.place for handle in service.files()} == {"storage"}
+    service.close()
+    faulty = FaultStorage(storage)
+    opened = open_reader if request.param == "reader" else open_index
+    return faulty, opened(storage_backend=faulty, query_threads=1)
+
+
+def ask(index):
+    return [item.offset for item in index.query("t", "k")]
+
+
+def ask_many(index):
+    return [item.offset for item in index.query_many([Lookup(topic="t", key="k")])[0]]
+
+
+def query_threads():
+    return {thread for thread in threading.enumerate() if thread.name.startswith("tiered-index-query")}
+
+
+def check(lookup):
+    assert lookup.ended(), "a lookup hangs"
+    if lookup.error is None:
+        assert lookup.value == list(reversed(range(FILES)))
+    else:
+        assert isinstance(lookup.error, TieredIndexError), repr(lookup.error)
+
+
+def test_lookups_under_way_end(stored, beside):
+    faulty, index = stored
+    before = query_threads()
+    hang = faulty.hang("get_range", times=None, name_prefix="data/")
+    lookups = [beside(lambda act=act: act(index)) for act in (ask, ask, ask_many, ask)]
+    assert hang.entered.wait(5)
+    time.sleep(0.05)  # so that the others stand in line
+    closing = beside(index.close)
+    closing.ended(0.05)
+    hang.release.set()
+    assert closing.ended()
+    assert closing.error is None
+    for lookup in lookups:
+        check(lookup)
+    for act in (ask, ask_many):
+        with pytest.raises(InvalidArgument, match="closed"):
+            act(index)
+    assert query_threads() <= before
+
+
+@pytest.mark.parametrize("act", [ask, ask_many])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_lookup_that_is_about_to_begin_a_search_ends(stored, beside, monkeypatch, act, nth):
+    _, index = stored
+    before = query_threads()
+    submit, calls, closings = ThreadPoolExecutor.submit, [], []
+
+    def close_then_submit(pool, *arguments):
+        calls.append(pool)
+        if len(calls) == nth:
+            closings.append(beside(index.close))
+            closings[0].ended(0.05)
+        return submit(pool, *arguments)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", close_then_submit)
+    lookup = beside(lambda: act(index))
+    check(lookup)
+    assert closings[0].ended()
+    assert closings[0].error is None
+    assert query_threads() <= before

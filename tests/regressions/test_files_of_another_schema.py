@@ -1,0 +1,87 @@
+"""A file of another schema in a root was taken in: lookups failed with errors of no kind of ours or read its columns as theirs, new entries
+were appended to it, and the life cycle published it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+
+import pytest
+
+from tiered_index import KeyedIndexItem, Lookup, column
+from tiered_index.errors import SchemaMismatch
+from tiered_index.storage.memory import MemoryStorage
+
+NOW_MS = 1_700_000_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wider(KeyedIndexItem):
+    number: int = column(">u4")
+
+
+OTHERS = {"rocketmq": {"preset": "rocketmq"}, "wider": {"item_type": Wider, "more": {"number": 5}}}
+
+
+@pytest.fixture(params=OTHERS)
+def other(request):
+    return OTHERS[request.param]
+
+
+@pytest.fixture(params=["unsealed", "compacted"])
+def copied(request, other, open_index, leave_compacted, tmp_path):
+    """A root of our own with one message, and a file of another root in it; return that file's paths and bytes there."""
+    service = open_index()
+    service.put("t", 0, "k", 1, 1, NOW_MS)
+    service.flush()
+    service.close()
+    state = request.param
+    if state == "compacted":
+        leave_compacted("other", storage_backend=MemoryStorage(), **other).close()
+    else:
+        settings = {name: value for name, value in other.items() if name != "more"}
+        stranger = open_index("other", storage_backend=MemoryStorage(), **settings)
+        stranger.put("t", 0, "k", 1, 1, NOW_MS, **other.get("more", {}))
+        stranger.close()
+    files = {}
+    for path in (tmp_path / "other" / state).iterdir():
+        target = tmp_path / "root" / state / path.name
+        shutil.copy(path, target)
+        files[target] = target.read_bytes()
+    assert {path.suffix for path in files} == ({".index"} if state == "compacted" else {".index", ".journal"})
+    return files
+
+
+def test_it_is_named_kept_and_never_published(open_index, open_reader, copied):
+    file_id = next(iter(copied)).stem
+    for first in (2, 3):
+        service = open_index()
+        for ask in (lambda s: s.query("t", "k"), lambda s: s.query_many([Lookup(topic="t", key="k")])):
+            with pytest.raises(SchemaMismatch, match=file_id):
+                ask(service)
+        wanted = list(reversed(range(1, first)))
+        result = service.query("t", "k", allow_partial=True)
+        assert (result.status, [item.offset for item in result]) == ("partial", wanted)
+        assert [report.file for report in result.failed] == [file_id]
+        (many,) = service.query_many([Lookup(topic="t", key="k")], allow_partial=True)
+        assert (many.status, many.items) == ("partial", result.items)
+        service.put("t", 0, "k", first, 1, NOW_MS + 1000 * first)
+        service.seal()
+        service.run_lifecycle()
+        assert {path: path.read_bytes() for path in copied if path.exists()} == copied
+        assert file_id not in {o.file_id for o in service.log_state.objects.values()}
+        service.close()
+        with open_reader() as reader:
+            result = reader.query("t", "k")
+            assert (result.status, [item.offset for item in result]) == ("complete", [first, *wanted])
+
+
+def test_a_reader_beside_it_names_it_too(open_reader, copied):
+    file_id = next(iter(copied)).stem
+    reader = open_reader("root")
+    for ask in (lambda r: r.query("t", "k"), lambda r: r.query_many([Lookup(topic="t", key="k")])):
+        with pytest.raises(SchemaMismatch, match=file_id):
+            ask(reader)
+    result = reader.query("t", "k", allow_partial=True)
+    assert (result.status, [item.offset for item in result]) == ("partial", [1])
+    assert [report.file for report in result.failed] == [file_id]

@@ -1,0 +1,166 @@
+"""A file whose journal had lost its end lost the entries of that end in silence, also where a younger file proved that it had been whole:
+answers were called complete, positions ran ahead of them, and the life cycle made the loss final."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from tiered_index import Lookup
+from tiered_index.errors import CorruptFile
+from tiered_index.testing.disk_faults import FaultDisk
+
+NOW_MS = 1_700_000_000_000
+LANES = {"main": NOW_MS, "quarantine": 5_000}
+
+
+def put(service, first, last, begin_ms=NOW_MS):
+    for number in range(first, last + 1):
+        service.put("t", 0, "k", number, 1, begin_ms + number * 1000, source="s", source_position=number)
+    service.flush()
+
+
+def offsets(result):
+    return sorted(item.offset for item in result)
+
+
+def borders(journal):
+    """Return where each record of a journal ends: open, batch, batch, seal."""
+    ends = [12]
+    while ends[-1] < len(journal):
+        (length,) = struct.unpack_from(">I", journal, ends[-1])
+        ends.append(ends[-1] + 8 + length)
+    return ends[1:]
+
+
+DAMAGE = {
+    "cut behind the first batch": lambda data, ends: data[: ends[1]],
+    "cut within the second batch": lambda data, ends: data[: ends[1] + 20],
+    "zeros from the second batch on": lambda data, ends: data[: ends[1]].ljust(len(data), b"\0"),
+    "cut behind the open record": lambda data, ends: data[: ends[0]],
+    "cut within the first batch": lambda data, ends: data[: ends[0] + 20],
+}
+
+
+@pytest.fixture(params=DAMAGE)
+def damaged(request, open_index, tmp_path):
+    """Return a function that leaves a root with messages 1..40 in a sealed file of a lane, whose journal lost its end, and 41..50 in a
+    younger file; it returns the damaged file's paths and bytes."""
+
+    def make(lane="main", restarted=False):
+        service = open_index()
+        put(service, 1, 20, LANES[lane])
+        put(service, 21, 40, LANES[lane])
+        service.seal()
+        if restarted:
+            service.close()
+            service = open_index()
+        put(service, 41, 50, LANES[lane])
+        service.abandon()
+        folder = tmp_path / "root" / "unsealed"
+        journal = next(path for path in folder.glob("*.journal") if b'"kind":"seal"' in path.read_bytes())
+        data = journal.read_bytes()
+        ends = borders(data)
+        assert (len(ends), ends[-1]) == (4, len(data))
+        journal.write_bytes(DAMAGE[request.param](data, ends))
+        return {path: path.read_bytes() for path in (journal, journal.with_suffix(".index"))}
+
+    return make
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("lane", LANES)
+def test_what_a_journal_lost_is_damage_where_a_younger_file_is(open_index, open_reader, damaged, lane, restarted):
+    files = damaged(lane, restarted)
+    file_id = next(iter(files)).stem
+    for _ in range(2):
+        service = open_index()
+        for ask in (lambda s: s.query("t", "k"), lambda s: s.query_many([Lookup(topic="t", key="k")])):
+            with pytest.raises(CorruptFile, match=file_id):
+                ask(service)
+        result = service.query("t", "k", max_count=1000, allow_partial=True)
+        assert (result.status, offsets(result)) == ("partial", list(range(41, 51)))
+        assert [report.file for report in result.failed] == [file_id]
+        service.seal()
+        service.run_lifecycle()
+        service.run_lifecycle()
+        assert {path: path.read_bytes() for path in files if path.exists()} == files
+        assert file_id not in {o.file_id for o in service.log_state.objects.values()}
+        with open_reader() as reader:
+            promised = reader.log_state.positions.get("s", 0)
+            assert set(range(1, promised + 1)) <= set(offsets(reader.query("t", "k", max_count=1000)))
+        with pytest.raises(CorruptFile, match=file_id):
+            service.query("t", "k")
+        service.close()
+
+
+def test_a_reader_beside_it_says_so_too(open_reader, damaged):
+    files = damaged()
+    reader = open_reader("root")
+    with pytest.raises(CorruptFile, match=next(iter(files)).stem):
+        reader.query("t", "k")
+    result = reader.query("t", "k", max_count=1000, allow_partial=True)
+    assert (result.status, offsets(result)) == ("partial", list(range(41, 51)))
+
+
+# What a crash or a failed write leaves is no damage
+
+
+def test_the_newest_files_journal_may_end_early(open_index, open_reader, tmp_path):
+    service = open_index()
+    put(service, 1, 20)
+    service.seal()
+    put(service, 21, 30)
+    put(service, 31, 40)
+    service.abandon()
+    journal = next(path for path in (tmp_path / "root" / "unsealed").glob("*.journal") if b'"kind":"seal"' not in path.read_bytes())
+    data = journal.read_bytes()
+    journal.write_bytes(data[: borders(data)[1] + 20])
+    with open_reader("root") as reader:
+        assert offsets(reader.query("t", "k")) == list(range(1, 31))
+    service = open_index()
+    result = service.query("t", "k")
+    assert (result.status, offsets(result)) == ("complete", list(range(1, 31)))
+    assert service.durable_position("s") == 30
+
+
+@pytest.mark.parametrize(("operation", "nth"), [("pwrite", 1), ("sync", 1), ("pwrite", 2), ("sync", 2)])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_write_that_failed_and_was_made_up_for_is_no_damage(open_index, open_reader, operation, nth, sealed):
+    disk = FaultDisk()
+    service = open_index(disk=disk)
+    put(service, 1, 20)
+    disk.fail(operation, nth=nth, torn=True)
+    put(service, 21, 40)  # the first file takes no more: these go to the next one
+    assert len(service.files()) == 2
+    if sealed:
+        service.seal()
+        put(service, 41, 41)
+    service.abandon()
+    wanted = list(range(1, 42 if sealed else 41))
+    with open_reader("root") as reader:
+        assert offsets(reader.query("t", "k")) == wanted
+    for _ in range(2):
+        service = open_index()
+        result = service.query("t", "k")
+        assert (result.status, offsets(result)) == ("complete", wanted)
+        assert service.durable_position("s") == wanted[-1]
+        service.abandon()
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("operation", ["pwrite", "sync"])
+def test_a_seal_that_failed_is_no_damage(open_index, open_reader, operation, nth):
+    disk = FaultDisk()
+    service = open_index(disk=disk)
+    put(service, 1, 20)
+    disk.fail(operation, nth=nth, torn=True)
+    service.seal()
+    put(service, 21, 40)
+    service.abandon()
+    with open_reader("root") as reader:
+        assert offsets(reader.query("t", "k")) == list(range(1, 41))
+    service = open_index()
+    result = service.query("t", "k")
+    assert (result.status, offsets(result)) == ("complete", list(range(1, 41)))

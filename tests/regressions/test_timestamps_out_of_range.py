@@ -1,0 +1,51 @@
+"""An Arrow timestamp too great for milliseconds wrapped around to some other time, and one shortly before 1970 became 1970."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tiered_index.cli.ingest import Intake
+from tiered_index.cli.sources.opening import open_source
+from tiered_index.errors import InvalidArgument
+
+NOW_S = 1_700_000_000
+BAD = [("s", 2**62), ("s", 2**62 + NOW_S), ("s", -(2**62)), ("us", -1), ("ns", -1)]
+GOOD = [("s", NOW_S), ("ms", NOW_S * 10**3 + 999), ("us", NOW_S * 10**6 + 999_999), ("ns", NOW_S * 10**9 + 999_999_999)]
+
+
+def batch(times):
+    count = len(times)
+    columns = {"topic": ["t"] * count, "queue_id": [0] * count, "key": ["k"] * count, "offset": list(range(count)), "size": [1] * count}
+    return {**columns, "timestamp_ms": times}
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize(("unit", "time"), BAD)
+def test_a_batch_is_refused(open_index, unit, time, chunked):
+    service = open_index()
+    times = pa.array([NOW_S, time], pa.timestamp(unit))
+    with pytest.raises(InvalidArgument, match="timestamp_ms"):
+        service.put_batch(batch(pa.chunked_array([times]) if chunked else times))
+    assert service.health()["buffered_entries"] == 0
+
+
+@pytest.mark.parametrize(("unit", "time"), GOOD)
+def test_times_in_range_keep_their_second(open_index, unit, time):
+    service = open_index()
+    service.put_batch(batch(pa.array([time], pa.timestamp(unit))))
+    assert [item.timestamp_ms for item in service.query("t", "k")] == [NOW_S * 1000]
+
+
+@pytest.mark.parametrize(("unit", "time"), [bad for bad in BAD if bad[0] != "s"])
+def test_a_parquet_row_is_refused(open_index, tmp_path, unit, time):
+    service, path = open_index(), tmp_path / "messages.parquet"
+    pq.write_table(pa.table(batch(pa.array([NOW_S * 10**6, time], pa.timestamp(unit)))), path)
+    source = open_source(path)
+    intake = Intake(service, source, "file", skip_bad=False, patience_s=0)
+    with pytest.raises(InvalidArgument, match="timestamp_ms"):
+        for rows in source.batches(0):
+            intake.take(rows)
+    service.flush()
+    assert [item.offset for item in service.query("t", "k")] == [0]
