@@ -3,8 +3,9 @@
     python -m tests.real_s3.server run -- COMMAND...   a fresh server for as long as COMMAND runs
     python -m tests.real_s3.server install | init | start | stop      the same by hand: download and unpack; make an empty one; run it
 
-Environment: TIERED_INDEX_TEST_S3_CACHE  folder for packages (170 MB), programs (600 MB) and state; by default .cache/s3-server in the repository
-             TIERED_INDEX_TEST_S3_SUITE  Debian's suite, by default sid; TIERED_INDEX_TEST_S3_MIRROR  its mirror, by default the machine's own
+Environment: TIERED_INDEX_TEST_S3_CACHE  folder for packages (170 MB), programs (600 MB), state; by default .cache/s3-server here
+             TIERED_INDEX_TEST_S3_SUITE  Debian's suite, by default sid
+             TIERED_INDEX_TEST_S3_MIRROR  its mirror, by default the machine's own
              TIERED_INDEX_TEST_S3_ENDPOINT  an S3 service to use instead: then `run` starts nothing
 """
 
