@@ -49,3 +49,21 @@ def test_a_parquet_row_is_refused(open_index, tmp_path, unit, time):
             intake.take(rows)
     service.flush()
     assert [item.offset for item in service.query("t", "k")] == [0]
+
+
+def test_a_parquet_time_of_96_bits_does_not_wrap(open_index, tmp_path):
+    """Some writers store such times; read as nanoseconds of 64 bits they begin anew every 584 years."""
+    service, path = open_index(), tmp_path / "messages.parquet"
+    later_s = NOW_S + 2**64 // 10**9
+    table = pa.table(batch(pa.array([NOW_S * 10**6, later_s * 10**6], pa.timestamp("us"))))
+    pq.write_table(table, path, use_deprecated_int96_timestamps=True)
+    source = open_source(path)
+    intake = Intake(service, source, "file", skip_bad=False, patience_s=0)
+    try:
+        for rows in source.batches(0):
+            intake.take(rows)
+    except InvalidArgument as error:
+        assert "timestamp_ms" in str(error)
+    service.flush()
+    assert {item.offset: item.timestamp_ms // 1000 for item in service.query("t", "k")}.get(1) in (None, later_s)
+    assert service.query("t", "k", NOW_S * 1000, NOW_S * 1000 + 5000).items[-1].offset == 0
