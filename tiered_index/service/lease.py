@@ -61,7 +61,7 @@ def _current(storage: Storage) -> _Holder | None:
             )
         except ObjectNotFound:
             continue
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             # the lease is a courtesy, the log's fences decide: one that can't be read must not lock every writer out
             _log.warning("%s is not a lease and is passed over: %r", names[-1], error)
             return None

@@ -66,7 +66,6 @@ class AnswerBudget:
         """Take in one file's rows; return how many those were."""
         if not len(rows):
             return 0
-        check_schema(rows, self._schema)
         with self._lock:
             # one more than asked tells a full answer from a truncated one
             self._rows = first_answers(concatenate([self._rows, rows], self._schema), self._schema, self._max_count + 1)
@@ -149,7 +148,14 @@ class QueryEngine:
         started = time.perf_counter()
         question = ask(self._schema, topic, key, begin_ms, end_ms, max_count, cursor)
         budget = AnswerBudget(self._schema, max_count)
-        run = _Run(lambda handle: budget.add(handle.search(question)), budget.spares)
+
+        def look(handle: Handle) -> int:
+            rows = handle.search(question)
+            if len(rows):
+                check_schema(rows, self._schema, handle.file_id)
+            return budget.add(rows)
+
+        run = _Run(look, budget.spares)
         self._read(run, handles(question.second_min, question.second_max), allow_partial, lost)
         rows, more = budget.answers()
         failed = tuple([report for report, _ in run.errors])
@@ -173,7 +179,7 @@ class QueryEngine:
         def look(handle: Handle) -> int:
             found = handle.search_many(batch)
             if len(found.rows):
-                check_schema(found.rows, self._schema)
+                check_schema(found.rows, self._schema, handle.file_id)
                 parts.append(found)
             return len(found.rows)
 
@@ -216,7 +222,7 @@ class QueryEngine:
                     if len(waiting) >= self._threads:
                         waiting = self._collect(waiting)
                     context = contextvars.copy_context()  # so that requests are counted to this query
-                    waiting.add(self._executor().submit(context.run, self._search_late, run, handle, allow_partial))
+                    waiting.add(self._submit(context, run, handle, allow_partial))
             while waiting:
                 waiting = self._collect(waiting)
         finally:
@@ -258,13 +264,13 @@ class QueryEngine:
             return
         run.reports.append(_report(handle, "read", place, started, usage, matched=matched))
 
-    def _executor(self) -> ThreadPoolExecutor:
-        with self._pool_lock:
+    def _submit(self, context: contextvars.Context, run: _Run, handle: Handle, allow_partial: bool) -> Future[None]:
+        with self._pool_lock:  # so that a close comes before or after it, never in between
             if self._closed:
                 raise InvalidArgument("the index was closed during the lookup")
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._threads, "tiered-index-query")
-            return self._pool
+            return self._pool.submit(context.run, self._search_late, run, handle, allow_partial)
 
 
 def _explain(run: _Run, started: float) -> Explain:

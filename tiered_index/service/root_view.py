@@ -108,6 +108,7 @@ class RootView:
         handles: dict[str, Handle] = {}
         gone: dict[str, FileNotFoundError] = {}
         unsealed: dict[str, UnsealedView] = {}
+        counts: dict[str, int] = {}
         for name in self._root.disk.names(self._root.folder(UNSEALED)):
             file_id = file_id_of(name)
             if file_id is None or not name.endswith(JOURNAL_SUFFIX):
@@ -120,6 +121,7 @@ class RootView:
             except (TieredIndexError, ValueError) as error:
                 handles[file_id] = _damaged(file_id, UNSEALED, error)
                 continue
+            counts[file_id] = view.count if view is not None else 0
             if view is not None:
                 handles[file_id] = unsealed[file_id] = view
         opened: dict[tuple[str, str], CompactedFile] = {}
@@ -140,6 +142,17 @@ class RootView:
             if not last:
                 raise missing
             handles[file_id] = _damaged(file_id, UNSEALED, missing)  # unless the storage has it
+        claims = [view.journal.predecessor for view in unsealed.values()]
+        claims += [file.metadata().more.get("predecessor") for file in opened.values()]
+        for file_id, claimed in (claim for claim in claims if claim):
+            if counts.get(file_id, claimed) >= claimed or handles.get(file_id) not in (None, unsealed.get(file_id)):
+                continue
+            if not last:
+                raise FileNotFoundError(f"{file_id} has grown since it was looked at")
+            journal_path = self._root.journal_path(file_id)
+            short = CorruptFile(str(journal_path), "ends before entries that were durable when the next file was begun",
+                                expected=claimed, found=counts[file_id])  # fmt: skip
+            handles[file_id] = _damaged(file_id, UNSEALED, short)
         self._opened, self._unsealed = opened, unsealed
         return list(handles.values())
 

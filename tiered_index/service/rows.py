@@ -138,10 +138,10 @@ def concatenate(parts: list[Array], schema: Schema) -> Array:
     return np.concatenate(filled) if filled else np.empty(0, row_dtype(schema))
 
 
-def check_schema(rows: Array, schema: Schema) -> None:
+def check_schema(rows: Array, schema: Schema, file: str) -> None:
     """Raise `SchemaMismatch` where the rows of a file have other columns than the index."""
     if rows.dtype != row_dtype(schema):
-        raise SchemaMismatch(f"a file stores the columns {rows.dtype.names}, the index {row_dtype(schema).names}: it is not of this index")
+        raise SchemaMismatch(f"{file} stores the columns {rows.dtype.names}, the index {row_dtype(schema).names}: it is not of this index")
 
 
 def first_answers(rows: Array, schema: Schema, limit: int) -> Array:

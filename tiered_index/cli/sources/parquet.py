@@ -65,7 +65,7 @@ class ParquetSource:
             first += 1
         position = before
         try:
-            with pq.ParquetFile(self.path) as file:
+            with pq.ParquetFile(self.path, coerce_int96_timestamp_unit="ms") as file:
                 groups = list(range(first, len(self._groups)))
                 for rows in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=self._names):
                     skip = min(len(rows), max(0, start - position))
