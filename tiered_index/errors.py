@@ -37,6 +37,10 @@ __all__ = [
 ]
 
 
+MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+"""What reading a stored JSON document of the wrong shape can raise; each reader turns it into a typed error that names the file."""
+
+
 class TieredIndexError(Exception):
     """Base of every error this package raises on purpose."""
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tiered_index.errors import CorruptFile, UnsupportedVersion
+from tiered_index.errors import MALFORMED, CorruptFile, UnsupportedVersion
 from tiered_index.format.layout import Layout
 
 __all__ = ["JOURNAL_VERSION", "BatchRecord", "Journal", "encode_batch", "encode_open", "encode_seal", "parse_journal"]
@@ -141,7 +141,7 @@ def parse_journal(data: bytes, file: str) -> Journal | None:
         position += _FRAME.size + len(payload)
         try:
             journal = _apply(journal, json.loads(payload), file, position)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except MALFORMED as error:
             raise CorruptFile(file, f"journal record is not what this version writes: {error!r}", offset=position) from error
     # every payload starts with a brace, so only the bytes 8 before one can start a later record
     brace = data.find(b"{", position + _FRAME.size + 1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tiered_index.errors import ConfigError, CorruptFile
+from tiered_index.errors import MALFORMED, ConfigError, CorruptFile
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
 
 __all__ = ["HEADER_SIZE", "NATIVE", "PRESETS", "ROCKETMQ", "SLOT_SIZE", "Header", "Layout", "Preset", "read_header"]
@@ -113,7 +113,7 @@ class Layout:
         try:
             preset = PRESETS[document["preset"]]
             return cls(preset, Schema.from_json(document["schema"]), int(document["slots"]), int(document["items"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             raise ConfigError(f"not a layout: {document!r}") from error
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tiered_index.errors import ConfigError, SchemaMismatch
+from tiered_index.errors import MALFORMED, ConfigError, SchemaMismatch
 from tiered_index.types import IndexItem, KeyedIndexItem, column
 
 __all__ = ["BASE_COLUMNS", "KEYED_SCHEMA", "PREVIOUS", "ROCKETMQ_SCHEMA", "Column", "Schema"]
@@ -115,7 +115,7 @@ class Schema:
         try:
             columns = tuple(Column(str(n), str(d), bool(i)) for n, d, i in document["columns"])
             name = str(document["name"])
-        except (KeyError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             raise SchemaMismatch(f"not a schema declaration: {document!r}") from error
         if columns[: len(BASE_COLUMNS)] != BASE_COLUMNS:
             raise SchemaMismatch(f"schema {name!r} does not start with IndexItem's columns")

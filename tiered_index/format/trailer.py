@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.errors import CorruptFile, TieredIndexError, UnsupportedVersion
+from tiered_index.errors import MALFORMED, CorruptFile, TieredIndexError, UnsupportedVersion
 from tiered_index.format.layout import Layout
 
 __all__ = [
@@ -214,7 +214,7 @@ class Metadata:
             )
         except TieredIndexError:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except MALFORMED as error:
             raise CorruptFile(file, f"metadata is not what this version writes: {error!r}") from error
 
 

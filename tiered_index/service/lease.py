@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiered_index.clock import Clock
-from tiered_index.errors import LockHeld, ObjectNotFound
+from tiered_index.errors import MALFORMED, LockHeld, ObjectNotFound
 from tiered_index.format.names import LEASE_PREFIX, lease_name
 from tiered_index.storage.base import Storage
 
@@ -61,7 +61,7 @@ def _current(storage: Storage) -> _Holder | None:
             )
         except ObjectNotFound:
             continue
-        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        except MALFORMED as error:
             # the lease is a courtesy, the log's fences decide: one that can't be read must not lock every writer out
             _log.warning("%s is not a lease and is passed over: %r", names[-1], error)
             return None

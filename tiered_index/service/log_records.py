@@ -11,7 +11,7 @@ import zlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tiered_index.errors import CorruptFile, UnsupportedVersion
+from tiered_index.errors import MALFORMED, CorruptFile, UnsupportedVersion
 from tiered_index.format.layout import Layout
 from tiered_index.service.buffer import later_positions
 
@@ -107,7 +107,7 @@ class LogRecord:
                 tuple(str(name) for name in document["remove"]), {str(k): int(v) for k, v in document["positions"].items()},
                 Genesis.from_json(document["genesis"]) if document["genesis"] else None,
             )  # fmt: skip
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except MALFORMED as error:
             raise CorruptFile(file, f"log record is not what this version writes: {error!r}") from error
 
 
@@ -166,7 +166,7 @@ class LogState:
                 int(document["number"]), int(document["epoch"]), Genesis.from_json(document["genesis"]),
                 {o.name: o for o in objects}, {str(k): int(v) for k, v in document["positions"].items()},
             )  # fmt: skip
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except MALFORMED as error:
             raise CorruptFile(file, f"checkpoint is not what this version writes: {error!r}") from error
 
 
@@ -184,7 +184,7 @@ def decode_document(data: bytes, file: str) -> dict[str, Any]:
         raise CorruptFile(file, "does not match its CRC32", offset=len(body), expected=expected, found=tail[:16])
     try:
         document = json.loads(body)
-    except (ValueError, RecursionError) as error:
+    except MALFORMED as error:
         raise CorruptFile(file, f"matches its CRC32 but is no document: {error}") from error
     if not isinstance(document, dict) or document.get("version") != LOG_VERSION:
         found = document.get("version") if isinstance(document, dict) else None

@@ -20,7 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiered_index.errors import ConfigError, DiskFull, LockHeld, NotAnIndex, StorageMisconfigured, StorageUnavailable, TieredIndexError
+from tiered_index.errors import (
+    MALFORMED,
+    ConfigError,
+    DiskFull,
+    LockHeld,
+    NotAnIndex,
+    StorageMisconfigured,
+    StorageUnavailable,
+    TieredIndexError,
+)
 from tiered_index.format.layout import Layout
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
@@ -72,7 +81,7 @@ class Marker:
                 str(document["index_id"]), str(document["root_id"]), Layout.from_json(document["layout"]), str(document["offset_space"]),
                 str(document["storage"]),
             )  # fmt: skip
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+        except MALFORMED as error:
             if isinstance(error, ConfigError):
                 raise
             raise NotAnIndex(f"{file}: not the marker of a tiered index ({error!r})") from error
@@ -184,7 +193,7 @@ class RootLock:
 def _holder(data: bytes) -> dict[str, Any]:
     try:
         document = json.loads(data)
-    except ValueError:
+    except MALFORMED:
         return {}
     return document if isinstance(document, dict) else {}
 

@@ -1,0 +1,56 @@
+"""A stored document with a right checksum but nonsense in it (endless numbers, endless nesting, short lists) raised an untyped error."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+
+import pytest
+
+from tiered_index.errors import CorruptFile, NotAnIndex
+from tiered_index.format.journal import encode_open, parse_journal
+from tiered_index.format.layout import NATIVE, Layout
+from tiered_index.service.log_records import LogRecord, encode_document
+from tiered_index.service.root import Marker
+
+_OPEN = encode_open("id", Layout(NATIVE, NATIVE.schema, 8, 8), 0, "main", 1, "custom", 1)
+_START, _FIRST = _OPEN[:12], json.loads(_OPEN[20:])
+_NESTED = b'{"kind":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+def _record(payload: bytes) -> bytes:
+    length = struct.pack(">I", len(payload))
+    return length + struct.pack(">I", zlib.crc32(payload, zlib.crc32(length))) + payload
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        _NESTED,
+        json.dumps(_FIRST | {"begin_ms": float("inf")}).encode(),
+        json.dumps(_FIRST | {"predecessor": ["a"]}).encode(),
+        json.dumps(_FIRST | {"predecessor": "x"}).encode(),
+        json.dumps(_FIRST | {"predecessor": ["a", float("inf")]}).encode(),
+    ],
+    ids=["nested", "endless begin", "short predecessor", "text as predecessor", "endless predecessor"],
+)
+def test_journals(payload: bytes) -> None:
+    with pytest.raises(CorruptFile, match="the-journal"):
+        parse_journal(_START + _record(payload), "the-journal")
+
+
+def test_log_records() -> None:
+    document = json.loads(LogRecord(1, "publish", 1, "a", 0).encode().splitlines()[0])
+    del document["version"]
+    with pytest.raises(CorruptFile, match="log/1"):
+        LogRecord.decode(encode_document(document | {"epoch": float("inf")}), "log/1")
+    nested = _NESTED + b"\n#crc32 " + f"{zlib.crc32(_NESTED):08x}\n".encode()
+    with pytest.raises(CorruptFile, match="log/1"):
+        LogRecord.decode(nested, "log/1")
+
+
+@pytest.mark.parametrize("data", [_NESTED, b'{"tiered_index": Infinity}', b"[1]", b"\xff"])
+def test_markers(data: bytes) -> None:
+    with pytest.raises(NotAnIndex, match="the-marker"):
+        Marker.decode(data, "the-marker")
