@@ -57,18 +57,30 @@ class Contents(Enum):
 
 def recognise(connection: sqlite3.Connection, path: Path) -> Contents:
     """Return what the file holds. Raises `UnsupportedVersion` for a later version of ours, `StorageMisconfigured` for anything else."""
-    application = connection.execute("PRAGMA application_id").fetchone()[0]
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    application, version, tables = _marks(connection)
     if application == APPLICATION_ID:
         if version != VERSION:
             raise UnsupportedVersion(
                 str(path), "this database was written by another version of tiered_index", expected=VERSION, found=version
             )
         return Contents.OURS
-    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if application or version or tables:
         raise StorageMisconfigured(f"{path} is a database of another program; correct the storage's URI")
     return Contents.NOTHING
+
+
+def _marks(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    """Return application id, version and number of tables of one moment: another process may be making them."""
+    alone = not connection.in_transaction
+    if alone:
+        connection.execute("BEGIN")
+    try:
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        return application, connection.execute("PRAGMA user_version").fetchone()[0], tables
+    finally:
+        if alone:
+            connection.execute("ROLLBACK")
 
 
 def adopt(connection: sqlite3.Connection) -> None:
