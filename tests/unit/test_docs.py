@@ -1,0 +1,39 @@
+"""docs/settings.md says what `IndexConfig` takes. Run this file as a program to rewrite the table after a change of settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from tiered_index import IndexConfig
+from tiered_index.storage.s3_options import S3Options
+
+_PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+_BEGIN, _END = "<!-- generated: settings -->\n", "<!-- end -->\n"
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else f"`{value:,}`" if isinstance(value, int | float) and not isinstance(value, bool) else f"`{value}`"
+
+
+def table() -> str:
+    """Return the table of settings."""
+    lines = ["| setting | default | environment | meaning |", "|---|---|---|---|"]
+    for name, field in IndexConfig.model_fields.items():
+        if name in ("item_type", "s3"):
+            continue
+        lines.append(f"| `{name}` | {_shown(field.default)} | `TIERED_INDEX_{name.upper()}` | {field.description} |")
+    for option in dataclasses.fields(S3Options):
+        lines.append(f"| `s3.{option.name}` | {_shown(option.default)} | `TIERED_INDEX_S3__{option.name.upper()}` | see `S3Options` |")
+    return "\n".join(lines) + "\n"
+
+
+def test_settings_page_names_every_setting() -> None:
+    page = _PAGE.read_text()
+    assert page.split(_BEGIN)[1].split(_END)[0] == table(), "run `python -m tests.unit.test_docs`"
+
+
+if __name__ == "__main__":
+    head, rest = _PAGE.read_text().split(_BEGIN)
+    _PAGE.write_text(head + _BEGIN + table() + _END + rest.split(_END)[1])
