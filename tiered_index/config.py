@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tomllib
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -33,7 +33,6 @@ class IndexConfig(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, arbitrary_types_allowed=True, validate_default=True
     )
-    toml_file: ClassVar[Path | None] = None
 
     root: Path | None = Field(None, description="folder of the local files; one writer at a time")
     storage: str | None = Field(None, description="storage URI: file:///dir, s3://bucket/prefix, sqlite:///file.db, memory://name")

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["CodeUnits", "code_units", "fingerprint", "hash_batch", "java_string_hash", "key_hash", "string_lengths"]
+__all__ = ["CodeUnits", "code_units", "fingerprint", "hash_batch", "java_string_hash", "key_hash"]
 
 _JAVA = 31
 _FINGERPRINT = 0x9E3779B1
@@ -117,11 +117,6 @@ def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:
     np.cumsum((data & 0xC0 != 0x80).astype(np.int8) + (data >= 0xF0), out=units_before[1:])
     units = np.frombuffer(data.tobytes().decode("utf-8").encode("utf-16-le"), "<u2")
     return CodeUnits(units, units_before[offsets])
-
-
-def string_lengths(strings: Sequence[str]) -> Int64:
-    """Return the length of each string in UTF-16 code units."""
-    return code_units(strings).lengths
 
 
 def hash_batch(topics: Sequence[str], topic_index: npt.NDArray[np.integer[Any]], keys: CodeUnits) -> tuple[npt.NDArray[np.int32], UInt32]:

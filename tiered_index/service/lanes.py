@@ -199,10 +199,6 @@ class Lane:
         else:
             file.discard()
 
-    def reserved_bytes(self) -> int:
-        """Disk space taken ahead."""
-        return self.layout.unsealed_size if self._reserve is not None else 0
-
     def adopt(self, files: list[UnsealedFile]) -> None:
         """Take over recovered files, in order of sequence: the last one that accepts goes on, the others are sealed."""
         for file in files:

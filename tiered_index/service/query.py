@@ -107,7 +107,7 @@ class QueryEngine:
     """Runs queries over handles. One per service or reader; safe under threads."""
 
     def __init__(
-        self, schema: Schema, item_type: type[IndexItem], threads: int, storage: MeteredStorage | None, offset_space: str = "custom"
+        self, schema: Schema, item_type: type[IndexItem], threads: int, storage: MeteredStorage | None
     ) -> None:
         self._schema = schema
         self._item_type = item_type

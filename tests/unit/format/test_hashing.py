@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiered_index.format.hashing import code_units, fingerprint, hash_batch, java_string_hash, key_hash, string_lengths
+from tiered_index.format.hashing import code_units, fingerprint, hash_batch, java_string_hash, key_hash
 
 FINGERPRINT_MULTIPLIER = 0x9E3779B1
 any_text = st.text(st.characters(), max_size=40)  # surrogates included
@@ -73,7 +73,7 @@ def test_batches_of_any_strings(topics, data):
     rows = data.draw(st.lists(st.tuples(st.integers(0, len(topics) - 1), any_text), max_size=30))
     keys = [key for _, key in rows]
     check(topics, [i for i, _ in rows], keys, code_units(keys))
-    assert string_lengths(keys).tolist() == [len(units_of(key)) for key in keys]
+    assert code_units(keys).lengths.tolist() == [len(units_of(key)) for key in keys]
 
 
 @given(st.lists(valid_text, max_size=30), st.integers(0, 30), st.integers(0, 30), st.sampled_from(["string", "large", "dictionary"]))
