@@ -1,7 +1,7 @@
 """Hashes of ``topic + "#" + key``, vectorised over batches of strings and equal to Java's. SPEC.md section 5.
 
-Two polynomials over UTF-16 code units, modulo 2**32: multiplier 31 is `java.lang.String.hashCode`, the other one, finished by
-MurmurHash3's 32-bit mix, is the fingerprint. Pure functions, safe under threads.
+Two polynomials over UTF-16 code units, modulo 2**32 (polynomials.py): multiplier 31 is `java.lang.String.hashCode`, the other one,
+finished by MurmurHash3's 32-bit mix, is the fingerprint. Pure functions, safe under threads.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tiered_index.format.polynomials import polynomials, power_at
+
 __all__ = ["CodeUnits", "code_units", "fingerprint", "hash_batch", "java_string_hash", "key_hash"]
 
 _JAVA = 31
@@ -23,8 +25,8 @@ _FINGERPRINT = 0x9E3779B1
 # odd, and 1 modulo 4: all but one bit of it are independent of a polynomial in 31
 _SHORT = 256
 # code units of one string hashed at a time, outside of batches
-_BLOCK = 1 << 16
-# code units hashed at a time; the tables of powers stay within the cache
+_ROWS = 1 << 14
+# rows of a batch hashed at a time: what they need stays within the cache
 
 UInt32 = npt.NDArray[np.uint32]
 Int64 = npt.NDArray[np.int64]
@@ -119,92 +121,34 @@ def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:
     return CodeUnits(units, units_before[offsets])
 
 
-def hash_batch(topics: Sequence[str], topic_index: npt.NDArray[np.integer[Any]], keys: CodeUnits) -> tuple[npt.NDArray[np.int32], UInt32]:
-    """Return `key_hash` (i32) and `fingerprint` (u32) of n rows.
+def hash_batch(
+    topics: Sequence[str], topic_index: npt.NDArray[np.integer[Any]], keys: CodeUnits, *, fingerprints: bool = True
+) -> tuple[npt.NDArray[np.int32], UInt32]:
+    """Return `key_hash` (i32) and `fingerprint` (u32) of n rows; the latter is empty where `fingerprints` is false.
 
     `topics` are the distinct topics, `topic_index` (n) says which one each row has, `keys` are the n keys. Since
     hash(topic#key) = hash(topic#) * m**len(key) + hash(key), prefix and key are hashed apart and never joined.
     """
+    multipliers = (_JAVA, _FINGERPRINT) if fingerprints else (_JAVA,)
+    offsets = keys.offsets
     prefixes = code_units([f"{topic}#" for topic in topics])
-    lengths = keys.lengths
-    multipliers = (_JAVA, _FINGERPRINT)
-    java, second = (
-        prefix[topic_index] * _power_at(multiplier, lengths) + key
-        for multiplier, prefix, key in zip(multipliers, _polynomials(prefixes, multipliers), _polynomials(keys, multipliers), strict=True)
-    )
-    # abs() of the most negative number is itself; as the format demands it becomes 0
-    hashes = np.abs(java.view(np.int32))
-    hashes[hashes == np.int32(-(2**31))] = 0
-    return hashes, _mix(second)
-
-
-@cache
-def _powers(multiplier: int) -> tuple[UInt32, UInt32]:
-    """Return multiplier**j and multiplier**-j modulo 2**32 for j in 0.._BLOCK."""
-    tables = []
-    for base in (multiplier, pow(multiplier, -1, 1 << 32)):
-        # doubling: the second half is the first half times base**(half)
-        table = np.ones(_BLOCK + 1, np.uint32)
-        filled = 1
-        while filled < len(table):
-            step = min(filled, len(table) - filled)
-            table[filled : filled + step] = table[:step] * np.uint32(pow(base, filled, 1 << 32))
-            filled += step
-        tables.append(table)
-    return tables[0], tables[1]
-
-
-def _power_at(multiplier: int, exponents: Int64) -> UInt32:
-    powers, _ = _powers(multiplier)
-    if not len(exponents) or (longest := int(exponents.max())) <= _BLOCK:
-        return powers[exponents]
-    # m**e = m**(e mod block) * (m**block)**(e div block)
-    blocks = np.array([pow(multiplier, _BLOCK * j, 1 << 32) for j in range(longest // _BLOCK + 1)], np.uint32)
-    return powers[exponents % _BLOCK] * blocks[exponents // _BLOCK]
-
-
-def _polynomials(strings: CodeUnits, multipliers: Sequence[int]) -> list[UInt32]:
-    """Return, for each multiplier m, sum(unit[i] * m**(length-1-i)) modulo 2**32 of each string.
-
-    With c the running sum of unit[i] * m**-i over a block, a string at [s, e) has the hash (c[e] - c[s]) * m**(e-1): three passes
-    over the units instead of a loop over strings. Memory: 8 bytes a unit of one block of 65,536 units.
-    """
-    units, offsets = strings.units, strings.offsets
-    count = len(strings)
-    results = [np.zeros(count, np.uint32) for _ in multipliers]
-    wide = np.empty(_BLOCK, np.uint32)
-    running = np.zeros(_BLOCK + 1, np.uint32)
-    first = 0
-    while first < count:
-        base = int(offsets[first])
-        last = min(int(np.searchsorted(offsets, base + _BLOCK, "right")) - 1, count)
-        if last <= first:  # one string longer than a block
-            for out, multiplier in zip(results, multipliers, strict=True):
-                out[first] = _long_polynomial(units[base : int(offsets[first + 1])], multiplier)
-            first += 1
-            continue
-        stop = int(offsets[last]) - base
-        local = offsets[first : last + 1] - base
-        ends = np.maximum(local[1:] - 1, 0)
-        wide[:stop] = units[base : base + stop]
-        sums = running[1 : stop + 1]
-        for out, multiplier in zip(results, multipliers, strict=True):
-            powers, inverse = _powers(multiplier)
-            np.multiply(wide[:stop], inverse[:stop], out=sums)
-            np.cumsum(sums, out=sums)
-            at = running[local]
-            out[first:last] = (at[1:] - at[:-1]) * powers[ends]
-        first = last
-    return results
-
-
-def _long_polynomial(units: npt.NDArray[Any], multiplier: int) -> int:
-    value = 0
-    for start in range(0, len(units), _BLOCK):
-        part = units[start : start + _BLOCK]
-        piece = int(_polynomials(CodeUnits(part, np.array([0, len(part)])), (multiplier,))[0][0])
-        value = (value * pow(multiplier, len(part), 1 << 32) + piece) & 0xFFFFFFFF
-    return value
+    of_prefixes = polynomials(prefixes.units, prefixes.offsets, multipliers)
+    count = len(keys)
+    hashes = np.empty(count, np.int32)
+    second = np.empty(count if fingerprints else 0, np.uint32)
+    for start in range(0, count, _ROWS):
+        block = slice(start, min(start + _ROWS, count))
+        part = offsets[start : block.stop + 1]
+        lengths, index = np.diff(part), topic_index[block]
+        values = polynomials(keys.units, part, multipliers)
+        for multiplier, prefix, value in zip(multipliers, of_prefixes, values, strict=True):
+            value += prefix[index] * power_at(multiplier, lengths)
+        # abs() of the most negative number is itself; as the format demands it becomes 0
+        java = np.abs(values[0].view(np.int32), out=hashes[block])
+        java[java == np.int32(-(2**31))] = 0
+        if fingerprints:
+            second[block] = _mix(values[1])
+    return hashes, second
 
 
 def _mix(values: UInt32) -> UInt32:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import BackPressure, InvalidArgument
+from tiered_index.format.hashing import code_units
 from tiered_index.format.schema import Schema
 from tiered_index.service.batch_query import Found, QuestionBatch
 from tiered_index.service.columns import Columns, hash_columns
@@ -71,7 +72,7 @@ def _columns_of(rows: list[Row], schema: Schema) -> Columns:
     topics = list(dict.fromkeys(transposed[0]))
     place = {topic: i for i, topic in enumerate(topics)}
     index = np.fromiter((place[topic] for topic in transposed[0]), np.int32, len(rows))
-    columns = hash_columns(topics, index, transposed[1], schema)
+    columns = hash_columns(topics, index, code_units(transposed[1]), schema)
     for name, dtype, values in zip(
         ("topic_id", "queue_id", "offset", "size", "second"), ("i4", "i4", "i8", "i4", "i8"), transposed[2:7], strict=True
     ):

@@ -222,7 +222,7 @@ def batch_columns(batch: Any, schema: Schema, topics: TopicTable) -> tuple[Colum
     columns["second"] = columns.pop("timestamp_ms") // 1000
     for name in ("topic_id", "queue_id", "size"):
         columns[name] = columns[name].astype(np.int32)
-    columns |= hash_columns(distinct or ["-"], topic_index, keys, schema)
+    columns |= hash_columns(distinct or ["-"], topic_index, units, schema)
     return columns, given_ids
 
 
