@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.small_disk import Mounts, SmallDisk
 from tiered_index import IndexService, QueryResult
 from tiered_index.clock import ManualClock
+from tiered_index.errors import TieredIndexError
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 from tiered_index.storage.memory import MemoryStorage
@@ -50,8 +52,13 @@ class World:
             keys = [KEYS[number % 4], KEYS[number % 3]]
             timestamp_ms = 5_000 if number % 10 == 0 else NOW_MS + number * 1000
             message = ("orders" if number % 2 else "payments", number % 3, keys, number, 10, timestamp_ms)
-            self.model.put(*message)
-            self.service.put(*message, source="log", source_position=number)
+            before = len(self.model.entries)
+            self.model.put(*message)  # first: a lookup beside this call may see it already
+            try:
+                self.service.put(*message, source="log", source_position=number)
+            except TieredIndexError:
+                del self.model.entries[before:]
+                raise
             self.position = number
 
     def flush(self) -> None:
@@ -142,11 +149,26 @@ def make_world(tmp_path: Path) -> Iterator[Callable[..., World]]:
     made: list[World] = []
     numbers = itertools.count()
 
-    def make(storage: Storage | None = None) -> World:
-        made.append(World(tmp_path / str(next(numbers)), storage))
+    def make(storage: Storage | None = None, folder: Path | None = None) -> World:
+        made.append(World((folder or tmp_path) / str(next(numbers)), storage))
         made[-1].root.parent.mkdir()
         return made[-1]
 
     yield make
     for world in made:
         world.abandon()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """A file system of a few MiB, a real one where possible."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    with Mounts() as mounts:
+        yield SmallDisk(folder, real=mounts.empty_over(folder, size="2m"))
+
+
+@pytest.fixture
+def mounts() -> Iterator[Mounts]:
+    with Mounts() as laid:
+        yield laid

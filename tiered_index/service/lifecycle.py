@@ -20,7 +20,7 @@ from pathlib import Path
 from tiered_index._version import __version__
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import CorruptFile, ObjectNotFound, StorageError, StorageUnavailable, TieredIndexError, WriterFenced
+from tiered_index.errors import CorruptFile, DiskFull, ObjectNotFound, StorageError, StorageUnavailable, TieredIndexError, WriterFenced
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.names import COMPACTED, DATA_PREFIX, STATES, UPLOADED, data_name, data_prefix
@@ -144,12 +144,12 @@ class Lifecycle:
             return progress
 
     def close(self) -> None:
-        """Dispose of what is waiting and release the lease; a storage that is down is no reason to fail."""
+        """Dispose of what is waiting and release the lease; a storage that is down or full is no reason to fail."""
         with self._lock:
             self._catalog.reclaim()
             try:
                 self._session.release()
-            except StorageError as error:
+            except (StorageError, DiskFull) as error:
                 _log.warning("the lease was not released and will expire by itself: %s", error)
 
     def local_bytes(self) -> int:

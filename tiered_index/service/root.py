@@ -13,6 +13,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import os
 import secrets
 import socket
@@ -39,6 +40,7 @@ __all__ = ["Marker", "Root", "RootLock", "disk_error"]
 MARKER_VERSION = 1
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DENIED = {errno.EPERM, errno.EACCES, errno.EROFS}
+_log = logging.getLogger(__name__)
 
 
 def disk_error(error: OSError, what: str) -> TieredIndexError:
@@ -180,8 +182,22 @@ class RootLock:
             os.close(self._descriptor)
             pid, host = holder.get("pid"), holder.get("host")
             raise LockHeld(f"{root.path} is being written by process {pid} on {host}", pid=pid, host=host) from error
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        except OSError as error:
+            os.close(self._descriptor)
+            raise disk_error(error, f"locking {self._path}") from error
+        self._name_holder(self._descriptor)
+
+    def _name_holder(self, descriptor: int) -> None:
+        """Write down who holds the lock. It is held also where a full disk has no room for that."""
+        holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+        try:
+            # cut after it is written: bytes that are there already can be replaced on a full disk
+            os.pwrite(descriptor, holder, 0)
+            os.ftruncate(descriptor, len(holder))
+        except OSError as error:
+            _log.warning("%s does not say who holds it: %s", self._path, error)
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, 0)
 
     def release(self) -> None:
         """Give the lock up. Idempotent."""

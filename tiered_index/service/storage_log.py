@@ -16,7 +16,16 @@ from dataclasses import replace
 from functools import partial
 
 from tiered_index.clock import Clock
-from tiered_index.errors import CorruptFile, NotAnIndex, ObjectExists, ObjectNotFound, StorageError, StorageUnavailable, WriterFenced
+from tiered_index.errors import (
+    CorruptFile,
+    DiskFull,
+    NotAnIndex,
+    ObjectExists,
+    ObjectNotFound,
+    StorageError,
+    StorageUnavailable,
+    WriterFenced,
+)
 from tiered_index.format.names import CHECKPOINT_PREFIX, LOG_PREFIX, checkpoint_name, epoch_name, log_name, number_of
 from tiered_index.service.log_records import Genesis, LogRecord, LogState, StoredObject
 from tiered_index.storage.base import Storage
@@ -172,10 +181,8 @@ class StorageLog:
             self._storage.put(checkpoint_name(state.number), state.encode())
             names = [info.name for info in self._storage.list(CHECKPOINT_PREFIX)]
             self._storage.delete_many(names[:-_KEPT_CHECKPOINTS])
-        except StorageError as error:
+        except (StorageError, DiskFull) as error:
             _log.warning("checkpoint %d not written, the next one will be: %s", state.number, error)
-
-
 
 
 def fenced(uri: str, newer: int, epoch: int) -> WriterFenced:

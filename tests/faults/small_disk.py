@@ -1,0 +1,122 @@
+"""File systems that are small, empty or read-only, mounted where the system allows it and taken away when the test ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from tiered_index.storage.base import Bytes
+from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
+from tiered_index.testing.disk_faults import FaultDisk
+
+_PAGE_BYTES = 4096
+
+
+class Mounts:
+    """Lays file systems over folders. A call returns False where that is not allowed; the test then needs another way."""
+
+    def __init__(self) -> None:
+        self._laid: list[Path] = []
+
+    def empty_over(self, folder: Path, size: str = "1m") -> bool:
+        """Lay an empty file system over `folder`: what was there is out of reach, but for those that have it open."""
+        return self._lay(folder, "-t", "tmpfs", "-o", f"size={size},mode=0700", "tmpfs", folder)
+
+    def read_only(self, folder: Path) -> bool:
+        """Refuse writes in `folder` to whoever opens something there from now on."""
+        return self._lay(folder, "--bind", folder, folder) and _mount("-o", "remount,ro,bind", folder)
+
+    def lift(self) -> None:
+        """Take everything away again, also where it is in use."""
+        while self._laid:
+            subprocess.run(["umount", "-l", str(self._laid.pop())], capture_output=True, check=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.lift()
+
+    def _lay(self, folder: Path, *arguments: str | Path) -> bool:
+        done = _mount(*arguments)
+        if done:
+            self._laid.append(folder)
+        return done
+
+
+def _mount(*arguments: str | Path) -> bool:
+    if os.geteuid() != 0:
+        return False
+    return subprocess.run(["mount", *map(str, arguments)], capture_output=True, check=False).returncode == 0
+
+
+class SmallDisk:
+    """A file system that can be filled. Where it isn't `real`, a fault layer refuses what a full disk would: use `disk` for all writing."""
+
+    def __init__(self, folder: Path, *, real: bool) -> None:
+        self.folder = folder
+        self.real = real
+        self.disk: NotingDisk | FaultDisk = NotingDisk() if real else FaultDisk()
+        self._ballast = folder / "ballast"
+
+    @property
+    def refused(self) -> set[str]:
+        """What was refused for want of room, as call, folder and kind of file; only a real disk knows."""
+        return self.disk.refused if isinstance(self.disk, NotingDisk) else set()
+
+    def fill(self, spare_pages: int = 0) -> None:
+        """Take all room but some pages; without a real disk, calls that need room fail after as many others."""
+        if isinstance(self.disk, FaultDisk):
+            for operation in ("allocate", "pwrite", "create"):
+                self.disk.fail(operation, nth=1 + spare_pages, times=None, error=errno.ENOSPC)
+            return
+        with self._ballast.open("ab") as handle, contextlib.suppress(OSError):
+            while True:
+                os.write(handle.fileno(), bytes(_PAGE_BYTES))
+        size_bytes = self._ballast.stat().st_size
+        os.truncate(self._ballast, max(0, size_bytes - size_bytes % _PAGE_BYTES - spare_pages * _PAGE_BYTES))
+
+    def free(self) -> None:
+        """Give the room back."""
+        if isinstance(self.disk, FaultDisk):
+            self.disk.clear()
+        else:
+            self._ballast.unlink(missing_ok=True)
+
+
+class NotingDisk(Disk):
+    """The real file system; notes which calls it refused for want of room."""
+
+    def __init__(self) -> None:
+        self.refused: set[str] = set()
+
+    def create(self, path: Path) -> int:
+        with self._noting("create", path):
+            return super().create(path)
+
+    def allocate(self, descriptor: int, size_bytes: int) -> None:
+        with self._noting("allocate", _path_of(descriptor)):
+            super().allocate(descriptor, size_bytes)
+
+    def pwrite(self, descriptor: int, data: Bytes, position: int) -> None:
+        with self._noting("pwrite", _path_of(descriptor)):
+            super().pwrite(descriptor, data, position)
+
+    @contextlib.contextmanager
+    def _noting(self, operation: str, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                kind = "temporary" if path.name.startswith(TEMPORARY_PREFIX) else path.suffix
+                self.refused.add(f"{operation} {path.parent.name}/{kind}")
+            raise
+
+
+def _path_of(descriptor: int) -> Path:
+    return Path(f"/proc/self/fd/{descriptor}").readlink()
