@@ -20,7 +20,16 @@ from pathlib import Path
 from tiered_index._version import __version__
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import CorruptFile, DiskFull, ObjectNotFound, StorageError, StorageUnavailable, TieredIndexError, WriterFenced
+from tiered_index.errors import (
+    BackPressure,
+    CorruptFile,
+    DiskFull,
+    ObjectNotFound,
+    StorageError,
+    StorageUnavailable,
+    TieredIndexError,
+    WriterFenced,
+)
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.names import COMPACTED, DATA_PREFIX, STATES, UPLOADED, data_name, data_prefix
@@ -131,12 +140,13 @@ class Lifecycle:
             self._flusher.roll_older_than(self._clock.now_ms() - self._config.seal_after_s * 1000)
             for file in self._sealed():
                 progress.compacted += self._step(file.file_id, partial(self._compact, file))
+            lacks_room = any(isinstance(error, BackPressure) for error in (self._flusher.error, *self.errors.values()))
             if self._step("storage", self._claim):
                 for ready in self._ready():
                     if not self._step(ready.file_id, partial(self._upload, ready)):
                         break  # in order of sequence, so that source positions in the log never run ahead of the entries
                     progress.uploaded += 1
-                for old in self._retirable():
+                for old in self._retirable(lacks_room=lacks_room):
                     progress.retired += self._step(old.file_id, partial(self._retire, old))
             self._catalog.reclaim()
             if self.errors:
@@ -228,10 +238,11 @@ class Lifecycle:
             return file.metadata().source_positions if file.lane != QUARANTINE else {}
         return _positions_of([file, *handles])
 
-    def _retirable(self) -> list[CompactedFile]:
+    def _retirable(self, *, lacks_room: bool) -> list[CompactedFile]:
         """Return local copies that have been kept long enough, and the oldest of those beyond the bound in bytes.
 
-        A copy stays while it is the last to say a source's position: one that the log and the younger local files don't reach.
+        Where a flush or a compaction found no room the oldest go early, as many as make room for one more file. A copy stays while it is
+        the last to say a source's position: one that the log and the younger local files don't reach.
         """
         handles = self._catalog.all()
         kept = [h for h in handles if isinstance(h, CompactedFile) and h.local is not None and h.stored is not None]
@@ -240,16 +251,18 @@ class Lifecycle:
         bound = self._config.local_keep_bytes
         before_ms = self._clock.now_ms() - self._config.local_keep_s * 1000
         logged = self._session.log.state.positions
+        wanted = kept[-1].metadata().layout.unsealed_size if kept and lacks_room else 0
         chosen = []
         for file in kept:
             assert file.local is not None and file.stored is not None
-            if file.stored.stored.published_ms > before_ms and (bound is None or total <= bound):
+            if file.stored.stored.published_ms > before_ms and (bound is None or total <= bound) and wanted <= 0:
                 continue
             said = later_positions(logged, _positions_of([h for h in handles if h.sequence > file.sequence]))
             own = file.metadata().source_positions
             if later_positions(said, own) == said:
                 chosen.append(file)
                 total -= file.local.size_bytes
+                wanted -= file.local.size_bytes
         return chosen
 
     def _compact(self, file: UnsealedFile) -> None:

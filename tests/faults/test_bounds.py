@@ -1,0 +1,86 @@
+"""The bounds of buffer and disk: a call is refused whole, health says why, and it goes on as soon as a flush or an upload made room."""
+
+from __future__ import annotations
+
+import pytest
+
+from tiered_index.errors import BackPressure, StorageUnavailable
+from tiered_index.testing.storage_faults import FaultStorage
+
+BUDGET = 60_000
+
+
+def columns(first, count):
+    numbers = range(first, first + count)
+    return {
+        "topic": ["orders"] * count, "queue_id": [0] * count, "key": ["a"] * count, "offset": list(numbers), "size": [1] * count,
+        "timestamp_ms": [1_700_000_000_000] * count,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("bound", [{"buffer_max_entries": 10}, {"buffer_max_bytes": 1700}])
+def test_a_call_that_would_pass_the_buffers_bound_is_refused_whole(make_world, bound):
+    world = make_world()
+    service = world.open(**bound)
+    for number in range(8):
+        service.put("orders", 0, "a", number, 1, 1_700_000_000_000, source="log", source_position=number)
+    state = service.health()["buffered_entries"], service.health()["buffered_bytes"]
+    for call in (
+        lambda: service.put("orders", 0, ["a", "b", "c"], 100, 1, 1_700_000_000_000, source="log", source_position=100),
+        lambda: service.put("new topic", 0, ["a", "b", "c"], 100, 1, 1_700_000_000_000, topic_id=7),
+        lambda: service.put_batch(columns(100, 100), source="log", source_position=200),
+    ):
+        with pytest.raises(BackPressure, match="write buffer holds 8 entries"):
+            call()
+    assert (service.health()["buffered_entries"], service.health()["buffered_bytes"]) == state
+    service.put("orders", 0, "a", 8, 1, 1_700_000_000_000)  # what still fits is taken
+    assert [item.offset for item in service.query("orders", "a", max_count=1000)] == list(range(8, -1, -1))
+    assert not service.query("orders", "b")
+    service.flush()
+    assert service.durable_position("log") == 7
+    assert service.put_batch(columns(100, 100), source="log", source_position=200) == 100  # into an empty buffer whatever its size
+    service.flush()
+    assert service.durable_position("log") == 200
+    assert len(service.query("orders", "a", max_count=1000)) == 109
+    service.put("other", 0, "a", 1, 1, 1_700_000_000_000, topic_id=7)  # the refused call gave the id no meaning
+
+
+@pytest.mark.parametrize("settings", [{"local_keep_s": 0}, {}], ids=["none kept", "kept by default"])
+def test_the_disks_bound_is_kept_and_uploads_make_room(make_world, settings):
+    world = make_world()
+    storage = FaultStorage(world.storage)
+    world.settings |= {"items": 100}
+    del world.settings["local_keep_s"]
+    service = world.open(storage=storage, disk_max_bytes=BUDGET, buffer_max_entries=60, **settings)
+    storage.fail("*", times=None)
+    with pytest.raises(BackPressure, match="write buffer"):
+        for _ in range(400):
+            world.put(5)
+            try:
+                service.flush()
+            except BackPressure as error:
+                assert "disk_max_bytes" in str(error)
+    assert any("disk_max_bytes" in problem for problem in service.health()["problems"])
+    assert BUDGET / 2 < service.health()["local_bytes"] <= BUDGET * 1.2  # journals grow beside their files
+    with pytest.raises(StorageUnavailable):
+        service.run_lifecycle()
+    world.check()
+    assert service.health()["buffered_entries"] > 50
+    storage.clear()
+    service.run_lifecycle()
+    world.flush()
+    for _ in range(40):  # more than the bound could ever hold
+        refused = 0
+        world.put(15)
+        while True:
+            try:
+                service.run_lifecycle()
+                world.flush()
+                break
+            except BackPressure:
+                refused += 1
+                assert refused < 10, service.health()
+    assert service.health()["problems"] == []
+    world.check()
+    assert bool(service.health()["files"].get("uploaded")) == (not settings)  # no more go than must
+    assert service.health()["local_bytes"] <= BUDGET * 1.2
