@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test test-all test-s3 lint bench lock clean
+.PHONY: help setup demo test test-all test-s3 lint bench bench-quick lock clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,8 +47,16 @@ test-all: lint ## as test, and the slow soaks
 test-s3: $(VENV)/.stamp-test ## tests against a real S3 server, started for them (or $TIERED_INDEX_TEST_S3_ENDPOINT)
 	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m pytest -m real_s3 tests/real_s3 --durations=15 $(PYTEST_ARGS)
 
-bench: $(VENV)/.stamp-test ## measure this machine: put, compaction, lookups, as medians and ratios
-	@$(BIN)/python -m tests.benchmarks.engine
+# the geometry of RocketMQ's defaults, in both file families
+BENCH_GEOMETRY := --slots 5000000 --items 20000000
+BENCH_ARGS ?=
+
+bench: $(VENV)/.stamp-test ## measure this machine: puts, pauses, compaction, lookups, recovery, as medians and ratios (half an hour)
+	@$(BIN)/tiered-index bench $(BENCH_GEOMETRY) --preset native $(BENCH_ARGS)
+	@$(BIN)/tiered-index bench $(BENCH_GEOMETRY) --preset rocketmq $(BENCH_ARGS)
+
+bench-quick: $(VENV)/.stamp-test ## the same with smaller files (some minutes)
+	@$(BIN)/tiered-index bench --quick $(BENCH_ARGS)
 
 lock: $(VENV)/.stamp-test ## renew requirements.lock
 	@$(BIN)/python -m pip install -q pip-tools

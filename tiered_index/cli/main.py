@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from tiered_index._version import __version__
+from tiered_index.cli.bench.command import bench
 from tiered_index.cli.demo.command import demo
 from tiered_index.cli.dump import dump
 from tiered_index.cli.files import files
@@ -41,7 +42,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (demo, ingest, query, files, inspect, dump, verify, recover):
+for _command in (demo, ingest, query, files, inspect, dump, verify, recover, bench):
     app.command(_command.__name__)(_command)
 
 

@@ -33,7 +33,7 @@ RAISED = {
     RuntimeError("bad"): 70,
     KeyboardInterrupt(): 130,
 }
-COMMANDS = ("demo", "ingest", "query", "files", "inspect", "dump", "verify", "recover")
+COMMANDS = ("demo", "ingest", "query", "files", "inspect", "dump", "verify", "recover", "bench")
 
 
 def invoke(act, *arguments):

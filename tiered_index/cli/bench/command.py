@@ -1,0 +1,105 @@
+"""`tiered-index bench`: measure this machine; what `make bench` and `make bench-quick` run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from tiered_index.cli.bench.figures import Figure
+from tiered_index.cli.bench.machine import facts
+from tiered_index.cli.bench.report import document_of, print_report
+from tiered_index.cli.bench.running import SUITES, run_suites
+from tiered_index.cli.bench.setting import Setting, scratch
+from tiered_index.cli.output import human_bytes
+from tiered_index.cli.session import Session, command
+from tiered_index.errors import DiskFull, InvalidArgument
+from tiered_index.format.layout import PRESETS, Layout
+
+__all__ = ["bench"]
+
+_SETTINGS = "TIERED_INDEX_"
+_QUICK = (500_000, 2_000_000)
+SuiteName = StrEnum("SuiteName", list(SUITES))  # type: ignore[misc]
+"""The suites as typer wants its choices."""
+
+
+@command
+def bench(
+    session: Session,
+    suites: Annotated[list[SuiteName] | None, typer.Argument(help="Suites to run; all where none is named.")] = None,
+    preset: Annotated[Literal["native", "rocketmq"], typer.Option(help="File family.")] = "native",
+    slots: Annotated[int | None, typer.Option(min=1, help="Hash slots a file; the preset's where not given.")] = None,
+    items: Annotated[int | None, typer.Option(min=1_000, help="Items a file; the preset's where not given.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; figures are their medians.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller amounts; 500,000 slots and 2,000,000 items where not given.")] = False,
+    root_dir: Annotated[Path | None, typer.Option(help="Folder to measure in; TMPDIR or /var/tmp where not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON document to this file, too.")] = None,
+) -> int:
+    """Measure this machine: puts, pauses, compaction, lookups, recovery and uploads, on its real disk, durably.
+
+    Everything happens in a temporary folder, which is deleted at the end. A goal is what the project wants of two quiet cores; a missed
+    one is shown with its ratio and the functions that took most of the time, and is no error. Goals of whole files count at 20,000,000
+    items only. Wrong answers end the run.
+
+    [bold]Examples[/bold]
+
+      tiered-index bench --quick
+
+      tiered-index bench put compact --preset rocketmq --rounds 5
+
+      tiered-index bench --slots 5000000 --items 20000000 --json --out bench.json
+    """
+    if session.root is not None or session.storage is not None or session.config_file is not None:
+        raise InvalidArgument("bench measures indexes of its own: no --root, --storage or --config; --root-dir says where it does")
+    started_s = time.monotonic()
+    family = PRESETS[preset]
+    standard = _QUICK if quick else (family.slots, family.items)
+    setting = Setting.of(Layout(family, family.schema, slots or standard[0], items or standard[1]), rounds, quick=quick)
+    chosen = [SUITES[name] for name in dict.fromkeys(suites or SUITES)]
+    base = (root_dir or Path(os.environ.get("TMPDIR", "/var/tmp"))).absolute()
+    base.mkdir(parents=True, exist_ok=True)
+    if (free := shutil.disk_usage(base).free) < setting.space_bytes:
+        raise DiskFull(f"{base} has {human_bytes(free)} free; the benchmark wants {human_bytes(setting.space_bytes)} (--root-dir, --items)")
+    machine = facts(base)
+    figures: list[Figure] = []
+    done = 0
+    with _own_settings(), scratch(base) as folder, session.progress("measuring", sum(s.passes for s in chosen) * rounds) as progress:
+
+        def tick(suite: str) -> None:
+            nonlocal done
+            done += 1
+            progress.update(done, suite)
+
+        figures.extend(run_suites(chosen, setting, folder, tick))
+    elapsed_s = time.monotonic() - started_s
+    document = document_of(machine, setting, figures, elapsed_s)
+    if out is not None:
+        out.write_text(json.dumps(document, indent=2) + "\n")
+    if session.out.as_json:
+        session.out.document(document)
+    else:
+        print_report(session.out, machine, setting, figures, elapsed_s)
+    return 0
+
+
+@contextlib.contextmanager
+def _own_settings() -> Iterator[None]:
+    """Hide settings that are meant for the user's own index."""
+    before = dict(os.environ)
+    for name in before:
+        if name.startswith(_SETTINGS):
+            del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,192 @@
+"""What a run of the benchmark measures: geometry and amounts, and the index that a suite measures on.
+
+Amounts follow from the number of items, so that one number makes a run small. One thread, but for `WatchedDisk`: any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tiered_index.cli.bench.messages import batch
+from tiered_index.config import IndexConfig
+from tiered_index.errors import StorageUnavailable
+from tiered_index.format.layout import Layout
+from tiered_index.format.names import DATA_PREFIX, INDEX_SUFFIX
+from tiered_index.service.index import IndexService
+from tiered_index.storage.base import Storage
+from tiered_index.storage.disk import Disk
+from tiered_index.storage.local import LocalStorage
+from tiered_index.testing.storage_faults import FaultStorage
+
+__all__ = ["Setting", "WatchedDisk", "batches", "compact_only", "fill", "plain_copy", "require", "scratch", "without_uploads"]
+
+_FULL_ITEMS = 20_000_000
+_BATCH, _FLUSH = 250_000, 1_000_000
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Geometry of the files, and how much of everything is measured in each of `rounds` rounds."""
+
+    layout: Layout
+    rounds: int
+    singles: int
+    lookups: int
+    many: int
+    small_files: int
+    pause_files: int
+    pause_rows: int
+    idle_s: float
+
+    @classmethod
+    def of(cls, layout: Layout, rounds: int, *, quick: bool) -> Setting:
+        """Return the amounts that go with a geometry."""
+        items = layout.items
+        return cls(
+            layout=layout,
+            rounds=rounds,
+            singles=min(200_000 if quick else 1_000_000, items),
+            lookups=min(5_000 if quick else 20_000, items),
+            many=min(50_000 if quick else 100_000, items),
+            small_files=min(1_000, max(10, items // 200)),
+            pause_files=4 if quick else 3,
+            pause_rows=min(1_000, max(1, items // 100)),
+            idle_s=min(1.0 if quick else 3.0, items / 100_000),
+        )
+
+    @property
+    def entries(self) -> int:
+        """Entries of a full file."""
+        return self.layout.capacity
+
+    @property
+    def is_full(self) -> bool:
+        """Whether files are of the size at which the goals of whole files, and Java's figures, hold."""
+        return self.layout.items >= _FULL_ITEMS
+
+    @cached_property
+    def entry_bytes(self) -> int:
+        """Bytes of an entry of an unsealed file."""
+        return self.layout.schema.entry.itemsize
+
+    @property
+    def space_bytes(self) -> int:
+        """Disk space that the greediest suite takes: files, the reserved next one, and their copies in the storage."""
+        return max((4 + self.pause_files) * 2 * self.layout.unsealed_size, 64 << 20)
+
+    def open(self, folder: Path, *, disk: Disk | None = None, storage: Storage | None = None, **changes: Any) -> IndexService:
+        """Open the index in `folder`; its storage is a folder too, its workers don't run, whatever `changes` say."""
+        layout = self.layout
+        settings = {
+            "root": folder / "root", "storage": f"file://{folder / 'storage'}", "preset": layout.preset.name, "slots": layout.slots,
+            "items": layout.items, "background": False, **changes,
+        }  # fmt: skip
+        return IndexService.open(IndexConfig.load(**settings), disk=disk, storage_backend=storage)
+
+    def describe(self) -> dict[str, Any]:
+        """Return geometry and amounts, JSON-ready."""
+        layout = self.layout
+        return {
+            "preset": layout.preset.name, "slots": layout.slots, "items": layout.items, "entries": self.entries,
+            "unsealed_file_bytes": layout.unsealed_size, "batch_rows": _BATCH, "flush_entries": _FLUSH, "rounds": self.rounds,
+            "single_puts": self.singles, "lookups": self.lookups, "query_many_keys": self.many, "small_files": self.small_files,
+            "pause_files": self.pause_files, "pause_batch_rows": self.pause_rows,
+        }  # fmt: skip
+
+
+class WatchedDisk(Disk):
+    """The real disk, which counts what becomes of index files: one count a state that a file reached, durably.
+
+    `reached`, where given, is called with the state in the thread that brought the file there.
+    """
+
+    def __init__(self, reached: Callable[[str], None] | None = None) -> None:
+        self.counts: Counter[str] = Counter()
+        self._reached = reached
+
+    def rename(self, source: Path, target: Path) -> None:
+        """As the disk's; an unsealed file begins so."""
+        super().rename(source, target)
+        if target.suffix == INDEX_SUFFIX and target.parent == source.parent and target.parent.name == "unsealed":
+            self._note(target)
+
+    def publish(self, temporary: Path, target: Path) -> None:
+        """As the disk's; a file is compacted or uploaded so."""
+        super().publish(temporary, target)
+        if target.suffix == INDEX_SUFFIX:
+            self._note(target)
+
+    def _note(self, target: Path) -> None:
+        self.counts[target.parent.name] += 1
+        if self._reached is not None:
+            self._reached(target.parent.name)
+
+
+def batches(first: int, count: int) -> Iterator[pa.RecordBatch]:
+    """Yield messages `first`.. as batches, each made when it is asked for."""
+    for start in range(first, first + count, _BATCH):
+        yield batch(np.arange(start, min(start + _BATCH, first + count)))
+
+
+def fill(index: IndexService, first: int, count: int, put: Any = None, flush: Any = None) -> None:
+    """Put messages and make them durable, every 1,000,000 entries; `put` and `flush` are entered around the calls."""
+    put, flush = put or contextlib.nullcontext(), flush or contextlib.nullcontext()
+    waiting = 0
+    for rows in batches(first, count):
+        with put:
+            waiting += index.put_batch(rows)
+        if waiting >= _FLUSH:
+            with flush:
+                index.flush()
+            waiting = 0
+    with flush:
+        index.flush()
+
+
+def without_uploads(folder: Path) -> FaultStorage:
+    """Return the index's storage in a state in which it takes no index files: what is compacted stays so."""
+    storage = FaultStorage(LocalStorage(folder / "storage"))
+    for operation in ("put", "begin_upload"):
+        storage.fail(operation, times=None, name_prefix=DATA_PREFIX)
+    return storage
+
+
+def compact_only(index: IndexService) -> None:
+    """Run the life cycle of an index `without_uploads`: everything sealed is compacted when it returns."""
+    with contextlib.suppress(StorageUnavailable):
+        index.run_lifecycle()
+
+
+def plain_copy(source: Path, target: Path) -> None:
+    """Copy a file durably: what any rewriting of it is compared with."""
+    with source.open("rb") as read, target.open("xb") as write:
+        shutil.copyfileobj(read, write, 8 << 20)
+        write.flush()
+        Disk().sync(write.fileno())
+
+
+@contextlib.contextmanager
+def scratch(parent: Path) -> Iterator[Path]:
+    """A fresh folder in `parent`, deleted at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="tiered-index-bench-", dir=parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def require(found: object, expected: object, what: str) -> None:
+    """Raise where a measurement did not do what it says: figures of wrong work are worth nothing."""
+    if found != expected:
+        raise RuntimeError(f"{what}: {found!r}, not {expected!r}")

@@ -1,0 +1,1 @@
+"""The suites, one module each; `SUITES` in `tiered_index.cli.bench.running` lists them."""

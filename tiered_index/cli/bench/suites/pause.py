@@ -1,0 +1,170 @@
+"""Suite `pause`: how long a put takes, and how late the writer wakes, while files roll, compact and upload and another thread queries.
+
+The writer has a core to itself; flusher, life cycle and queries share the other one. The same puts at the same pace without any of them
+show what the machine and the interpreter do to such a thread anyway.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tiered_index.cli.bench.figures import Spec
+from tiered_index.cli.bench.machine import cores, pin_thread, pinned, settle
+from tiered_index.cli.bench.messages import START_MS, TOPIC, batch, key_array, keys_of, numbers_of
+from tiered_index.cli.bench.meter import Meter, percentiles_us
+from tiered_index.cli.bench.setting import Setting, WatchedDisk, require, scratch
+from tiered_index.errors import BackPressure
+from tiered_index.service.index import IndexService
+
+__all__ = ["Pause"]
+
+_PERIOD_S = 0.001
+_SINGLES = 4
+_POOL = 2_000_000
+_LONGEST_S = 180.0
+_QUERY_PAUSE_S = 0.001
+_CALLS = ("put", "put_batch", "wake-up")
+_WHICH = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
+_STATES = ("busy", "idle")
+_COUNTS = ("files begun", "compactions", "uploads", "queries", "puts pushed back")
+_PACE = "entries put"
+
+
+@dataclass
+class _Latencies:
+    """Seconds of each call, by kind; a wake-up is how much later than asked the writer's sleep ended."""
+
+    samples: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in _CALLS})
+    entries: int = 0
+    elapsed_s: float = 0.0
+    pushed_back: int = 0
+
+
+class Pause:
+    """Puts at a steady pace for several files' worth: every millisecond a batch of 1,000 and four single ones."""
+
+    name = "pause"
+    passes = 1
+
+    def specs(self, setting: Setting) -> Sequence[Spec]:
+        """As `Suite.specs`."""
+        calls = [Spec(_figure(call, state, which), "us") for call in _CALLS for state in _STATES for which in _WHICH]
+        return (*calls, Spec(_PACE, "entries/s"), *(Spec(name, "count") for name in _COUNTS))
+
+    def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
+        """As `Suite.run`."""
+        keys = key_array(np.arange(min(setting.entries, _POOL)))
+        measured, other = cores()
+        for _ in meter.rounds():
+            with pinned(other):
+                with scratch(folder) as place:
+                    idle = _idle(setting, place, keys, measured)
+                with scratch(folder) as place:
+                    busy = _busy(setting, place, keys, measured, meter)
+            for state, latencies in zip(_STATES, (busy, idle), strict=True):
+                for call, samples in latencies.samples.items():
+                    for which, value in zip(_WHICH, percentiles_us(samples, *_WHICH.values()), strict=True):
+                        meter.record(_figure(call, state, which), value)
+            meter.record(_PACE, busy.entries / busy.elapsed_s)
+
+
+def _figure(call: str, state: str, which: str) -> str:
+    return f"{call}, {state}, {which}"
+
+
+def _idle(setting: Setting, place: Path, keys: Any, core: int) -> _Latencies:
+    """Put for a while into a buffer that nobody flushes or asks."""
+    index = setting.open(place, buffer_max_entries=1 << 40, buffer_max_bytes=1 << 50)
+    with ThreadPoolExecutor(1, "bench-writer") as threads:
+        settle()
+        ends_s = time.monotonic() + setting.idle_s
+        latencies = threads.submit(_write, index, setting.pause_rows, keys, core, lambda _: time.monotonic() >= ends_s).result()
+        index.abandon()
+        return latencies
+
+
+def _busy(setting: Setting, place: Path, keys: Any, core: int, meter: Meter) -> _Latencies:
+    """Put several files' worth, and at least until one of them is uploaded, with every worker running."""
+    disk, done = WatchedDisk(), threading.Event()
+    wanted = setting.pause_files * setting.entries
+    ends_s = time.monotonic() + _LONGEST_S
+
+    def finished(entries: int) -> bool:
+        return (entries >= wanted and disk.counts["uploaded"] > 0) or time.monotonic() >= ends_s
+
+    with setting.open(place, disk=disk, background=True) as index, ThreadPoolExecutor(2, "bench") as threads:
+        settle()
+        asking = threads.submit(_ask, index, keys_of(numbers_of(10_000, len(keys), 1)), done)
+        writing = threads.submit(_write, index, setting.pause_rows, keys, core, finished)
+        try:
+            latencies = writing.result()
+        finally:
+            counts = dict(disk.counts)
+            done.set()
+        values = (counts.get("unsealed", 0), counts.get("compacted", 0), counts.get("uploaded", 0), asking.result(), latencies.pushed_back)
+        index.flush()
+        require(sum(getattr(file, "count", 0) for file in index.files()), latencies.entries, "entries in the index")
+    for name, value in zip(_COUNTS, values, strict=True):
+        meter.record(name, value)
+    return latencies
+
+
+def _ask(index: IndexService, keys: list[str], done: threading.Event) -> int:
+    """Ask for keys, one after another, until done; return how many were asked for."""
+    for number, key in enumerate(cycle(keys)):
+        index.query(TOPIC, key)
+        if done.wait(_QUERY_PAUSE_S):
+            return number + 1
+    return 0
+
+
+def _write(index: IndexService, rows: int, keys: Any, core: int, finished: Callable[[int], bool]) -> _Latencies:
+    """Put at a steady pace until `finished` says so of the entries put; a writer that is late does not hurry."""
+    pin_thread(core)
+    latencies = _Latencies()
+    singles, batches, wakes = (latencies.samples[name] for name in _CALLS)
+    texts = cycle(keys[: min(len(keys), 10_000)].to_pylist())
+    started_s = due_s = time.perf_counter()
+    position = 0
+    while not finished(latencies.entries):
+        if (pause_s := due_s - time.perf_counter()) > 0:
+            time.sleep(pause_s)
+            wakes.append(time.perf_counter() - due_s)
+        first = position % max(1, len(keys) - rows + 1)
+        columns = batch(np.arange(position, position + rows), keys[first : first + rows])
+        position += rows
+        before_s = time.perf_counter()
+        _put(latencies, index.put_batch, columns)
+        batches.append(time.perf_counter() - before_s)
+        latencies.entries += rows
+        for number in range(position, position + _SINGLES):
+            key, offset, timestamp_ms = next(texts), number * 1000, START_MS + number // 10
+            before_s = time.perf_counter()
+            _put(latencies, index.put, TOPIC, 1, key, offset, 512, timestamp_ms)
+            singles.append(time.perf_counter() - before_s)
+        latencies.entries += _SINGLES
+        due_s = max(due_s + _PERIOD_S, time.perf_counter())
+    latencies.elapsed_s = time.perf_counter() - started_s
+    return latencies
+
+
+def _put(latencies: _Latencies, put: Callable[..., int], *arguments: Any) -> None:
+    """Call `put` until it is not pushed back; the waiting is part of the call's time."""
+    while True:
+        try:
+            put(*arguments)
+        except BackPressure:
+            latencies.pushed_back += 1
+            time.sleep(_PERIOD_S)
+        else:
+            return
