@@ -116,3 +116,40 @@ def test_a_bound_on_the_local_files_pushes_back_and_heals(make_world):
     world.abandon()
     world.open()
     world.check()
+
+
+def test_a_flush_that_fails_makes_no_position_durable(make_world):
+    world, disk = make_world(), FaultDisk()
+    service = world.open(disk)
+    world.put(3)
+    world.flush()
+    disk.fail("*", times=None)
+    world.put(3)
+    for _ in range(2):
+        with pytest.raises(StorageUnavailable):
+            service.flush()
+        assert service.durable_position("log") == 3
+    disk.clear()
+    service.flush()
+    assert service.durable_position("log") == 6
+
+
+def test_a_flush_that_failed_half_way_goes_on_where_it_stopped(make_world):
+    """Nothing is written twice; answers would hide it, since one identity is one answer."""
+    failed = 0
+    for number in range(1, 40):
+        world, disk = make_world(), FaultDisk()
+        service = world.open(disk)
+        world.put(30)
+        disk.fail("sync", nth=number, times=6)
+        try:
+            service.flush()
+        except StorageUnavailable:
+            failed += 1
+        disk.clear()
+        service.flush()
+        assert sum(handle.count for handle in service.files()) == len(world.model.entries), f"from sync {number} on"
+        world.confirm()
+        world.check()
+        world.service.close()
+    assert failed > 5

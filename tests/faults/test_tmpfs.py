@@ -5,15 +5,20 @@ Where none may be mounted, a fault layer refuses every call that needs room.
 
 from __future__ import annotations
 
-import pytest
+import json
 
+import pytest
+from typer.testing import CliRunner
+
+from tests.integration.cli.conftest import expected_offsets, run_script, write_source
 from tiered_index import IndexReader
+from tiered_index.cli.main import app
 from tiered_index.errors import BackPressure, DiskFull
 from tiered_index.storage.local import LocalStorage
 
 STEPS = 15
 # of the scenario
-SPARE_PAGES = (0, 1, 2, 5)
+SPARE_PAGES = (0, 1, 4)
 
 
 @pytest.fixture
@@ -138,3 +143,59 @@ def test_a_journal_without_room_to_grow_ends_its_file(small_world, small_disk):
     heal(world)
     if small_disk.real:
         assert "pwrite unsealed/.journal" in small_disk.refused
+
+
+def test_the_writers_own_threads_push_back_and_go_on_by_themselves(small_world, small_disk, eventually):
+    world = small_world()
+    service = world.open(small_disk.disk, background=True, flush_interval_s=0.01, lifecycle_interval_s=0.01)
+    world.put(5)
+    world.flush()
+    small_disk.fill()
+    with pytest.raises(BackPressure, match="write buffer"):
+        for _ in range(100):
+            world.put(1)
+    assert service.health()["buffered_entries"] > 35
+    eventually(lambda: any(problem.startswith("flush: ") and "No space left" in problem for problem in service.health()["problems"]))
+    world.check()
+    refused = [len(world.model.entries)]
+    with pytest.raises(BackPressure):
+        world.put(9)
+    world.check()
+    assert len(world.model.entries) < refused[0] + 9
+    small_disk.free()
+    eventually(lambda: service.health()["buffered_entries"] == 0 and not service.health()["problems"])
+    world.put(5)
+    world.flush()
+    world.check()
+    assert service.durable_position("log") == world.position
+    service.close()
+    world.tidy()
+
+
+def test_the_console_says_it_by_exit_code_7_and_the_same_command_goes_on(small_disk, tmp_path, monkeypatch):
+    source = write_source(tmp_path / "messages.ndjson", 0, 3000)
+    root, uri = small_disk.folder / "root", f"file://{tmp_path / 'store'}"
+    command = ["ingest", source, "--root", root, "--storage", uri, "--slots", 64, "--items", 1500, "--patience", 0, "--json"]
+    command = [str(word) for word in command]
+    if not small_disk.real:
+        monkeypatch.setattr("tiered_index.service.index.Disk", lambda: small_disk.disk)
+
+    def run(*arguments):
+        if small_disk.real:
+            outcome = run_script(*arguments)
+            return outcome.code, outcome.out, outcome.err
+        result = CliRunner().invoke(app, list(arguments))
+        return result.exit_code, result.stdout, result.stderr
+
+    small_disk.fill(40)
+    code, out, err = run(*command, "--wait")
+    assert code == 7, err
+    assert out == ""
+    assert json.loads(err.splitlines()[-1])["error"]["type"] == "DiskFull"
+    small_disk.free()
+    code, out, err = run(*command, "--wait")
+    assert code == 0, err
+    assert json.loads(out)["position"] == source.stat().st_size
+    with IndexReader.open(uri) as reader:
+        for key in ("k3", "own-77", "own-2999"):
+            assert [item.offset for item in reader.query("orders", key, max_count=1000)] == expected_offsets("orders", key)
