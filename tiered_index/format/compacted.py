@@ -1,7 +1,8 @@
 """Compaction: a sealed file's chains rewritten into one contiguous array per slot, with a trailer. SPEC.md sections 4 and 6.
 
-`Compaction` plans the order with one sort and then yields the file's bytes in pieces of at most `CHUNK` items; it never holds the items
-of the whole file. Memory: 16 bytes an entry for the order (8 for RocketMQ's), 16 a slot, and one chunk. Pure; one thread.
+`Compaction` counts where each slot's entries belong and then yields the file's bytes in pieces of less than 2 * `CHUNK` items; it never
+holds the items of the whole file. Memory: 8 bytes an entry, 32 a slot, one piece, and 40 bytes an entry of the largest slot where that
+has more than `CHUNK` (native order). Pure; one thread.
 Source: RocketMQ's `IndexStoreFile.compactToNewFile`.
 """
 
@@ -15,17 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Header, Layout
+from tiered_index.format.slot_order import newest_first, order_chunk, order_giant, pieces_of
 from tiered_index.format.trailer import BLOCK_DTYPE, GROUP_DTYPE, Directory, Metadata, build_trailer
-from tiered_index.format.unsealed import normal_hashes
 
-__all__ = ["BLOCK_BYTES", "CHUNK", "GROUP_BYTES", "Compaction", "answer_order", "bare_slot_run", "bare_slots"]
+__all__ = ["BLOCK_BYTES", "CHUNK", "GROUP_BYTES", "Compaction", "bare_slot_run", "bare_slots"]
 
 Array = npt.NDArray[Any]
-CHUNK = 1 << 18
-"""Items gathered at a time (8 MiB of native items)."""
+CHUNK = 1 << 16
+"""Items gathered at a time (2 MiB of native items): pieces within the cache, and short turns of the interpreter lock."""
 GROUP_BYTES = 16 * 1024
 """A slot group is closed by the slot whose array starts 16 KiB or more after the previous multiple of 16 KiB."""
+_COUNTED = 1 << 22
+# entries whose slots are counted at a time
 BLOCK_BYTES = 256 * 1024
 """A group longer than this is cut into blocks of at most this many bytes."""
 
@@ -44,29 +48,38 @@ class Compaction:
         self._entries = entries
         self.layout = layout
         self.count = n
-        self._order, slots = _insertion_order(entries, layout) if layout.preset.newest_first else _native_order(entries, layout)
-        per_slot = np.bincount(slots, minlength=layout.slots).astype(np.int64)
-        item_size = layout.schema.item.itemsize
-        self._lengths = per_slot * item_size
-        self._starts = np.empty(layout.slots, np.int64)
-        self._starts[0] = 0
-        np.cumsum(self._lengths[:-1], out=self._starts[1:])
-        self.slots_in_use = int(np.count_nonzero(per_slot))
+        slots = np.empty(n, np.uint32)
+        counts = np.zeros(layout.slots, np.int64)
+        for start in range(0, n, _COUNTED):
+            part = slots[start : start + _COUNTED]
+            np.remainder(normal_hashes(entries["key_hash"][start : start + _COUNTED]).view(np.uint32), np.uint32(layout.slots), out=part)
+            counts += np.bincount(part, minlength=layout.slots)
+        self._counts = counts
+        self._first = np.cumsum(counts) - counts
+        self._order = newest_first(slots, self._first)
+        del slots
+        if not layout.preset.newest_first:
+            self._order_giants()
+        self.slots_in_use = int(np.count_nonzero(counts))
         self.header = Header(layout.preset.end_magic, begin_ms, end_ms, self.slots_in_use, n)
         differences = entries["time_diff_s"]
         self.second_min = begin_ms // 1000 + int(differences.min())
         self.second_max = begin_ms // 1000 + int(differences.max())
         self.directory: Directory | None = None
+        self._slots_crc32: int | None = None
 
     def slot_table(self) -> bytes:
         """Return the slot table: absolute position and length of each slot's array; an empty slot holds the position reached."""
         table = np.empty((self.layout.slots, 2), ">i4")
-        table[:, 0] = self._starts + self.layout.items_position
-        table[:, 1] = self._lengths
-        return table.tobytes()
+        item_size = self.layout.schema.item.itemsize
+        table[:, 0] = self._first * item_size + self.layout.items_position
+        table[:, 1] = self._counts * item_size
+        data = table.tobytes()
+        self._slots_crc32 = zlib.crc32(data)
+        return data
 
     def arrays(self) -> Iterator[memoryview]:
-        """Yield the arrays' bytes in pieces of at most `CHUNK` items; afterwards `directory` is set.
+        """Yield the arrays' bytes in pieces of less than 2 * `CHUNK` items; afterwards `directory` is set.
 
         A gather with `take` on a void dtype copies whole records and lets other threads run between chunks.
         """
@@ -79,9 +92,11 @@ class Compaction:
         begin_s = self.header.begin_ms // 1000
         block_starts = ((blocks["offset"].astype(np.int64) - self.layout.items_position) // item_size) if len(blocks) else None
         bounds = _BlockBounds(blocks, block_starts, begin_s)
-        for start in range(0, self.count, CHUNK):
-            picked = records.take(self._order[start : start + CHUNK]).view(np.uint8).reshape(-1, schema.entry.itemsize)
-            piece = np.ascontiguousarray(picked[:, :item_size])
+        for start, stop, ordered in pieces_of(self._first, self._counts, self.count, CHUNK):
+            picked = records.take(self._order[start:stop])
+            if not (ordered or self.layout.preset.newest_first):
+                picked = picked.take(order_chunk(picked.view(schema.entry), self.layout))
+            piece = np.ascontiguousarray(picked.view(np.uint8).reshape(-1, schema.entry.itemsize)[:, :item_size])
             flat = piece.reshape(-1).data
             group_of_run.add(start * item_size, flat)
             block_of_run.add(start * item_size, flat)
@@ -102,7 +117,7 @@ class Compaction:
             second_max=self.second_max,
             slots_in_use=self.slots_in_use,
             header_crc32=zlib.crc32(self.header.pack()),
-            slots_crc32=zlib.crc32(self.slot_table()),
+            slots_crc32=self._slots_crc32 if self._slots_crc32 is not None else zlib.crc32(self.slot_table()),
             **about,
         )
 
@@ -114,6 +129,13 @@ class Compaction:
         assert self.directory is not None
         yield build_trailer(self.layout.compacted_size(self.count), self.directory, self.metadata(**about))
 
+    def _order_giants(self) -> None:
+        """Bring the slots that pieces may cut into their final order; all others are ordered piece by piece."""
+        for slot in np.flatnonzero(self._counts > CHUNK):
+            part = self._order[self._first[slot] : self._first[slot] + self._counts[slot]]
+            hashes = normal_hashes(self._entries["key_hash"][part])
+            part[:] = part[order_giant(hashes, self._entries["time_diff_s"][part], self._entries, part, self.layout)]
+
     def _runs(self) -> tuple[Array, Array]:
         """Return the group and block tables, their CRCs still 0.
 
@@ -121,14 +143,15 @@ class Compaction:
         and a giant slot never drags neighbours along.
         """
         item_size = self.layout.schema.item.itemsize
-        number = self._starts // GROUP_BYTES
+        starts_of_slots, lengths_of_slots = self._first * item_size, self._counts * item_size
+        number = starts_of_slots // GROUP_BYTES
         cut = np.empty(self.layout.slots, bool)
         cut[0] = True
         np.not_equal(number[1:], number[:-1], out=cut[1:])
-        cut |= self._lengths >= GROUP_BYTES
+        cut |= lengths_of_slots >= GROUP_BYTES
         first_slots = np.flatnonzero(cut)
         groups = np.zeros(len(first_slots), GROUP_DTYPE)
-        starts = self._starts[first_slots]
+        starts = starts_of_slots[first_slots]
         ends = np.append(starts[1:], self.count * item_size)
         lengths = ends - starts
         groups["first_slot"] = first_slots
@@ -194,57 +217,6 @@ class _BlockBounds:
             block["hash_max"] = max(int(block["hash_max"]), int(hashes.max()))
             block["second_min"] = min(int(block["second_min"]), int(seconds.min()))
             block["second_max"] = max(int(block["second_max"]), int(seconds.max()))
-
-
-def _insertion_order(entries: Array, layout: Layout) -> tuple[Array, Array]:
-    """Slot ascending, newest first: one plain sort of (slot << 32 | n - 1 - index), 8 bytes an entry."""
-    n = len(entries)
-    keys = (normal_hashes(entries["key_hash"]).astype(np.uint64) % np.uint64(layout.slots)) << np.uint64(32)
-    keys |= np.arange(n - 1, -1, -1, dtype=np.uint64)
-    keys.sort()
-    slots = (keys >> np.uint64(32)).astype(np.int64)
-    keys &= np.uint64(0xFFFFFFFF)
-    return (n - 1 - keys.astype(np.int64)), slots
-
-
-def _native_order(entries: Array, layout: Layout) -> tuple[Array, Array]:
-    """Slot, hash, then answer order (second descending, offset descending, queue ascending, further identity ascending).
-
-    With base = slots and q = (2**31 - 1) // base + 1, (hash mod base) * q + hash div base orders by slot, then by hash, in 32 bits;
-    32 more hold the second, counted down from the newest. One argsort of these 64 bits leaves only equal (hash, second) to settle.
-    """
-    slots_count = np.int64(layout.slots)
-    hashes = normal_hashes(entries["key_hash"]).astype(np.int64)
-    quotients = np.int64((2**31 - 1) // layout.slots + 1)
-    slots = hashes % slots_count
-    keys = (slots * quotients + hashes // slots_count).astype(np.uint64) << np.uint64(32)
-    del hashes
-    differences = entries["time_diff_s"].astype(np.int64)
-    keys |= (int(differences.max()) - differences).astype(np.uint64)
-    del differences
-    order = np.argsort(keys)
-    keys = keys[order]
-    slots = slots[order]
-    equal = keys[1:] == keys[:-1]
-    if equal.any():
-        tied = np.zeros(len(keys), bool)
-        tied[1:] |= equal
-        tied[:-1] |= equal
-        places = np.flatnonzero(tied)
-        picked = order[places]
-        part = entries[picked]
-        columns: list[Array] = [picked]
-        columns += [part[name].astype(part[name].dtype.newbyteorder("=")) for name in reversed(layout.schema.identity_extra)]
-        columns += [part["queue_id"].astype(np.int32), ~part["offset"].astype(np.int64), keys[places]]
-        order[places] = picked[np.lexsort(columns)]
-    return order, slots
-
-
-def answer_order(seconds: Array, items: Array, layout: Layout) -> Array:
-    """Return the permutation that brings items into answer order, given their seconds (i64, n)."""
-    columns: list[Array] = [items[name].astype(items[name].dtype.newbyteorder("=")) for name in reversed(layout.schema.identity_extra)]
-    columns += [items["queue_id"].astype(np.int32), ~items["offset"].astype(np.int64), -seconds]
-    return np.lexsort(columns)
 
 
 def bare_slots(first_slot_item: bytes, file: str) -> int:

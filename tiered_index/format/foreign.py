@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from tiered_index.errors import ConfigError, CorruptFile
 from tiered_index.format.compacted import CHUNK, bare_slot_run, bare_slots
+from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, NATIVE, PRESETS, ROCKETMQ, SLOT_SIZE, Header, Layout, Preset, read_header
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import TAIL_MAGIC, TAIL_SIZE, Tail
-from tiered_index.format.unsealed import UnsealedTable, entries_view, normal_hashes
+from tiered_index.format.unsealed import UnsealedTable, entries_view
 
 __all__ = ["HEAD_SIZE", "FileKind", "ForeignCompacted", "ForeignUnsealed", "Read", "items_of", "read_exactly", "recognise", "stored_ms"]
 

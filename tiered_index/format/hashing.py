@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tiered_index.format.polynomials import polynomials, power_at
 
-__all__ = ["CodeUnits", "code_units", "fingerprint", "hash_batch", "java_string_hash", "key_hash"]
+__all__ = ["CodeUnits", "code_units", "fingerprint", "hash_batch", "java_string_hash", "key_hash", "normal_hashes"]
 
 _JAVA = 31
 _FINGERPRINT = 0x9E3779B1
@@ -119,6 +119,13 @@ def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:
     np.cumsum((data & 0xC0 != 0x80).astype(np.int8) + (data >= 0xF0), out=units_before[1:])
     units = np.frombuffer(data.tobytes().decode("utf-8").encode("utf-16-le"), "<u2")
     return CodeUnits(units, units_before[offsets])
+
+
+def normal_hashes(hashes: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    """Return stored hashes with the one negative value that RocketMQ leaves (`Integer.MIN_VALUE`) turned into 0."""
+    native: npt.NDArray[np.int32] = hashes.astype(np.int32)
+    native[native == -(2**31)] = 0
+    return native
 
 
 def hash_batch(

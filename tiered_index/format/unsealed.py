@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import InvalidArgument
+from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import Header, Layout
 from tiered_index.format.schema import PREVIOUS
+from tiered_index.format.slot_order import same_slot_rows
 
-__all__ = ["PreparedBatch", "UnsealedTable", "entries_view", "normal_hashes", "time_differences", "walk_chain"]
+__all__ = ["PreparedBatch", "UnsealedTable", "entries_view", "time_differences", "walk_chain"]
 
 Array = npt.NDArray[Any]
 _INSERT_CHUNK = 1 << 15
@@ -33,13 +35,6 @@ def time_differences(timestamps_ms: Array, begin_ms: int) -> npt.NDArray[np.int3
     difference = timestamps_ms.astype(np.int64) - begin_ms
     truncated: npt.NDArray[np.int64] = np.sign(difference) * (np.abs(difference) // 1000)
     return truncated.astype(np.int32)
-
-
-def normal_hashes(hashes: Array) -> npt.NDArray[np.int32]:
-    """Return stored hashes with the one negative value that RocketMQ leaves (`Integer.MIN_VALUE`) turned into 0."""
-    native = hashes.astype(np.int32)
-    native[native == _MIN_VALUE] = 0
-    return native
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,22 +160,11 @@ class UnsealedTable:
         heads[slots] = indices
         values = heads[slots]
         fresh = n - int(np.count_nonzero(previous))
-        lost = np.flatnonzero(values != indices)  # another row of the same slot was written over these
-        if lost.size:
-            again = np.zeros(n, bool)
-            again[lost] = again[values[lost] - first] = True
-            rows = np.flatnonzero(again)
-            keys = slots[rows].astype(np.uint64) << np.uint64(32)
-            keys |= rows.astype(np.uint64)
-            keys.sort()
-            rows = keys.astype(np.uint32).astype(np.int64)
-            of_slot = keys >> np.uint64(32)
-            later = np.flatnonzero(of_slot[1:] == of_slot[:-1]) + 1  # not the first row of their slot
+        rows, later = same_slot_rows(slots, values - np.int32(first))
+        if rows.size:
             fresh -= int(np.count_nonzero(previous[rows[later]] == 0))
             previous[rows[later]] = first + rows[later - 1]
-            last = np.ones(len(rows), bool)
-            last[later - 1] = False
-            ends = rows[last]
+            ends = np.delete(rows, later - 1)
             heads[slots[ends]] = indices[ends]
             values[rows] = heads[slots[rows]]
         return previous, slots, values, fresh

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, UnsupportedVersion
 from tiered_index.format.foreign import Read, read_exactly
+from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Header, read_header
 from tiered_index.format.trailer import TAIL_SIZE, Metadata, Run, Tail, Trailer, parse_trailer
-from tiered_index.format.unsealed import normal_hashes
 
 __all__ = ["Finding", "SlotOf", "verify_compacted"]
 

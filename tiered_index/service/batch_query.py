@@ -15,9 +15,8 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.format.hashing import code_units, hash_batch
+from tiered_index.format.hashing import code_units, hash_batch, normal_hashes
 from tiered_index.format.schema import Schema
-from tiered_index.format.unsealed import normal_hashes
 from tiered_index.service.cursor import encode_cursor, query_digest
 from tiered_index.service.rows import Array, item_maker, order_key, row_dtype, settled
 from tiered_index.service.validation import check_key, check_range, check_topic

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import SchemaMismatch
+from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.schema import Schema
-from tiered_index.format.unsealed import normal_hashes
 from tiered_index.types import IndexItem
 
 __all__ = [

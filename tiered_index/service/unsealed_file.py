@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile
+from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal
 from tiered_index.format.layout import Layout, read_header
 from tiered_index.format.names import UNSEALED, new_file_id
 from tiered_index.format.schema import PREVIOUS
-from tiered_index.format.unsealed import UnsealedTable, entries_view, normal_hashes, walk_chain
+from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain
 from tiered_index.service.batch_query import Found, QuestionBatch
 from tiered_index.service.buffer import later_positions
 from tiered_index.service.columns import Columns

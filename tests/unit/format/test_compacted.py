@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format import compacted as module
-from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES, Compaction, answer_order, bare_slot_run, bare_slots
+from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES, Compaction, bare_slot_run, bare_slots
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.schema import Schema
+from tiered_index.format.slot_order import answer_order
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.format.verify import verify_compacted
 from tiered_index.types import IndexItem, KeyedIndexItem, column

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiered_index.errors import InvalidArgument
+from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
-from tiered_index.format.unsealed import UnsealedTable, entries_view, normal_hashes, time_differences, walk_chain
+from tiered_index.format.unsealed import UnsealedTable, entries_view, time_differences, walk_chain
 
 BEGIN_MS = 1_700_000_000_000
 rows = st.lists(

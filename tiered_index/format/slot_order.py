@@ -1,0 +1,158 @@
+"""Entries in order of their slots, without a sort of the whole file.
+
+A file's slots are filled about evenly, so where an entry belongs is counted, not compared; only rows of one chunk that share a slot, and
+entries that share a slot in the result, are sorted, and those by a plain sort of integers within the cache. Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.layout import Layout
+from tiered_index.format.schema import Schema
+
+__all__ = ["answer_order", "hash_rank", "newest_first", "order_chunk", "order_giant", "pieces_of", "same_slot_rows"]
+
+Array = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
+_CHUNK = 1 << 15
+# entries placed at a time: what they touch stays within the cache
+_LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+def same_slot_rows(slots: Int64, seen: Array) -> tuple[Int64, Int64]:
+    """Return the rows whose slot occurs more than once, by slot and then by row, and the places in them that are not their slot's first.
+
+    `slots` (n) are the rows' slots; `seen` (n) is, for each row, one row of the same slot, the same for all rows of a slot.
+    """
+    other = np.flatnonzero(seen != np.arange(len(slots)))
+    if not other.size:
+        return other, other
+    again = np.zeros(len(slots), bool)
+    again[other] = again[seen[other]] = True
+    rows = np.flatnonzero(again)
+    keys = slots[rows].astype(np.uint64) << _SHIFT | rows.astype(np.uint64)
+    keys.sort()
+    of_slot = keys >> _SHIFT
+    return (keys & _LOW).astype(np.int64), np.flatnonzero(of_slot[1:] == of_slot[:-1]) + 1
+
+
+def newest_first(slots: npt.NDArray[np.uint32], starts: Int64) -> npt.NDArray[np.int32]:
+    """Return the entries (i32, n, by number in order of insertion) in order of slot, newest first within a slot.
+
+    `slots` (n) are their slots, `starts` says at which place of the result each slot begins. Each slot has a cursor that the chunks,
+    newest first, move on. Memory: 4 bytes an entry, 4 a slot, and one chunk.
+    """
+    cursors = starts.astype(np.int32)
+    order = np.empty(len(slots), np.int32)
+    for stop in range(len(slots), 0, -_CHUNK):
+        part = slots[max(stop - _CHUNK, 0) : stop][::-1].astype(np.int64)
+        rows = np.arange(len(part), dtype=np.int32)
+        places = cursors[part]
+        cursors[part] = rows
+        again, later = same_slot_rows(part, cursors[part])
+        if again.size:
+            ordinal = np.arange(len(again), dtype=np.int32)
+            first = ordinal.copy()
+            first[later] = 0
+            places[again] += ordinal - np.maximum.accumulate(first)
+        cursors[part] = places + 1
+        if again.size:
+            ends = np.delete(again, later - 1)
+            cursors[part[ends]] = places[ends] + 1
+        order[places] = stop - 1 - rows
+    return order
+
+
+def hash_rank(hashes: npt.NDArray[np.int32], slots: int) -> npt.NDArray[np.uint64]:
+    """Return 32-bit numbers that order normal hashes by slot, then by hash.
+
+    With q = (2**31 - 1) // slots + 1 it is (hash mod slots) * q + hash div slots.
+    """
+    unsigned = hashes.view(np.uint32)
+    quotients = np.uint32((2**31 - 1) // slots + 1)
+    above, slot = np.divmod(unsigned, np.uint32(slots))
+    return (slot * quotients + above).astype(np.uint64)
+
+
+def pieces_of(starts: Int64, counts: Int64, total: int, size: int) -> Iterator[tuple[int, int, bool]]:
+    """Yield ranges (start, stop, whether it is part of a giant slot) that cover `total` places, each less than 2 * `size` long.
+
+    A slot of more than `size` entries is a giant: pieces end where it begins and ends, and within it. No other slot is cut.
+    """
+    giants = np.flatnonzero(counts > size)
+    targets = np.arange(size, total, size)
+    slots = np.searchsorted(starts, targets, "right") - 1
+    cuts = np.where(counts[slots] > size, targets, starts[slots])
+    edges = np.unique(np.concatenate((cuts, starts[giants], starts[giants] + counts[giants], [0, total])))
+    slots = np.searchsorted(starts, edges[:-1], "right") - 1
+    yield from zip(edges[:-1].tolist(), edges[1:].tolist(), (counts[slots] > size).tolist(), strict=True)
+
+
+def order_chunk(items: Array, layout: Layout) -> Int64:
+    """Return the permutation that brings items of whole slots, newest insertion first within each, into slot, hash and answer order."""
+    keys = hash_rank(normal_hashes(items["key_hash"]), layout.slots) << _SHIFT
+    keys |= np.arange(len(items), dtype=np.uint64)
+    keys.sort()
+    order = (keys & _LOW).astype(np.int64)
+    keys >>= _SHIFT
+    second = np.flatnonzero(keys[1:] == keys[:-1]) + 1  # entries whose predecessor has the same hash
+    if not second.size:
+        return order
+    # what came later is mostly newer; only hashes of which that isn't true are sorted by more than the order of insertion
+    before, after = items[order[second - 1]], items[order[second]]
+    in_order = before["time_diff_s"] > after["time_diff_s"]
+    in_order |= (before["time_diff_s"] == after["time_diff_s"]) & (before["offset"] > after["offset"])
+    if in_order.all():
+        return order
+    starts = np.ones(len(items), bool)
+    starts[second] = False
+    run = np.cumsum(starts)
+    mixed = np.zeros(int(run[-1]) + 1, bool)
+    mixed[run[second[~in_order]]] = True
+    places = np.flatnonzero(mixed[run])
+    picked = order[places]
+    part = items[picked]
+    offsets, differences = part["offset"].astype(np.int64), part["time_diff_s"].astype(np.int32)
+    columns = [*_identity_columns(part, layout.schema), ~offsets, ~differences, keys[places]]
+    order[places] = picked[np.lexsort([~picked, *columns])]  # put twice: the first one first
+    return order
+
+
+def order_giant(hashes: npt.NDArray[np.int32], differences: Array, entries: Array, numbers: Array, layout: Layout) -> Int64:
+    """Return the permutation that brings one slot's entries into hash and answer order.
+
+    `numbers` are the entries' places in `entries`, `hashes` and `differences` their columns. Memory: 24 bytes an entry.
+    """
+    wide = differences.astype(np.int64)
+    keys = hash_rank(hashes, layout.slots) << _SHIFT | (int(wide.max()) - wide).astype(np.uint64)
+    del wide
+    order = np.argsort(keys)
+    keys = keys[order]
+    equal = keys[1:] == keys[:-1]
+    if equal.any():
+        tied = np.zeros(len(keys), bool)
+        tied[1:] |= equal
+        tied[:-1] |= equal
+        places = np.flatnonzero(tied)
+        picked = order[places]
+        part = entries[numbers[picked]]
+        columns = [*_identity_columns(part, layout.schema), ~part["offset"].astype(np.int64), keys[places]]
+        order[places] = picked[np.lexsort([numbers[picked], *columns])]
+    return order
+
+
+def _identity_columns(items: Array, schema: Schema) -> list[Array]:
+    """Return what orders items of one second and offset, the last column counting most."""
+    columns = [items[name].astype(items[name].dtype.newbyteorder("=")) for name in reversed(schema.identity_extra)]
+    return [*columns, items["queue_id"].astype(np.int32)]
+
+
+def answer_order(seconds: Array, items: Array, layout: Layout) -> Int64:
+    """Return the permutation that brings items into answer order, given their seconds (i64, n)."""
+    return np.lexsort([*_identity_columns(items, layout.schema), ~items["offset"].astype(np.int64), -seconds])
