@@ -1,0 +1,123 @@
+"""Traffic of several threads on one index: messages of one to four keys, batches larger than a file, late times and bad clocks, and lookups
+of every kind, each checked against the ledger. Everything follows from seeds."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+
+from tests.stress.ledger import ALL, Ledger, Message
+from tiered_index import IndexService
+from tiered_index.errors import BackPressure
+from tiered_index.types import Lookup
+
+__all__ = ["KEYS", "NOW_MS", "TOPICS", "Source", "batch_of", "look", "write"]
+
+NOW_MS = 1_700_000_000_000
+TOPICS = ("orders", "payments", "сообщения")
+KEYS = tuple(f"k{number}" for number in range(9))
+SPAN_S = 3_000
+_BAD_CLOCK_MS = 5_000
+_PUTS_A_LOOKUP = 12
+
+
+class Source:
+    """Messages of one writer: times rise by and by, one in five is late, one in a hundred has a bad clock."""
+
+    def __init__(self, seed: int, number: int, bad_clocks: bool = True) -> None:
+        self.rng = random.Random(1000 * seed + number)
+        self._offsets = itertools.count(number * 10**9)
+        self._bad_clocks = bad_clocks
+        self._second = 0.0
+
+    def message(self) -> Message:
+        """Return the next one."""
+        rng = self.rng
+        self._second += rng.random()
+        late = rng.randrange(SPAN_S) if rng.random() < 0.2 else 0
+        timestamp_ms = NOW_MS + int(1000 * (self._second - late))
+        if self._bad_clocks and rng.random() < 0.01:
+            timestamp_ms = _BAD_CLOCK_MS + 1000 * rng.randrange(50)
+        keys = [rng.choice(KEYS) for _ in range(rng.choice((1, 1, 1, 2, 4)))]
+        return Message(rng.choice(TOPICS), rng.randrange(4), tuple(keys), next(self._offsets), rng.randrange(1, 5000), timestamp_ms)
+
+    def messages(self, count: int) -> list[Message]:
+        """Return the next `count`."""
+        return [self.message() for _ in range(count)]
+
+
+def batch_of(messages: list[Message], *, arrow: bool) -> Any:
+    """Return messages as `put_batch` takes them, one row a key."""
+    rows = [(m.topic, m.queue_id, key, m.offset, m.size, m.timestamp_ms) for m in messages for key in dict.fromkeys(m.keys)]
+    names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
+    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    return pa.record_batch(columns) if arrow else columns
+
+
+def write(
+    service: IndexService, ledger: Ledger, source: Source, count: int, stop: threading.Event, *, largest: int, seen: Counter[str],
+    bounded: bool = False,
+) -> None:  # fmt: skip
+    """Put `count` messages, alone or in batches of up to `largest`; pushed back only where the buffer is `bounded`."""
+    rng, left = source.rng, count
+    while left > 0 and not stop.is_set():
+        alone = rng.random() < 0.8
+        messages = source.messages(1 if alone else min(left, rng.randrange(1, largest)))
+        left -= len(messages)
+        while seen["put"] > _PUTS_A_LOOKUP * (seen["lookups"] + 1) and seen["readers"] and not stop.is_set():
+            stop.wait(0.001)  # so that there is something to check, whatever the machine
+        again = 2 if rng.random() < 0.02 else 1  # the same message twice is one answer
+        for _ in range(again):
+            while not stop.is_set():
+                ledger.offer(messages)
+                try:
+                    if alone:
+                        (message,) = messages
+                        keys = message.keys[0] if len(message.keys) == 1 else message.keys
+                        service.put(message.topic, message.queue_id, keys, *message.arguments[3:])
+                    else:
+                        service.put_batch(batch_of(messages, arrow=rng.random() < 0.5))
+                except BackPressure:
+                    seen["pushed back"] += 1
+                    assert bounded, "pushed back though no bound was reached"
+                    if rng.random() < 0.1:
+                        break  # refused whole, and not put again: it must never be found
+                    stop.wait(0.0005)
+                    continue
+                ledger.acknowledge(messages)
+                seen["put"] += len(messages)
+                break
+
+
+def look(index: Any, ledger: Ledger, rng: random.Random, seen: Counter[str]) -> None:
+    """Look something up in one of four ways, and check the answer."""
+    kind = rng.choice(("whole", "some", "pages", "many"))
+    seen[kind] += 1
+    seen["lookups"] += 1
+    if kind == "many":
+        asked = [_lookup(rng, ALL if rng.random() < 0.5 else rng.randrange(1, 40)) for _ in range(rng.randrange(1, 12))]
+        moments = [ledger.moment(q.topic, q.key) for q in asked]
+        answers = index.query_many(asked)
+        assert len(answers) == len(asked)
+        for q, since, result in zip(asked, moments, answers, strict=True):
+            ledger.check(q, result, since)
+    elif kind == "pages":
+        lookup = _lookup(rng, rng.randrange(8, 80))
+        seen["page"] += ledger.check_pages(index.query, lookup)
+    else:
+        lookup = _lookup(rng, ALL if kind == "whole" else rng.randrange(1, 40))
+        since = ledger.moment(lookup.topic, lookup.key)
+        ledger.check(lookup, index.query(lookup.topic, lookup.key, lookup.begin_ms, lookup.end_ms, lookup.max_count), since)
+
+
+def _lookup(rng: random.Random, max_count: int) -> Lookup:
+    begin_ms = end_ms = None
+    if rng.random() < 0.5:
+        begin_ms = NOW_MS + 1000 * rng.randrange(-SPAN_S, SPAN_S)
+        end_ms = begin_ms + 1000 * rng.choice((0, 10, 500, 5000))
+    return Lookup(topic=rng.choice(TOPICS), key=rng.choice(KEYS), begin_ms=begin_ms, end_ms=end_ms, max_count=max_count)
