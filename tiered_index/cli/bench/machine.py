@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from tiered_index._version import __version__
 
-__all__ = ["MemoryWatch", "cores", "facts", "pin_thread", "pinned", "settle"]
+__all__ = ["MemoryWatch", "core_wait_s", "cores", "facts", "pin_thread", "pinned", "settle"]
 
 _SAMPLE_S = 0.01
 _MIB = 1 << 20
@@ -45,6 +45,11 @@ def cores() -> tuple[int, int]:
 def pin_thread(core: int) -> None:
     """Keep the calling thread on one core."""
     os.sched_setaffinity(0, {core})
+
+
+def core_wait_s() -> float:
+    """Return how long the calling thread has been ready to run while others had its core: what neighbours cost it."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 @contextlib.contextmanager

@@ -29,10 +29,23 @@ from tiered_index.storage.disk import Disk
 from tiered_index.storage.local import LocalStorage
 from tiered_index.testing.storage_faults import FaultStorage
 
-__all__ = ["Setting", "WatchedDisk", "batches", "compact_only", "fill", "plain_copy", "require", "scratch", "without_uploads"]
+__all__ = [
+    "FLUSH_ENTRIES",
+    "Setting",
+    "WatchedDisk",
+    "batches",
+    "compact_only",
+    "fill",
+    "plain_copy",
+    "require",
+    "scratch",
+    "without_uploads",
+]
 
 _FULL_ITEMS = 20_000_000
-_BATCH, _FLUSH = 250_000, 1_000_000
+_BATCH = 250_000
+FLUSH_ENTRIES = 1_000_000
+"""How much is put between two flushes: what some tenths of a second bring at full speed, half of what the buffer holds."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +112,7 @@ class Setting:
         layout = self.layout
         return {
             "preset": layout.preset.name, "slots": layout.slots, "items": layout.items, "entries": self.entries,
-            "unsealed_file_bytes": layout.unsealed_size, "batch_rows": _BATCH, "flush_entries": _FLUSH, "rounds": self.rounds,
+            "unsealed_file_bytes": layout.unsealed_size, "batch_rows": _BATCH, "flush_entries": FLUSH_ENTRIES, "rounds": self.rounds,
             "single_puts": self.singles, "lookups": self.lookups, "query_many_keys": self.many, "small_files": self.small_files,
             "pause_files": self.pause_files, "pause_batch_rows": self.pause_rows,
         }  # fmt: skip
@@ -140,13 +153,13 @@ def batches(first: int, count: int) -> Iterator[pa.RecordBatch]:
 
 
 def fill(index: IndexService, first: int, count: int, put: Any = None, flush: Any = None) -> None:
-    """Put messages and make them durable, every 1,000,000 entries; `put` and `flush` are entered around the calls."""
+    """Put messages and make them durable, `FLUSH_ENTRIES` at a time; `put` and `flush` are entered around the calls."""
     put, flush = put or contextlib.nullcontext(), flush or contextlib.nullcontext()
     waiting = 0
     for rows in batches(first, count):
         with put:
             waiting += index.put_batch(rows)
-        if waiting >= _FLUSH:
+        if waiting >= FLUSH_ENTRIES:
             with flush:
                 index.flush()
             waiting = 0

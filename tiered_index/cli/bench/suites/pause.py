@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tiered_index.cli.bench.figures import Spec
-from tiered_index.cli.bench.machine import cores, pin_thread, pinned, settle
+from tiered_index.cli.bench.machine import core_wait_s, cores, pin_thread, pinned, settle
 from tiered_index.cli.bench.messages import START_MS, TOPIC, batch, key_array, keys_of, numbers_of
 from tiered_index.cli.bench.meter import Meter, percentiles_us
 from tiered_index.cli.bench.setting import Setting, WatchedDisk, require, scratch
@@ -38,6 +38,7 @@ _WHICH = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
 _STATES = ("busy", "idle")
 _COUNTS = ("files begun", "compactions", "uploads", "queries", "puts pushed back")
 _PACE = "entries put"
+_KEPT_OFF = {state: f"writer kept off its core, {state}" for state in _STATES}
 
 
 @dataclass
@@ -47,6 +48,7 @@ class _Latencies:
     samples: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in _CALLS})
     entries: int = 0
     elapsed_s: float = 0.0
+    core_wait_s: float = 0.0
     pushed_back: int = 0
 
 
@@ -59,7 +61,12 @@ class Pause:
     def specs(self, setting: Setting) -> Sequence[Spec]:
         """As `Suite.specs`."""
         calls = [Spec(_figure(call, state, which), "us") for call in _CALLS for state in _STATES for which in _WHICH]
-        return (*calls, Spec(_PACE, "entries/s"), *(Spec(name, "count") for name in _COUNTS))
+        return (
+            *calls,
+            Spec(_PACE, "entries/s"),
+            *(Spec(name, "ms/s") for name in _KEPT_OFF.values()),
+            *(Spec(name, "count") for name in _COUNTS),
+        )
 
     def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
         """As `Suite.run`."""
@@ -75,6 +82,7 @@ class Pause:
                 for call, samples in latencies.samples.items():
                     for which, value in zip(_WHICH, percentiles_us(samples, *_WHICH.values()), strict=True):
                         meter.record(_figure(call, state, which), value)
+                meter.record(_KEPT_OFF[state], latencies.core_wait_s / latencies.elapsed_s * 1000)
             meter.record(_PACE, busy.entries / busy.elapsed_s)
 
 
@@ -88,9 +96,14 @@ def _idle(setting: Setting, place: Path, keys: Any, core: int) -> _Latencies:
     with ThreadPoolExecutor(1, "bench-writer") as threads:
         settle()
         ends_s = time.monotonic() + setting.idle_s
-        latencies = threads.submit(_write, index, setting.pause_rows, keys, core, lambda _: time.monotonic() >= ends_s).result()
-        index.abandon()
-        return latencies
+
+        def finished(entries: int) -> bool:
+            return entries > 0 and time.monotonic() >= ends_s
+
+        try:
+            return threads.submit(_write, index, setting.pause_rows, keys, core, finished).result()
+        finally:
+            index.abandon()
 
 
 def _busy(setting: Setting, place: Path, keys: Any, core: int, meter: Meter) -> _Latencies:
@@ -129,17 +142,18 @@ def _ask(index: IndexService, keys: list[str], done: threading.Event) -> int:
 
 
 def _write(index: IndexService, rows: int, keys: Any, core: int, finished: Callable[[int], bool]) -> _Latencies:
-    """Put at a steady pace until `finished` says so of the entries put; a writer that is late does not hurry."""
+    """Put at a steady pace until `finished` says so of the entries put."""
     pin_thread(core)
     latencies = _Latencies()
     singles, batches, wakes = (latencies.samples[name] for name in _CALLS)
     texts = cycle(keys[: min(len(keys), 10_000)].to_pylist())
-    started_s = due_s = time.perf_counter()
+    waited_s, started_s = core_wait_s(), time.perf_counter()
+    due_s = started_s
     position = 0
     while not finished(latencies.entries):
-        if (pause_s := due_s - time.perf_counter()) > 0:
-            time.sleep(pause_s)
-            wakes.append(time.perf_counter() - due_s)
+        wake_s = max(due_s, time.perf_counter())
+        time.sleep(max(0.0, due_s - time.perf_counter()))  # a writer that is late lets others run all the same
+        wakes.append(time.perf_counter() - wake_s)
         first = position % max(1, len(keys) - rows + 1)
         columns = batch(np.arange(position, position + rows), keys[first : first + rows])
         position += rows
@@ -153,8 +167,9 @@ def _write(index: IndexService, rows: int, keys: Any, core: int, finished: Calla
             _put(latencies, index.put, TOPIC, 1, key, offset, 512, timestamp_ms)
             singles.append(time.perf_counter() - before_s)
         latencies.entries += _SINGLES
-        due_s = max(due_s + _PERIOD_S, time.perf_counter())
+        due_s = max(due_s + _PERIOD_S, time.perf_counter())  # and does not hurry
     latencies.elapsed_s = time.perf_counter() - started_s
+    latencies.core_wait_s = core_wait_s() - waited_s
     return latencies
 
 

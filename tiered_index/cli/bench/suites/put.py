@@ -12,14 +12,14 @@ from tiered_index.cli.bench.figures import Spec, at_least
 from tiered_index.cli.bench.machine import cores, pinned, settle
 from tiered_index.cli.bench.messages import START_MS, TOPIC, keys_of
 from tiered_index.cli.bench.meter import Meter, Section
-from tiered_index.cli.bench.setting import Setting, fill, require, scratch
+from tiered_index.cli.bench.setting import FLUSH_ENTRIES, Setting, fill, require, scratch
 from tiered_index.service.index import IndexService
 from tiered_index.storage.disk import Disk
 
 __all__ = ["Put"]
 
 _BATCH, _DURABLE, _CPU, _PLAIN = "put_batch", "put_batch and durable flush", "put_batch and flush, CPU", "times a plain durable write"
-_SINGLE, _SINGLE_DURABLE = "put, one entry a call", "put and durable flush"
+_SINGLE, _SINGLE_CPU, _SINGLE_DURABLE = "put, one entry a call", "put, CPU", "put and durable flush"
 _CALL, _FLUSH, _ONE, _ONE_FLUSH = "put_batch call", "flush", "put loop", "flush of single puts"
 
 
@@ -37,6 +37,7 @@ class Put:
             Spec(_CPU, "ns/entry"),
             Spec(_PLAIN, "ratio"),
             Spec(_SINGLE, "entries/s", at_least(4e5), (_ONE,)),
+            Spec(_SINGLE_CPU, "ns/entry"),
             Spec(_SINGLE_DURABLE, "entries/s"),
         )
 
@@ -68,7 +69,7 @@ def _batches(index: IndexService, setting: Setting, place: Path, meter: Meter) -
 
 def _write_plainly(path: Path, setting: Setting, section: Section) -> None:
     """Write as many bytes as the entries take, in pieces as large as the flushes, each durable."""
-    piece, total = os.urandom(min(1 << 20, setting.entries) * setting.entry_bytes), setting.entries * setting.entry_bytes
+    piece, total = os.urandom(min(FLUSH_ENTRIES, setting.entries) * setting.entry_bytes), setting.entries * setting.entry_bytes
     disk = Disk()
     descriptor = disk.create(path)
     disk.allocate(descriptor, total)
@@ -93,4 +94,5 @@ def _singles(index: IndexService, setting: Setting, meter: Meter) -> None:
         index.flush()
     require(sum(getattr(file, "count", 0) for file in index.files()), setting.entries + count, "entries in the index")
     meter.record(_SINGLE, count / put.elapsed_s)
+    meter.record(_SINGLE_CPU, put.cpu_s / count * 1e9)
     meter.record(_SINGLE_DURABLE, count / (put.elapsed_s + flush.elapsed_s))

@@ -1,0 +1,111 @@
+"""`tiered-index bench`, tiny: every suite measures every figure it names in every round, and says how much it did. Never how fast."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import namedtuple
+
+import pytest
+
+SIZES = ("--items", 2_000, "--slots", 100, "--rounds", 2)
+GOALS = {
+    "put": {"put_batch and durable flush", "put, one entry a call"}, "pause": set(), "compact": set(),
+    "lookup": {"hot lookup p50", "hot query_many"}, "recovery": set(), "upload": set(),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["native", "rocketmq"])
+def measured(request, script, tmp_path_factory):
+    """One run of all suites: its outcome, the folder it worked in, and what it wrote."""
+    folder = tmp_path_factory.mktemp("bench")
+    (folder / "work").mkdir()
+    outcome = script(
+        "bench", *SIZES, "--preset", request.param, "--json", "--out", folder / "out.json", timeout=240,
+        environment={
+            "TMPDIR": str(folder / "work"), "TIERED_INDEX_ROOT": str(folder / "mine"), "TIERED_INDEX_ITEMS": "77",
+            "TIERED_INDEX_BACKGROUND": "true",
+        },
+    )  # fmt: skip
+    assert outcome.code == 0, outcome
+    return request.param, folder, outcome
+
+
+def test_the_document_is_the_file_and_nothing_else_is_left(measured):
+    _, folder, outcome = measured
+    assert json.loads((folder / "out.json").read_text()) == outcome.document
+    assert list((folder / "work").iterdir()) == []
+    assert not (folder / "mine").exists()
+
+
+def test_machine_and_setting_are_said(measured):
+    preset, _, outcome = measured
+    machine, setting = outcome.document["machine"], outcome.document["setting"]
+    assert {"cpu", "cores", "kernel", "python", "numpy", "pyarrow", "filesystem", "load_average"} <= set(machine)
+    assert machine["cores"] >= 1 and machine["filesystem"] != "unknown"
+    assert (setting["preset"], setting["slots"], setting["items"], setting["entries"]) == (preset, 100, 2_000, 1_999)
+
+
+def test_every_figure_has_its_rounds(measured):
+    figures = measured[2].document["figures"]
+    assert list(dict.fromkeys(figure["suite"] for figure in figures)) == list(GOALS)
+    assert len({(figure["suite"], figure["name"]) for figure in figures}) == len(figures)
+    for figure in figures:
+        assert figure["rounds"] == len(figure["values"]) == 2, figure
+        assert figure["min"] <= figure["median"] <= figure["max"]
+        assert figure["min"] > 0 or figure["unit"] in ("count", "ms/s", "MiB"), figure
+
+
+def test_goals_and_what_is_said_of_missed_ones(measured):
+    document = measured[2].document
+    with_goal = {suite: set() for suite in GOALS}
+    for figure in document["figures"]:
+        if figure["goal"] is None:
+            assert figure["met"] is None and "profile" not in figure
+            continue
+        with_goal[figure["suite"]].add(figure["name"])
+        assert figure["met"] == (figure["times_as_good_as_goal"] >= 1)
+        assert ("profile" in figure) == (not figure["met"])
+        assert all(frame["calls"] > 0 for frame in figure.get("profile", ()))
+    assert with_goal == GOALS
+    assert document["missed"] == [f"{f['suite']}: {f['name']}" for f in document["figures"] if f["met"] is False]
+
+
+def test_files_moved_while_the_writer_was_watched(measured):
+    counts = {f["name"]: f["min"] for f in measured[2].document["figures"] if f["suite"] == "pause" and f["unit"] == "count"}
+    assert counts["files begun"] >= 2
+    assert counts["compactions"] >= counts["uploads"] >= 1
+    assert counts["queries"] >= 1
+
+
+def test_percentiles_rise(measured):
+    values = {f["name"]: f["values"] for f in measured[2].document["figures"] if f["suite"] == "pause"}
+    for call in ("put", "put_batch", "wake-up"):
+        for state in ("busy", "idle"):
+            rounds = zip(*(values[f"{call}, {state}, {which}"] for which in ("p50", "p99", "p99.9", "max")), strict=True)
+            assert all(list(row) == sorted(row) for row in rounds)
+
+
+def test_the_table_of_chosen_suites(script, tmp_path):
+    outcome = script("bench", "upload", "recovery", "upload", *SIZES, "--quick", "--root-dir", tmp_path / "new", timeout=120)
+    assert outcome.code == 0, outcome
+    lines = [line.strip() for line in outcome.out.splitlines()]
+    assert [line for line in lines if line in GOALS] == ["upload", "recovery"]
+    assert "preset native: 100 slots and 2,000 items a file" in outcome.out
+    assert "median of 2 rounds" in outcome.out
+    assert any(line.startswith("opening a root with 10 files") for line in lines)
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [
+    ("--root", "x"), ("--storage", "memory://x"), ("--config", "x.toml"), ("nope",), ("--items", "5"), ("--rounds", "0"), ("--preset", "x"),
+])  # fmt: skip
+def test_bad_usage(arguments, in_process):
+    assert in_process("bench", *arguments) == 2
+
+
+def test_a_disk_without_room_is_found_out_before_anything_is_written(in_process, tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1_000))
+    assert in_process("bench", "put", "--items", "2000", "--root-dir", str(tmp_path)) == 7
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,192 @@
+"""The parts of the benchmark: goals, sections and profiles, keys, pinning, and figures of suites that are made up."""
+
+from __future__ import annotations
+
+import os
+import threading
+import typing
+
+import numpy as np
+import pytest
+
+from tiered_index.cli.bench import machine, messages
+from tiered_index.cli.bench.figures import Figure, Spec, at_least, at_most
+from tiered_index.cli.bench.meter import Meter, percentiles_us
+from tiered_index.cli.bench.report import print_report
+from tiered_index.cli.bench.running import SUITES, run_suites
+from tiered_index.cli.bench.setting import Setting, WatchedDisk, fill, require
+from tiered_index.cli.output import Printer
+from tiered_index.format.layout import NATIVE, Layout
+
+
+@pytest.fixture
+def setting():
+    return Setting.of(Layout(NATIVE, NATIVE.schema, 50, 1_000), 3, quick=True)
+
+
+@pytest.mark.parametrize(("goal", "value", "met", "ratio"), [
+    (at_least(4), 4, True, 1), (at_least(4), 2, False, 0.5), (at_most(4), 4, True, 1), (at_most(4), 16, False, 0.25),
+    (at_most(4), 0, True, float("inf")),
+])  # fmt: skip
+def test_a_goal_and_how_far_it_is(goal, value, met, ratio):
+    assert (goal.met(value), goal.ratio(value)) == (met, ratio)
+
+
+def test_a_figure_is_the_median_of_its_rounds():
+    figure = Figure("s", Spec("f", "us", at_most(3)), (9.0, 1.0, 4.0))
+    document = figure.to_dict()
+    assert (document["median"], document["min"], document["max"], document["rounds"], document["met"]) == (4.0, 1.0, 9.0, 3, False)
+    assert document["goal"] == {"limit": 3, "is": "at most"}
+    assert document["times_as_good_as_goal"] == 0.75
+    assert Figure("s", Spec("f", "us"), (1.0,)).to_dict()["met"] is None
+
+
+def test_keys_are_distinct_and_of_24_to_36_characters_and_made_alike_in_any_company():
+    numbers = np.arange(50_000)
+    keys = messages.keys_of(numbers)
+    assert len(set(keys)) == len(keys)
+    assert {len(key) for key in keys} == set(range(24, 37))
+    assert all(key.isascii() and key.isprintable() for key in keys)
+    assert messages.keys_of(numbers[777:778]) == keys[777:778]
+    assert not set(messages.keys_of(numbers + messages.ABSENT)) & set(keys)
+    assert len(messages.TOPIC) == 12
+
+
+def test_a_batch_holds_its_messages():
+    batch = messages.batch(np.arange(20, 30))
+    assert batch.column("key").to_pylist() == messages.keys_of(np.arange(20, 30))
+    assert batch.column("offset").to_pylist() == [number * 1000 for number in range(20, 30)]
+    assert batch.column("topic").to_pylist() == [messages.TOPIC] * 10
+    assert set(batch.column("timestamp_ms").to_pylist()) == {messages.START_MS + 2}
+
+
+def test_a_section_counts_only_what_is_between_start_and_stop():
+    section = Meter(1, lambda: None).section("s")
+    with section:
+        section.stop()
+        stopped = section.elapsed_s, section.cpu_s
+        sum(range(10_000))
+    assert (section.elapsed_s, section.cpu_s) == stopped
+    with section:
+        sum(range(10_000))
+    assert section.elapsed_s > stopped[0]
+
+
+def test_percentiles_are_microseconds():
+    assert percentiles_us([0.001, 0.002, 0.003], 0, 50, 100) == pytest.approx([1000, 2000, 3000])
+
+
+def test_every_thread_is_pinned_and_set_free_again():
+    usable = os.sched_getaffinity(0)
+    measured, other = machine.cores()
+    assert {measured, other} <= usable
+    started, end, seen = threading.Event(), threading.Event(), []
+
+    def look():
+        started.set()
+        end.wait(10)
+        seen.append(os.sched_getaffinity(0))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    assert started.wait(10)
+    with machine.pinned(measured):
+        assert os.sched_getaffinity(0) == {measured}
+        end.set()
+        thread.join()
+    assert seen == [{measured}]
+    assert os.sched_getaffinity(0) == usable
+
+
+def test_memory_that_is_taken_is_seen():
+    with machine.MemoryWatch() as memory:
+        held = np.ones(8 << 20)  # 64 MiB
+        deadline = threading.Event()
+        for _ in range(1_000):
+            if memory.peak_mib >= 60 or deadline.wait(0.01):
+                break
+    assert memory.peak_mib >= 60, held.nbytes
+
+
+def test_a_watched_disk_counts_states(setting, tmp_path):
+    seen = []
+    disk = WatchedDisk(seen.append)
+    with setting.open(tmp_path, disk=disk) as index:
+        fill(index, 0, setting.entries)
+        index.run_lifecycle()
+    assert seen == ["unsealed", "compacted", "uploaded"]
+    assert disk.counts == {"unsealed": 1, "compacted": 1, "uploaded": 1}
+
+
+def test_wrong_work_is_no_figure():
+    require(1, 1, "answers")
+    with pytest.raises(RuntimeError, match="answers: 1, not 2"):
+        require(1, 2, "answers")
+
+
+class MadeUp:
+    """Figures of no suite: one far off its goal, one that keeps it."""
+
+    name = "made-up"
+    passes = 2
+
+    def __init__(self):
+        self.rounds = []
+
+    def specs(self, setting):
+        return Spec("far off", "s", at_most(1), ("work",)), Spec("kept", "s", at_most(1), ("rest",)), Spec("free", "count")
+
+    def run(self, setting, folder, meter):
+        assert list(folder.iterdir()) == []
+        (folder / "left behind").touch()
+        rounds = 0
+        for _ in range(self.passes):
+            for number in meter.rounds():
+                rounds += 1
+                if _ == 0:
+                    with meter.section("work"):
+                        spent_here()
+                    meter.record("far off", 2 + number)
+                    meter.record("kept", 1)
+                    meter.record("free", number)
+        self.rounds.append(rounds)
+
+
+def spent_here():
+    return sum(number * number for number in range(20_000))
+
+
+def test_a_missed_goal_is_run_once_more_under_a_profile(setting, tmp_path):
+    suite, ticks = MadeUp(), []
+    far, kept, free = run_suites([suite], setting, tmp_path, ticks.append)
+    assert far.values == (2, 3, 4) and (far.met, kept.met, free.met) == (False, True, None)
+    assert 1 <= len(far.frames) <= 8 and "spent_here" in " ".join(frame.function for frame in far.frames)
+    assert (kept.frames, free.frames) == ((), ())
+    assert suite.rounds == [6, 2]
+    assert ticks == ["made-up"] * 6
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_report_says_what_was_missed(setting, tmp_path, capsys):
+    figures = list(run_suites([MadeUp()], setting, tmp_path, lambda _: None))
+    print_report(Printer(as_json=False), {"cores": 2}, setting, figures, 61.0)
+    shown = capsys.readouterr().out
+    assert "MISSED made-up: far off is 0.33 times as good as its goal" in shown
+    assert "spent_here" in shown
+    assert "50 slots and 1,000 items" in shown
+    (row,) = [line for line in shown.splitlines() if line.strip().startswith("far off")]
+    assert row.split() == ["far", "off", "3", "s", "2", "4", "<=", "1", "NO"]
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_goals_of_whole_files_count_at_full_size_only(name, setting):
+    full = Setting.of(Layout(NATIVE, NATIVE.schema, 5_000_000, 20_000_000), 3, quick=False)
+    small_goals, goals = ({s.name for s in SUITES[name].specs(at) if s.goal is not None} for at in (setting, full))
+    extra = {"compact": 3, "recovery": 2}.get(name, 0)
+    assert len(goals) == len(small_goals) + extra
+    assert all(s.sections for s in SUITES[name].specs(full) if s.goal is not None and s.unit != "MiB")
+
+
+def test_annotations_of_the_suites_are_those_of_the_protocol():
+    for suite in SUITES.values():
+        assert typing.get_type_hints(type(suite).run)["meter"] is Meter
