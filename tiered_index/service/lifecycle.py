@@ -114,7 +114,7 @@ def _positions_of(handles: Iterable[Handle]) -> dict[str, int]:
 
 
 class Lifecycle:
-    """The life cycle of one root's files. `errors` holds the last error of each file that could not go on."""
+    """The life cycle of one root's files. `errors` holds the last error of each file that could not go on, until it can."""
 
     def __init__(
         self, root: Root, catalog: Catalog, flusher: Flusher, session: StorageSession, config: IndexConfig, clock: Clock, root_id: str
@@ -130,25 +130,34 @@ class Lifecycle:
         self._refresh_lock = threading.Lock()
         self._refreshed_s = clock.monotonic_s()
         self._sent: dict[str, str] = {}  # file id -> object that was uploaded whole and is not known to be in the log
+        self._undeleted: list[list[Path]] = []
+        self._failed: dict[str, TieredIndexError] = {}  # in this round
         self.errors: dict[str, TieredIndexError] = {}
 
     def run_once(self) -> Progress:
-        """Seal what is old, then compact, upload and retire what can be. Raises the first error after every file had its turn."""
+        """Seal what is old, then compact, upload and retire what can be. Raises the first error after every file had its turn.
+
+        While the root is not what it was, no file has a turn: another folder may be in its place.
+        """
         with self._lock:
-            self.errors = {}
+            self._failed = {}
             progress = Progress()
             self._flusher.roll_older_than(self._clock.now_ms() - self._config.seal_after_s * 1000)
-            for file in self._sealed():
+            has_root = self._step("root", self._root.check)
+            for file in self._sealed() if has_root else ():
                 progress.compacted += self._step(file.file_id, partial(self._compact, file))
-            lacks_room = any(isinstance(error, BackPressure) for error in (self._flusher.error, *self.errors.values()))
-            if self._step("storage", self._claim):
+            lacks_room = any(isinstance(error, BackPressure) for error in (self._flusher.error, *self._failed.values()))
+            if self._step("storage", self._claim) and has_root:
                 for ready in self._ready():
                     if not self._step(ready.file_id, partial(self._upload, ready)):
                         break  # in order of sequence, so that source positions in the log never run ahead of the entries
                     progress.uploaded += 1
                 for old in self._retirable(lacks_room=lacks_room):
                     progress.retired += self._step(old.file_id, partial(self._retire, old))
-            self._catalog.reclaim()
+            if has_root:
+                self._delete_again()
+                self._catalog.reclaim()
+            self.errors = self._failed
             if self.errors:
                 raise next(iter(self.errors.values()))
             return progress
@@ -166,9 +175,10 @@ class Lifecycle:
         """Bytes of the root's files."""
         total = 0
         for state in STATES:
-            for name in self._root.disk.names(self._root.folder(state)):
-                with contextlib.suppress(FileNotFoundError):
-                    total += (self._root.folder(state) / name).stat().st_size
+            with contextlib.suppress(OSError):  # what can't be looked at is told by whoever needs it
+                for name in self._root.disk.names(self._root.folder(state)):
+                    with contextlib.suppress(FileNotFoundError):
+                        total += (self._root.folder(state) / name).stat().st_size
         return total
 
     def refresh(self) -> LogState:
@@ -200,8 +210,9 @@ class Lifecycle:
         except TieredIndexError as error:
             if isinstance(error, WriterFenced):
                 self._session.fenced = error
-            self.errors[name] = error
+            self._failed[name] = self.errors[name] = error
             return False
+        self.errors.pop(name, None)
         return True
 
     def _claim(self) -> None:
@@ -212,10 +223,12 @@ class Lifecycle:
             self._session.claim(self._root_id)
             self._flusher.learn(self.refresh().positions)
             self._session.log_error = None
-        self._session.renew()
         if self._clock.monotonic_s() - self._refreshed_s >= self._config.refresh_interval_s:
-            self.refresh()
+            state = self.refresh()
             self._refreshed_s = self._clock.monotonic_s()
+            if state.epoch > self._session.epoch:  # told also where it has nothing to publish
+                raise fenced(self._session.storage.uri, state.epoch, self._session.epoch)
+        self._session.renew()
 
     def _sealed(self) -> list[UnsealedFile]:
         files = [h for h in self._catalog.all() if isinstance(h, UnsealedFile) and h.sealed]
@@ -383,12 +396,19 @@ class Lifecycle:
         return lambda: self._unlink([self._root.index_path(UPLOADED, file_id)])
 
     def _unlink(self, paths: list[Path]) -> None:
-        for path in paths:
+        """Delete files in this order; what can't be deleted now is tried again in every round."""
+        for number, path in enumerate(paths):
             try:
                 self._root.disk.unlink(path)
             except OSError as error:
-                _log.warning("%s was not deleted, the next start will: %s", path, error)
+                self._failed[path.name] = disk_error(error, f"deleting {path}")
+                self._undeleted.append(paths[number:])
                 return
+
+    def _delete_again(self) -> None:
+        undeleted, self._undeleted = self._undeleted, []
+        for paths in undeleted:
+            self._unlink(paths)
 
     def sweep_attempts(self, file_ids: set[str]) -> int:
         """Delete what unfinished uploads of this root's own files left in the storage; return how many objects and uploads that was."""

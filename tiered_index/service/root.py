@@ -90,11 +90,36 @@ class Marker:
 
 
 class Root:
-    """Paths below one root. Doing nothing by itself, it may be shared freely."""
+    """Paths below one root. It may be shared freely."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path = path
         self.disk = disk
+        self._identity: tuple[int, int] | None = None
+
+    def remember(self) -> None:
+        """Note which folder this is, for `check`."""
+        self._identity = self._look()
+
+    def check(self) -> None:
+        """Raise a typed error where the folder is gone, another one is in its place, or it can't be written any more."""
+        if self._identity is None:
+            return
+        if self._look() != self._identity:
+            raise StorageUnavailable(f"{self.path} is not the folder that was opened: it was moved, or something is mounted over it")
+        try:
+            read_only = os.statvfs(self.path).f_flag & os.ST_RDONLY
+        except OSError as error:
+            raise disk_error(error, f"looking at {self.path}") from error
+        if read_only:
+            raise StorageMisconfigured(f"{self.path} is on a file system that is read-only now")
+
+    def _look(self) -> tuple[int, int]:
+        try:
+            status = self.path.stat()
+        except OSError as error:
+            raise disk_error(error, f"looking at {self.path}") from error
+        return status.st_dev, status.st_ino
 
     @property
     def marker_path(self) -> Path:
@@ -171,6 +196,7 @@ class RootLock:
 
     def __init__(self, root: Root) -> None:
         self._path = root.path / "lock"
+        root.remember()
         try:
             self._descriptor: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:

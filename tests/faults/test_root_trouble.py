@@ -1,0 +1,231 @@
+"""A root that can't be written any more, or is gone, under a running writer: typed errors, no short answer, and it heals."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+
+import pytest
+
+from tiered_index import IndexReader
+from tiered_index.errors import LockHeld, NotAnIndex, StorageMisconfigured, StorageUnavailable, TieredIndexError
+from tiered_index.storage.disk import Disk
+from tiered_index.testing.disk_faults import FaultDisk
+
+
+class Trouble:
+    """One way in which a root fails; `disk` is what the writer must use. `error` is what whoever needs the root is told."""
+
+    error: type[TieredIndexError] = StorageUnavailable
+    says = ""
+
+    def __init__(self, mounts):
+        self.mounts = mounts
+        self.disk = Disk()
+
+    def begin(self, root):
+        raise NotImplementedError
+
+    def end(self, root):
+        self.mounts.lift()
+
+
+class ReadOnly(Trouble):
+    error = StorageMisconfigured
+    says = "[Rr]ead-only"
+
+    def __init__(self, mounts):
+        super().__init__(mounts)
+        self.disk = FaultDisk()
+
+    def begin(self, root):
+        if not self.mounts.read_only(root):
+            self.disk.fail(times=None, error=errno.EROFS)
+
+    def end(self, root):
+        super().end(root)
+        self.disk.clear()
+
+
+class Moved(Trouble):
+    says = "No such file|is not the folder"
+
+    def begin(self, root):
+        root.rename(root.with_name("elsewhere"))
+
+    def end(self, root):
+        shutil.rmtree(root, ignore_errors=True)  # what a writer that was started meanwhile made there
+        root.with_name("elsewhere").rename(root)
+
+
+class Replaced(Moved):
+    """Something else has its name."""
+
+    says = "Not a directory|is not the folder"
+
+    def begin(self, root):
+        super().begin(root)
+        root.write_text("a file")
+
+    def end(self, root):
+        root.unlink()
+        super().end(root)
+
+
+class Covered(Moved):
+    """An empty file system lies over it, as where a disk was not mounted."""
+
+    def begin(self, root):
+        if not self.mounts.empty_over(root):
+            super().begin(root)
+            root.mkdir()
+
+    def end(self, root):
+        self.mounts.lift()
+        if root.with_name("elsewhere").exists():
+            super().end(root)
+
+
+@pytest.fixture(params=[ReadOnly, Moved, Replaced, Covered], ids=lambda kind: kind.__name__.lower())
+def trouble(request, mounts):
+    return request.param(mounts)
+
+
+@pytest.fixture
+def world(make_world, trouble):
+    """An index with a file in each state, and some entries in the buffer."""
+    world = make_world()
+    world.settings |= {"local_keep_s": 86400, "buffer_max_entries": 60}
+    world.open(trouble.disk)
+    world.put(9)
+    world.service.seal()
+    world.confirm()
+    world.service.run_lifecycle()
+    world.put(15)
+    world.flush()
+    world.put(4)
+    return world
+
+
+def heal(world):
+    world.flush()
+    world.service.seal()
+    world.service.run_lifecycle()
+    world.check()
+    assert world.service.health()["problems"] == []
+    assert set(world.service.health()["files"]) == {"uploaded"}
+    assert world.service.durable_position("log") == world.position
+    stored = world.service.log_state.objects.values()
+    assert sum(o.count for o in stored) == len(world.model.entries)
+
+
+def test_the_writer_says_it_and_goes_on_once_the_root_is_back(world, trouble):
+    before = len(world.service.log_state.objects)
+    trouble.begin(world.root)
+    for _ in range(2):
+        with pytest.raises(trouble.error, match=trouble.says):
+            world.service.run_lifecycle()
+        assert any(problem.startswith("root: ") for problem in world.service.health()["problems"]) or isinstance(trouble, ReadOnly)
+        assert world.service.health()["problems"]
+        world.check()  # what is mapped or buffered is found as before
+    assert len(world.service.log_state.objects) == before
+    with pytest.raises(trouble.error, match=trouble.says):
+        while True:  # what is open already takes some more; the next file can't be begun
+            world.put(3)
+            world.service.flush()
+    assert any(problem.startswith("flush: ") for problem in world.service.health()["problems"])
+    world.put(2)
+    world.check()
+    trouble.end(world.root)
+    heal(world)
+    world.service.close()
+    world.tidy()
+    world.open()
+    world.check()
+
+
+def test_a_reader_of_the_root_is_told_and_never_answers_short(world, trouble):
+    world.flush()
+    with IndexReader.open(root=world.root, storage_backend=world.storage, clock=world.clock) as reader:
+        world.check(reader.query)
+        trouble.begin(world.root)
+        if isinstance(trouble, ReadOnly):
+            world.check(reader.query)  # reading is all it does
+        else:
+            for _ in range(2):
+                with pytest.raises(StorageUnavailable):
+                    reader.query("orders", "a")
+                with pytest.raises(StorageUnavailable):
+                    reader.query("orders", "a", allow_partial=True)
+        trouble.end(world.root)
+        world.check(reader.query)
+
+
+def test_a_writer_that_starts_then_is_refused_and_harms_nothing(world, trouble):
+    world.flush()
+    world.abandon()
+    files = sorted(path for path in world.root.rglob("*") if path.suffix in (".index", ".journal"))
+    trouble.begin(world.root)
+    # a root that looks new is another root to the lease
+    with pytest.raises((trouble.error, LockHeld, NotAnIndex)) as refused:
+        world.open(trouble.disk)
+    assert len(list(world.storage.list("epoch/"))) == 1
+    if isinstance(refused.value, LockHeld):
+        assert refused.value.pid == os.getpid()
+    trouble.end(world.root)
+    assert sorted(path for path in world.root.rglob("*") if path.suffix in (".index", ".journal")) == files
+    world.open(trouble.disk)
+    world.check()
+    world.put(3)
+    heal(world)
+
+
+def test_another_index_in_its_place_is_not_mixed_with_it(make_world):
+    world, other = make_world(), make_world()
+    world.open()
+    world.put(9)
+    world.service.seal()
+    world.confirm()
+    world.root.rename(world.root.with_name("elsewhere"))
+    other.root = world.root
+    other.open()
+    other.put(3)
+    other.flush()
+    files = sorted(other.root.rglob("*"))
+    with pytest.raises(StorageUnavailable, match="not the folder that was opened"):
+        world.service.run_lifecycle()
+    assert sorted(other.root.rglob("*")) == files
+    other.check()
+    other.service.close()
+    shutil.rmtree(other.root)
+    world.root.with_name("elsewhere").rename(world.root)
+    world.put(2)
+    world.flush()
+    world.service.run_lifecycle()
+    world.check()
+
+
+@pytest.mark.parametrize("error", [errno.EROFS, errno.EIO])
+def test_what_could_not_be_deleted_is_deleted_later(make_world, error):
+    world, disk = make_world(), FaultDisk()
+    world.open(disk)
+    world.put(9)
+    world.service.seal()
+    world.confirm()
+    (sealed, *_) = [file for file in world.service.files() if file.lane == "main"]
+    disk.fail("unlink", times=None, error=error)
+    for _ in range(3):
+        with pytest.raises((StorageMisconfigured, StorageUnavailable), match="deleting"):
+            world.service.run_lifecycle()
+        assert any("deleting" in problem for problem in world.service.health()["problems"])
+        world.check()
+    assert sealed.path.exists()
+    disk.clear()
+    world.service.run_lifecycle()
+    assert world.service.health()["problems"] == []
+    assert not sealed.path.exists()
+    assert not sealed.journal_path.exists()
+    world.check()
+    world.service.close()
+    world.tidy()
