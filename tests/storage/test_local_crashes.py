@@ -232,3 +232,27 @@ def test_a_losing_put_if_absent_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(ObjectExists):
         LocalStorage(tmp_path, disk=disk).put_if_absent("a", b"y")
     assert disk.calls == []
+
+
+def test_a_delete_is_durable_when_it_returns(tmp_path: Path) -> None:
+    for name in ("a/1", "a/2", "b/1"):
+        LocalStorage(tmp_path).put(name, b"x")
+    disk = FaultyDisk(0)
+    LocalStorage(tmp_path, disk=disk).delete_many(["a/1", "a/2", "b/1"])
+    names = [name for name, _ in disk.calls]
+    assert names == ["unlink"] * 3 + ["sync_folder"] * 2
+    removed_from = {arguments[0].parent for name, arguments in disk.calls if name == "unlink"}
+    assert {arguments[0] for name, arguments in disk.calls if name == "sync_folder"} == removed_from
+
+
+def test_an_object_that_appears_during_a_put_if_absent_is_kept(tmp_path: Path) -> None:
+    """The first look finds nothing; what decides is the step that gives the name."""
+
+    class Meanwhile(Disk):
+        def sync(self, descriptor: int) -> None:
+            super().sync(descriptor)
+            LocalStorage(tmp_path).put("a", b"winner")
+
+    with pytest.raises(ObjectExists):
+        LocalStorage(tmp_path, disk=Meanwhile()).put_if_absent("a", b"loser")
+    assert LocalStorage(tmp_path).get("a") == b"winner"

@@ -350,3 +350,12 @@ def test_a_worker_outlives_errors_and_shows_them():
     worker.stop()
     worker.stop()
     assert worker.error is None
+
+
+def test_merged_chunks_keep_the_positions_of_both(index):
+    for position, source in enumerate(("a", "b"), 1):
+        index.put("t", 0, "k", position, 1, T, source=source, source_position=position)
+        assert len(index.query("t", "k")) == position  # closes the chunk, and merges it with the one before
+    assert index.query("t", "k").explain.files_read == 1
+    index.flush()
+    assert index.durable_positions() == {"a": 1, "b": 2}

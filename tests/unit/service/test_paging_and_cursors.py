@@ -232,3 +232,16 @@ def test_one_bad_lookup_of_many_is_named(index, bad):
     with pytest.raises(InvalidArgument):
         index.query_many([Lookup(**good), Lookup(**(good | bad)), Lookup(**good)])
     assert index.query_many([]) == [] or len(index.query_many([])) == 0
+
+
+def test_an_answer_that_left_files_out_is_not_called_complete(open_index):
+    """The newest file alone has as many answers as were asked for: nobody looked whether there are more."""
+    index = open_index(query_threads=1)
+    for second in range(3):
+        index.put("t", 0, "k", second, 1, T + 1000 * second)
+        index.seal()
+        index.run_lifecycle()
+    result = index.query("t", "k", max_count=1)
+    assert ([item.offset for item in result], result.status) == ([2], "truncated")
+    assert result.explain.files_skipped == 2
+    assert [item.offset for item in index.query("t", "k", cursor=result.cursor)] == [1, 0]

@@ -1,0 +1,146 @@
+"""What is published is whole, is what it says it is, and leaves nothing behind where it fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from tiered_index import IndexReader
+from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.storage_faults import FaultStorage
+
+T = 1_700_000_000_000
+ITEMS_POSITION = 28 + 8 * 7
+
+
+def objects(storage):
+    return [info.name for info in storage.list("data/")]
+
+
+@pytest.fixture
+def faulty(storage):
+    return FaultStorage(storage)
+
+
+def test_damaged_items_are_not_published(open_index, faulty, tmp_path):
+    index = open_index("root", storage_backend=faulty)
+    index.put("t", 0, "k", 1, 1, T)
+    index.seal()
+    faulty.fail("put", name_prefix="data/")
+    with pytest.raises(StorageUnavailable):
+        index.run_lifecycle()
+    (path,) = (tmp_path / "root" / "compacted").glob("*.index")
+    with path.open("r+b") as handle:
+        handle.seek(ITEMS_POSITION + 9)
+        (byte,) = handle.read(1)
+        handle.seek(ITEMS_POSITION + 9)
+        handle.write(bytes([byte ^ 1]))
+    with pytest.raises(CorruptFile, match=path.name):
+        index.run_lifecycle()
+    assert not objects(faulty)
+    assert not index.log_state.objects
+
+
+def test_an_object_that_arrived_cut_short_is_not_published(open_index, storage):
+    class Cuts(FaultStorage):
+        cutting = True
+
+        def put(self, name, data):
+            super().put(name, data[:-1] if self.cutting and name.startswith("data/") else data)
+
+    cuts = Cuts(storage)
+    index = open_index(storage_backend=cuts)
+    index.put("t", 0, "k", 1, 1, T)
+    index.seal()
+    with pytest.raises(StorageUnavailable, match="after its upload"):
+        index.run_lifecycle()
+    assert not index.log_state.objects
+    assert not objects(storage)
+    cuts.cutting = False
+    index.run_lifecycle()
+    assert list(index.log_state.objects) == objects(storage)
+
+
+def test_a_file_goes_up_in_parts(open_index, storage, clock):
+    """A large slot table makes a file of more than the smallest part."""
+    counted = FaultStorage(storage)
+    index = open_index(storage_backend=counted, slots=700_000, upload_part_bytes=5 << 20, local_keep_s=0)
+    index.put("t", 0, "k", 1, 1, T)
+    index.seal()
+    index.run_lifecycle()
+    assert (counted.calls("begin_upload"), counted.calls("upload_part")) == (1, 2)
+    assert not list(storage.list_uploads())
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        assert [item.offset for item in reader.query("t", "k")] == [1]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_failed_upload_leaves_nothing_behind(open_index, faulty, when):
+    index = open_index(storage_backend=faulty)
+    index.put("t", 0, "k", 1, 1, T)
+    index.seal()
+    faulty.fail("put", name_prefix="data/", when=when)
+    with pytest.raises(StorageUnavailable):
+        index.run_lifecycle()
+    assert faulty.calls("put")
+    assert not objects(faulty)
+    index.run_lifecycle()
+    assert list(index.log_state.objects) == objects(faulty)
+
+
+def test_a_restart_sweeps_what_its_uploads_left(open_index, faulty):
+    index = open_index("root", storage_backend=faulty)
+    index.put("t", 0, "k", 1, 1, T)
+    index.seal()
+    faulty.fail("put", name_prefix="data/", when="after")
+    faulty.fail("delete", name_prefix="data/")
+    with pytest.raises(StorageUnavailable):
+        index.run_lifecycle()
+    (left,) = objects(faulty)
+    faulty.begin_upload(left.replace(".index", "0.index"))
+    index.abandon()
+    index = open_index("root", storage_backend=faulty)
+    assert not objects(faulty)
+    assert not list(faulty.list_uploads())
+    index.run_lifecycle()
+    assert list(index.log_state.objects) == objects(faulty)
+
+
+def test_a_local_copy_stays_while_its_object_is_not_whole(open_index, storage, clock):
+    index = open_index(local_keep_s=100)
+    index.put("t", 0, "k", 1, 1, T)
+    index.seal()
+    index.run_lifecycle()
+    (name,) = objects(storage)
+    whole = storage.get(name)
+    storage.put(name, whole[:-1])
+    clock.advance(101)
+    for _ in range(2):
+        with pytest.raises(CorruptFile, match="local copy is kept"):
+            index.run_lifecycle()
+        assert [handle.place for handle in index.files()] == ["uploaded"]
+        assert [item.offset for item in index.query("t", "k")] == [1]
+    storage.put(name, whole)
+    index.run_lifecycle()
+    assert [handle.place for handle in index.files()] == ["storage"]
+    assert [item.offset for item in index.query("t", "k")] == [1]
+
+
+def test_an_object_that_is_another_file_is_damage(open_index, clock):
+    storage = MemoryStorage()
+    index = open_index(storage_backend=storage)
+    for offset in (1, 2, 3):
+        index.put("t", 0, "k", offset, 1, T)
+        index.seal()
+        index.run_lifecycle()
+    _, first, second = (o.name for o in sorted(index.log_state.objects.values(), key=lambda o: o.sequence))
+    good, other = storage.get(first), storage.get(second)
+    assert len(good) == len(other)
+    storage.put(first, other)
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        with pytest.raises(CorruptFile, match="not the file that the log names"):
+            reader.query("t", "k")
+        assert reader.query("t", "k", allow_partial=True).status == "partial"
+    storage.put(first, good)
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        assert len(reader.query("t", "k")) == 3
