@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test test-all test-s3 lint bench bench-quick lock clean
+.PHONY: help setup demo test test-all test-s3 mutants lint bench bench-quick lock clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,8 +41,15 @@ lint: $(VENV)/.stamp-test ## ruff and mypy --strict
 test: lint ## every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not real_s3" --durations=15 $(PYTEST_ARGS)
 
-test-all: lint ## as test, and the slow soaks
+test-all: lint ## as test, the slow soaks, and the mutants
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real_s3" --durations=30 $(PYTEST_ARGS)
+	@$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
+
+# for example --only 'journal-*'; --help shows the rest
+MUTANTS_ARGS ?=
+
+mutants: $(VENV)/.stamp-test ## put seeded defects into copies of the code, one by one: each must turn a named test red
+	@$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
 
 test-s3: $(VENV)/.stamp-test ## tests against a real S3 server, started for them (or $TIERED_INDEX_TEST_S3_ENDPOINT)
 	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m pytest -m real_s3 tests/real_s3 --durations=15 $(PYTEST_ARGS)

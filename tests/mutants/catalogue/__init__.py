@@ -1,0 +1,20 @@
+"""The seeded defects, by what they break. A snippet should be short and unlikely to change; the test named is the fastest that will do."""
+
+from __future__ import annotations
+
+from tests.mutants.catalogue import answers, buffering, checks, codecs, durability, life, log, recovery, storages, structures
+
+__all__ = ["MUTANTS"]
+
+MUTANTS = (
+    *durability.MUTANTS,
+    *recovery.MUTANTS,
+    *checks.MUTANTS,
+    *codecs.MUTANTS,
+    *answers.MUTANTS,
+    *structures.MUTANTS,
+    *buffering.MUTANTS,
+    *life.MUTANTS,
+    *log.MUTANTS,
+    *storages.MUTANTS,
+)

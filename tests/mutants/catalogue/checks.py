@@ -1,0 +1,100 @@
+"""Checks that are skipped: checksums, numbers that must follow each other, files that are not what they say."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+DAMAGE = "tests/faults/test_damage.py"
+JOURNAL = "tests/unit/format/test_journal.py"
+TRAILER = "tests/unit/format/test_trailer.py"
+TABLES = "tests/regressions/test_tables_of_a_compacted_file.py::test_a_damaged_table_is_not_published"
+
+MUTANTS = (
+    Mutant(
+        "entries-crc-skipped", "entries are believed without their CRC32",
+        "service/unsealed_file.py", "if crc != batch.crc32:", "if crc is None:",
+        (f"{DAMAGE}::test_an_entry_that_rots_while_the_writer_runs_is_not_compacted",),
+    ),
+    Mutant(
+        "slot-group-crc-skipped", "slot groups are believed without their CRC32",
+        "service/compacted_file.py", "if (found := zlib.crc32(piece)) != run.crc32:", "if (found := zlib.crc32(piece)) is None:",
+        (f"{DAMAGE}::test_a_damaged_object_is_named_and_other_files_still_answer",),
+    ),
+    Mutant(
+        "tail-crc-skipped", "a trailer's tail is believed without its CRC32",
+        "format/trailer.py", "if found != crc:", "if found is None:",
+        (f"{TRAILER}::test_every_flipped_bit_is_noticed",),
+    ),
+    Mutant(
+        "directory-crc-skipped", "a directory is believed without its CRC32",
+        "format/trailer.py", "if (found := zlib.crc32(part)) != crc:", 'if (found := zlib.crc32(part)) != crc and name != "directory":',
+        (f"{TRAILER}::test_every_flipped_bit_is_noticed",),
+    ),
+    Mutant(
+        "metadata-crc-skipped", "metadata are believed without their CRC32",
+        "format/trailer.py", "if (found := zlib.crc32(part)) != crc:", 'if (found := zlib.crc32(part)) != crc and name != "metadata":',
+        (f"{TRAILER}::test_every_flipped_bit_is_noticed",),
+    ),
+    Mutant(
+        "filter-crc-skipped", "verify passes a damaged filter",
+        "format/verify.py", "if data is not None and zlib.crc32(data) != tail.filter_crc32:", "if data is None:",
+        (f"{TRAILER}::test_filter_lies_between_arrays_and_directory",),
+    ),
+    Mutant(
+        "tables-crc-skipped", "a compacted file with a damaged header or slot table is published",
+        "service/lifecycle.py", "if found != expected:", "if found is None:",
+        (f"{TABLES}[native-False-slot table]",),
+    ),
+    Mutant(
+        "items-unverified-before-upload", "a compacted file with damaged items is published",
+        "service/lifecycle.py", "        verify_tables(file)\n        verify_runs(file)\n", "        verify_tables(file)\n",
+        ("tests/unit/service/test_uploads.py::test_damaged_items_are_not_published",),
+    ),
+    Mutant(
+        "journal-crc-skipped", "journal records are believed without their CRC32",
+        "format/journal.py", "== crc else None", "is not None else None",
+        (f"{JOURNAL}::test_every_flipped_bit",),
+    ),
+    Mutant(
+        "journal-record-lost", "a journal that lost a record in its middle is believed",
+        "format/journal.py", "batch.first != journal.count + 1 or ", "",
+        (f"{JOURNAL}::test_a_lost_record_is_noticed",),
+    ),
+    Mutant(
+        "journal-damage-taken-for-crash", "a damaged record before a whole one passes for a torn last write",
+        "format/journal.py", 'raise CorruptFile(file, "damaged record before a whole one", offset=position)', "break",
+        (f"{JOURNAL}::test_damaged_middle_names_where",),
+    ),
+    Mutant(
+        "log-crc-skipped", "log records are believed without their CRC32",
+        "service/log_records.py", "if not mark or tail != expected:", "if not mark:",
+        (f"{DAMAGE}::test_a_flipped_bit_anywhere_in_a_record_is_found",),
+    ),
+    Mutant(
+        "log-record-lost", "a log with a hole is read as if nothing were missing",
+        "service/storage_log.py", "if number != last + 1:", "if number is None:",
+        (f"{DAMAGE}::test_a_hole_in_the_log_is_damage",),
+    ),
+    Mutant(
+        "log-number-unchecked", "a record that stands under another number is believed",
+        "service/log_records.py", "if record.number != self.number + 1:", "if record.number is None:",
+        ("tests/unit/service/test_log_and_lease.py::test_a_record_under_another_number_is_damage",),
+    ),
+    Mutant(
+        "checkpoint-of-another-number", "a checkpoint is believed whatever number its name says",
+        "service/storage_log.py", "if checkpoint_name(state.number) == name:", "if name:",
+        (f"{DAMAGE}::test_a_damaged_checkpoint_is_passed_over",),
+    ),
+    Mutant(
+        "object-of-another-file", "an object is believed though it is not the file that the log names",
+        "service/compacted_file.py", "trailer.metadata.file_id != self.stored.file_id or", "False or",
+        ("tests/unit/service/test_uploads.py::test_an_object_that_is_another_file_is_damage",),
+    ),
+    Mutant(
+        "cursor-of-another-query", "a cursor is taken for another query than the one that gave it out",
+        "service/cursor.py", "if stored != digest:", "if stored is None:",
+        ("tests/unit/service/test_paging_and_cursors.py::test_a_cursor_belongs_to_its_query",),
+    ),
+)  # fmt: skip

@@ -1,0 +1,104 @@
+"""Defects of the codecs: hashes, time differences, chains, orders, directories."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+HASHING = "tests/unit/format/test_hashing.py"
+UNSEALED = "tests/unit/format/test_unsealed.py"
+COMPACTED = "tests/unit/format/test_compacted.py"
+
+MUTANTS = (
+    Mutant(
+        "hash-min-value-scalar", "Integer.MIN_VALUE stays negative in a lookup's hash (RocketMQ 10462)",
+        "format/hashing.py", "return 0 if value == 1 << 31 else value", "return value",
+        (f"{HASHING}::test_min_value_becomes_zero",),
+    ),
+    Mutant(
+        "hash-min-value-batch", "Integer.MIN_VALUE stays negative in a batch's hashes (RocketMQ 10462)",
+        "format/hashing.py", "    hashes[hashes == np.int32(-(2**31))] = 0\n", "",
+        (f"{HASHING}::test_min_value_becomes_zero",),
+    ),
+    Mutant(
+        "hash-min-value-stored", "a stored Integer.MIN_VALUE of RocketMQ's is not found",
+        "format/unsealed.py", "    native[native == _MIN_VALUE] = 0\n", "",
+        (f"{UNSEALED}::test_stored_min_value_reads_as_zero",),
+    ),
+    Mutant(
+        "hash-without-separator", "topic and key are hashed without what is between them",
+        "format/hashing.py", 'code_units([f"{topic}#" for topic in topics])', "code_units(list(topics))",
+        (f"{HASHING}::test_many_short_strings_cross_blocks",),
+    ),
+    Mutant(
+        "time-floored", "negative time differences are floored, not truncated as Java does",
+        "format/unsealed.py", "np.sign(difference) * (np.abs(difference) // 1000)", "difference // 1000",
+        (f"{UNSEALED}::test_time_differences_truncate_toward_zero_and_wrap",),
+    ),
+    Mutant(
+        "chain-cut-between-batches", "a chain ends where a batch begins",
+        "format/unsealed.py", "older[runs] = old", "older[runs] = 0",
+        (f"{UNSEALED}::test_batches_split_anywhere_equal_single_inserts",),
+    ),
+    Mutant(
+        "chain-cut-at-limit", "a chain that is longer than the limit is cut there, as RocketMQ's are at 512",
+        "format/unsealed.py", "return found if index <= 0 else None", "return found",
+        (f"{UNSEALED}::test_walk_chain_gives_up_on_its_limit_and_on_chains_that_do_not_fall",),
+    ),
+    Mutant(
+        "chains-of-a-batch-cut-at-limit", "batched lookups cut long chains instead of scanning",
+        "service/unsealed_file.py", "if np.any(index != 0):", "if np.any(index < 0):",
+        ("tests/property/test_query_many.py::test_equals_single_queries_in_every_state[native]",),
+    ),
+    Mutant(
+        "end-magic-late", "the end magic does not appear with the last free entry",
+        "format/unsealed.py", "if self.free == 0 else", "if self.free < 0 else",
+        (f"{UNSEALED}::test_end_magic_appears_with_the_last_free_entry",),
+    ),
+    Mutant(
+        "oldest-first", "RocketMQ's order within a slot is the wrong way round",
+        "format/compacted.py",
+        "    keys |= np.arange(n - 1, -1, -1, dtype=np.uint64)\n    keys.sort()\n    slots = (keys >> np.uint64(32)).astype(np.int64)\n"
+        "    keys &= np.uint64(0xFFFFFFFF)\n    return (n - 1 - keys.astype(np.int64)), slots",
+        "    keys |= np.arange(n, dtype=np.uint64)\n    keys.sort()\n    slots = (keys >> np.uint64(32)).astype(np.int64)\n"
+        "    keys &= np.uint64(0xFFFFFFFF)\n    return keys.astype(np.int64), slots",
+        (f"{COMPACTED}::test_equals_lists_per_slot",),
+    ),
+    Mutant(
+        "native-order-by-second", "native files hold the oldest second of a hash first",
+        "format/compacted.py", "(int(differences.max()) - differences)", "(differences - int(differences.min()))",
+        (f"{COMPACTED}::test_equals_lists_per_slot",),
+    ),
+    Mutant(
+        "native-order-by-offset", "native files hold the smallest offset of a second first",
+        "format/compacted.py", '~part["offset"].astype(np.int64), keys[places]', 'part["offset"].astype(np.int64), keys[places]',
+        (f"{COMPACTED}::test_equals_lists_per_slot",),
+    ),
+    Mutant(
+        "true-interval-lost", "a compacted file's interval begins at its begin, so that late messages are not found (RocketMQ 10268)",
+        "format/compacted.py", "begin_ms // 1000 + int(differences.min())", "begin_ms // 1000",
+        ("tests/unit/service/test_buffer_flush_catalog.py::test_a_files_interval_grows_with_what_it_takes",),
+    ),
+    Mutant(
+        "group-before", "a slot that begins a group is looked up in the one before",
+        "format/trailer.py", 'int(np.searchsorted(self.groups["first_slot"], slot, "right"))',
+        'int(np.searchsorted(self.groups["first_slot"], slot, "left"))',
+        (f"{COMPACTED}::test_runs_skip_right_blocks",),
+    ),
+    Mutant(
+        "block-bound-exclusive", "a block whose newest second is the range's first one is not read",
+        "format/trailer.py", '            & (blocks["second_max"] >= second_min)\n', '            & (blocks["second_max"] > second_min)\n',
+        (f"{COMPACTED}::test_runs_skip_right_blocks",),
+    ),
+    Mutant(
+        "batch-block-bound-exclusive", "batched lookups don't read a block whose oldest second is the range's last one",
+        "format/trailer.py", '(blocks["second_min"] <= second_max) & ', '(blocks["second_min"] < second_max) & ',
+        ("tests/unit/format/test_runs_of_many_slots.py::test_every_match_is_read_once_and_blocks_are_left_out_by_time",),
+    ),
+    Mutant(
+        "slots-from-configuration", "a foreign file's slots are not counted from the file",
+        "format/compacted.py", "slots, rest = divmod(position - HEADER_SIZE, SLOT_SIZE)", "slots, rest = 5_000_000, 0",
+        (f"{COMPACTED}::test_bare_slot_items",),
+    ),
+)  # fmt: skip

@@ -1,0 +1,101 @@
+"""Defects of the life cycle: ages, uploads, what the log may say of positions, retirement."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+LIFE = "tests/unit/service/test_buffer_flush_catalog.py"
+UPLOADS = "tests/unit/service/test_uploads.py"
+STORAGE = "tests/faults/test_storage_faults.py::test_a_failing_call_loses_nothing"
+CRASH = "tests/faults/test_crash_everywhere.py::test_a_crash_at_any_call_loses_nothing_durable"
+
+MUTANTS = (
+    Mutant(
+        "sealed-late-by-age", "a file that is exactly old enough is not sealed",
+        "service/flusher.py", "lane.active.created_ms <= created_ms", "lane.active.created_ms < created_ms",
+        (f"{LIFE}::test_a_file_is_sealed_by_age_and_not_before",),
+    ),
+    Mutant(
+        "sealed-early-by-age", "a file is sealed before it is old enough",
+        "service/lifecycle.py", "self._config.seal_after_s * 1000", "self._config.seal_after_s * 900",
+        (f"{LIFE}::test_a_file_is_sealed_by_age_and_not_before",),
+    ),
+    Mutant(
+        "retired-late-by-age", "a local copy that was kept exactly long enough is kept on",
+        "service/lifecycle.py", "published_ms > before_ms and", "published_ms >= before_ms and",
+        (f"{LIFE}::test_local_copies_go_by_age_or_by_bytes_oldest_first",),
+    ),
+    Mutant(
+        "retired-newest-first", "beyond the bound in bytes the newest local copies go first",
+        "service/lifecycle.py", "kept.sort(key=lambda file: file.sequence)", "kept.sort(key=lambda file: -file.sequence)",
+        (f"{LIFE}::test_local_copies_go_by_age_or_by_bytes_oldest_first",),
+    ),
+    Mutant(
+        "positions-lost-on-retire", "a local copy goes though nothing else says a source's position",
+        "service/lifecycle.py", "if later_positions(said, own) == said:", "if own is not None:",
+        (f"{LIFE}::test_a_local_copy_stays_while_it_alone_says_a_position",),
+    ),
+    Mutant(
+        "retired-though-the-object-is-cut", "the local copy goes though the storage's object has another size",
+        "service/lifecycle.py",
+        "if size != stored.size_bytes:\n            raise CorruptFile(", "if size is None:\n            raise CorruptFile(",
+        (f"{UPLOADS}::test_a_local_copy_stays_while_its_object_is_not_whole",),
+    ),
+    Mutant(
+        "retention-before-the-log", "a file is taken for uploaded before the log names its object",
+        "service/lifecycle.py", "            self._sent[file.file_id] = name\n            try:\n",
+        "            self._sent[file.file_id] = name\n"
+        "            early, late = (self._root.index_path(state, file.file_id) for state in (COMPACTED, UPLOADED))\n"
+        "            self._root.disk.publish(early, late)\n"
+        "            try:\n",
+        (f"{CRASH}[1]", f"{CRASH}[2]", f"{CRASH}[3]"),
+    ),
+    Mutant(
+        "upload-error-swallowed", "an upload that failed ends early and counts as done",
+        "service/lifecycle.py", "sent anew next time; never deleted, since its record may still arrive\n                raise",
+        "sent anew next time; never deleted, since its record may still arrive\n                return",
+        (f"{STORAGE}[before-0]", f"{STORAGE}[before-1]"),
+    ),
+    Mutant(
+        "upload-size-unchecked", "an object that arrived cut short is published",
+        "service/lifecycle.py",
+        "if size != stored.size_bytes:\n                    raise StorageUnavailable(",
+        "if size is None:\n                    raise StorageUnavailable(",
+        (f"{UPLOADS}::test_an_object_that_arrived_cut_short_is_not_published",),
+    ),
+    Mutant(
+        "upload-last-part-missing", "the last part of an upload is left out",
+        "service/lifecycle.py", "storage.complete_upload(handle, parts)", "storage.complete_upload(handle, parts[:-1])",
+        (f"{UPLOADS}::test_a_file_goes_up_in_parts",),
+    ),
+    Mutant(
+        "failed-upload-left-behind", "what a failed upload left in the storage stays there",
+        "service/lifecycle.py",
+        "                    with contextlib.suppress(StorageError):  # the error that counts is the upload's; an orphan costs only space\n"
+        "                        storage.delete(name)\n",
+        "                    pass\n",
+        (f"{UPLOADS}::test_a_failed_upload_leaves_nothing_behind",),
+    ),
+    Mutant(
+        "positions-ahead-of-quarantine", "the log says positions while entries wait in quarantine",
+        "service/lifecycle.py", "h.lane == QUARANTINE or h.sequence", "h.sequence",
+        (f"{LIFE}::test_the_logs_positions_never_run_ahead_of_entries_in_quarantine",),
+    ),
+    Mutant(
+        "positions-ahead-of-main", "a quarantine file's record says positions while main files wait",
+        "service/lifecycle.py", "file.metadata().source_positions if file.lane != QUARANTINE else {}", "file.metadata().source_positions",
+        (f"{LIFE}::test_the_logs_positions_never_run_ahead_of_main_entries",),
+    ),
+    Mutant(
+        "positions-ahead-of-older-files", "the log says positions while an older file waits",
+        "service/lifecycle.py", "h.lane == QUARANTINE or h.sequence < file.sequence", "h.lane == QUARANTINE",
+        ("tests/faults/test_damage.py::test_an_entry_that_rots_while_the_writer_runs_is_not_compacted",),
+    ),
+    Mutant(
+        "uploads-sweep-forgotten", "a restart leaves what earlier uploads of its files left in the storage",
+        "service/opening.py", "parts.lifecycle.sweep_attempts({file.file_id for file in recovered.compacted})", "pass",
+        (f"{UPLOADS}::test_a_restart_sweeps_what_its_uploads_left",),
+    ),
+)  # fmt: skip

@@ -1,0 +1,111 @@
+"""Defects of who may write: fences, epochs, put-if-absent and its lost answers, leases, locks."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+LOG = "tests/unit/service/test_log_and_lease.py"
+WRITERS = "tests/faults/test_writers.py"
+LEASE = f"{LOG}::test_a_lease_holds_off_other_roots_until_it_ends"
+
+MUTANTS = (
+    Mutant(
+        "fence-forgotten", "a writer appends to the log past a higher epoch",
+        "service/storage_log.py", "if state.epoch > epoch:", "if state.epoch < 0:",
+        (f"{LOG}::test_a_higher_epoch_fences_the_lower_one",),
+    ),
+    Mutant(
+        "fence-not-appended", "a writer that claims an epoch leaves no fence in the log",
+        "service/storage_log.py", '            self.append("fence", epoch, partial(_always, fence))\n', "            del fence\n",
+        (f"{LOG}::test_a_higher_epoch_fences_the_lower_one",),
+    ),
+    Mutant(
+        "exists-taken-for-a-win", "a lost number of the log is taken for one's own",
+        "service/storage_log.py", "if winner.attempt != attempt:", "if winner.attempt is None:",
+        (f"{WRITERS}::test_of_two_appends_to_one_number_both_get_in",),
+    ),
+    Mutant(
+        "exists-taken-for-a-loss", "one's own record, whose first answer was lost, is taken for somebody else's",
+        "service/storage_log.py", "if winner.attempt != attempt:", "if winner.attempt is not None:",
+        (f"{LOG}::test_a_claim_whose_answer_was_lost_is_recognised",),
+    ),
+    Mutant(
+        "epoch-taken-for-a-loss", "one's own epoch, whose first answer was lost, is taken for somebody else's",
+        "service/storage_log.py", "if self._storage.get(epoch_name(epoch)) != attempt.encode():", "if attempt:",
+        (f"{LOG}::test_a_claim_whose_answer_was_lost_is_recognised",),
+    ),
+    Mutant(
+        "epoch-taken-for-a-win", "an epoch that somebody else has claimed is taken for one's own",
+        "service/storage_log.py", "if self._storage.get(epoch_name(epoch)) != attempt.encode():", "if not attempt:",
+        (f"{LOG}::test_an_epoch_claimed_by_a_writer_that_died_before_its_fence_is_passed_over",),
+    ),
+    Mutant(
+        "publish-repeated", "a record that is in the log already is appended once more",
+        "service/storage_log.py", "tuple(o for o in add if o.name not in state.objects)", "add",
+        (f"{WRITERS}::test_a_record_whose_answer_was_lost_is_there_once",),
+    ),
+    Mutant(
+        "log-positions-go-back", "a record with smaller positions takes the log's positions back",
+        "service/log_records.py",
+        "positions=later_positions(self.positions, record.positions),", "positions=self.positions | record.positions,",
+        (f"{LOG}::test_states_are_folds_and_readers_keep_theirs",),
+    ),
+    Mutant(
+        "checkpoint-forgets-positions", "a checkpoint does not hold the positions",
+        "service/log_records.py", '"objects": [o.to_json() for o in self.objects.values()], "positions": self.positions,',
+        '"objects": [o.to_json() for o in self.objects.values()], "positions": {},',
+        (f"{LOG}::test_a_checkpoint_comes_back_as_it_was",),
+    ),
+    Mutant(
+        "checkpoints-all-deleted", "a new checkpoint's sweep takes the new one, too",
+        "service/storage_log.py", "names[:-_KEPT_CHECKPOINTS]", "names",
+        (f"{LOG}::test_states_are_folds_and_readers_keep_theirs",),
+    ),
+    Mutant(
+        "lease-honoured-too-long", "a lease holds in the millisecond in which it ends",
+        "service/lease.py", "holder.expires_ms <= clock.now_ms()", "holder.expires_ms < clock.now_ms()",
+        (LEASE,),
+    ),
+    Mutant(
+        "lease-honoured-too-short", "a lease ends after half of its time",
+        "service/lease.py", "round(self._ttl_s * 1000)", "round(self._ttl_s * 500)",
+        (LEASE,),
+    ),
+    Mutant(
+        "lease-renewed-too-late", "a lease is renewed only long after its end",
+        "service/lease.py", "self._ttl_s / 3", "self._ttl_s * 3",
+        (LEASE,),
+    ),
+    Mutant(
+        "lease-release-ignored", "a released lease holds others off until it ends",
+        "service/lease.py", "holder.released or ", "",
+        (f"{LOG}::test_a_released_lease_holds_nobody_off",),
+    ),
+    Mutant(
+        "lease-of-own-root", "a killed writer's root is locked out by its own lease",
+        "service/lease.py", "holder.root_id == root_id or ", "",
+        (f"{WRITERS}::test_a_killed_writers_root_takes_over_at_once",),
+    ),
+    Mutant(
+        "lease-not-asked", "an index is claimed whoever holds its lease",
+        "service/session.py", "check_lease(self.storage, root_id, self._clock)", "pass",
+        (f"{WRITERS}::test_another_root_waits_for_the_lease",),
+    ),
+    Mutant(
+        "root-lock-shared", "two writers may have one root",
+        "service/root.py", "fcntl.LOCK_EX", "fcntl.LOCK_SH",
+        (f"{WRITERS}::test_a_root_has_one_writer",),
+    ),
+    Mutant(
+        "another-index-accepted", "a root publishes into the storage of another index",
+        "service/session.py", "if wanted.index_id and stored.index_id != wanted.index_id:", "if stored.index_id is None:",
+        (f"{WRITERS}::test_a_storage_with_another_index_is_refused_also_when_it_comes_back_late",),
+    ),
+    Mutant(
+        "probe-believes-the-answer", "a server that refuses a put and yet stores it passes the probe",
+        "storage/probe.py", 'if storage.get(unique) == b"first":', 'if storage.get(unique):',
+        ("tests/unit/storage/test_faults.py::test_the_probe_refuses_a_server_that_refuses_and_yet_stores",),
+    ),
+)  # fmt: skip

@@ -1,0 +1,64 @@
+"""Defects of what a restart makes of the folders."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+CRASH = "tests/faults/test_crash_everywhere.py::test_a_crash_at_any_call_loses_nothing_durable"
+DAMAGE = "tests/faults/test_damage.py"
+
+MUTANTS = (
+    Mutant(
+        "recovery-keeps-temporaries", "half-made work of a crash is never deleted",
+        "service/root.py", "self.disk.unlink(folder / name)", "pass",
+        (f"{CRASH}[1]",),
+    ),
+    Mutant(
+        "recovery-prefers-unsealed", "of a file that is both unsealed and compacted the earlier state is kept beside the later one",
+        "service/recovery.py", "if file_id in later:", "if file_id in later and not journal_path.exists():",
+        (f"{CRASH}[1]", f"{CRASH}[2]", f"{CRASH}[3]"),
+    ),
+    Mutant(
+        "recovery-prefers-compacted", "of a file that is both compacted and uploaded the earlier state is kept beside the later one",
+        "service/recovery.py", "if file_id in ids[UPLOADED]:", "if file_id in ids[UPLOADED] and False:",
+        ("tests/unit/service/test_recovery.py::test_of_two_states_of_a_file_the_later_one_stays",),
+    ),
+    Mutant(
+        "recovery-trusts-compacted", "an unsealed file is dropped for a compacted one whose items don't verify",
+        "service/recovery.py", "                verify_runs(file)\n", "",
+        (f"{DAMAGE}::test_a_damaged_compacted_file_is_made_again_from_its_unsealed_form",),
+    ),
+    Mutant(
+        "recovery-believes-short-journal", "a journal that lost durable entries passes for a short file",
+        "service/recovery.py", "claims.get(file_id, 0)", "0",
+        ("tests/regressions/test_lost_end_of_a_journal.py::test_what_a_journal_lost_is_damage_where_a_younger_file_is",),
+    ),
+    Mutant(
+        "recovery-forgets-damage", "a file that can't be read is left out: a short answer without a word",
+        "service/recovery.py", "            found.damaged.append(_damaged(file_id, UNSEALED, typed, journal))", "            del typed",
+        (f"{DAMAGE}::test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept",),
+    ),
+    Mutant(
+        "recovery-forgets-positions", "durable positions of unsealed files are lost at a restart",
+        "service/recovery.py", "found.positions = later_positions(found.positions, unsealed.positions)", "pass",
+        ("tests/unit/service/test_buffer_flush_catalog.py::test_positions_survive_every_file",),
+    ),
+    Mutant(
+        "recovery-loses-end-time", "the header's end timestamp is lost at a restart (RocketMQ 10656)",
+        "service/unsealed_file.py", "table.load(entries, journal.end_ms)", "table.load(entries, journal.begin_ms)",
+        ("tests/unit/service/test_recovery.py::test_the_end_timestamp_survives_a_restart",),
+    ),
+    Mutant(
+        "recovery-chains-not-rebuilt", "entries of a recovered file are there but no chain leads to them",
+        "format/unsealed.py", "self.heads[:] = self._next_heads\n        self.end_ms", "self.end_ms",
+        (f"{CRASH}[1]",),
+    ),
+    Mutant(
+        "reader-forgets-damage", "a reader beside the writer leaves out an unsealed file that it can't read",
+        "service/root_view.py", "                handles[file_id] = _damaged(file_id, UNSEALED, error)\n", "                del error\n",
+        (f"{DAMAGE}::test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept",
+         "tests/regressions/test_documents_of_the_wrong_shape.py::test_journals"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,113 @@
+"""Defects of the backends: put-if-absent, listings over pages, halves that are seen, errors taken for something else."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+CONFORMANCE = "tests/storage/test_conformance.py"
+ROWS = "tests/storage/test_sqlite_rows.py"
+S3 = "tests/storage/test_s3_answers.py"
+
+MUTANTS = (
+    Mutant(
+        "local-put-if-absent-renames", "an object that appears meanwhile is overwritten by a put-if-absent",
+        "storage/local_files.py", "self.disk.link(temporary, target)", "self.disk.rename(temporary, target)",
+        ("tests/storage/test_local_crashes.py::test_an_object_that_appears_during_a_put_if_absent_is_kept",),
+    ),
+    Mutant(
+        "local-part-unverified", "an upload is completed of parts that are not the ones named",
+        "storage/local_uploads.py", "if digest.hexdigest() != part.etag:", "if not part.etag:",
+        (f"{CONFORMANCE}::TestLocalStorage::test_completing_what_can_not_be_completed",),
+    ),
+    Mutant(
+        "local-full-disk-is-passing", "a full disk is reported as a passing fault",
+        "storage/local_files.py", "if error.errno in _FULL:", "if error.errno is None:",
+        ("tests/storage/test_local_crashes.py::test_a_full_disk_refuses_whole_and_the_next_put_works",),
+    ),
+    Mutant(
+        "memory-put-if-absent-overwrites", "put-if-absent overwrites",
+        "storage/memory.py",
+        "if self._shelf.objects.setdefault(name, value) is not value:",
+        "self._shelf.objects[name] = value\n            if not value:",
+        (f"{CONFORMANCE}::TestMemoryStorage::test_put_if_absent_keeps_what_is_there",),
+    ),
+    Mutant(
+        "memory-list-one-page", "a listing ends with its first page",
+        "storage/memory.py", "if len(page) < _PAGE:", "if page or not page:",
+        (f"{CONFORMANCE}::TestMemoryStorage::test_list_goes_on_over_many_pages",),
+    ),
+    Mutant(
+        "sqlite-named-before-its-body", "an object is visible before its last rows",
+        "storage/sqlite_bodies.py", "                draft = self._write_batch(doing, draft, data, batch)\n",
+        "                draft = self._write_batch(doing, draft, data, batch)\n"
+        "                self._pool.write(doing, lambda connection, body=draft: name_it(connection, body))\n",
+        (f"{ROWS}::test_a_big_object_is_invisible_until_its_last_transaction",),
+    ),
+    Mutant(
+        "sqlite-put-if-absent-replaces", "put-if-absent replaces an object that came meanwhile",
+        "storage/sqlite.py", "INSERT OR IGNORE INTO objects", "INSERT OR REPLACE INTO objects",
+        (f"{ROWS}::test_what_a_losing_put_wrote_is_removed",),
+    ),
+    Mutant(
+        "sqlite-sweeps-young-drafts", "a sweep takes drafts that are not old enough",
+        "storage/sqlite_bodies.py", "WHERE touched_ms < ?", "WHERE touched_ms <= ?",
+        (f"{ROWS}::test_a_sweep_takes_old_drafts_and_leaves_young_ones_and_objects",),
+    ),
+    Mutant(
+        "sqlite-swept-draft-named", "an object is named though a sweep took half of its rows",
+        "storage/sqlite_bodies.py", "if touched.rowcount != 1:", "if touched.rowcount > 1:",
+        (f"{ROWS}::test_a_writer_whose_draft_was_swept_publishes_nothing",),
+    ),
+    Mutant(
+        "sqlite-list-one-page", "a listing ends with its first page",
+        "storage/sqlite.py", "if len(infos) < _PAGE:", "if len(infos) <= _PAGE:",
+        ("tests/storage/test_sqlite_locks.py::test_a_listing_keeps_nobody_from_writing",),
+    ),
+    Mutant(
+        "s3-put-if-absent-unconditional", "put-if-absent sends no condition",
+        "storage/s3.py", 'self._put(name, data, IfNoneMatch="*")', "self._put(name, data)",
+        (f"{S3}::test_put_if_absent_sends_the_condition_and_reads_412",),
+    ),
+    Mutant(
+        "s3-412-taken-for-a-fault", "the answer that an object exists is taken for a fault",
+        "storage/s3_errors.py", 'if code == "PreconditionFailed" or status == 412:', 'if code == "Exists":',
+        (f"{S3}::test_put_if_absent_sends_the_condition_and_reads_412",),
+    ),
+    Mutant(
+        "s3-409-taken-for-a-loss", "a conflict of two requests is taken for an object that exists",
+        "storage/s3_errors.py", "return PassingFault(text)", "return ObjectExists(name, uri)",
+        (f"{S3}::test_a_conditional_conflict_is_repeated_within_a_bound",),
+    ),
+    Mutant(
+        "s3-retries-without-bound", "a passing fault is repeated for ever",
+        "storage/s3_retry.py", "if attempt >= self.attempts:", "if attempt < 0:",
+        (f"{S3}::test_a_conditional_conflict_is_repeated_within_a_bound",),
+    ),
+    Mutant(
+        "s3-list-one-page", "a listing ends with its first page",
+        "storage/s3.py", 'if not answer.get("IsTruncated"):', "if answer:",
+        (f"{S3}::test_list_pages_skips_foreign_keys_and_is_lazy",),
+    ),
+    Mutant(
+        "s3-uploads-one-page", "a listing of uploads ends with its first page",
+        "storage/s3_uploads.py", 'if not answer.get("IsTruncated"):', "if answer:",
+        (f"{S3}::test_uploads_are_listed_over_pages_by_age",),
+    ),
+    Mutant(
+        "s3-failed-deletes-swallowed", "objects that could not be deleted count as deleted",
+        "storage/s3.py", "raise self._delete_error(doing, failures)", "continue",
+        (f"{S3}::test_delete_many_goes_in_batches_and_raises_every_failure",),
+    ),
+    Mutant(
+        "s3-range-unchecked", "another range than the one that was asked for is returned",
+        "storage/s3_reads.py", "if (got.start, got.length) != (start, length):", "if got is None:",
+        (f"{S3}::test_a_range_that_is_not_what_was_asked_is_never_returned",),
+    ),
+    Mutant(
+        "s3-body-cut-short", "a body that broke off is returned as it is",
+        "storage/s3_reads.py", "if length is not None and len(data) != length:", "if data is None:",
+        (f"{S3}::test_a_body_that_breaks_off_is_fetched_again",),
+    ),
+)  # fmt: skip
