@@ -1,0 +1,270 @@
+"""Reading a `commitlog/` folder beside the broker that writes it, from any position, to the end of what is written.
+
+Segments are read a chunk at a time, so memory is bounded by the chunk or the longest message. The reader holds no state: every call looks
+at the folder anew, and any thread may call. What can't be read is never passed over in silence:
+
+| found                                                        | what happens |
+|--------------------------------------------------------------|--------------|
+| zeros in the segment that is being written                   | the end, for now (`End.OPEN`) |
+| half a message there, with nothing readable behind it        | the end, for now (`End.TORN`): a write under way, or what a crash tore |
+| anything else that is no message                             | `CorruptFile`, or skipped to the next readable message |
+| a position whose segment is deleted, or never was            | `MissingOffsets`, or skipped to the next segment |
+| a position behind the end of the log                         | `MissingOffsets`: the log was cut or made anew |
+
+A log that was rewritten below a position shows by the fingerprint of a message before it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.rocketmq.index_columns import IndexBatch, SkippedRange, decode_index_columns
+from tiered_index.rocketmq.layout import BLANK, BLANK_BYTES, MIN_MESSAGE_BYTES
+from tiered_index.rocketmq.message import Message, decode_message
+from tiered_index.rocketmq.segments import Segment, list_segments, pread
+from tiered_index.rocketmq.walking import End, candidates
+
+__all__ = ["CommitLogReader", "Fingerprint", "MissingOffsets", "PositionSource"]
+
+_BLANK = BLANK.to_bytes(4, "big")
+_ATTEMPTS = 3
+# a segment that is listed and gone when it is opened: look again, but not for ever
+
+
+class MissingOffsets(CorruptFile):
+    """Commit log offsets [begin, end) are in no file: deleted before they were read, or never written. Attributes: `begin`, `end`."""
+
+    def __init__(self, folder: str, problem: str, begin: int, end: int) -> None:
+        super().__init__(folder, f"{problem}: commit log offsets {begin} to {end}")
+        self.begin = begin
+        self.end = end
+
+
+class Fingerprint(NamedTuple):
+    """What tells a message from another one that was written in its place."""
+
+    offset: int
+    size: int
+    crc: int
+    """CRC-32 of its stored bytes."""
+
+
+class PositionSource(Protocol):
+    """Where consume queues say that messages begin."""
+
+    def between(self, begin: int, end: int) -> npt.NDArray[np.int64]:
+        """Return the commit log offsets within [begin, end) that queues name, ascending, each once. Gaps are walked."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CommitLogReader:
+    """Reads the segments in `folder`.
+
+    `chunk_bytes` is how much is read and decoded at a time. `check_crc` compares every body with its CRC while reading batches, which
+    costs about half the speed; single messages are always checked. `positions` are consume queues, which save
+    the walk through the segments.
+    """
+
+    folder: Path
+    chunk_bytes: int = 1 << 24
+    check_crc: bool = False
+    positions: PositionSource | None = None
+
+    def __post_init__(self) -> None:
+        if self.chunk_bytes < 1:
+            raise InvalidArgument(f"chunk_bytes must be at least 1, not {self.chunk_bytes}")
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Return the segments there are, oldest first; none for an empty or missing folder."""
+        return list_segments(self.folder)
+
+    def begin_offset(self) -> int | None:
+        """Return the first offset that can still be read, or None for an empty log."""
+        segments = self.segments()
+        return segments[0].start if segments else None
+
+    # one message
+
+    def read(self, offset: int, size: int | None = None) -> Message:
+        """Return the message at a commit log offset, checked to its CRC and physical offset; `size`, where known, saves a read.
+
+        Raises `MissingOffsets` where no segment has the offset, `CorruptFile` where no such message begins there.
+        """
+        for attempt in range(_ATTEMPTS):
+            segment = self._segment_of(offset)
+            at = offset - segment.start
+            try:
+                data = pread(segment.path, size or MIN_MESSAGE_BYTES, at)
+                if size is None and len(data) == MIN_MESSAGE_BYTES:
+                    claimed = int.from_bytes(data[:4], "big")
+                    if len(data) < claimed <= segment.file_size - at:
+                        data = pread(segment.path, claimed, at)
+            except FileNotFoundError as error:
+                if attempt == _ATTEMPTS - 1:
+                    raise self._missing("the segment was deleted", offset, segment.end) from error
+                continue
+            message = decode_message(data, file=str(segment.path), file_offset=at, physical_offset=offset)
+            if size is not None and message.size != size:
+                raise CorruptFile(str(segment.path), "another message than the one expected", offset=at, expected=size, found=message.size)
+            return message
+        raise AssertionError("unreachable")
+
+    def fingerprint(self, offset: int) -> Fingerprint:
+        """Return the fingerprint of the message at `offset`; raises as `read`."""
+        message = self.read(offset)
+        return Fingerprint(offset, message.size, zlib.crc32(message.encode()))
+
+    def _missing(self, problem: str, begin: int, end: int) -> MissingOffsets:
+        return MissingOffsets(str(self.folder), problem, begin, end)
+
+    def _segment_of(self, offset: int) -> Segment:
+        """Return the segment that holds an offset; raises `MissingOffsets` naming what is missing from there on."""
+        if offset < 0:
+            raise InvalidArgument(f"a commit log offset is not negative: {offset}")
+        segments = self.segments()
+        for segment in segments:
+            if segment.start <= offset < segment.end:
+                return segment
+            if offset < segment.start:
+                raise self._missing("deleted before they were read", offset, segment.start)
+        raise self._missing("behind the end of the log", segments[-1].end if segments else 0, offset)
+
+    # all messages from a position on
+
+    def batches(self, position: int | None = None, *, skip_corrupt: bool = False, skip_missing: bool = False) -> Iterator[IndexBatch]:
+        """Yield the entries of all messages from `position` (None: the beginning) to the end of what is written, in order.
+
+        Each batch continues where the last one ended. The last one says by `state` what stands there: `End.OPEN`, `End.TORN`, or
+        `End.SEGMENT` where the next segment isn't there yet; continue from its `end` later. An empty log yields nothing.
+
+        Raises `CorruptFile` at the first damage and `MissingOffsets` at the first gap, after everything before it was yielded; with
+        `skip_corrupt` and `skip_missing` the range is named in the next batch's `skipped` instead.
+        """
+        for batch, _ in self._stretches(position, skip_corrupt, skip_missing):
+            yield batch
+
+    def messages(self, position: int | None = None, *, skip_corrupt: bool = False, skip_missing: bool = False) -> Iterator[Message]:
+        """Yield every message whole, from `position` on, hidden ones included; raises as `batches`, and always checks bodies."""
+        reader = replace(self, check_crc=True)
+        for batch, data in reader._stretches(position, skip_corrupt, skip_missing):
+            at = 0
+            for _ in range(batch.messages):
+                message = decode_message(data, at, file=str(self.folder), physical_offset=batch.begin + at, check_crc=False)
+                yield message
+                at += message.size
+
+    def _stretches(self, position: int | None, skip_corrupt: bool, skip_missing: bool) -> Iterator[tuple[IndexBatch, bytes]]:
+        """Yield batches as `batches` does, each with the bytes that it was decoded from."""
+        segments = self.segments()
+        if not segments and not position:
+            return
+        at = segments[0].start if position is None else position
+        skipped: list[SkippedRange] = []
+        vanished = 0
+        while True:
+            try:
+                segment = self._next_segment(at)
+            except MissingOffsets as error:
+                if not skip_missing or error.begin < at:
+                    raise
+                skipped.append(SkippedRange(error.begin, error.end, error.problem, error.file))
+                at = error.end
+                continue
+            if segment is None:
+                yield replace(decode_index_columns(b"", at), state=End.SEGMENT, skipped=tuple(skipped)), b""
+                return
+            try:
+                batch, data = self._decode(segment, at)
+                readable = None
+                if batch.state in (End.OPEN, End.DAMAGED):
+                    batch, readable = self._judge(segment, batch)
+            except FileNotFoundError:
+                vanished += 1
+                if vanished == _ATTEMPTS:
+                    raise self._missing("deleted while they were read", at, segment.end) from None
+                continue
+            vanished = 0
+            at = batch.end
+            over = batch.state in (End.OPEN, End.TORN)
+            if batch.messages or over:
+                yield replace(batch, skipped=tuple(skipped)), data
+                skipped = []
+            if over:
+                return
+            if batch.damage is not None:
+                if not skip_corrupt:
+                    raise batch.damage
+                at = segment.end if readable is None else readable
+                skipped.append(SkippedRange(batch.end, at, batch.damage.problem, str(segment.path)))
+            elif batch.state is End.SEGMENT:
+                at = segment.end
+
+    def _next_segment(self, at: int) -> Segment | None:
+        """Return the segment to read at a position, None where the log ends exactly there."""
+        segments = self.segments()
+        if segments and at == segments[-1].end:
+            return None
+        return self._segment_of(at)
+
+    def _decode(self, segment: Segment, offset: int) -> tuple[IndexBatch, bytes]:
+        """Decode one chunk, more where the first message is longer than one."""
+        at = offset - segment.start
+        chunk = self.chunk_bytes
+        while True:
+            data = pread(segment.path, min(chunk, segment.file_size - at), at)
+            known = self.positions.between(offset, offset + len(data)) - offset if self.positions else None
+            batch = decode_index_columns(
+                data, offset, known, file=str(segment.path), file_offset=at,
+                segment_bytes=segment.end - segment.start - at, check_crc=self.check_crc,
+            )  # fmt: skip
+            if batch.state is not End.MORE or batch.messages:
+                return batch, data
+            if at + len(data) >= segment.file_size or len(data) < min(chunk, segment.file_size - at):
+                # the file ends here, though its segment doesn't
+                problem = CorruptFile(str(segment.path), "the segment ends within a message", offset=at)
+                return replace(batch, state=End.DAMAGED, damage=problem), data
+            claimed = int.from_bytes(data[:4], "big") if len(data) >= BLANK_BYTES else BLANK_BYTES
+            chunk = max(claimed, MIN_MESSAGE_BYTES, chunk + 1)
+
+    def _judge(self, segment: Segment, batch: IndexBatch) -> tuple[IndexBatch, int | None]:
+        """Tell the end of a live log from damage: return the batch, called torn or damaged, and where reading could go on after damage."""
+        later = [other for other in self.segments() if other.start > segment.start]
+        written_behind = any(pread(other.path, BLANK_BYTES, 0).strip(b"\0") for other in later)
+        if batch.state is End.OPEN:
+            if not written_behind:
+                return batch, None
+            problem = CorruptFile(str(segment.path), "zeros where the log goes on in the next segment", offset=batch.end - segment.start)
+            batch = replace(batch, state=End.DAMAGED, damage=problem)
+        readable = self._readable_behind(segment, batch.end - segment.start)
+        if readable is None and not written_behind:
+            return replace(batch, state=End.TORN, damage=None), None
+        # What was read before the broker finished this place isn't damage: now that more is written behind it, it can't change any more.
+        again, _ = self._decode(segment, batch.end)
+        if again.messages or again.state in (End.MORE, End.SEGMENT):
+            return replace(batch, state=End.MORE, damage=None), None
+        return batch, readable
+
+    def _readable_behind(self, segment: Segment, at: int) -> int | None:
+        """Return the first offset behind byte `at` of a segment where a whole, checked message or the final blank begins."""
+        begin = at + 1
+        for window in range(begin, segment.file_size, self.chunk_bytes):
+            data = pread(segment.path, self.chunk_bytes + MIN_MESSAGE_BYTES, window)
+            for place in candidates(data, 0, segment.start + window, segment_bytes=segment.end - segment.start - window):
+                offset = segment.start + window + place
+                if data[place + 4 : place + 8] == _BLANK:
+                    return offset
+                try:
+                    self.read(offset)
+                except CorruptFile:
+                    continue
+                return offset
+        return None

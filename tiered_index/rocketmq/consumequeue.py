@@ -1,0 +1,166 @@
+"""Consume queues: for each queue of a topic, where its messages lie in the commit log. Read beside the broker, never written here.
+
+An entry is 20 bytes, big-endian: i64 commit log offset, i32 size of the message, i64 tags code. Files hold 300,000 entries unless the
+broker is set otherwise, are named by the offset of their first byte within the queue, and end in zeros where nothing is written yet.
+Source: RocketMQ's `ConsumeQueue`. Everything here is stateless but `QueuePositions`, which one thread uses at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import CorruptFile, InvalidArgument, StorageError
+from tiered_index.rocketmq.segments import list_segments, local_errors, pread
+
+__all__ = ["ENTRIES_PER_FILE", "ENTRY", "ENTRY_BYTES", "ConsumeQueue", "QueuePositions", "decode_entries", "list_queues"]
+
+ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+"""One entry; packed, big-endian."""
+ENTRY_BYTES = ENTRY.itemsize
+ENTRIES_PER_FILE = 300_000
+_READ_ENTRIES = 1 << 18
+
+Entries = npt.NDArray[np.void]
+
+
+def decode_entries(data: bytes) -> Entries:
+    """Return the entries (n, dtype `ENTRY`) before the first that is not written yet; bytes of half an entry at the end are left out."""
+    entries = np.frombuffer(data, ENTRY, len(data) // ENTRY_BYTES)
+    written = entries["size"] > 0
+    return entries if written.all() else entries[: int(written.argmin())]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeQueue:
+    """The queue whose files are in `folder`, `consumequeue/TOPIC/QUEUE_ID/`."""
+
+    topic: str
+    queue_id: int
+    folder: Path
+
+    def read(self, begin: int | None = None, max_entries: int = _READ_ENTRIES) -> tuple[int, Entries]:
+        """Return the queue offset of the first entry, and up to `max_entries` entries from queue offset `begin` on (None: the oldest).
+
+        No entries: nothing is written from there on. Where `begin` is deleted, what follows begins with the oldest there is, which the
+        returned offset says. Raises `CorruptFile` where an entry is no entry, `StorageMisconfigured` where files may not be read.
+        """
+        if (begin is not None and begin < 0) or max_entries < 1:
+            raise InvalidArgument(f"a queue is read from an offset >= 0 and for at least one entry, not {begin} and {max_entries}")
+        files = list_segments(self.folder)
+        if not files:
+            return begin or 0, np.zeros(0, ENTRY)
+        first = -(-files[0].start // ENTRY_BYTES)
+        start = first if begin is None else max(begin, first)
+        parts: list[Entries] = []
+        wanted = start
+        for file in files:
+            low = wanted * ENTRY_BYTES - file.start
+            left = max_entries - (wanted - start)
+            if left <= 0 or low < 0:
+                break
+            if low >= file.file_size:
+                continue
+            try:
+                data = pread(file.path, min(left * ENTRY_BYTES, file.file_size - low), low)
+            except FileNotFoundError:
+                break  # deleted since: the next call begins with what is left
+            entries = decode_entries(data)
+            self._check(entries, file.path, low)
+            parts.append(entries)
+            wanted += len(entries)
+            if wanted * ENTRY_BYTES < file.start + file.file_size:
+                break
+        return start, np.concatenate(parts) if parts else np.zeros(0, ENTRY)
+
+    def seek(self, offset: int) -> int:
+        """Return the queue offset of the first entry that names a commit log offset >= `offset`, else where the next one will be written.
+
+        Offsets ascend within a queue, so this takes about 30 small reads. Raises as `read`.
+        """
+        files = list_segments(self.folder)
+        if not files:
+            return 0
+        low, high = -(-files[0].start // ENTRY_BYTES), (files[-1].start + files[-1].file_size) // ENTRY_BYTES
+        while low < high:
+            middle = (low + high) // 2
+            start, entries = self.read(middle, 1)
+            if start > middle:  # deleted meanwhile
+                low = min(start, high)
+            elif len(entries) and int(entries["offset"][0]) < offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _check(self, entries: Entries, path: Path, low: int) -> None:
+        bad = np.flatnonzero(entries["offset"] < 0)
+        if len(bad):
+            at = int(bad[0])
+            raise CorruptFile(
+                str(path), "a consume queue entry with a negative offset", offset=low + at * ENTRY_BYTES, found=int(entries["offset"][at])
+            )
+
+
+def list_queues(folder: Path) -> list[ConsumeQueue]:
+    """Return the queues in a `consumequeue/` folder, by topic and queue id; names that are no queue's are left out."""
+    queues = []
+    with local_errors(folder):
+        try:
+            for topic in sorted(os.scandir(folder), key=lambda entry: entry.name):
+                if topic.is_dir():
+                    ids = [int(name) for name in os.listdir(topic.path) if name.isascii() and name.isdecimal()]
+                    queues += [ConsumeQueue(topic.name, queue_id, Path(topic.path) / str(queue_id)) for queue_id in sorted(ids)]
+        except FileNotFoundError:  # no queues yet, or a topic that goes just now
+            pass
+    return queues
+
+
+@dataclass(slots=True)
+class QueuePositions:
+    """Where messages begin, out of all queues of a store: what `CommitLogReader` needs to save its walk.
+
+    Remembers how far each queue was read, so that a pass from front to back reads each entry once. A queue that can't be read names
+    nothing, and its messages are walked to.
+    """
+
+    folder: Path
+    _cursors: dict[tuple[str, int], int] = field(default_factory=dict, init=False)
+    _waiting: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), init=False)
+    _asked: int = field(default=0, init=False)
+
+    def between(self, begin: int, end: int) -> npt.NDArray[np.int64]:
+        """Return the commit log offsets within [begin, end) that queues name, ascending, each once."""
+        if begin < self._asked:
+            self._cursors.clear()
+            self._waiting = np.zeros(0, np.int64)
+        self._asked = begin
+        found = [self._waiting]
+        for queue in list_queues(self.folder):
+            found += self._advance(queue, begin, end)
+        known = np.unique(np.concatenate(found))
+        self._waiting = known[np.searchsorted(known, begin) :]
+        return self._waiting[: np.searchsorted(self._waiting, end)]
+
+    def _advance(self, queue: ConsumeQueue, begin: int, end: int) -> list[npt.NDArray[np.int64]]:
+        """Read a queue until it names an offset at or behind `end`."""
+        key = (queue.topic, queue.queue_id)
+        parts: list[npt.NDArray[np.int64]] = []
+        while True:
+            try:
+                if key not in self._cursors:
+                    self._cursors[key] = queue.seek(begin)
+                start, entries = queue.read(self._cursors[key])
+            except (CorruptFile, StorageError):
+                return parts
+            if not len(entries):
+                return parts
+            offsets = entries["offset"].astype(np.int64)
+            self._cursors[key] = start + len(entries)
+            parts.append(offsets)
+            if int(offsets[-1]) >= end:
+                return parts

@@ -1,0 +1,246 @@
+"""A stretch of a commit log segment -> the columns that `IndexService.put_batch` takes, with no loop over messages but the walk. Pure.
+
+First where messages begin (from consume queues, else by walking), then their headers by one gather of the fixed part, then topics and keys.
+Every length is checked before it is used. Source: RocketMQ's `CommitLog.checkMessageAndReturnSize` and `IndexService.buildIndex`; unlike
+the latter, prepared messages aren't indexed: no consumer ever sees them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tiered_index.errors import CorruptFile
+from tiered_index.rocketmq.layout import (
+    BORN_V6,
+    MAGIC_V2,
+    STORE_V6,
+    TRANSACTION_MASK,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+    header_dtype,
+)
+from tiered_index.rocketmq.message import Buffer, body_crc, decode_message, problem_of_values
+from tiered_index.rocketmq.property_columns import KeyColumns, key_columns, spans
+from tiered_index.rocketmq.walking import End, message_positions, walk
+from tiered_index.types import MAX_TIMESTAMP_MS
+
+__all__ = ["IndexBatch", "SkippedRange", "decode_index_columns"]
+
+Int64 = npt.NDArray[np.int64]
+
+_BLOCK = 8_192
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedRange:
+    """Commit log offsets [begin, end) that nobody can read, and why."""
+
+    begin: int
+    end: int
+    problem: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexBatch:
+    """The entries of the messages at commit log offsets [begin, end); `end` is where to continue."""
+
+    columns: Any
+    """A `pyarrow.RecordBatch`, one row per key: `topic` (dictionary), `queue_id` (i32), `key`, `offset` (i64), `size` (i32), `timestamp_ms`
+    (i64). Order: by message; the keys of one message stand together, each once."""
+    begin: int
+    end: int
+    messages: int
+    """Messages in [begin, end), with keys or without."""
+    hidden: int
+    """Those among them that were prepared or rolled back, and so gave no row."""
+    replaced_keys: int
+    """Keys that were no UTF-8 and are indexed under the text that the broker makes of them."""
+    last_store_ms: int | None
+    """Store timestamp of the last message; None without messages."""
+    state: End
+    """What stands at `end`."""
+    damage: CorruptFile | None
+    """What is wrong at `end` where `state` is `End.DAMAGED`; not raised, so that what lies before it isn't lost."""
+    skipped: tuple[SkippedRange, ...] = field(default=())
+    """What a reader skipped before this batch."""
+
+
+def decode_index_columns(
+    data: Buffer, start_offset: int, positions: npt.ArrayLike | None = None, *, file: str = "segment", file_offset: int = 0,
+    segment_bytes: int | None = None, check_crc: bool = False,
+) -> IndexBatch:  # fmt: skip
+    """Return the entries of the messages that begin at `data[0]` and follow each other, up to the first thing that is none.
+
+    `start_offset` is the physical offset of `data[0]`, and `file_offset` its position in `file`, for error texts. `positions` (n, relative
+    to `data`, ascending) are what consume queues say; gaps between them are walked. `segment_bytes` counts from `data[0]` to the segment's
+    end where the data is only a part of it. `check_crc` checks every body, at the price of a loop. Never raises for any content of `data`.
+    """
+    if positions is None:
+        found = walk(data, segment_bytes=segment_bytes)
+    else:
+        found = message_positions(data, positions, segment_bytes=segment_bytes)
+    raw = np.frombuffer(data, np.uint8)
+    fields = _Fields(raw, found.positions, start_offset)
+    if check_crc:
+        fields.check_bodies(data)
+    topics, index = fields.topics()
+    count = fields.count
+    state, damage, stop = found.end, None, found.stop
+    if count < len(found.positions):
+        stop = int(found.positions[count])
+        state, damage = End.DAMAGED, _what_is_wrong(data, stop, start_offset, file, file_offset)
+    elif state is End.DAMAGED:
+        damage = CorruptFile(file, str(found.problem), offset=file_offset + stop)
+    transaction = fields.head["sys_flag"][:count] & TRANSACTION_MASK
+    hidden = (transaction == TRANSACTION_PREPARED) | (transaction == TRANSACTION_ROLLBACK)
+    shown = np.flatnonzero(~hidden)
+    keys = _keys(data, fields.properties_at[shown], fields.ends[shown])
+    row = shown[keys.message]
+
+    def column(name: str, kind: Any) -> Any:
+        return pa.array(fields.head[name][:count].astype(kind)[row])
+
+    columns = pa.RecordBatch.from_arrays(
+        [
+            pa.DictionaryArray.from_arrays(pa.array(index[row]), pa.array(topics, pa.string())),
+            column("queue_id", np.int32), keys.keys, column("physical_offset", np.int64), column("size", np.int32),
+            column("store_ms", np.int64),
+        ],
+        names=["topic", "queue_id", "key", "offset", "size", "timestamp_ms"],
+    )  # fmt: skip
+    return IndexBatch(
+        columns=columns, begin=start_offset, end=start_offset + stop, messages=count, hidden=count - len(shown),
+        replaced_keys=keys.replaced, last_store_ms=int(fields.head["store_ms"][count - 1]) if count else None, state=state, damage=damage,
+    )  # fmt: skip
+
+
+def _keys(data: Buffer, starts: Int64, ends: Int64) -> KeyColumns:
+    """Return `key_columns`, some thousand messages at a time: what they need stays within the cache."""
+    if len(starts) <= _BLOCK:
+        return key_columns(data, starts, ends)
+    parts = [key_columns(data, starts[i : i + _BLOCK], ends[i : i + _BLOCK]) for i in range(0, len(starts), _BLOCK)]
+    message = np.concatenate([part.message + i * _BLOCK for i, part in enumerate(parts)])
+    return KeyColumns(message, pa.concat_arrays([part.keys for part in parts]), sum(part.replaced for part in parts))
+
+
+def _what_is_wrong(data: Buffer, position: int, start_offset: int, file: str, file_offset: int) -> CorruptFile:
+    try:
+        decode_message(data, position, file=file, file_offset=file_offset, physical_offset=start_offset + position)
+    except CorruptFile as error:
+        return error
+    return CorruptFile(file, "a message that contradicts itself", offset=file_offset + position)
+
+
+class _Fields:
+    """The fixed parts of messages, and where their variable parts lie. `count` shrinks to what stands before the first bad message."""
+
+    def __init__(self, raw: npt.NDArray[np.uint8], positions: Int64, start_offset: int) -> None:
+        self.raw, self.positions = raw, positions
+        self.count = len(positions)
+        self.head = self._gather()
+        self._cut((self.head["physical_offset"] != positions + start_offset) | (self.head["queue_id"] < 0)
+                  | (self.head["store_ms"] < 0) | (self.head["store_ms"] > MAX_TIMESTAMP_MS))  # fmt: skip
+        self._place()
+
+    def _cut(self, bad: npt.NDArray[np.bool_]) -> None:
+        """Let the messages end before the first bad one; `bad` covers at least the first `count`."""
+        wrong = bad[: self.count]
+        if wrong.any():
+            self.count = int(wrong.argmax())
+
+    def _gather(self) -> npt.NDArray[np.void]:
+        """Return the fixed parts, in native byte order and with hosts left out."""
+        plain = header_dtype(0)
+        names = ["size", "queue_id", "physical_offset", "sys_flag", "store_ms", "body_length", "magic", "body_crc"]
+        head = np.empty(self.count, [(name, plain[name].newbyteorder("=")) for name in names])
+        # every stored message is longer than the shortest header; longer headers are gathered again, where they fit
+        rows = self._rows(self.positions, plain)
+        for name in names:
+            head[name] = rows[name]
+        for hosts in (BORN_V6, STORE_V6, BORN_V6 | STORE_V6):
+            which = np.flatnonzero(head["sys_flag"] & (BORN_V6 | STORE_V6) == hosts)
+            if len(which):
+                dtype = header_dtype(hosts)
+                fits = head["size"][which] >= dtype.itemsize + 3
+                self._cut(_mask(len(head), which[~fits]))
+                which = which[fits]
+                rows = self._rows(self.positions[which], dtype)
+                for name in ("store_ms", "body_length"):
+                    head[name][which] = rows[name]
+        return head
+
+    def _rows(self, positions: Int64, dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
+        # a view of the bytes that has a row at every position: the gather copies each message's fixed part once
+        windows = np.ndarray((max(len(self.raw) - dtype.itemsize + 1, 0),), f"V{dtype.itemsize}", self.raw, strides=(1,))
+        return windows[positions].view(dtype)
+
+    def _place(self) -> None:
+        """Find topics and properties; lengths are 64-bit here, so that no sum of two overflows."""
+        positions = self.positions[: self.count]
+        sys_flag = self.head["sys_flag"][: self.count]
+        self.ends = ends = positions + self.head["size"][: self.count]
+        body_length = self.head["body_length"][: self.count].astype(np.int64)
+        longer = ((sys_flag & BORN_V6) != 0).astype(np.int64) + ((sys_flag & STORE_V6) != 0)
+        self.body_at = positions + header_dtype(0).itemsize + 12 * longer
+        long = self.head["magic"][: self.count] == MAGIC_V2
+        length_at = self.body_at + body_length
+        self.topic_at = length_at + 1 + long
+        self._cut((body_length < 0) | (self.topic_at + 2 > ends))
+        self._narrow()
+        at, long = length_at[: self.count], long[: self.count]
+        length = self.raw[at].view(np.int8).astype(np.int64)
+        if long.any():
+            length[long] = length[long] << 8 | self.raw[at[long] + 1]
+        self.topic_end = self.topic_at + length
+        self._cut((length < 0) | (self.topic_end + 2 > self.ends))
+        self._narrow()
+        properties = self.raw[self.topic_end].view(np.int8).astype(np.int64) << 8 | self.raw[self.topic_end + 1]
+        self.properties_at = self.topic_end + 2
+        self._cut(self.properties_at + properties != self.ends)
+        self._narrow()
+
+    def _narrow(self) -> None:
+        for name in ("body_at", "topic_at", "topic_end", "properties_at", "ends"):
+            if hasattr(self, name):
+                setattr(self, name, getattr(self, name)[: self.count])
+
+    def check_bodies(self, data: Buffer) -> None:
+        """Compare every body with its CRC."""
+        view = memoryview(data)
+        stored = self.head["body_crc"].tolist()
+        lengths = self.head["body_length"]
+        for i, (begin, end) in enumerate(zip(self.body_at.tolist(), (self.body_at + lengths[: self.count]).tolist(), strict=True)):
+            if body_crc(view[begin:end]) != stored[i]:
+                self.count = i
+                break
+        self._narrow()
+
+    def topics(self) -> tuple[list[str], npt.NDArray[np.int32]]:
+        """Return the distinct topics, and which one each message has; messages end before the first whose topic is none."""
+        encoded = spans(self.raw, self.topic_at, self.topic_end).dictionary_encode()
+        index = encoded.indices.to_numpy(zero_copy_only=False)
+        topics: list[str] = []
+        for place, raw in enumerate(encoded.dictionary.to_pylist()):
+            try:
+                topic = raw.decode()
+                bad = problem_of_values(topic, 0, 0) is not None
+            except UnicodeDecodeError:
+                topic, bad = "", True
+            topics.append(topic)
+            if bad:
+                self._cut(index == place)
+        self._narrow()
+        used = topics[: int(index[: self.count].max()) + 1] if self.count else []
+        return used, index[: self.count]
+
+
+def _mask(count: int, which: Int64) -> npt.NDArray[np.bool_]:
+    mask = np.zeros(count, np.bool_)
+    mask[which] = True
+    return mask

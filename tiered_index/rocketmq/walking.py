@@ -1,0 +1,169 @@
+"""Where the messages of a stretch of a segment begin, and what is behind the last one. Pure.
+
+Walking goes from message to message by their sizes and believes nothing but size and magic; the contents are checked by who decodes them.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.rocketmq.layout import BLANK, BLANK_BYTES, MAGIC_V1, MAGIC_V2, MIN_MESSAGE_BYTES
+from tiered_index.rocketmq.message import Buffer
+
+__all__ = ["End", "Walk", "candidates", "message_positions", "walk"]
+
+_MAGICS = (MAGIC_V1, MAGIC_V2)
+_ANY_MAGIC = re.compile(b"\xda\xa3\x20[\xa7\xab]|\xcb\xd4\x31\x94")
+_size = struct.Struct(">i").unpack_from
+_head = struct.Struct(">iI").unpack_from
+_physical_offset = struct.Struct(">q").unpack_from
+
+Positions = npt.NDArray[np.int64]
+
+
+class End(Enum):
+    """What stands where a walk stopped."""
+
+    MORE = "more"
+    """The data ends within a message, or exactly behind one, before the segment does: read on there."""
+    SEGMENT = "segment"
+    """A blank, or the end of the segment exactly behind a message."""
+    OPEN = "open"
+    """Zeros: nothing is written there yet."""
+    TORN = "torn"
+    """Half a message, and nothing readable behind it: the end of a log that is being written. Only a reader of whole logs can say so."""
+    DAMAGED = "damaged"
+    """No message, no blank and not the zeros of a live segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Messages in a row: `positions` (n) of their first bytes in the data, ascending; the next would begin at `stop`."""
+
+    positions: Positions
+    stop: int
+    end: End
+    problem: str | None = None
+    """What is wrong at `stop` where the end is `DAMAGED`."""
+
+
+def walk(data: Buffer, begin: int = 0, *, stop_at: int | None = None, segment_bytes: int | None = None) -> Walk:
+    """Walk from `data[begin]` to the end of what can be read there, or to the first message at or behind `stop_at`.
+
+    `segment_bytes` is where the segment ends, counted from `data[0]` (None: with the data); the data may hold less of it.
+    """
+    length = len(data)
+    segment_end = length if segment_bytes is None else segment_bytes
+    last = min(length - MIN_MESSAGE_BYTES, length if stop_at is None else stop_at - 1)
+    found: list[int] = []
+    add = found.append
+    position = begin
+    # As little as can be: sizes only. Every step goes forward, so that anything that isn't a message is sorted out behind the loop.
+    while position <= last:
+        (size,) = _size(data, position)
+        if size < MIN_MESSAGE_BYTES:
+            break
+        add(position)
+        position += size
+    positions = np.array(found, np.int64)
+    is_message = np.isin(_heads(data, positions)["magic"], _MAGICS)
+    if not is_message.all():
+        positions = positions[: int(is_message.argmin())]
+        position = found[len(positions)]
+    elif position > length:
+        positions, position = positions[:-1], found[-1]
+    elif stop_at is not None and position >= stop_at:
+        return Walk(positions, position, End.MORE)
+    end, problem = _what_stands(data, position, segment_end)
+    return Walk(positions, position, end, problem)
+
+
+def _heads(data: Buffer, positions: Positions) -> npt.NDArray[np.void]:
+    """Return size and magic at each position, at least 8 bytes before the end of the data."""
+    windows = np.ndarray((max(len(data) - 7, 0),), "V8", data, strides=(1,))
+    return windows[positions].view([("size", ">i4"), ("magic", ">u4")])
+
+
+def _what_stands(data: Buffer, position: int, segment_end: int) -> tuple[End, str | None]:
+    """Return what stands at a position from which no whole message of the data begins."""
+    left = segment_end - position
+    if left == 0:
+        return End.SEGMENT, None
+    if len(data) - position < BLANK_BYTES:
+        if len(data) < segment_end:
+            return End.MORE, None
+        return End.DAMAGED, f"the segment ends {left} bytes behind a message, with no room for a blank"
+    size, magic = _head(data, position)
+    if magic in _MAGICS:
+        if not MIN_MESSAGE_BYTES <= size <= left:
+            return End.DAMAGED, f"the message's size lies: {size}, with {left} bytes left in the segment"
+        return (End.MORE, None) if len(data) < segment_end else (End.DAMAGED, "the segment ends within a message")
+    if magic == BLANK:
+        return (End.SEGMENT, None) if size == left else (End.DAMAGED, f"a blank of {size} bytes where {left} are left in the segment")
+    if size == 0 and magic == 0:
+        return End.OPEN, None
+    return End.DAMAGED, f"neither message nor blank begins here: magic {magic:#010x}"
+
+
+def message_positions(data: Buffer, known: npt.ArrayLike, begin: int = 0, *, segment_bytes: int | None = None) -> Walk:
+    """Return what `walk` returns, with fewer steps: `known` are positions in `data` that consume queues name, ascending.
+
+    Between known messages whose sizes join without a gap nothing is walked; messages that no queue names (prepared ones, or of queues
+    deleted meanwhile) are found by walking each gap. A known position that is no message's beginning is left out.
+    """
+    given = np.asarray(known, np.int64)
+    given = given[(given >= begin) & (given <= len(data) - MIN_MESSAGE_BYTES)]
+    # sizes and magics of all known messages by one gather of 8 bytes each
+    heads = _heads(data, given)
+    sizes = heads["size"].astype(np.int64)
+    good = np.isin(heads["magic"], _MAGICS) & (sizes >= MIN_MESSAGE_BYTES) & (sizes <= len(data) - given)
+    given, sizes = given[good], sizes[good]
+    ends = given + sizes
+    parts: list[Positions] = []
+    position, index = begin, 0
+    # runs of known messages that join: a run breaks where a message doesn't end where the next begins
+    breaks = np.append(np.flatnonzero(ends[:-1] != given[1:]) + 1, len(given)) if len(given) else np.zeros(0, np.int64)
+    while index < len(given):
+        if given[index] < position:  # inside of a message that is walked already: no beginning
+            index = int(np.searchsorted(given, position))
+            continue
+        if given[index] > position:
+            gap = walk(data, position, stop_at=int(given[index]), segment_bytes=segment_bytes)
+            parts.append(gap.positions)
+            if gap.end is not End.MORE or gap.stop == position:
+                return Walk(np.concatenate(parts), gap.stop, gap.end, gap.problem)
+            position = gap.stop
+            continue
+        stop = int(breaks[np.searchsorted(breaks, index, "right")])
+        parts.append(given[index:stop])
+        position, index = int(ends[stop - 1]), stop
+    rest = walk(data, position, segment_bytes=segment_bytes)
+    return Walk(np.concatenate([*parts, rest.positions]), rest.stop, rest.end, rest.problem)
+
+
+def candidates(data: Buffer, begin: int, start_offset: int, *, segment_bytes: int | None = None) -> Iterator[int]:
+    """Yield the positions >= `begin` where a message with its own physical offset, or a blank that ends the segment, seems to begin.
+
+    `start_offset` is the physical offset of `data[0]`. A copy of a message within a body has another physical offset and isn't named. The
+    caller checks what is named: only magic, size and offset were looked at.
+    """
+    segment_end = len(data) if segment_bytes is None else segment_bytes
+    for match in _ANY_MAGIC.finditer(data, begin + 4):
+        position = match.start() - 4
+        size, magic = _head(data, position)
+        if magic == BLANK:
+            if size == segment_end - position:
+                yield position
+        elif (
+            MIN_MESSAGE_BYTES <= size <= segment_end - position
+            and position + 36 <= len(data)
+            and _physical_offset(data, position + 28)[0] == start_offset + position
+        ):
+            yield position
