@@ -1,0 +1,234 @@
+"""What the regression tests of RocketMQ's faults share: a life of an index and of its model, put in step through every state of its files.
+
+`make_life` runs a test for both presets and for memory:// and file:// storages. `Life.through` brings all that was put through the five
+states; `Life.check` asks everybody who can answer in the present state (the writer one by one and in a batch, a reader beside it, a reader
+of the storage alone) and compares with `tiered_index.testing.model`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import itertools
+import json
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tiered_index import IndexReader, IndexService, Lookup, QueryResult
+from tiered_index.clock import ManualClock
+from tiered_index.errors import StorageUnavailable
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.opening import open_storage
+from tiered_index.testing.disk_faults import FaultDisk
+from tiered_index.testing.model import Answer, ReferenceModel
+from tiered_index.testing.storage_faults import FaultStorage
+
+NOW_MS = 1_700_000_000_000
+STATES = ("buffered", "unsealed", "compacted", "uploaded", "storage")
+KEEP_S = 3600
+SETTINGS: dict[str, Any] = {"slots": 7, "items": 20, "local_keep_s": KEEP_S, "background": False, "query_threads": 4}
+Ask = Callable[..., QueryResult]
+
+
+class Life:
+    """One index, its storage (`storage`, which fails when told to, at `uri`), its disk and its model."""
+
+    def __init__(self, folder: Path, uri: str, preset: str, settings: dict[str, Any]) -> None:
+        self.root = folder / "root"
+        self.uri = uri
+        self.preset = preset
+        self.clock = ManualClock(NOW_MS)
+        self.storage = FaultStorage(open_storage(uri, disk=FaultDisk()))
+        self.disk = FaultDisk()
+        self.model = ReferenceModel(keyed=preset == "native")
+        self.state = "buffered"
+        self.settings = {"preset": preset, **SETTINGS, **settings}
+        self._readers = contextlib.ExitStack()
+        self._asking: list[tuple[str, Ask]] = []
+        self._modelled: dict[tuple[Any, ...], list[Answer]] = {}
+        self.open()
+
+    # Life
+
+    def open(self, **settings: Any) -> IndexService:
+        """Open the root, letting go of it first where it is open; by default as it was created."""
+        self.crash()
+        chosen = {**self.settings, **settings}
+        self.disk = FaultDisk()
+        self.service = IndexService.open(
+            root=self.root, storage_backend=self.storage, clock=self.clock, disk=self.disk,
+            **{name: value for name, value in chosen.items() if value is not ...},
+        )  # fmt: skip
+        return self.service
+
+    def crash(self) -> None:
+        """Leave what a killed process would."""
+        self._readers.close()
+        self._asking = []
+        if hasattr(self, "service"):
+            with contextlib.suppress(BaseException):  # a disk that has crashed goes on crashing
+                self.service.abandon()
+
+    def put(
+        self, topic: str, queue_id: int, keys: Any, offset: int, size: int = 10, timestamp_ms: int = NOW_MS, **more: Any
+    ) -> int:
+        """Put a message to the index and to the model."""
+        made = self.service.put(topic, queue_id, keys, offset, size, timestamp_ms, **more)
+        self.model.put(topic, queue_id, keys, offset, size, timestamp_ms)
+        return made
+
+    def put_batch(self, rows: list[tuple[str, int, str, int, int, int]]) -> None:
+        """Put (topic, queue_id, key, offset, size, timestamp_ms) rows, one entry each."""
+        names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
+        self.service.put_batch({name: list(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)})
+        for row in rows:
+            self.model.put(*row)
+
+    # States
+
+    def through(self) -> Iterator[str]:
+        """Bring everything that was put into the present state and then into one after the other, and yield its name."""
+        for state in STATES[STATES.index(self.state) :]:
+            self.bring(state)
+            yield state
+
+    def bring(self, state: str) -> None:
+        """Bring everything that was put into `state`, which is not before the present one."""
+        for step in STATES[STATES.index(self.state) : STATES.index(state) + 1]:
+            self._step(step)
+        self.state = state
+        self._readers.close()
+        self._asking = []
+
+    def _step(self, state: str) -> None:
+        service = self.service
+        if state == "buffered":
+            assert service.health()["buffered_entries"] == len(self.model.entries)
+            return
+        if state == "unsealed":
+            service.flush()
+        elif state == "compacted":
+            service.seal()
+            self.storage.fail("put", name_prefix="data/", times=None)
+            with pytest.raises(StorageUnavailable):
+                service.run_lifecycle()
+            self.storage.clear()
+        elif state == "uploaded":
+            service.run_lifecycle()
+        else:
+            self.clock.advance(KEEP_S + 1)
+            service.run_lifecycle()
+            service.run_lifecycle()
+            assert not list(self.root.glob("*/*.index"))
+        assert {file.place for file in service.files()} == {state}
+        assert service.health()["buffered_entries"] == 0
+
+    # Answers
+
+    def asking(self) -> list[tuple[str, Ask]]:
+        """Return who can answer for everything that was put in the present state, by name."""
+        if not self._asking:
+            self._asking = [("service", self.service.query), ("service, in a batch", _batched(self.service))]
+            if self.state != "buffered":
+                self._asking.append(("reader beside", self.reader(root=self.root).query))
+            if self.state in ("uploaded", "storage"):
+                reader = self.reader()
+                self._asking += [("reader", reader.query), ("reader, in a batch", _batched(reader))]
+        return self._asking
+
+    def reader(self, root: Path | None = None) -> IndexReader:
+        """Return a reader of the storage, or of a root too."""
+        return self._readers.enter_context(
+            IndexReader.open(root=root, storage_backend=self.storage, clock=self.clock, query_threads=4)
+        )
+
+    def check(self, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None, max_count: int = 64) -> list[Answer]:
+        """Ask everybody, compare with the model, and return its answers."""
+        question = (len(self.model.entries), topic, key, begin_ms, end_ms)
+        if question not in self._modelled:  # the model takes its time over many entries
+            self._modelled[question] = self.model.query(topic, key, begin_ms, end_ms, None)
+        everything = self._modelled[question]
+        expected = everything[:max_count]
+        for name, ask in self.asking():
+            result = ask(topic, key, begin_ms, end_ms, max_count)
+            where = (self.state, name, topic, key, begin_ms, end_ms, max_count)
+            assert [Answer.of(item) for item in result] == expected, where
+            if len(everything) != max_count:  # an answer of just so many may be proven complete or not
+                assert result.status == ("truncated" if len(everything) > max_count else "complete"), where
+            assert not result.failed, where
+        return expected
+
+
+def _batched(index: IndexService | IndexReader) -> Ask:
+    def ask(
+        topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None, max_count: int = 64, cursor: str | None = None,
+        allow_partial: bool = False,
+    ) -> QueryResult:
+        other = Lookup(topic="another topic", key=key, begin_ms=begin_ms, end_ms=end_ms)
+        lookup = Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms, max_count=max_count, cursor=cursor)
+        return index.query_many([other, lookup], allow_partial)[1]
+
+    return ask
+
+
+@pytest.fixture(params=["native", "rocketmq"])
+def preset(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["memory", "file"])
+def scheme(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def make_life(tmp_path: Path, preset: str, scheme: str) -> Iterator[Callable[..., Life]]:
+    """Create an index; settings by name, where they are not those of all tests here."""
+    made: list[Life] = []
+    numbers = itertools.count()
+
+    def make(**settings: Any) -> Life:
+        folder = tmp_path / str(next(numbers))
+        folder.mkdir()
+        name = f"rocketmq-faults-{uuid.uuid4().hex}"
+        uri = f"memory://{name}" if scheme == "memory" else f"file://{folder}/storage"
+        made.append(Life(folder, uri, preset, settings))
+        return made[-1]
+
+    yield make
+    for life in made:
+        life.crash()
+        if life.uri.startswith("memory://"):
+            MemoryStorage.forget(life.uri.removeprefix("memory://"))
+
+
+@pytest.fixture
+def life(make_life: Callable[..., Life]) -> Life:
+    return make_life()
+
+
+@pytest.fixture(scope="session")
+def golden() -> Callable[[str], list[dict[str, Any]]]:
+    """Return the lines of a golden file by its path under `tests/golden/data`."""
+    data = Path(__file__).parents[2] / "golden" / "data"
+
+    def lines(path: str) -> list[dict[str, Any]]:
+        plain = data / path
+        raw = plain.read_bytes() if plain.exists() else gzip.decompress((data / f"{path}.gz").read_bytes())
+        return [json.loads(line) for line in raw.decode().splitlines()]
+
+    return lines
+
+
+@pytest.fixture
+def eager_switches() -> Iterator[None]:
+    """Let threads change places often."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)

@@ -1,0 +1,69 @@
+"""Fault: the same lookup, repeated, returns different counts.
+
+RocketMQ #7872.
+RocketMQ: a lookup of at most 32 messages of a key that has more returned 32 the first time and 31 the next: which results made it depended
+on which read was faster.
+Here: an answer follows from what was put alone: not from the moment, the thread, the state of files or the order of reads; entries of
+one identity are one answer before anything is counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+
+from tiered_index.testing.model import Answer
+
+T = 1_700_000_000_000
+FILES, EACH = 5, 12
+REPEATS = 3
+
+
+@pytest.fixture
+def written(make_life):
+    """Files whose intervals overlap, and every third message in two of them."""
+    life = make_life(items=EACH + 1)
+    numbers = itertools.count()
+    while len(life.model.entries) < FILES * EACH:
+        number = next(numbers)
+        life.put("t", 0, "k", number, timestamp_ms=T + number * 7919 % 31 * 1000)
+        if number % 3 == 0 and number >= 9:
+            earlier = number - 9
+            life.put("t", 0, "k", earlier, timestamp_ms=T + earlier * 7919 % 31 * 1000)
+    return life
+
+
+def test_repeated_it_is_the_same(written):
+    total = len(written.model.query("t", "k", max_count=None))
+    assert 32 < total < FILES * EACH
+    for _ in written.through():
+        for max_count in (31, 32, total):
+            for _ in range(REPEATS):
+                assert len(written.check("t", "k", max_count=max_count)) == min(max_count, total)
+
+
+@pytest.mark.parametrize("slowest", range(FILES))
+def test_whichever_file_answers_last(written, beside, slowest):
+    """Of the files in the storage one is held up until all others were read."""
+    written.bring("storage")
+    files = written.service.files()
+    assert len(files) == FILES
+    for max_count in (32, 1000):
+        expected = written.model.query("t", "k", max_count=max_count)
+        reader = written.reader()
+        read = threading.Event()
+        before = written.storage.calls("get_range")
+        hang = written.storage.hang("get_range", name_prefix=f"data/{files[slowest].file_id}/")
+        call = beside(lambda reader=reader, max_count=max_count: reader.query("t", "k", max_count=max_count))
+        assert hang.entered.wait(20)
+        for _ in range(2000):
+            if written.storage.calls("get_range") >= before + 2 * FILES - 1:  # trailers and items of all others
+                break
+            read.wait(0.001)
+        hang.release.set()
+        assert call.ended(20)
+        assert call.error is None
+        assert [Answer.of(item) for item in call.value] == expected
+        written.storage.clear()

@@ -1,0 +1,68 @@
+"""Fault: a double space in a message's KEYS indexes the empty key.
+
+RocketMQ: golden fault 12.
+RocketMQ: KEYS were split at each single space, so two spaces in a row made an empty key, and `topic#` was indexed.
+Here: an empty key is refused wherever it comes from, the call with it; nothing of it is indexed, and nobody can look it up.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tiered_index import Lookup
+from tiered_index.errors import InvalidArgument
+
+T = 1_700_000_000_000
+DOUBLE = "red  blue"
+
+
+@pytest.fixture
+def written(life):
+    """What was there before: it must be all that is there afterwards."""
+    life.put("t", 0, ("red", "blue"), 1, timestamp_ms=T)
+    return life
+
+
+def only_what_was_there(life):
+    for _ in life.through():
+        for key in ("red", "blue"):
+            assert [answer.offset for answer in life.check("t", key)] == [1]
+        for _, ask in life.asking():
+            with pytest.raises(InvalidArgument, match="key is empty"):
+                ask("t", "")
+    assert sum(stored.count for stored in life.service.log_state.objects.values()) == 2
+
+
+@pytest.mark.parametrize(
+    "keys", ["", [""], DOUBLE.split(" "), ["", "red"], ["red", ""]], ids=repr
+)
+def test_put_refuses_it_and_the_keys_beside_it(written, keys):
+    for given in (keys, keys if isinstance(keys, str) else iter(keys)):
+        with pytest.raises(InvalidArgument, match="key is empty"):
+            written.service.put("t", 0, given, 2, 10, T + 1000)
+    only_what_was_there(written)
+
+
+@pytest.mark.parametrize("row", [0, 2])
+def test_put_batch_names_the_row_and_takes_none(written, row):
+    keys = ["red", "blue", "red"]
+    keys[row] = ""
+    rows = {"topic": ["t"] * 3, "queue_id": [0] * 3, "key": keys, "offset": [2, 3, 4], "size": [1] * 3, "timestamp_ms": [T] * 3}
+    with pytest.raises(InvalidArgument, match=f"row {row}"):
+        written.service.put_batch(rows)
+    only_what_was_there(written)
+
+
+def test_a_batch_of_lookups_with_one_is_refused(written):
+    with pytest.raises(InvalidArgument, match="key is empty"):
+        written.service.query_many([Lookup(topic="t", key="red"), Lookup(topic="t", key="")])
+
+
+def test_a_key_with_spaces_is_one_key(written):
+    """`put` takes keys as they are: it splits nothing."""
+    written.put("t", 0, DOUBLE, 5, timestamp_ms=T)
+    written.put("t", 0, " ", 6, timestamp_ms=T)
+    for _ in written.through():
+        assert [answer.offset for answer in written.check("t", DOUBLE)] == [5]
+        assert [answer.offset for answer in written.check("t", " ")] == [6]
+        assert [answer.offset for answer in written.check("t", "red")] == [1]

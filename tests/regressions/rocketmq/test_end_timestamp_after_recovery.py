@@ -1,0 +1,70 @@
+"""Fault: recovery loses a file's end timestamp.
+
+RocketMQ #10656; golden fault 3.
+RocketMQ: opening an index file again read the begin timestamp into the end timestamp and wrote it back into the header; what was uploaded
+later carried a wrong maximum for good.
+Here: a restart in any state, clean or not, changes no interval: not the file's, not its header's, not the log's.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+T = 1_700_000_000_000
+LAST = 99
+
+
+@pytest.fixture
+def written(make_life):
+    life = make_life(items=201)
+    for offset in range(200):
+        life.put("t", 0, "k", offset, timestamp_ms=T + offset * 500)
+    return life
+
+
+def check(life):
+    """Everybody finds the last second by itself, and every word about the interval is true."""
+    last_ms = T + LAST * 1000
+    assert len(life.check("t", "k", last_ms, None)) == 2
+    assert life.check("t", "k", last_ms + 1000, None) == []
+    (file,) = life.service.files()
+    assert (file.second_min * 1000, file.second_max * 1000) == (T, last_ms)
+    for stored in life.service.log_state.objects.values():
+        assert (stored.second_min * 1000, stored.second_max * 1000) == (T, last_ms)
+        assert struct.unpack(">qq", life.storage.get_range(stored.name, 4, 16)) == (T, last_ms)
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
+@pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded", "storage"])
+def test_a_restart_in_any_state_keeps_it(written, state, clean):
+    written.bring(state)
+    for _ in range(2):
+        check(written)
+        if clean:
+            written.service.close()
+        written.open()
+    check(written)
+    written.bring("storage")
+    check(written)
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
+def test_an_active_file_goes_on_from_its_true_end(written, clean):
+    """Java's end timestamp began again at the file's begin, so an older entry after the restart became the end."""
+    written.bring("unsealed")
+    if clean:
+        written.service.close()
+    written.open(items=301)
+    written.put("t", 0, "another", 1000, timestamp_ms=T + 1000)
+    for _ in written.through():
+        assert len(written.check("t", "k", T + LAST * 1000, None)) == 2
+        assert [answer.offset for answer in written.check("t", "another")] == [1000]
+        assert max(file.second_max for file in written.service.files()) * 1000 == T + LAST * 1000
+
+
+def test_javas_own_words(golden):
+    """The fault is in the golden data: four files whose end became their begin. It is what the tests above would meet."""
+    facts = [fact for fact in golden("tiered_service/facts.jsonl") if fact["fact"] == "endTimestamp_after_recover"]
+    assert [(fact["before"] - fact["file"], fact["afterRecover"] - fact["file"]) for fact in facts] == [(99_500, 0)] * 4

@@ -1,0 +1,103 @@
+"""Fault: a put with several keys is left half written, and its first keys are indexed again by each retry.
+
+RocketMQ: golden fault 6 (its second half).
+RocketMQ: a put wrote key by key; where one failed (the MIN_VALUE hash), the keys before it stayed, the service tried the whole message
+again three times and answered SUCCESS: `x1` three times, `x2` not at all.
+Here: a call is accepted whole or refused whole, and an identity put again is one answer.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tiered_index.errors import BackPressure, InvalidArgument
+
+T = 1_700_000_000_000
+TOPIC = "TopicTest"
+BAD = "boxvajrkywm"  # its hash is Integer.MIN_VALUE
+KEYS = ("x1", BAD, "x2")
+
+
+def count(life):
+    return sum(len(life.model.query(TOPIC, key, max_count=None)) for key in KEYS)
+
+
+def test_every_key_of_a_message_is_found_once(life):
+    assert life.put(TOPIC, 0, KEYS, 1, timestamp_ms=T) == 3
+    for state in life.through():
+        for key in KEYS:
+            assert [answer.offset for answer in life.check(TOPIC, key)] == [1]
+        if state == "storage":
+            assert [stored.count for stored in life.service.log_state.objects.values()] == [3]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"keys": ("x1", BAD, "x2", "")},
+        {"keys": ("x1", "x2", "x" * 40_000)},
+        {"keys": ("x1", None, "x2")},
+        {"offset": -1},
+        {"size": 2**31},
+        {"timestamp_ms": -1},
+        {"source": "log"},
+    ],
+    ids=str,
+)
+def test_a_refused_call_leaves_no_key_behind(life, wrong):
+    message = {"topic": TOPIC, "queue_id": 0, "keys": KEYS, "offset": 7, "size": 1, "timestamp_ms": T, **wrong}
+    for _ in range(3):
+        with pytest.raises(InvalidArgument):
+            life.service.put(**message)
+    for key in KEYS:
+        life.check(TOPIC, key)  # the model knows of nothing
+    life.put(TOPIC, 0, KEYS, 8, timestamp_ms=T)
+    for _ in life.through():
+        for key in KEYS:
+            assert [answer.offset for answer in life.check(TOPIC, key)] == [8]
+
+
+def test_a_call_that_is_pushed_back_leaves_no_key_behind(make_life):
+    life = make_life(buffer_max_entries=10)
+    for offset in range(3):
+        life.put(TOPIC, 0, KEYS, offset, timestamp_ms=T)
+    for _ in range(3):  # nine of ten places are taken
+        with pytest.raises(BackPressure):
+            life.service.put(TOPIC, 0, KEYS, 3, 10, T)
+    rows = {"topic": [TOPIC] * 3, "queue_id": [0] * 3, "key": list(KEYS), "offset": [3] * 3, "size": [10] * 3, "timestamp_ms": [T] * 3}
+    with pytest.raises(BackPressure):
+        life.service.put_batch(rows)
+    for key in KEYS:
+        assert len(life.check(TOPIC, key)) == 3
+    life.bring("unsealed")
+    life.put(TOPIC, 0, KEYS, 3, timestamp_ms=T)
+    for _ in life.through():
+        for key in KEYS:
+            assert len(life.check(TOPIC, key)) == 4
+    assert sum(stored.count for stored in life.service.log_state.objects.values()) == 12
+
+
+def test_a_message_put_again_is_one_answer(life):
+    """Who does not know whether a put was durable puts it again: in the buffer, in the same file, in the next one."""
+    for _ in range(2):
+        life.put(TOPIC, 0, KEYS, 1, timestamp_ms=T)
+    life.bring("unsealed")
+    life.put(TOPIC, 0, KEYS, 1, timestamp_ms=T)
+    life.service.seal()
+    life.put(TOPIC, 0, KEYS, 1, timestamp_ms=T)
+    for _ in life.through():
+        assert len(life.service.files()) == 2
+        for key in KEYS:
+            assert [answer.offset for answer in life.check(TOPIC, key)] == [1]
+            assert len(life.check(TOPIC, key, max_count=1)) == 1
+
+
+def test_the_keys_of_one_message_may_end_in_two_files(make_life):
+    life = make_life(items=5)
+    for offset in range(6):
+        life.put(TOPIC, 0, KEYS, offset, timestamp_ms=T + offset * 1000)
+    for state in life.through():
+        assert len(life.service.files()) == (0 if state == "buffered" else 5)
+        for key in KEYS:
+            assert len(life.check(TOPIC, key)) == 6
+    assert count(life) == 18 == sum(stored.count for stored in life.service.log_state.objects.values())

@@ -1,0 +1,53 @@
+"""Fault: a lookup returns one result more than it was asked for.
+
+RocketMQ #10471; golden fault 10 (its first half).
+RocketMQ: a hot lookup compared its count with the maximum before it added one more: `maxCount` 1 returned 2.
+Here: the answer is the first `max_count` of a fixed order, never more, never less while there are more, in every state; the next page goes
+on behind the last answer.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+T = 1_700_000_000_000
+COUNT = 12
+
+
+@pytest.fixture(params=[20, 5], ids=["one file", "several files"])
+def written(make_life, request):
+    life = make_life(items=request.param)
+    for number in range(COUNT):
+        # two of a second, so that a maximum can fall between equals
+        life.put("t", number % 3, "k", number, timestamp_ms=T + number // 2 * 1000)
+        if number % 2:
+            life.put("t", 0, "another", number, timestamp_ms=T + number * 1000)
+    return life
+
+
+def test_exactly_as_many_as_asked_for(written):
+    for _ in written.through():
+        for max_count in (*range(1, COUNT + 2), 2**31):
+            answers = written.check("t", "k", max_count=max_count)
+            assert len(answers) == min(max_count, COUNT)
+        # a window that holds fewer, just as many, and more
+        for max_count in (3, 4, 5):
+            assert len(written.check("t", "k", T + 1000, T + 2999, max_count)) == min(max_count, 4)
+
+
+def test_pages_neither_overlap_nor_leave_out(written):
+    everything = [(answer.queue_id, answer.offset) for answer in written.model.query("t", "k", max_count=None)]
+    for state in written.through():
+        for name, ask in written.asking():
+            for size in (1, 5) if name != "reader, in a batch" else (5,):
+                found, cursor, pages = [], None, 0
+                while True:
+                    page = ask("t", "k", max_count=size, cursor=cursor)
+                    assert len(page) <= size, (state, name)
+                    assert page.status == "complete" or len(page) == size or not len(page), (state, name)
+                    found += [(item.queue_id, item.offset) for item in page]
+                    cursor, pages = page.cursor, pages + 1
+                    if cursor is None:
+                        break
+                    assert pages < 2 * COUNT
+                assert found == everything, (state, name, size)
