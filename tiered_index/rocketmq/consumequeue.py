@@ -8,6 +8,7 @@ Source: RocketMQ's `ConsumeQueue`. Everything here is stateless but `QueuePositi
 from __future__ import annotations
 
 import os
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageError
 from tiered_index.rocketmq.segments import list_segments, local_errors, pread
 
-__all__ = ["ENTRIES_PER_FILE", "ENTRY", "ENTRY_BYTES", "ConsumeQueue", "QueuePositions", "decode_entries", "list_queues"]
+__all__ = ["ENTRIES_PER_FILE", "ENTRY", "ENTRY_BYTES", "ConsumeQueue", "QueuePositions", "decode_entries", "list_queues", "pack_entry"]
 
 ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 """One entry; packed, big-endian."""
@@ -26,6 +27,14 @@ ENTRIES_PER_FILE = 300_000
 _READ_ENTRIES = 1 << 18
 
 Entries = npt.NDArray[np.void]
+
+
+_pack = struct.Struct(">qiq").pack
+
+
+def pack_entry(offset: int, size: int, tags_code: int) -> bytes:
+    """Return one entry's bytes."""
+    return _pack(offset, size, tags_code)
 
 
 def decode_entries(data: bytes) -> Entries:

@@ -6,17 +6,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 import struct
 import zlib
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq import bodies
+from tiered_index.rocketmq.hosts import Host, offset_msg_id, pack_host, unpack_host
 from tiered_index.rocketmq.layout import (
     BORN_V6,
     MAGIC_V1,
@@ -33,49 +32,10 @@ from tiered_index.rocketmq.layout import (
 from tiered_index.rocketmq.properties import TAGS, UNIQ_KEY, index_keys, java_text, parse_properties, tags_code
 from tiered_index.types import MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
 
-__all__ = ["Buffer", "Host", "Message", "body_crc", "decode_message", "decode_offset_msg_id", "message_size", "offset_msg_id", "pack_host"]
+__all__ = ["Buffer", "Host", "Message", "body_crc", "decode_message", "encode_fields", "message_size", "problem_of_values"]
 
 Buffer = bytes | bytearray | memoryview
 """Bytes to decode; nothing of them is kept beyond the call but copies."""
-
-
-class Host(NamedTuple):
-    """An address and a port."""
-
-    ip: str
-    """IPv4 or IPv6, in the shortest spelling."""
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.ip}]:{self.port}" if ":" in self.ip else f"{self.ip}:{self.port}"
-
-
-def pack_host(host: Host) -> bytes:
-    """Return address and port as stored: 8 bytes for IPv4, 20 for IPv6."""
-    try:
-        return ipaddress.ip_address(host.ip).packed + struct.pack(">i", host.port)
-    except (ValueError, struct.error) as error:
-        raise InvalidArgument(f"{host!r} is no address and port ({error})") from error
-
-
-def _host(packed: bytes) -> Host:
-    return Host(str(ipaddress.ip_address(packed[:-4])), int.from_bytes(packed[-4:], "big", signed=True))
-
-
-def offset_msg_id(store_host: Host, physical_offset: int) -> str:
-    """Return the id that names a message by its place: 32 hexadecimal digits for an IPv4 store host, 56 for IPv6."""
-    return (pack_host(store_host) + struct.pack(">q", physical_offset)).hex().upper()
-
-
-def decode_offset_msg_id(msg_id: str) -> tuple[Host, int]:
-    """Return store host and physical offset of an `offset_msg_id`; raises `InvalidArgument` for other text."""
-    try:
-        packed = bytes.fromhex(msg_id) if msg_id.isalnum() else b""
-    except ValueError:
-        packed = b""
-    if len(packed) not in (16, 28):
-        raise InvalidArgument(f"{msg_id!r:.80} is no message id: 32 or 56 hexadecimal digits are")
-    return _host(packed[:-8]), int.from_bytes(packed[-8:], "big", signed=True)
 
 
 def body_crc(body: Buffer) -> int:
@@ -158,31 +118,40 @@ class Message:
 
     def encode(self) -> bytes:
         """Return the stored bytes; `size` and `body_crc` are taken as they are, so a decoded message gives its own bytes."""
-        topic = self.topic.encode()
-        body, properties = self.raw_body, self.raw_properties
-        return b"".join((
-            _start(self.size, self.magic, self.body_crc, self.queue_id, self.flag, self.queue_offset, self.physical_offset, self.sys_flag,
-                   self.born_ms),
-            pack_host(self.born_host),
-            struct.pack(">q", self.store_ms),
-            pack_host(self.store_host),
-            _middle(self.reconsume_times, self.prepared_offset, len(body)),
-            body,
-            struct.pack(">b" if self.magic == MAGIC_V1 else ">h", len(topic)),
-            topic,
-            struct.pack(">h", len(properties)),
-            properties,
-        ))  # fmt: skip
+        return encode_fields(
+            self.size, self.magic, self.body_crc, self.queue_id, self.flag, self.queue_offset, self.physical_offset, self.sys_flag,
+            self.born_ms, pack_host(self.born_host), self.store_ms, pack_host(self.store_host), self.reconsume_times, self.prepared_offset,
+            self.raw_body, self.topic.encode(), self.raw_properties,
+        )  # fmt: skip
 
 
-_start = struct.Struct(">iIiiiqqiq").pack
-_middle = struct.Struct(">iqi").pack
+_HEADS = {
+    born | store: struct.Struct(f">iIiiiqqiq{20 if born else 8}sq{20 if store else 8}siqi").pack
+    for born in (0, BORN_V6)
+    for store in (0, STORE_V6)
+}
+_short = struct.Struct(">h").pack
+_byte = struct.Struct(">b").pack
 _size_and_magic = struct.Struct(">iI").unpack_from
 _dtype_of = cache(header_dtype)
 _NUMBERS = (
     "size", "magic", "body_crc", "queue_id", "flag", "queue_offset", "physical_offset", "sys_flag", "born_ms", "store_ms",
     "reconsume_times", "prepared_offset",
 )  # fmt: skip
+
+
+def encode_fields(
+    size: int, magic: int, crc: int, queue_id: int, flag: int, queue_offset: int, physical_offset: int, sys_flag: int, born_ms: int,
+    born_host: bytes, store_ms: int, store_host: bytes, reconsume_times: int, prepared_offset: int, body: bytes, topic: bytes,
+    properties: bytes,
+) -> bytes:  # fmt: skip
+    """Return a message's stored bytes; hosts as `pack_host` gives them, in the kinds that `sys_flag` says. Nothing is checked."""
+    head = _HEADS[sys_flag & (BORN_V6 | STORE_V6)](
+        size, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_ms, born_host, store_ms, store_host,
+        reconsume_times, prepared_offset, len(body),
+    )  # fmt: skip
+    topic_length = _byte(len(topic)) if magic == MAGIC_V1 else _short(len(topic))
+    return b"".join((head, body, topic_length, topic, _short(len(properties)), properties))
 
 
 def message_size(sys_flag: int, magic: int, topic_bytes: int, body_bytes: int, properties_bytes: int) -> int:
@@ -260,8 +229,8 @@ def decode_message(
     return Message(
         topic=topic,
         **{name: int(head[name]) for name in _NUMBERS},
-        born_host=_host(head["born_host"].tobytes()),
-        store_host=_host(head["store_host"].tobytes()),
+        born_host=unpack_host(head["born_host"].tobytes()),
+        store_host=unpack_host(head["store_host"].tobytes()),
         raw_body=body,
         raw_properties=bytes(view[properties_at:]),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from tiered_index.format.hashing import java_string_hash
 
@@ -75,4 +76,7 @@ def tags_code(topic: str, properties: Mapping[str, str], store_ms: int) -> int:
     """Return the consume queue's tags code: the hash of the tags; for delayed messages waiting their turn, the time of delivery (ms)."""
     if topic == _SCHEDULE_TOPIC and (level := properties.get("DELAY", "")).isdecimal() and int(level) > 0:
         return store_ms + delay_of_level_ms(int(level))
-    return java_string_hash(properties.get(TAGS, ""))
+    return _hash_of_tags(properties.get(TAGS, ""))
+
+
+_hash_of_tags = lru_cache(maxsize=4_096)(java_string_hash)

@@ -68,8 +68,8 @@ def list_segments(folder: Path) -> tuple[Segment, ...]:
                     continue  # deleted since the folder was read
     found.sort()
     whole = max((size for _, size, _ in found), default=0)
-    starts = [start for start, _, _ in found[1:]] + [2**63 - 1]
-    files = zip(found, starts, strict=True)
+    following_starts = [start for start, _, _ in found[1:]] + [2**63 - 1]
+    files = zip(found, following_starts, strict=False)  # an empty folder has nothing, and nothing follows
     return tuple(Segment(path, start, size, min(start + whole, following)) for (start, size, path), following in files)
 
 

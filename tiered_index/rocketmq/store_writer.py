@@ -1,0 +1,303 @@
+"""Writes a store as a broker does, for tests, demos and benchmarks: segments with blank tails, consume queues, checkpoint, classic index.
+
+Given the same messages, hosts and times, the bytes equal the broker's. `put` gathers in memory; `flush` writes the commit log first and
+then the consume queues, so that whoever reads meanwhile finds every message a queue names. Nothing is synced: this is no broker.
+One thread uses a writer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from tiered_index.clock import Clock, SystemClock
+from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.rocketmq.checkpoint import Checkpoint
+from tiered_index.rocketmq.classic_index import ClassicIndexFile, Geometry
+from tiered_index.rocketmq.classic_service import ClassicIndex, load_classic_index
+from tiered_index.rocketmq.commitlog import CommitLogReader
+from tiered_index.rocketmq.consumequeue import ENTRIES_PER_FILE, ENTRY_BYTES, pack_entry
+from tiered_index.rocketmq.hosts import Host, pack_host
+from tiered_index.rocketmq.layout import (
+    BLANK,
+    BLANK_BYTES,
+    BORN_V6,
+    MAGIC_V1,
+    MAGIC_V2,
+    MAX_TOPIC_V1_BYTES,
+    STORE_V6,
+    TRANSACTION_MASK,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+)
+from tiered_index.rocketmq.message import Message, body_crc, encode_fields, message_size, problem_of_values
+from tiered_index.rocketmq.properties import KEYS, TAGS, UNIQ_KEY, format_properties, parse_properties, tags_code
+from tiered_index.rocketmq.segments import segment_name
+from tiered_index.storage.disk import Disk
+
+__all__ = ["Put", "StoreWriter"]
+
+_HIDDEN = (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK)
+_FLUSH_BYTES = 1 << 23
+_LOCALHOST = Host("127.0.0.1", 10911)
+_pack_host = lru_cache(maxsize=1_024)(pack_host)
+
+
+class Put(NamedTuple):
+    """Where a message went: commit log offset, size in bytes, and its place in its queue."""
+
+    offset: int
+    size: int
+    queue_offset: int
+
+
+@dataclass(slots=True)
+class _Queue:
+    folder: Path
+    next: int = 0
+    pending: list[bytes] = field(default_factory=list)
+
+
+def index_name_of(now_ms: int) -> str:
+    """Return an index file's name for its time of birth (UTC here, the broker's own time zone there): yyyyMMddHHmmssSSS."""
+    born = datetime.fromtimestamp(now_ms // 1000, UTC)
+    return f"{born:%Y%m%d%H%M%S}{now_ms % 1000:03d}"
+
+
+class StoreWriter:
+    """Appends messages to the store in `root`, which is made where it is missing, and recovered where it isn't.
+
+    `segment_bytes` and `queue_entries` are the sizes of files; with `index` a classic index of that geometry is kept in memory and written
+    by `flush`, which is meant for small ones. Recovery cuts a torn tail off and writes queues again from the whole commit log.
+    Raises `InvalidArgument` for what doesn't fit, and `OSError` as the disk does.
+    """
+
+    def __init__(
+        self, root: Path, *, segment_bytes: int = 1 << 30, queue_entries: int = ENTRIES_PER_FILE, index: Geometry | None = None,
+        index_name: Callable[[], str] | None = None, store_host: Host = _LOCALHOST, clock: Clock | None = None, disk: Disk | None = None,
+    ) -> None:  # fmt: skip
+        if segment_bytes < 256 or queue_entries < 1:
+            raise InvalidArgument("a segment has at least 256 bytes and a queue's file at least one entry")
+        self.root, self.segment_bytes, self.queue_entries, self.store_host = root, segment_bytes, queue_entries, store_host
+        self._clock = clock or SystemClock()
+        self._disk = disk or Disk()
+        self._queues: dict[tuple[str, int], _Queue] = {}
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._descriptor: int | None = None
+        self._written = 0
+        self._offset = 0
+        self._last_ms = 0
+        self._index: ClassicIndex | None = None
+        self._dirty: dict[str, ClassicIndexFile] = {}
+        root.mkdir(parents=True, exist_ok=True)
+        for name in ("commitlog", "consumequeue", *(["index"] if index else [])):
+            self._disk.make_folder(root / name)
+        if index:
+            old = load_classic_index(root / "index", index)
+            files = [ClassicIndexFile(bytearray(file.data), index, file=Path(file.file).name) for file in old.files]
+            self._index = ClassicIndex(index, files, index_name or (lambda: index_name_of(self._clock.now_ms())))
+        self._recover()
+        (root / "abort").touch()
+
+    @property
+    def next_offset(self) -> int:
+        """The commit log offset behind the last message."""
+        return self._offset
+
+    def put(
+        self, topic: str, queue_id: int, body: bytes = b"", *, keys: str | Iterable[str] = (), tags: str | None = None,
+        uniq_key: str | None = None, properties: str | Mapping[str, str] | None = None, sys_flag: int = 0, flag: int = 0,
+        born_ms: int | None = None, born_host: Host = _LOCALHOST, store_ms: int | None = None, store_host: Host | None = None,
+        reconsume_times: int = 0, prepared_offset: int = 0,
+    ) -> Put:  # fmt: skip
+        """Append one message and return where it went; `flush` makes it visible.
+
+        `keys` are joined by spaces (text is taken as it is). `properties` as text are stored as they stand, and `keys`, `tags` and
+        `uniq_key` must then be left out. `body` is stored as it is, compressed where `sys_flag` says so (`bodies.compress` gives both).
+        Times are epoch milliseconds, now by default. Raises `InvalidArgument`, and nothing is appended.
+        """
+        if isinstance(properties, str):
+            if keys or tags or uniq_key:
+                raise InvalidArgument("properties given as text already say keys, tags and unique key")
+            text, named = properties, parse_properties(properties)
+        else:
+            joined = keys if isinstance(keys, str) else " ".join(keys)
+            given = ((KEYS, joined), (UNIQ_KEY, uniq_key), *(properties or {}).items(), (TAGS, tags))
+            named = {name: value for name, value in given if value}
+            text = format_properties(named)
+        store_ms = self._clock.now_ms() if store_ms is None else store_ms
+        if problem := problem_of_values(topic, queue_id, store_ms):
+            raise InvalidArgument(problem)
+        if "/" in topic or "\0" in topic or topic in (".", ".."):
+            raise InvalidArgument(f"topic {topic!r} can't name a folder of consume queues")
+        born, store = _pack_host(born_host), _pack_host(store_host or self.store_host)
+        sys_flag = sys_flag & ~(BORN_V6 | STORE_V6) | (BORN_V6 if len(born) > 8 else 0) | (STORE_V6 if len(store) > 8 else 0)
+        name, stored = topic.encode(), text.encode()
+        magic = MAGIC_V1 if len(name) <= MAX_TOPIC_V1_BYTES else MAGIC_V2
+        size = message_size(sys_flag, magic, len(name), len(body), len(stored))
+        self._make_room(size)
+        hidden = sys_flag & TRANSACTION_MASK in _HIDDEN
+        queue = self._queue(topic, queue_id)
+        put = Put(self._offset, size, 0 if hidden else queue.next)
+        self._pending.append(encode_fields(
+            size, magic, body_crc(body), queue_id, flag, put.queue_offset, put.offset, sys_flag,
+            store_ms if born_ms is None else born_ms, born, store_ms, store, reconsume_times, prepared_offset, body, name, stored,
+        ))  # fmt: skip
+        self._pending_bytes += size
+        self._offset += size
+        self._dispatch(queue, put, topic, named, store_ms, sys_flag)
+        self._index_keys(put.offset, topic, named, store_ms, sys_flag)
+        if self._pending_bytes >= _FLUSH_BYTES:
+            self._write_segment()
+        return put
+
+    def flush(self) -> None:
+        """Write what was put: commit log, then consume queues, then index files that changed."""
+        self._write_segment()
+        for queue in self._queues.values():
+            self._write_queue(queue)
+        for name, file in self._dirty.items():
+            self._write(self.root / "index" / name, file.data)
+        self._dirty.clear()
+
+    def close(self, checkpoint: Checkpoint | None = None) -> None:
+        """Flush, write the checkpoint (by default what the store holds), and take the mark of an unclean end away."""
+        self.flush()
+        if self._descriptor is not None:
+            self._disk.close(self._descriptor)
+            self._descriptor = None
+        full = [file.header.end_ms for file in self._index.files if file.is_full] if self._index else []
+        checkpoint = checkpoint or Checkpoint(commit_log_ms=self._last_ms, consume_queue_ms=self._last_ms, index_ms=max(full, default=0))
+        self._write(self.root / "checkpoint", checkpoint.encode())
+        self._disk.unlink(self.root / "abort")
+
+    def __enter__(self) -> StoreWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # segments
+
+    def _make_room(self, size: int) -> None:
+        """End the segment with a blank where the message, and a blank behind it, don't fit."""
+        if size + BLANK_BYTES > self.segment_bytes:
+            raise InvalidArgument(f"a message of {size:,} bytes doesn't fit a segment of {self.segment_bytes:,}")
+        left = self.segment_bytes - self._offset % self.segment_bytes
+        if size + BLANK_BYTES > left:
+            self._pending.append(left.to_bytes(4, "big") + BLANK.to_bytes(4, "big"))
+            self._write_segment()
+            self._close_segment()
+            self._offset += left
+
+    def _write_segment(self) -> None:
+        if not self._pending:
+            return
+        data = b"".join(self._pending)
+        if self._descriptor is None:
+            start = self._offset // self.segment_bytes * self.segment_bytes
+            self._descriptor = self._open(self.root / "commitlog" / segment_name(start), self.segment_bytes)
+        self._disk.pwrite(self._descriptor, data, self._written)
+        self._written += len(data)
+        self._pending.clear()
+        self._pending_bytes = 0
+
+    def _close_segment(self) -> None:
+        if self._descriptor is not None:
+            self._disk.close(self._descriptor)
+        self._descriptor = None
+        self._written = 0
+
+    def _open(self, path: Path, size_bytes: int) -> int:
+        try:
+            descriptor = self._disk.create(path)
+        except FileExistsError:
+            return self._disk.open_rw(path)
+        self._disk.truncate(descriptor, size_bytes)
+        return descriptor
+
+    def _write(self, path: Path, data: bytes | bytearray) -> None:
+        descriptor = self._open(path, len(data))
+        try:
+            self._disk.pwrite(descriptor, data, 0)
+        finally:
+            self._disk.close(descriptor)
+
+    # what follows from a message
+
+    def _queue(self, topic: str, queue_id: int) -> _Queue:
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            queue = self._queues[topic, queue_id] = _Queue(self.root / "consumequeue" / topic / str(queue_id))
+        return queue
+
+    def _dispatch(self, queue: _Queue, put: Put, topic: str, named: Mapping[str, str], store_ms: int, sys_flag: int) -> None:
+        """Note a message in its queue."""
+        self._last_ms = max(self._last_ms, store_ms)
+        if sys_flag & TRANSACTION_MASK not in _HIDDEN:
+            queue.pending.append(pack_entry(put.offset, put.size, tags_code(topic, named, store_ms)))
+            queue.next += 1
+
+    def _index_keys(self, offset: int, topic: str, named: Mapping[str, str], store_ms: int, sys_flag: int) -> None:
+        if self._index is None:
+            return
+        known = len(self._index.files)
+        self._index.put(topic, named.get(UNIQ_KEY), named.get(KEYS), offset, store_ms, sys_flag)
+        for file in self._index.files[max(known - 1, 0) :]:
+            self._dirty[file.file] = file
+
+    def _write_queue(self, queue: _Queue) -> None:
+        entry = queue.next - len(queue.pending)
+        if queue.pending:
+            queue.folder.mkdir(parents=True, exist_ok=True)
+        while queue.pending:
+            place = entry % self.queue_entries
+            part = queue.pending[: self.queue_entries - place]
+            file_bytes = self.queue_entries * ENTRY_BYTES
+            descriptor = self._open(queue.folder / segment_name(entry // self.queue_entries * file_bytes), file_bytes)
+            try:
+                self._disk.pwrite(descriptor, b"".join(part), place * ENTRY_BYTES)
+            finally:
+                self._disk.close(descriptor)
+            del queue.pending[: len(part)]
+            entry += len(part)
+
+    # after a crash
+
+    def _recover(self) -> None:
+        reader = CommitLogReader(self.root / "commitlog")
+        segments = reader.segments()
+        if not segments:
+            return
+        self._offset = segments[0].start
+        with contextlib.suppress(CorruptFile):  # a broker, too, cuts its log at the first message that it can't read
+            for message in reader.messages():
+                self._again(message)
+                self._offset = message.physical_offset + message.size
+        segment = next((s for s in segments if s.start <= self._offset < s.end), None)
+        for later in segments:
+            if later.start > self._offset:
+                self._disk.unlink(later.path)
+        if segment is None:
+            return
+        self._written = self._offset - segment.start
+        self._descriptor = self._disk.open_rw(segment.path)
+        self._disk.truncate(self._descriptor, self._written)
+        self._disk.truncate(self._descriptor, self.segment_bytes)
+
+    def _again(self, message: Message) -> None:
+        queue = self._queue(message.topic, message.queue_id)
+        put = Put(message.physical_offset, message.size, message.queue_offset)
+        if message.is_visible and not queue.pending:
+            queue.next = message.queue_offset
+        self._dispatch(queue, put, message.topic, message.properties, message.store_ms, message.sys_flag)
+        files = self._index.files if self._index else []
+        # an index file is written with all keys of a message, or none
+        if not files or message.physical_offset > files[-1].header.end_offset:
+            self._index_keys(message.physical_offset, message.topic, message.properties, message.store_ms, message.sys_flag)
