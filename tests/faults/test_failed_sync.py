@@ -1,0 +1,181 @@
+"""A failed sync, wherever it strikes: the file takes no more, its unconfirmed entries go elsewhere, no position runs ahead, and it heals.
+
+The kernel may drop what a failed sync did not write and report the next one as good. So does the disk of these tests: a power cut takes
+whatever no successful sync confirmed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tiered_index.errors import StorageUnavailable
+from tiered_index.storage.disk import TEMPORARY_PREFIX
+from tiered_index.testing.disk_faults import FaultDisk
+
+MOST = 60
+# more syncs of one kind than the scenario has
+POINTS = {
+    "entries": "sync unsealed/.index",
+    "journal": "sync unsealed/.journal",
+    "next file": "sync unsealed/temporary",
+    "its name": "sync_folder unsealed",
+    "compacted file": "sync compacted/temporary",
+    "name of the compacted file": "sync_folder compacted",
+    "move to uploaded": "sync_folder uploaded",
+}
+
+
+class ForgetfulDisk(FaultDisk):
+    """Its syncs fail at one kind of file; what one did not write is lost by a power cut, though the next ones are reported as good."""
+
+    def __init__(self):
+        super().__init__()
+        self.point, self.skip, self.left, self.struck = "", 0, 0, 0
+        self.failed: set[int] = set()
+        self.touched: list[Path] = []
+        """Files that were written or synced after a failed sync."""
+
+    def fail_at(self, point, *, nth=1, times=1):
+        self.point, self.skip, self.left = point, nth - 1, times
+
+    def pwrite(self, descriptor, data, position):
+        self._touch(descriptor)
+        super().pwrite(descriptor, data, position)
+
+    def sync(self, descriptor):
+        path = _path_of(descriptor)
+        kind = "temporary" if path.name.startswith(TEMPORARY_PREFIX) else path.suffix
+        self._touch(descriptor)
+        if self._fails(f"sync {path.parent.name}/{kind}"):
+            self.failed.add(self._number(descriptor))
+            raise OSError(errno.EIO, "the sync failed")
+        if self._number(descriptor) not in self.failed:
+            super().sync(descriptor)
+
+    def sync_folder(self, folder):
+        if self._fails(f"sync_folder {folder.name}"):
+            raise OSError(errno.EIO, "the sync failed")
+        super().sync_folder(folder)
+
+    def _fails(self, point):
+        if point != self.point or not self.left:
+            return False
+        if self.skip:
+            self.skip -= 1
+            return False
+        self.left -= 1
+        self.struck += 1
+        return True
+
+    def _touch(self, descriptor):
+        if self._number(descriptor) in self.failed:
+            self.touched.append(_path_of(descriptor))
+
+    def _number(self, descriptor):
+        return self._numbers[os.fstat(descriptor).st_ino]
+
+
+def _path_of(descriptor):
+    return Path(f"/proc/self/fd/{descriptor}").readlink()
+
+
+def live(world, disk, *, until_struck):
+    """Go through the scenario and look at it after each step in which a sync failed."""
+    struck = 0
+    for step in world.script():
+        try:
+            step()
+        except StorageUnavailable as error:
+            assert "the sync failed" in str(error)
+            assert any("the sync failed" in problem for problem in world.service.health()["problems"])
+        if disk.struck > struck:
+            struck = disk.struck
+            world.check()
+            if until_struck:
+                break
+
+
+def finish(world):
+    world.flush()
+    world.service.seal()
+    world.service.run_lifecycle()
+    world.service.run_lifecycle()
+    world.check()
+    assert world.service.health()["problems"] == []
+    assert not {"unsealed", "compacted"} & set(world.service.health()["files"])
+    assert world.service.durable_position("log") == world.position
+    assert world.service.log_state.positions == {"log": world.position}
+    stored = world.service.log_state.objects.values()
+    assert sum(o.count for o in stored) == len(world.model.entries)
+    world.service.close()
+    world.tidy()
+
+
+@pytest.mark.parametrize("times", [1, 4])
+@pytest.mark.parametrize("point", POINTS)
+def test_it_heals_without_a_restart(make_world, point, times):
+    struck = 0
+    for nth in range(1, MOST):
+        world, disk = make_world(), ForgetfulDisk()
+        world.open(disk)
+        disk.fail_at(POINTS[point], nth=nth, times=times)
+        live(world, disk, until_struck=False)
+        if not disk.struck:
+            break
+        struck += 1
+        disk.left = 0
+        assert disk.touched == []
+        finish(world)
+        assert disk.touched == []
+    assert 0 < struck < MOST - 1
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_power_cut_after_it_loses_nothing_that_was_confirmed(make_world, point):
+    struck = 0
+    for nth in range(1, MOST):
+        world, disk = make_world(), ForgetfulDisk()
+        world.open(disk)
+        disk.fail_at(POINTS[point], nth=nth, times=1 + nth % 3)
+        live(world, disk, until_struck=nth % 2 == 0)
+        if not disk.struck:
+            break
+        struck += 1
+        world.abandon()
+        disk.lose_unsynced()
+        world.open()
+        world.check()
+        world.settle()
+        world.put(5)
+        world.flush()
+        world.service.seal()
+        world.service.run_lifecycle()
+        world.check()
+        world.service.close()
+        world.tidy()
+    assert 0 < struck < MOST - 1
+
+
+def test_as_long_as_no_sync_succeeds_nothing_is_called_durable(make_world):
+    world, disk = make_world(), ForgetfulDisk()
+    world.open(disk)
+    world.put(3)
+    world.flush()
+    before = world.service.durable_position("log")
+    disk.fail_at(POINTS["entries"], times=10**6)
+    for _ in range(5):
+        world.put(2)
+        with pytest.raises(StorageUnavailable, match="the sync failed"):
+            world.flush()
+        assert any(problem.startswith("flush: ") for problem in world.service.health()["problems"])
+        assert world.service.durable_position("log") == before
+        assert world.service.health()["buffered_entries"] > 0
+        world.check()
+    assert disk.touched == []
+    assert len(list((world.root / "unsealed").glob("*.journal"))) <= 2  # files that hold nothing don't pile up
+    disk.left = 0
+    finish(world)

@@ -1,0 +1,237 @@
+"""The storage is down for an hour: files wait, puts go on within the disk's bound, look-ups of local files are whole, uploads resume."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tiered_index import IndexReader
+from tiered_index.errors import BackPressure, LockHeld, StorageUnavailable, WriterFenced
+from tiered_index.service.log_records import LogRecord
+from tiered_index.testing.storage_faults import FaultStorage
+
+MINUTES = 60
+WRITING = ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "delete")
+DOWN = {"everything": ("*",), "writing": WRITING, "reading": ("get", "get_range", "get_suffix", "head", "list")}
+
+
+@pytest.fixture
+def world(make_world):
+    """An index on a storage that can be taken down, whose files stay on the local disk."""
+    world = make_world()
+    world.settings |= {"local_keep_s": 2 * 86400, "items": 40, "buffer_max_entries": 60}
+    world.reach = FaultStorage(world.storage)
+    return world
+
+
+def take_down(world, operations=("*",)):
+    for operation in operations:
+        world.reach.fail(operation, times=None)
+
+
+def let_hours_pass(world, minutes=MINUTES, bound=None):
+    """Put, flush and try to upload once a minute; return how often a call was pushed back."""
+    pushed_back = 0
+    for _ in range(minutes):
+        world.clock.advance(60)
+        try:
+            world.put(4)
+        except BackPressure as error:
+            assert "write buffer" in str(error)
+            pushed_back += 1
+        try:
+            world.flush()
+        except BackPressure as error:
+            assert "disk_max_bytes" in str(error)
+            pushed_back += 1
+            assert any(problem.startswith("flush: ") for problem in world.service.health()["problems"])
+        with pytest.raises(StorageUnavailable):
+            world.service.run_lifecycle()
+        assert any("scripted fault" in problem for problem in world.service.health()["problems"])
+        assert bound is None or world.service.health()["local_bytes"] < bound
+    world.check()
+    return pushed_back
+
+
+def published(world):
+    """Return the files of the log's records in order, as (lane, sequence)."""
+    records = [LogRecord.decode(world.storage.get(info.name), info.name) for info in world.storage.list("log/")]
+    return [(added.lane, added.sequence) for record in records for added in record.add]
+
+
+def settle(world):
+    """Have everything published, and look at it from all sides."""
+    for _ in range(3):
+        world.service.run_lifecycle()
+        world.flush()
+    assert world.service.health()["problems"] == []
+    world.service.seal()
+    world.confirm()
+    world.service.run_lifecycle()
+    world.check()
+    assert not {"unsealed", "compacted"} & set(world.service.health()["files"])
+    assert world.service.log_state.positions == {"log": world.position}
+    assert sum(o.count for o in world.service.log_state.objects.values()) == len(world.model.entries)
+    assert {info.name for info in world.storage.list("data/")} == set(world.service.log_state.objects)
+    assert list(world.storage.list_uploads()) == []
+    with IndexReader.open(storage_backend=world.storage, clock=world.clock) as reader:
+        world.check(reader.query)
+
+
+@pytest.mark.parametrize("down", DOWN)
+def test_files_wait_and_uploads_resume_in_order(world, down):
+    world.open(storage=world.reach)
+    world.put(20)
+    world.service.seal()
+    world.service.run_lifecycle()
+    before = published(world)
+    take_down(world, DOWN[down])
+    assert let_hours_pass(world) == 0
+    assert published(world) == before
+    world.reach.clear()
+    settle(world)
+    after = published(world)
+    assert after[: len(before)] == before
+    assert len(after) == len(set(after)) > len(before) + 5
+    for lane in ("main", "quarantine"):
+        waited = [sequence for name, sequence in after[len(before) :] if name == lane]
+        assert waited == sorted(waited)
+    world.service.close()
+    world.open()
+    world.check()
+
+
+def test_at_the_disks_bound_puts_are_pushed_back_until_the_storage_is_there_again(world):
+    bound = 15_000
+    world.open(storage=world.reach, disk_max_bytes=bound)
+    take_down(world)
+    assert let_hours_pass(world, bound=1.3 * bound) > 0
+    with pytest.raises(BackPressure):
+        world.put(40)
+    world.check()
+    assert world.service.health()["buffered_entries"] > 50
+    world.reach.clear()
+    for _ in range(20):
+        try:
+            world.service.run_lifecycle()
+            world.flush()
+            break
+        except BackPressure:
+            continue
+    settle(world)
+
+
+def test_the_writers_own_threads_resume_by_themselves(world, eventually):
+    world.open(storage=world.reach, background=True, flush_interval_s=0.01, lifecycle_interval_s=0.01)
+    take_down(world)
+    world.put(30)
+    world.service.seal()
+    eventually(lambda: any("scripted fault" in problem for problem in world.service.health()["problems"]))
+    world.clock.advance(3600)
+    world.put(5)
+    world.flush()
+    world.check()
+    world.reach.clear()
+    world.service.seal()
+    world.confirm()
+    eventually(lambda: set(world.service.health()["files"]) == {"uploaded"} and not world.service.health()["problems"])
+    world.check()
+    assert sum(o.count for o in world.service.log_state.objects.values()) == len(world.model.entries)
+
+
+@pytest.mark.parametrize("operation", ["put", "put_if_absent", "head", "get"])
+def test_a_storage_that_does_not_answer_holds_up_nobody_but_the_life_cycle(world, eventually, operation):
+    world.open(storage=world.reach, background=True, flush_interval_s=0.01, lifecycle_interval_s=0.01)
+    world.put(30)
+    hang = world.reach.hang(operation)
+    world.service.seal()
+    world.confirm()
+    eventually(hang.entered.is_set)
+    world.put(20)
+    world.flush()
+    world.service.seal()
+    world.check()
+    world.service.health()
+    hang.release.set()
+    eventually(lambda: set(world.service.health()["files"]) == {"uploaded"})
+    world.check()
+
+
+def test_a_lease_that_ended_meanwhile_is_renewed_where_nobody_claimed(world, make_world):
+    world.open(storage=world.reach)
+    take_down(world)
+    let_hours_pass(world)
+    world.reach.clear()
+    world.put(3)
+    settle(world)
+    assert [info.name for info in world.storage.list("epoch/")] == ["epoch/" + "1".zfill(20)]
+    other = make_world(world.storage)
+    other.clock = world.clock
+    with pytest.raises(LockHeld) as held:
+        other.open()
+    assert held.value.pid == os.getpid()
+
+
+def test_a_writer_that_was_taken_over_meanwhile_is_fenced(world, make_world):
+    """The storage was down for this host only."""
+    world.open(storage=world.reach)
+    world.put(20)
+    world.flush()
+    take_down(world)
+    other = make_world(world.storage)
+    other.clock = world.clock
+    with pytest.raises(LockHeld):
+        other.open()
+    let_hours_pass(world)
+    other.open()
+    other.put(7)
+    other.service.seal()
+    other.service.run_lifecycle()
+    before = [info.name for info in world.storage.list("log/")]
+    world.reach.clear()
+    for _ in range(2):
+        with pytest.raises(WriterFenced, match="newer writer"):
+            world.service.run_lifecycle()
+    assert world.service.health()["fenced"]
+    assert any("newer writer" in problem for problem in world.service.health()["problems"])
+    assert [info.name for info in world.storage.list("log/")] == before
+    assert {info.name for info in world.storage.list("data/")} == set(other.service.log_state.objects)
+    with pytest.raises(WriterFenced):
+        world.put(1)
+    world.check()  # everything it holds is there, and is found
+    world.service.close()
+    # in its turn it publishes what waited
+    other.service.close()
+    world.open(storage=world.reach)
+    world.service.run_lifecycle()
+    count = len(world.model.entries) + len(other.model.entries)
+    world.service.seal()
+    world.service.run_lifecycle()
+    assert sum(o.count for o in world.service.log_state.objects.values()) == count
+
+
+def test_a_writer_that_restarted_meanwhile_waits_for_the_one_that_claimed(world, make_world):
+    world.open(storage=world.reach)
+    world.put(20)
+    world.flush()
+    take_down(world)
+    let_hours_pass(world, minutes=5)
+    world.abandon()
+    world.open(storage=world.reach)
+    world.put(3)
+    world.flush()
+    other = make_world(world.storage)
+    other.clock = world.clock
+    other.open()
+    world.reach.clear()
+    before = [info.name for info in world.storage.list("log/")]
+    with pytest.raises(LockHeld):
+        world.service.run_lifecycle()
+    assert any("is being written by process" in problem for problem in world.service.health()["problems"])
+    world.put(3)
+    world.flush()
+    assert [info.name for info in world.storage.list("log/")] == before
+    other.service.close()
+    world.service.run_lifecycle()
+    settle(world)
