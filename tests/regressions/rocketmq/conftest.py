@@ -1,6 +1,7 @@
 """What the regression tests of RocketMQ's faults share: a life of an index and of its model, put in step through every state of its files.
 
-`make_life` runs a test for both presets and for memory:// and file:// storages. `Life.through` brings all that was put through the five
+`make_life` runs a test for both presets and both storages, memory:// and file:// (each preset on one of them: the storage sees bytes,
+whatever their preset). `Life.through` brings all that was put through the five
 states; `Life.check` asks everybody who can answer in the present state (the writer one by one and in a batch, a reader beside it, a reader
 of the storage alone) and compares with `tiered_index.testing.model`.
 """
@@ -68,11 +69,21 @@ class Life:
 
     def crash(self) -> None:
         """Leave what a killed process would."""
-        self._readers.close()
-        self._asking = []
+        self.dismiss()
         if hasattr(self, "service"):
             with contextlib.suppress(BaseException):  # a disk that has crashed goes on crashing
                 self.service.abandon()
+
+    def close(self) -> None:
+        """Close everything and keep nothing."""
+        self.dismiss()
+        self.service.close()
+        del self.service
+
+    def dismiss(self) -> None:
+        """Close the readers."""
+        self._readers.close()
+        self._asking = []
 
     def put(
         self, topic: str, queue_id: int, keys: Any, offset: int, size: int = 10, timestamp_ms: int = NOW_MS, **more: Any
@@ -97,13 +108,13 @@ class Life:
             self.bring(state)
             yield state
 
-    def bring(self, state: str) -> None:
-        """Bring everything that was put into `state`, which is not before the present one."""
+    def bring(self, state: str, *, begin: str | None = None) -> None:
+        """Bring everything that was put into `state`, which is not before the present one, from where a test has brought it: `begin`."""
+        self.state = begin or self.state
         for step in STATES[STATES.index(self.state) : STATES.index(state) + 1]:
             self._step(step)
         self.state = state
-        self._readers.close()
-        self._asking = []
+        self.dismiss()
 
     def _step(self, state: str) -> None:
         service = self.service
@@ -176,19 +187,10 @@ def _batched(index: IndexService | IndexReader) -> Ask:
     return ask
 
 
-@pytest.fixture(params=["native", "rocketmq"])
-def preset(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=["memory", "file"])
-def scheme(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def make_life(tmp_path: Path, preset: str, scheme: str) -> Iterator[Callable[..., Life]]:
+@pytest.fixture(params=[("native", "file"), ("rocketmq", "memory")], ids="-".join)
+def make_life(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Life]]:
     """Create an index; settings by name, where they are not those of all tests here."""
+    preset, scheme = request.param
     made: list[Life] = []
     numbers = itertools.count()
 

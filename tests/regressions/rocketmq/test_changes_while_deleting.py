@@ -1,0 +1,140 @@
+"""Fault: a list is changed while another thread goes through it.
+
+RocketMQ #9069; #9371 is the same trouble of readers beside a deletion.
+RocketMQ: the list of messages to index was read by the thread that builds the index while another one added to it and released it: a
+ConcurrentModificationException under load, and messages missing from the index. Files deleted under a reader were a null pointer.
+Here: puts, flushes, lookups and the deletion of files run side by side; each lookup sees every file in one of its states.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tiered_index.errors import StorageUnavailable
+from tiered_index.testing.disk_faults import FaultDisk
+
+T = 1_700_000_000_000
+
+
+def numbers(answers):
+    return sorted(answer.offset for answer in answers)
+
+
+def test_puts_in_the_middle_of_a_flush(life, monkeypatch):
+    """What is put while the flusher goes through its batch is neither lost nor written twice."""
+    count = iter(range(10, 1000))
+    for number in range(10):
+        life.put("t", 0, "k", number, timestamp_ms=T + number * 1000)
+    syncs = []
+
+    def act() -> None:
+        number = next(count)
+        life.put("t", 0, "k", number, timestamp_ms=T + number * 1000)
+        life.put_batch([("t", 0, "k", 1000 + number, 10, T + number * 1000)])
+        assert len(life.check("t", "k", max_count=5000)) == len(life.model.entries)
+        syncs.append(number)
+
+    sync = FaultDisk.sync
+
+    def interrupted(disk, descriptor):
+        sync(disk, descriptor)
+        if disk is life.disk and len(syncs) < 12:
+            act()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FaultDisk, "sync", interrupted)
+        life.service.flush()
+        life.service.flush()
+    assert len(syncs) > 3
+    life.bring("unsealed", begin="unsealed")
+    for _ in life.through():
+        assert len(life.check("t", "k", max_count=5000)) == len(life.model.entries)
+    assert sum(stored.count for stored in life.service.log_state.objects.values()) == len(life.model.entries)
+
+
+@pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded"])
+def test_files_deleted_while_a_lookup_goes_through_them(make_life, beside, state):
+    """A lookup holds its list of files, one of them in the storage and slow; meanwhile every other file loses its local form."""
+    life = make_life(items=4)
+    for number in range(3):
+        life.put("t", 0, "k", number, timestamp_ms=T + number * 1000)
+    life.bring("storage")
+    for number in range(3, 15):
+        life.put("t", 0, "k", number, timestamp_ms=T + number * 1000)
+    life.service.seal()
+    if state != "unsealed":
+        life.storage.fail("put", name_prefix="data/", times=None)
+        with pytest.raises(StorageUnavailable):
+            life.service.run_lifecycle()
+        life.storage.clear()
+    if state == "uploaded":
+        life.service.run_lifecycle()
+    expected = numbers(life.model.query("t", "k"))
+    hang = life.storage.hang("get_range", name_prefix="data/")
+    call = beside(lambda: life.service.query("t", "k", max_count=1000))
+    assert hang.entered.wait(20)
+    life.service.run_lifecycle()
+    life.clock.advance(100_000)
+    life.service.run_lifecycle()
+    life.service.run_lifecycle()
+    life.put("t", 0, "later", 99, timestamp_ms=T)
+    assert not any(file.is_local for file in life.service.files())
+    hang.release.set()
+    assert call.ended(20)
+    assert call.error is None
+    assert (call.value.status, numbers(call.value)) == ("complete", expected)
+    # what waited for the lookup goes now
+    life.service.run_lifecycle()
+    assert not list(life.root.glob("compacted/*")) + list(life.root.glob("uploaded/*"))
+    life.check("t", "k")
+
+
+def test_lists_of_files_read_while_files_come_and_go(make_life, eager_switches):
+    life = make_life(items=3, local_keep_s=0, query_threads=2)
+    troubles: list[object] = []
+    written = 0
+    done = threading.Event()
+
+    def look(ask) -> None:
+        while not done.is_set() and not troubles:
+            before = written
+            try:
+                found = numbers(ask())
+                if not set(range(before)) <= set(found) or len(found) != len(set(found)):
+                    troubles.append((before, found))
+                life.service.health()
+                life.service.files()
+            except BaseException as error:  # noqa: BLE001 - the test looks at it
+                troubles.append(error)
+
+    def live() -> None:
+        while not done.is_set() and not troubles:
+            try:
+                life.service.seal()
+                life.service.run_lifecycle()
+            except BaseException as error:  # noqa: BLE001 - the test looks at it
+                troubles.append(error)
+
+    threads = [
+        threading.Thread(target=look, args=(lambda: life.service.query("t", "k", max_count=10_000),)),
+        threading.Thread(target=live),
+    ]
+    for thread in threads:
+        thread.start()
+    for number in range(60):
+        life.put("t", 0, "k", number, timestamp_ms=T + number * 37 % 50 * 1000)
+        written = number + 1
+        if number % 5 == 0:
+            life.service.flush()
+        if troubles:
+            break
+    done.set()
+    for thread in threads:
+        thread.join(60)
+    assert not troubles, troubles[0]
+    life.service.seal()
+    life.service.run_lifecycle()
+    life.bring("storage", begin="storage")
+    assert len(life.check("t", "k", max_count=1000)) == 60

@@ -1,0 +1,105 @@
+"""Fault: failed writes are reported as success.
+
+RocketMQ: golden faults 6 and 7 (what the caller was told).
+RocketMQ: `putKey` of the index service tried three times, logged the error, and returned SUCCESS; an upload that failed was an entry in the
+log.
+Here: `put` promises the buffer, `flush` the disk, the log the storage; whichever of them can't keep its promise raises, `durable_position`
+stays, and what was put is kept, found, and written once the trouble is over.
+"""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from tiered_index.errors import BackPressure, DiskFull, StorageUnavailable
+
+T = 1_700_000_000_000
+DISK_CALLS = ("create", "allocate", "pwrite", "sync", "rename", "sync_folder")
+
+
+def put(life, first, last):
+    for position in range(first, last + 1):
+        life.put("t", 0, "k", position, timestamp_ms=T + position * 1000, source="log", source_position=position)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["full disk", "broken disk"])
+@pytest.mark.parametrize("operation", DISK_CALLS)
+def test_a_flush_that_wrote_nothing_raises(make_life, operation, code):
+    life = make_life(items=8, buffer_max_entries=12)
+    put(life, 1, 5)
+    life.disk.fail(operation, times=None, error=code)
+    for _ in range(3):
+        with pytest.raises(DiskFull if code == errno.ENOSPC else StorageUnavailable):
+            life.service.flush()
+        assert life.service.durable_position("log") is None
+        assert life.service.health()["problems"]
+        assert len(life.check("t", "k")) == 5
+    put(life, 6, 12)
+    with pytest.raises(BackPressure):  # the buffer is full, and nothing is thrown away to make room
+        life.service.put("t", 0, "k", 13, 10, T, source="log", source_position=13)
+    assert len(life.check("t", "k")) == 12
+    life.disk.clear()
+    life.bring("unsealed", begin="unsealed")
+    assert life.service.durable_position("log") == 12
+    life.open()  # as after a crash: it is really there
+    assert life.service.durable_position("log") == 12
+    assert len(life.check("t", "k")) == 12
+    life.bring("storage")
+    assert len(life.check("t", "k")) == 12
+    assert sum(stored.count for stored in life.service.log_state.objects.values()) == 12
+
+
+@pytest.mark.parametrize("operation", ["pwrite", "sync"])
+def test_what_was_not_confirmed_is_not_promised_after_a_crash(life, operation):
+    put(life, 1, 5)
+    life.service.flush()
+    put(life, 6, 9)
+    life.disk.fail(operation, times=None)
+    with pytest.raises(StorageUnavailable):
+        life.service.flush()
+    assert life.service.durable_position("log") == 5
+    life.open()
+    # entries 6 to 9 were promised to nobody; the caller goes on behind the position
+    assert life.service.durable_position("log") == 5
+    found = [item.offset for item in life.service.query("t", "k")]
+    assert found[-5:] == [5, 4, 3, 2, 1]
+    for position in range(6, 10):
+        life.service.put("t", 0, "k", position, 10, T + position * 1000, source="log", source_position=position)
+    life.bring("storage", begin="unsealed")
+    assert len(life.check("t", "k")) == 9
+    assert life.service.durable_position("log") == 9
+
+
+def test_close_raises_what_its_flush_could_not_write(life):
+    put(life, 1, 5)
+    life.disk.fail("pwrite", times=None)
+    with pytest.raises(StorageUnavailable):
+        life.service.close()
+    life.open()
+    assert life.service.durable_position("log") is None
+    assert not len(life.service.query("t", "k"))
+
+
+@pytest.mark.parametrize("operation", ["put", "head", "put_if_absent"])
+def test_an_upload_that_failed_is_not_in_the_log(make_life, operation):
+    life = make_life(items=4)
+    put(life, 1, 9)
+    life.bring("compacted")
+    prefix = "log/" if operation == "put_if_absent" else "data/"
+    life.storage.fail(operation, name_prefix=prefix, times=None)
+    for _ in range(2):
+        with pytest.raises(StorageUnavailable):
+            life.service.run_lifecycle()
+        assert not life.service.log_state.objects
+        assert {file.place for file in life.service.files()} == {"compacted"}
+        assert life.service.health()["problems"]
+        assert len(life.check("t", "k")) == 9
+    life.storage.clear()
+    life.bring("uploaded", begin="uploaded")
+    for _ in life.through():
+        assert len(life.check("t", "k")) == 9
+    assert life.service.log_state.positions == {"log": 9}
+    assert {info.name for info in life.storage.list("data/")} == set(life.service.log_state.objects)
+    assert not life.service.health()["problems"]
