@@ -68,13 +68,13 @@ class Compaction:
         self.directory: Directory | None = None
         self._slots_crc32: int | None = None
 
-    def slot_table(self) -> bytes:
+    def slot_table(self) -> memoryview:
         """Return the slot table: absolute position and length of each slot's array; an empty slot holds the position reached."""
         table = np.empty((self.layout.slots, 2), ">i4")
         item_size = self.layout.schema.item.itemsize
         table[:, 0] = self._first * item_size + self.layout.items_position
         table[:, 1] = self._counts * item_size
-        data = table.tobytes()
+        data = memoryview(table.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         self._slots_crc32 = zlib.crc32(data)
         return data
 

@@ -131,16 +131,16 @@ class UnsealedTable:
         magic = preset.end_magic if self.free == 0 else preset.begin_magic
         return Header(magic, self.begin_ms, self.end_ms, self.slots_in_use, self.count)
 
-    def slot_table(self) -> bytes:
-        """Return the slot table's bytes (8 a slot)."""
+    def slot_table(self) -> memoryview:
+        """Return the slot table's bytes (8 a slot), without a second copy: that would keep the interpreter lock for long."""
         table = np.zeros((self.layout.slots, 2), ">i4")
         table[:, 0] = self.heads
-        return table.tobytes()
+        return memoryview(table.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
     def image(self, entries: Array) -> bytes:
         """Return the whole file's bytes for `entries` (entry 1 first): header, slots, unused entry 0, entries, zeros."""
         body = bytes(self.layout.schema.entry.itemsize) + entries.tobytes()
-        whole = self.header().pack() + self.slot_table() + body
+        whole = b"".join((self.header().pack(), self.slot_table(), body))
         return whole.ljust(self.layout.unsealed_size, b"\0")
 
     def _insert(

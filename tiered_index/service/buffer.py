@@ -1,85 +1,31 @@
 """The write buffer: what was put and isn't in a file yet, searchable at once.
 
-`append_rows` and `append_columns` take a short lock and return; hashing is left to whoever needs a chunk first, a query or the flusher.
-A chunk stays visible to queries until the flusher says that it is in a file. Order of chunks is order of puts.
+`append_rows` and `append_columns` take a short lock and return; rows are hashed by whoever needs their chunk first, a query or the
+flusher. A chunk stays visible to queries until the flusher says that it is in a file. Order of chunks is order of puts.
 
-Invariants: a chunk never changes but for its hashes being filled in; a call is in one chunk whole; `size` counts entries not yet released.
+Invariants: a closed chunk never changes; a call is in one chunk whole; `size` counts entries not yet released.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import BackPressure, InvalidArgument
-from tiered_index.format.hashing import code_units
 from tiered_index.format.schema import Schema
 from tiered_index.service.batch_query import Found, QuestionBatch
-from tiered_index.service.columns import Columns, hash_columns
+from tiered_index.service.chunks import ROWS, Chunk, OpenChunk, Record, RowCodec
+from tiered_index.service.columns import Columns
 from tiered_index.service.rows import Question, rows_of_columns
 from tiered_index.service.topics import TopicTable
 
-__all__ = ["BufferedChunk", "Chunk", "WriteBuffer", "later_positions"]
+__all__ = ["BufferedChunk", "WriteBuffer"]
 
-Row = tuple[Any, ...]
-"""(topic, key, topic_id, queue_id, offset, size, second, *caller columns)"""
-_MERGE_BELOW = 1 << 14
+_MERGE_BELOW = 1 << 16
 # small chunks are merged so that a query meets few; larger ones are not worth copying
-
-
-def later_positions(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
-    """Return the greater position of each source: a source's position never goes back."""
-    merged = dict(first)
-    for source, position in second.items():
-        merged[source] = max(position, merged.get(source, position))
-    return merged
-
-
-@dataclass(slots=True)
-class Chunk:
-    """A run of put entries; `positions` are durable once this chunk and all before it are. `number` grows from chunk to chunk."""
-
-    schema: Schema
-    number: int = 0
-    count: int = 0
-    size_bytes: int = 0
-    positions: dict[str, int] = field(default_factory=dict)
-    _rows: list[Row] | None = None
-    _columns: Columns | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def columns(self) -> Columns:
-        """Return the entries as columns, hashing them the first time."""
-        if self._columns is None:
-            with self._lock:
-                if self._columns is None:
-                    self._columns = _columns_of(self._rows or [], self.schema)
-                    self._rows = None
-        return self._columns
-
-
-def _columns_of(rows: list[Row], schema: Schema) -> Columns:
-    names = [c.name for c in schema.caller_columns]
-    if not rows:
-        transposed: list[Any] = [() for _ in range(7 + len(names))]
-    else:
-        transposed = list(zip(*rows, strict=True))
-    topics = list(dict.fromkeys(transposed[0]))
-    place = {topic: i for i, topic in enumerate(topics)}
-    index = np.fromiter((place[topic] for topic in transposed[0]), np.int32, len(rows))
-    columns = hash_columns(topics, index, code_units(transposed[1]), schema)
-    for name, dtype, values in zip(
-        ("topic_id", "queue_id", "offset", "size", "second"), ("i4", "i4", "i8", "i4", "i8"), transposed[2:7], strict=True
-    ):
-        columns[name] = np.array(values, dtype)
-    for c, values in zip(schema.caller_columns, transposed[7:], strict=True):
-        columns[c.name] = np.array(values, np.dtype(c.dtype).newbyteorder("="))
-    return columns
 
 
 class BufferedChunk:
@@ -111,13 +57,17 @@ class BufferedChunk:
 
 
 class WriteBuffer:
-    """Bounded by entries and by estimated bytes; a call that would pass a bound is refused whole, unless the buffer is empty."""
+    """Bounded by entries and by estimated bytes; a call that would pass a bound is refused whole, unless the buffer is empty.
 
-    def __init__(self, schema: Schema, max_entries: int, max_bytes: int) -> None:
-        self._schema = schema
+    `name_of` returns the topic that an id means.
+    """
+
+    def __init__(self, schema: Schema, name_of: Callable[[int], str], max_entries: int, max_bytes: int) -> None:
+        self._codec = RowCodec(schema, name_of)
         self._max_entries, self._max_bytes = max_entries, max_bytes
         self._lock = threading.Lock()
-        self._open = self._fresh()
+        self._merging = threading.Lock()
+        self._open: OpenChunk | None = None
         self._ready: list[Chunk] = []
         self._flushing: tuple[Chunk, ...] = ()
         self._entries = 0
@@ -136,16 +86,23 @@ class WriteBuffer:
         return self._bytes
 
     def append_rows(
-        self, rows: list[Row], size_bytes: int, source: str | None, position: int | None, agree: Callable[[], None] | None = None
+        self,
+        keys: Sequence[str],
+        record: Record,
+        size_bytes: int,
+        source: str | None = None,
+        position: int | None = None,
+        agree: Callable[[], None] | None = None,
     ) -> None:
         """Add the entries of one message. Raises `BackPressure`, or what `agree` raises, which is asked last; then nothing was added."""
-        count = len(rows)
+        count = len(keys)
         with self._lock:
             self._admit(count, size_bytes, agree)
             chunk = self._open
-            assert chunk._rows is not None
-            chunk._rows += rows
-            chunk.count += count
+            if chunk is None or len(chunk.keys) + count > chunk.capacity:
+                self._close_open()
+                chunk = self._open = OpenChunk(self._codec, max(ROWS, count))
+            chunk.add(keys, record)
             chunk.size_bytes += size_bytes
             if source is not None and position is not None:
                 chunk.positions[source] = max(position, chunk.positions.get(source, position))
@@ -154,17 +111,18 @@ class WriteBuffer:
         self, columns: Columns, size_bytes: int, positions: dict[str, int], agree: Callable[[], None] | None = None
     ) -> None:
         """Add a batch of columns that are hashed already; `agree` and errors as `append_rows`."""
-        chunk = Chunk(self._schema, 0, len(columns["second"]), size_bytes, dict(positions), None, columns)
+        chunk = Chunk(0, len(columns["second"]), size_bytes, dict(positions), None, columns)
         with self._lock:
             self._admit(chunk.count, size_bytes, agree)
             self._close_open()
             self._append(chunk)
 
     def snapshot(self) -> tuple[Chunk, ...]:
-        """Return every chunk that isn't released, oldest first."""
+        """Return every chunk that isn't released, oldest first; whatever was put before the call is in one."""
         with self._lock:
             self._close_open()
-            self._merge_small()
+        self._merge_small()
+        with self._lock:
             return (*self._flushing, *self._ready)
 
     def close(self) -> None:
@@ -216,13 +174,10 @@ class WriteBuffer:
         self._entries += entries
         self._bytes += size_bytes
 
-    def _fresh(self) -> Chunk:
-        return Chunk(self._schema, _rows=[])
-
     def _close_open(self) -> None:
-        if self._open.count or self._open.positions:
-            self._append(self._open)
-            self._open = self._fresh()
+        if self._open is not None and (self._open.keys or self._open.positions):
+            self._append(Chunk.closed(self._open))
+            self._open = None
 
     def _append(self, chunk: Chunk) -> None:
         self._newest += 1
@@ -230,21 +185,23 @@ class WriteBuffer:
         self._ready.append(chunk)
 
     def _merge_small(self) -> None:
-        """Keep the chunks' sizes falling by halves, so that a query meets few of them however puts and queries alternate."""
-        while len(self._ready) > 1:
-            first, second = self._ready[-2:]
-            if first.count > 2 * second.count or first.count + second.count > _MERGE_BELOW:
-                return
-            a, b = first.columns(), second.columns()
-            merged = {name: np.concatenate((a[name], b[name])) for name in a}
-            self._ready[-2:] = [
-                Chunk(
-                    self._schema,
-                    second.number,
-                    first.count + second.count,
-                    first.size_bytes + second.size_bytes,
-                    later_positions(first.positions, second.positions),
-                    None,
-                    merged,
-                )
-            ]
+        """Keep the chunks' sizes falling by halves, so that a query meets few of them however puts and queries alternate.
+
+        No put waits for it: the lock is held to look and to exchange, not while columns are computed.
+        """
+        if not self._merging.acquire(blocking=False):
+            return  # another query is at it
+        try:
+            while True:
+                with self._lock:
+                    pair = self._ready[-2:]
+                if len(pair) < 2 or pair[0].count > 2 * pair[1].count or pair[0].count + pair[1].count > _MERGE_BELOW:
+                    return
+                merged = pair[0].merged_with(pair[1])
+                with self._lock:
+                    at = next((i for i, chunk in enumerate(self._ready) if chunk is pair[0]), None)
+                    if at is None:
+                        return  # on its way into a file meanwhile
+                    self._ready[at : at + 2] = [merged]
+        finally:
+            self._merging.release()

@@ -13,7 +13,8 @@ import numpy as np
 
 from tiered_index.clock import Clock
 from tiered_index.errors import TieredIndexError
-from tiered_index.service.buffer import WriteBuffer, later_positions
+from tiered_index.service.buffer import WriteBuffer
+from tiered_index.service.chunks import later_positions
 from tiered_index.service.columns import Columns
 from tiered_index.service.lanes import Lane
 

@@ -124,8 +124,8 @@ class IndexService:
             known = self._topics.assigned(topic)
             if known is not None and is_plain(keys, queue_id, offset, size, timestamp_ms) and not self._schema.caller_columns:
                 # the common call, checked by the same rules in fewer steps
-                row = (topic, keys, known, queue_id, offset, size, timestamp_ms // 1000)
-                self._buffer.append_rows([row], _ROW_BYTES + len(keys), None, None)  # type: ignore[arg-type]
+                record = (known, queue_id, offset, size, timestamp_ms // 1000)
+                self._buffer.append_rows((keys,), record, _ROW_BYTES + len(keys))  # type: ignore[arg-type]
                 return 1
         checked = check_keys(keys)
         topic, queue_id, offset, size, second, more = message_row(topic, queue_id, offset, size, timestamp_ms, extra, self._schema)
@@ -137,9 +137,9 @@ class IndexService:
             # a call that is pushed back must not give an id a meaning
             topic_id = check_number("topic_id", topic_id)
             agree = partial(self._topics.give, [(topic_id, topic)])
-        rows = [(topic, key, topic_id, queue_id, offset, size, second, *more) for key in checked]
-        self._buffer.append_rows(rows, sum(_ROW_BYTES + len(key) for key in checked), source, source_position, agree)
-        return len(rows)
+        size_bytes = sum(_ROW_BYTES + len(key) for key in checked)
+        self._buffer.append_rows(checked, (topic_id, queue_id, offset, size, second, *more), size_bytes, source, source_position, agree)
+        return len(checked)
 
     def put_batch(self, columns: Any, source: str | None = None, source_position: int | None = None) -> int:
         """Index a batch: an Arrow RecordBatch or Table, or a dict of arrays; return how many entries that made.

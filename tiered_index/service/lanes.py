@@ -19,8 +19,8 @@ import numpy.typing as npt
 from tiered_index.clock import Clock
 from tiered_index.errors import TieredIndexError
 from tiered_index.format.layout import Layout
-from tiered_index.service.buffer import later_positions
 from tiered_index.service.catalog import Catalog
+from tiered_index.service.chunks import later_positions
 from tiered_index.service.columns import Columns
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.topics import TopicTable

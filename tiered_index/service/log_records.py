@@ -13,7 +13,7 @@ from typing import Any
 
 from tiered_index.errors import MALFORMED, CorruptFile, UnsupportedVersion
 from tiered_index.format.layout import Layout
-from tiered_index.service.buffer import later_positions
+from tiered_index.service.chunks import later_positions
 
 __all__ = ["Genesis", "LogRecord", "LogState", "StoredObject", "decode_document", "encode_document"]
 

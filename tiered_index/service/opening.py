@@ -16,8 +16,9 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import BackPressure, ConfigError, InvalidArgument, StorageError, StorageMisconfigured
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.schema import Schema
-from tiered_index.service.buffer import WriteBuffer, later_positions
+from tiered_index.service.buffer import WriteBuffer
 from tiered_index.service.catalog import Catalog, Handle
+from tiered_index.service.chunks import later_positions
 from tiered_index.service.flusher import Flusher
 from tiered_index.service.lanes import MAIN, QUARANTINE, Lane, LaneContext
 from tiered_index.service.lifecycle import Lifecycle, show_stored
@@ -154,7 +155,7 @@ def _assemble(
 ) -> Parts:
     catalog = Catalog()
     topics = TopicTable()
-    buffer = WriteBuffer(layout.schema, config.buffer_max_entries, config.buffer_max_bytes)
+    buffer = WriteBuffer(layout.schema, topics.name, config.buffer_max_entries, config.buffer_max_bytes)
 
     def admit(size_bytes: int) -> None:
         bound = config.disk_max_bytes

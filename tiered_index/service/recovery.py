@@ -16,7 +16,7 @@ from tiered_index.errors import ConfigError, CorruptFile, SchemaMismatch, Storag
 from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.layout import HEADER_SIZE, Layout
 from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, file_id_of
-from tiered_index.service.buffer import later_positions
+from tiered_index.service.chunks import later_positions
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile, StorageBytes, open_local
 from tiered_index.service.lifecycle import verify_runs, verify_tables
 from tiered_index.service.log_records import LogState

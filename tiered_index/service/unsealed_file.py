@@ -25,7 +25,7 @@ from tiered_index.format.names import UNSEALED, new_file_id
 from tiered_index.format.schema import PREVIOUS
 from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain
 from tiered_index.service.batch_query import Found, QuestionBatch
-from tiered_index.service.buffer import later_positions
+from tiered_index.service.chunks import later_positions
 from tiered_index.service.columns import Columns
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.rows import Question, concatenate, select_few, select_items
@@ -224,7 +224,9 @@ class UnsealedFile:
 
     def _write_table(self) -> None:
         assert self._descriptor is not None
-        self._disk.pwrite(self._descriptor, self.table.header().pack() + self.table.slot_table(), 0)
+        header = self.table.header().pack()
+        self._disk.pwrite(self._descriptor, self.table.slot_table(), len(header))
+        self._disk.pwrite(self._descriptor, header, 0)
         self._disk.sync(self._descriptor)
 
     def close(self) -> None:

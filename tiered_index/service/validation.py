@@ -7,6 +7,7 @@ Limits: topic 1..1,024 and key 1..32,767 UTF-16 code units (a topic not only of 
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -176,10 +177,14 @@ def _extra_value(column: Column, value: Any) -> Any:
             if limits.min <= number <= limits.max:
                 return number
         elif dtype.kind == "f":
-            return float(value)
+            real = float(value)
+            if not math.isfinite(real) or abs(real) <= float(np.finfo(dtype).max):
+                return real
         elif isinstance(value, bytes) and len(value) <= dtype.itemsize:
+            if value.endswith(b"\0"):
+                raise InvalidArgument(f"{column.name} ends in a NUL byte, which a fixed-width column can't keep: {value!r:.80}")
             return value
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"{column.name} must be a {dtype.name}, not {value!r:.80}") from error
     raise InvalidArgument(f"{column.name} must fit {dtype.name}, which {value!r:.80} does not")
 
@@ -353,9 +358,14 @@ def _extra_column(column: Column, values: Any) -> npt.NDArray[Any]:
             raise InvalidArgument(f"column {column.name!r} holds values that do not fit {dtype.name}")
         return numbers.astype(dtype)
     plain = isinstance(values, np.ndarray) and not isinstance(values, np.ma.MaskedArray)
-    array = values if plain else np.array(_arrow(column.name, values, dtype.name).to_pylist())
+    values = values if plain else _arrow(column.name, values, dtype.name).to_pylist()
+    array = values if plain else np.array(values)
     if len(array) and (array.dtype.kind != dtype.kind if dtype.kind == "S" else array.dtype.kind not in "iuf"):
         raise InvalidArgument(f"column {column.name!r} must be {dtype.name}, not {array.dtype}")
     if dtype.kind == "S" and array.dtype.itemsize > dtype.itemsize:
         raise InvalidArgument(f"column {column.name!r} holds values longer than {dtype.itemsize} bytes")
+    if dtype.kind == "S" and not plain and any(value.endswith(b"\0") for value in values):
+        raise InvalidArgument(f"column {column.name!r} holds values that end in a NUL byte, which a fixed-width column can't keep")
+    if dtype.kind == "f" and bool(np.any(np.isfinite(array) & (np.abs(array.astype(np.float64)) > float(np.finfo(dtype).max)))):
+        raise InvalidArgument(f"column {column.name!r} holds values that do not fit {dtype.name}")
     return array.astype(dtype)

@@ -26,6 +26,12 @@ class PlainItem(IndexItem):
     zone: int = column(">i8", identity=True)
 
 
+@dataclass(frozen=True, kw_only=True)
+class NarrowItem(KeyedIndexItem):
+    note: bytes = column("S4")
+    weight: float = column(">f4")
+
+
 def put(index, region, price=1.5, tag=b"ab", offset=1, **more):
     return index.put("t", 0, ["k"], offset, 1, T, region=region, price=price, tag=tag, **more)
 
@@ -161,3 +167,18 @@ def test_numpy_columns_of_the_caller_are_copied(open_index):
     index.put_batch(columns | {"region": region, "price": price, "tag": tag})
     region[:], price[:], tag[:] = 9, 9, b"z"
     assert seen(index.query("t", "k")) == [(9, 1, 1.0, b"a")]
+
+
+@pytest.mark.parametrize(("name", "value"), [("note", b"ab\0"), ("weight", 1e39), ("weight", -1e300)])
+def test_values_that_a_column_would_change_are_refused(open_index, name, value):
+    """A fixed-width text loses trailing NULs and a small float its range: neither happens silently."""
+    index = open_index("narrow", item_type=NarrowItem)
+    row = {"note": b"ok", "weight": 1.5} | {name: value}
+    with pytest.raises(InvalidArgument, match=name):
+        index.put("t", 0, "k", 1, 1, T, **row)
+    batch = {"topic": ["t"], "queue_id": [0], "key": ["k"], "offset": [1], "size": [1], "timestamp_ms": [T]}
+    with pytest.raises(InvalidArgument, match=name):
+        index.put_batch(batch | {n: [v] for n, v in row.items()})
+    index.put("t", 0, "k", 2, 1, T, note=b"a\0b", weight=float("inf"))
+    (item,) = index.query("t", "k")
+    assert (item.note, item.weight) == (b"a\0b", float("inf"))
