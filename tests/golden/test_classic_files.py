@@ -1,0 +1,92 @@
+"""The classic `IndexFile`: bytes where we write, answers where we read, and the whole truth where Java cuts it short."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tiered_index.errors import CorruptFile
+from tiered_index.rocketmq.classic_index import ClassicIndexFile, Geometry, classic_hash, infer_geometry
+
+
+class Case:
+    def __init__(self, naive: Any, name: str) -> None:
+        self.meta = json.loads(naive.raw(f"classic/{name}/meta.json"))
+        self.calls = naive.lines(f"classic/{name}/input.jsonl")
+        self.queries = naive.lines(f"classic/{name}/queries.jsonl")
+        self.image = naive.raw(f"classic/{name}/index.bin")
+        self.geometry = Geometry(self.meta["slots"], self.meta["items"])
+
+    def truth(self, naive: Any, query: dict[str, Any]) -> list[int]:
+        """Return all offsets under a key's hash, newest first, out of the calls alone."""
+        topic, key = query["key"].split("#", 1)
+        begin_ms, found = self.meta["ctorEndTimestamp"], []
+        for number, call in enumerate(call for call in self.calls if call["result"]):
+            difference = max(call["storeTimestamp"] - begin_ms, 0) // 1000 if begin_ms > 0 else 0
+            if naive.hash(*call["key"].split("#", 1)) == naive.hash(topic, key):
+                found.append((call["phyOffset"], min(difference, 2**31 - 1) * 1000))
+            if number == 0:
+                begin_ms = call["storeTimestamp"]
+        return [offset for offset, after_ms in reversed(found) if query["begin"] <= begin_ms + after_ms <= query["end"]]
+
+
+NAMES = (
+    "collide", "empty", "empty_inherit", "far_future", "full", "inherit_entries", "late", "m5000_20000", "minvalue", "one", "timerange",
+    "ts_zero", "unicode",
+)  # fmt: skip
+
+
+@pytest.fixture(params=NAMES)
+def classic(request: pytest.FixtureRequest, naive: Any) -> Case:
+    return Case(naive, request.param)
+
+
+def test_bytes_and_results_of_every_call(classic):
+    file = ClassicIndexFile.create(classic.geometry, end_offset=classic.meta["ctorEndPhyOffset"], end_ms=classic.meta["ctorEndTimestamp"])
+    for call in classic.calls:
+        assert file.put_key(call["key"], call["phyOffset"], call["storeTimestamp"]) is call["result"]
+        assert file.is_full is call["writeFull"]
+    assert file.data == classic.image
+    header = classic.meta["header"]
+    assert file.header == (header["beginTimestamp"], header["endTimestamp"], header["beginPhyOffset"], header["endPhyOffset"],
+                           header["hashSlotCount"], header["indexCount"])  # fmt: skip
+
+
+def test_answers_equal_java(classic):
+    file = ClassicIndexFile(classic.image, classic.geometry)
+    assert classic.queries
+    for query in classic.queries:
+        found: list[int] = []
+        file.select_offsets(found, query["key"], query["maxNum"], query["begin"], query["end"])
+        assert found == query["result"], query
+        assert file.is_time_matched(query["begin"], query["end"]) is query["isTimeMatched"]
+        assert classic_hash(query["key"]) == query["keyHash"]
+
+
+def test_find_leaves_nothing_out(classic, naive):
+    file = ClassicIndexFile(classic.image, classic.geometry)
+    more = 0
+    for query in classic.queries:
+        found = file.find(query["key"], query["begin"], query["end"])
+        assert found == classic.truth(naive, query)
+        more += len(found) > len(query["result"])
+    # Java's bounds, and its stop at the first entry before the range, cost it entries in these
+    assert bool(more) is (classic.meta["name"] in ("collide", "full", "inherit_entries", "late", "one"))
+
+
+def test_geometry_is_found_in_the_contents(classic):
+    assert infer_geometry(classic.image) == classic.geometry
+
+
+def test_entries_come_in_order_of_insertion(classic):
+    entries = ClassicIndexFile(classic.image, classic.geometry).entries()
+    accepted = [call for call in classic.calls if call["result"]]
+    assert entries["offset"].tolist() == [call["phyOffset"] for call in accepted]
+    assert entries["key_hash"].tolist() == [classic_hash(call["key"]) for call in accepted]
+
+
+def test_another_geometry_is_refused(classic):
+    with pytest.raises(CorruptFile, match="size of a file"):
+        ClassicIndexFile(classic.image, Geometry(classic.geometry.slots + 1, classic.geometry.items))

@@ -1,0 +1,163 @@
+"""RocketMQ's own store, field for field where we read and byte for byte where we write."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.rocketmq import golden_store
+from tiered_index import IndexService
+from tiered_index.rocketmq.checkpoint import Checkpoint, decode_checkpoint
+from tiered_index.rocketmq.classic_service import load_classic_index
+from tiered_index.rocketmq.commitlog import CommitLogReader
+from tiered_index.rocketmq.consumequeue import ENTRY_BYTES, QueuePositions, list_queues
+from tiered_index.rocketmq.hosts import decode_offset_msg_id
+from tiered_index.rocketmq.index_columns import decode_index_columns
+from tiered_index.rocketmq.message import decode_message
+from tiered_index.rocketmq.walking import End
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return golden_store.unpack(tmp_path_factory.mktemp("store"))
+
+
+def _rows(batch):
+    return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+
+
+def test_messages_field_for_field():
+    seen = set()
+    for wanted in golden_store.expected():
+        start = wanted["offset"] // golden_store.SEGMENT_BYTES * golden_store.SEGMENT_BYTES
+        segment = golden_store.segments()[start]
+        message = decode_message(segment, wanted["offset"] - start, physical_offset=wanted["offset"])
+        found = {
+            "magic": f"0x{message.magic:X}", "totalSize": message.size, "bodyCrc": message.body_crc, "queueId": message.queue_id,
+            "flag": message.flag, "decQueueOffset": message.queue_offset, "physicOffset": message.physical_offset,
+            "sysFlag": message.sys_flag, "bornTimestamp": message.born_ms, "storeTimestamp": message.store_ms,
+            "reconsumeTimes": message.reconsume_times, "decPreparedTransactionOffset": message.prepared_offset, "topic": message.topic,
+            "properties": message.properties, "decMsgId": message.offset_msg_id, "propertiesString": message.raw_properties.decode(),
+        }  # fmt: skip
+        assert found == {name: wanted[name] for name in found}
+        assert message.born_host == golden_store.host(wanted["bornHost"])
+        assert message.store_host == golden_store.host(wanted["storeHost"])
+        assert message.raw_body == golden_store.body(wanted)
+        assert message.tags_code == wanted["dispatch"]["tagsCode"]
+        assert list(message.index_keys) == golden_store.keys(wanted)
+        assert message.is_visible is not golden_store.hidden(wanted)
+        assert decode_offset_msg_id(wanted["msgId"]) == (message.store_host, wanted["offset"])
+        # the golden line keeps a compressed body as it was stored, under both names
+        assert message.compression == ("zlib" if wanted["kind"] == "zlib" else None)
+        assert message.body() == (zlib.decompress(message.raw_body) if message.compression else message.raw_body)
+        assert message.encode() == segment[wanted["offset"] - start :][: message.size]
+        seen.add(wanted["kind"])
+    assert len(seen) == 17
+
+
+def test_index_columns_equal_the_dispatch_requests():
+    """Every key of every visible message, once. RocketMQ's own index also holds prepared ones and doubles; nobody may read the former."""
+    found, messages, hidden = [], 0, 0
+    for start, data in golden_store.segments().items():
+        batch = decode_index_columns(data, start, check_crc=True)
+        assert batch.damage is None
+        assert batch.state is (End.OPEN if batch.end == golden_store.END else End.SEGMENT)
+        found += _rows(batch.columns)
+        messages, hidden = messages + batch.messages, hidden + batch.hidden
+    assert sorted(found) == sorted(golden_store.rows())
+    assert len(set(found)) == len(found)
+    assert (messages, hidden) == (170, 20)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 400, 5_000, 1 << 24])
+@pytest.mark.parametrize("queues", [False, True])
+def test_a_reader_finds_all_messages_in_chunks_of_any_size(store, chunk_bytes, queues):
+    positions = QueuePositions(store / "consumequeue") if queues else None
+    batches = list(CommitLogReader(store / "commitlog", chunk_bytes=chunk_bytes, positions=positions).batches())
+    assert sorted(row for batch in batches for row in _rows(batch.columns)) == sorted(golden_store.rows())
+    assert sum(batch.messages for batch in batches) == 170
+    assert (batches[-1].end, batches[-1].state) == (golden_store.END, End.OPEN)
+    assert not [batch for batch in batches if batch.skipped]
+
+
+def test_whole_messages_come_in_order(store):
+    found = [message.physical_offset for message in CommitLogReader(store / "commitlog", chunk_bytes=1000).messages()]
+    assert found == [wanted["offset"] for wanted in golden_store.expected()]
+
+
+def test_consume_queues_hold_every_dispatched_message(store):
+    wanted = defaultdict(list)
+    for message in golden_store.expected():
+        if not golden_store.hidden(message):
+            dispatch = message["dispatch"]
+            wanted[message["topic"], message["queueId"]].append((message["offset"], dispatch["msgSize"], dispatch["tagsCode"]))
+            assert dispatch["consumeQueueOffset"] == len(wanted[message["topic"], message["queueId"]]) - 1
+    queues = list_queues(store / "consumequeue")
+    found = {}
+    for queue in queues:
+        start, entries = queue.read()
+        assert start == 0
+        found[queue.topic, queue.queue_id] = entries.tolist()
+        assert queue.seek(0) == 0
+        assert queue.seek(int(entries["offset"][-1])) == len(entries) - 1
+        assert queue.seek(golden_store.END) == len(entries)
+        file = (queue.folder / f"{0:020d}").read_bytes()
+        assert not file[len(entries) * ENTRY_BYTES :].strip(b"\0")
+    assert found == dict(wanted)
+    assert len(queues) == 14
+    known = QueuePositions(store / "consumequeue").between(0, golden_store.END)
+    assert known.tolist() == sorted(offset for entries in wanted.values() for offset, _, _ in entries)
+    part = QueuePositions(store / "consumequeue").between(20_000, 40_000)
+    assert part.tolist() == known[(known >= 20_000) & (known < 40_000)].tolist()
+
+
+def test_checkpoint(store):
+    data = (store / "checkpoint").read_bytes()
+    checkpoint = decode_checkpoint(data)
+    wanted = json.loads(golden_store.raw("meta.json"))["checkpoint"]
+    assert checkpoint == Checkpoint(
+        commit_log_ms=wanted["physicMsgTimestamp"], consume_queue_ms=wanted["logicsMsgTimestamp"], index_ms=wanted["indexMsgTimestamp"],
+        master_flushed_offset=wanted["masterFlushedOffset"], confirmed_offset=wanted["confirmPhyOffset"],
+    )  # fmt: skip
+    assert checkpoint.encode() == data
+    assert checkpoint.safe_ms == wanted["physicMsgTimestamp"] - 3000
+
+
+def test_a_store_written_from_the_same_messages_has_the_same_bytes(store, tmp_path):
+    writer = golden_store.write_again(tmp_path / "made")
+    writer.close(decode_checkpoint((store / "checkpoint").read_bytes()))
+    made = {str(path.relative_to(tmp_path / "made")) for path in (tmp_path / "made").rglob("*") if path.is_file()}
+    assert made == set(golden_store.names())
+    for name in golden_store.names():
+        assert (tmp_path / "made" / name).read_bytes() == golden_store.raw(name), name
+
+
+def test_classic_lookups_answer_as_the_broker_does(store):
+    index = load_classic_index(store / "index")
+    assert {file.geometry for file in index.files} == {golden_store.GEOMETRY}  # out of their contents
+    queries = [json.loads(line) for line in golden_store.raw("index_queries.jsonl").splitlines()]
+    for query in queries:
+        answer = index.query(query["topic"], query["key"], query["maxNum"], query["begin"], query["end"])
+        assert answer == (query["phyOffsets"], query["indexLastUpdateTimestamp"], query["indexLastUpdatePhyoffset"]), query
+        assert index.find(query["topic"], query["key"], query["begin"], query["end"])[: len(answer.offsets)] == answer.offsets
+    assert len(queries) == 260
+    assert load_classic_index(store / "index", valid_until_ms=1795157936593).files[-1].file.endswith("20261120065856342")
+
+
+def test_put_batch_takes_the_columns_as_they_are(store, tmp_path):
+    where = {"root": tmp_path / "root", "storage": f"file://{tmp_path}/storage"}
+    with IndexService.open(**where, offset_space="commitlog", background=False) as index:
+        for batch in CommitLogReader(store / "commitlog", chunk_bytes=20_000).batches():
+            index.put_batch(batch.columns, source="commitlog", source_position=batch.end)
+        wanted = defaultdict(set)
+        for topic, queue_id, key, offset, size, store_ms in golden_store.rows():
+            wanted[topic, key].add((queue_id, offset, size, store_ms // 1000 * 1000))
+        for (topic, key), entries in wanted.items():
+            found = index.query(topic, key, max_count=1000).items
+            assert {(item.queue_id, item.offset, item.size, item.timestamp_ms) for item in found} == entries
+        assert not index.query("TopicTx", "order-5").items  # prepared, never committed
+        assert sum(len(entries) for entries in wanted.values()) == len(list(golden_store.rows()))
