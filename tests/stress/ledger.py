@@ -68,6 +68,11 @@ class Ledger:
         """How many entries were acknowledged."""
         return sum(len(key.acknowledged) for key in list(self._keys.values()))
 
+    @property
+    def rows(self) -> set[tuple[Name, Row]]:
+        """What was acknowledged, each once."""
+        return {(name, row) for name, key in list(self._keys.items()) for row in key.acknowledged}
+
     def offer(self, messages: Iterable[Message]) -> None:
         """Note that a put of these begins."""
         for message in messages:

@@ -1,0 +1,152 @@
+"""Tens of thousands of lookups over files that change their state leave no descriptor, no mapping and no thread behind."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from tests.stress.census import census
+from tests.stress.crew import Crew
+from tests.stress.ledger import ALL, Ledger
+from tests.stress.traffic import KEYS, NOW_MS, TOPICS, Source, batch_of
+from tiered_index import IndexReader, IndexService
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.types import Lookup
+
+ITEMS = 40
+MANY = 50
+MANY_SHARE = 0.2
+
+
+def put(service, ledger, source, count):
+    messages = source.messages(count)
+    ledger.offer(messages)
+    service.put_batch(batch_of(messages, arrow=True))
+    ledger.acknowledge(messages)
+
+
+def ask(index, ledger, rng, seen):
+    """One query, or `MANY` at once; some of the answers are checked."""
+    if rng.random() < MANY_SHARE:
+        asked = [Lookup(topic=rng.choice(TOPICS), key=rng.choice(KEYS), max_count=ALL) for _ in range(MANY)]
+        moments = [ledger.moment(q.topic, q.key) for q in asked]
+        answers = index.query_many(asked)
+        place = rng.randrange(MANY)
+        ledger.check(asked[place], answers[place], moments[place])
+        seen["lookups"] += MANY
+        return
+    q = Lookup(topic=rng.choice(TOPICS), key=rng.choice(KEYS), begin_ms=NOW_MS, end_ms=NOW_MS + 10**6, max_count=20)
+    since = ledger.moment(q.topic, q.key)
+    result = index.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count)
+    seen["lookups"] += 1
+    if rng.random() < 0.1:
+        ledger.check(q, result, since)
+
+
+def one_round(service, readers, ledger, source, rng, seen, lookups):
+    """Fill a few files, bring them to the storage, and have every reader look meanwhile."""
+    crew, goal = Crew(seen["round"]), seen["lookups"] + lookups
+    seen["round"] += 1
+
+    def look(index, number):
+        mine = random.Random(number)
+        while seen["lookups"] < goal and not crew.stop.is_set():
+            ask(index, ledger, mine, seen)
+
+    threads = [crew.begin(f"reader-{n}", look, index, 100 * seen["round"] + n) for n, index in enumerate(readers)]
+    for _ in range(4):
+        put(service, ledger, source, ITEMS)
+        service.flush()
+        if rng.random() < 0.7:
+            service.seal()
+        service.run_lifecycle()
+    crew.wait_for(threads)
+    crew.finish()
+
+
+def erase(service):
+    """Take every object out of the log, so that each round has as many files as the one before."""
+    log = service._session.log
+    log.publish(service._session.epoch, (), remove=tuple(log.state.objects))
+    service._lifecycle.refresh()
+    assert service.files() == []
+
+
+def run(open_index, folder, rounds, lookups):
+    storage, seen, rng = MemoryStorage(), Counter(), random.Random(5)
+    service = open_index(storage_backend=storage, items=ITEMS, background=False, local_keep_s=0.0)
+    source = Source(5, 1, bad_clocks=False)
+    counts = []
+    with IndexReader.open(storage_backend=storage, query_threads=2, refresh_interval_s=0) as cold:
+        for number in range(rounds):
+            # old files go with what is known of them: each round begins anew
+            erase(service)
+            ledger = Ledger()
+            one_round(service, [service, service], ledger, source, rng, seen, lookups // 2)
+            service.seal()
+            service.run_lifecycle()
+            service.run_lifecycle()
+            cold.refresh()
+            one_round_cold(cold, ledger, seen, lookups - lookups // 2, number)
+            assert {handle.place for handle in service.files()} == {"storage"}
+            counts.append(census(folder))
+    return counts, seen
+
+
+def one_round_cold(cold, ledger, seen, lookups, number):
+    goal, mine = seen["lookups"] + lookups, random.Random(number)
+    while seen["lookups"] < goal:
+        ask(cold, ledger, mine, seen)
+
+
+def check(counts, seen):
+    print(f"{seen['lookups']:,} lookups: {counts[0]} at first, {counts[-1]} at last")
+    # the first round starts the pools; from then on nothing grows
+    assert len(set(counts[1:])) == 1, counts
+    # one active file at most: its entries, their mapping, its journal, and the next one's reserved space
+    assert counts[-1].below <= 4
+    assert counts[-1].mappings <= 1
+
+
+def test_lookups_leave_nothing_open(open_index, tmp_path):
+    counts, seen = run(open_index, tmp_path, 4, 7_500)
+    assert seen["lookups"] >= 30_000
+    check(counts, seen)
+
+
+@pytest.mark.slow
+def test_a_million_lookups_leave_nothing_open(open_index, tmp_path):
+    counts, seen = run(open_index, tmp_path, 10, 100_000)
+    assert seen["lookups"] >= 1_000_000
+    check(counts, seen)
+
+
+def open_and_close(folder, storage, ledger, source, disk):
+    settings = {"slots": 7, "items": ITEMS, "query_threads": 2, "local_keep_s": 10**6}
+    service = IndexService.open(root=folder / "root", storage_backend=storage, disk=disk, **settings)
+    put(service, ledger, source, ITEMS)
+    service.seal()
+    service.run_lifecycle()
+    put(service, ledger, source, ITEMS // 4)
+    service.flush()
+    with IndexReader.open(root=folder / "root", storage_backend=storage, query_threads=2) as beside:
+        with IndexReader.open(storage_backend=storage, query_threads=2) as cold:
+            for topic in TOPICS:
+                q = Lookup(topic=topic, key="k1", max_count=ALL)
+                since = ledger.moment(topic, "k1")
+                ledger.check(q, beside.query(topic, "k1", max_count=ALL), since)
+                assert cold.query(topic, "k1", max_count=ALL).status == "complete"
+    service.close()
+
+
+def test_services_and_readers_that_were_closed_leave_nothing_open(tmp_path, disk):
+    storage, ledger, source = MemoryStorage(), Ledger(), Source(6, 1, bad_clocks=False)
+    open_and_close(tmp_path, storage, ledger, source, disk)
+    before = census(tmp_path)
+    for _ in range(25):
+        open_and_close(tmp_path, storage, ledger, source, disk)
+    after = census(tmp_path)
+    assert after == before
+    assert (after.below, after.mappings, after.threads) == (0, 0, 0)

@@ -1,0 +1,162 @@
+"""A reader that stands still inside a search while its file moves on: nothing is deleted under it, it answers right, then the file goes."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.stress.crew import Crew
+from tiered_index.service import compacted_file, unsealed_file
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.storage_faults import FaultStorage
+from tiered_index.types import Lookup
+
+NOW_MS = 1_700_000_000_000
+COUNT = 40
+ASK = {
+    "query": lambda service: service.query("t", "k", max_count=1000),
+    "query_many": lambda service: service.query_many([Lookup(topic="t", key="k", max_count=1000)])[0],
+}
+# what each kind of look-up calls inside a search, by the state of the file that it reads
+INSIDE = {
+    ("unsealed", "query"): (unsealed_file, "walk_chain"),
+    ("unsealed", "query_many"): (unsealed_file, "normal_hashes"),
+    ("compacted", "query"): (compacted_file, "read_runs"),
+    ("compacted", "query_many"): (compacted_file, "read_runs"),
+}
+
+
+class Pause:
+    """The first call of a function in the thread `reader` waits; `entered` and `go_on` are events."""
+
+    def __init__(self, monkeypatch, module, name):
+        self.entered, self.go_on = threading.Event(), threading.Event()
+        real = getattr(module, name)
+
+        def held(*arguments):
+            if threading.current_thread().name == "stress-reader" and not self.entered.is_set():
+                self.entered.set()
+                assert self.go_on.wait(30)
+            return real(*arguments)
+
+        monkeypatch.setattr(module, name, held)
+
+
+def files_below(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*.index")}
+
+
+@pytest.fixture
+def storage():
+    return FaultStorage(MemoryStorage())
+
+
+@pytest.fixture
+def service(open_index, storage):
+    """One sealed file of `COUNT` messages, of which nothing is compacted yet."""
+    service = open_index(storage_backend=storage, background=False, local_keep_s=0.0, items=COUNT + 1)
+    for number in range(COUNT):
+        service.put("t", 0, "k", number, 1, NOW_MS + number * 1000)
+    service.flush()
+    return service
+
+
+def compact_only(service, storage):
+    """Bring the file as far as compacted/: its upload fails."""
+    storage.fail("put", name_prefix="data/")
+    with pytest.raises(Exception, match="scripted fault"):
+        service.run_lifecycle()
+    assert [handle.place for handle in service.files()] == ["compacted"]
+
+
+def began(crew, pause, ask, service):
+    """Start the reader and wait until it stands still inside its search; return where its answer will be."""
+    answers = []
+    thread = crew.begin("reader", lambda: answers.append(ask(service)))
+    assert pause.entered.wait(30)
+    return thread, answers
+
+
+def check(answers):
+    (result,) = answers
+    assert result.status == "complete"
+    assert [item.offset for item in result] == list(reversed(range(COUNT)))
+
+
+@pytest.mark.parametrize("ask", ASK)
+@pytest.mark.parametrize("state", ["unsealed", "compacted"])
+def test_a_file_stays_while_a_reader_is_inside(service, storage, tmp_path, monkeypatch, state, ask):
+    """Compacted, uploaded and retired under a reader: its file's local copies of this moment and before stay until it has ended."""
+    if state == "compacted":
+        compact_only(service, storage)
+    before = files_below(tmp_path / "root")
+    (name,) = before
+    crew, pause = Crew(1), Pause(monkeypatch, *INSIDE[state, ask])
+    thread, answers = began(crew, pause, ASK[ask], service)
+    for _ in range(3):
+        service.run_lifecycle()
+        assert [handle.place for handle in service.files()] == ["storage"]
+    # compacted/ and uploaded/ hold one file, which moves between them by renaming
+    expected = {name, f"uploaded/{Path(name).name}"} if state == "unsealed" else {f"uploaded/{Path(name).name}"}
+    assert files_below(tmp_path / "root") == expected
+    second = ASK[ask](service)  # another reader goes on meanwhile, in the storage
+    assert [item.offset for item in second] == list(reversed(range(COUNT)))
+    assert files_below(tmp_path / "root") == expected, "another reader's end is not this one's"
+    pause.go_on.set()
+    crew.wait_for([thread])
+    crew.finish()
+    check(answers)
+    service.run_lifecycle()
+    assert files_below(tmp_path / "root") == set(), "nobody stands in the way any more"
+
+
+@pytest.mark.parametrize("ask", ASK)
+def test_a_reader_of_an_open_file_sees_it_fill_seal_and_go(service, tmp_path, monkeypatch, ask):
+    """It was inside the active file's search when that took more entries, was full, and went all the way."""
+    crew, pause = Crew(2), Pause(monkeypatch, *INSIDE["unsealed", ask])
+    more = 3 * COUNT
+    service.put("t", 0, "other", 10**6, 1, NOW_MS)
+    service.flush()
+    thread, answers = began(crew, pause, ASK[ask], service)
+    for number in range(COUNT, more):
+        service.put("t", 0, "k", number, 1, NOW_MS + number * 1000)
+    service.seal()
+    service.run_lifecycle()
+    service.run_lifecycle()
+    assert {handle.place for handle in service.files()} == {"storage"}
+    pause.go_on.set()
+    crew.wait_for([thread])
+    crew.finish()
+    (result,) = answers
+    offsets = [item.offset for item in result]
+    assert offsets == sorted(set(offsets), reverse=True)
+    assert set(range(COUNT)) <= set(offsets) <= set(range(more))
+    service.run_lifecycle()
+    assert files_below(tmp_path / "root") == set()
+
+
+def test_a_reader_in_the_storage_does_not_hold_up_local_files(service, storage, tmp_path):
+    """A cold read hangs: files that were replaced after it began wait for it, then all go at once."""
+    service.seal()
+    service.run_lifecycle()
+    service.run_lifecycle()
+    assert files_below(tmp_path / "root") == set()
+    hang = storage.hang("get_range", name_prefix="data/")
+    crew, answers = Crew(3), []
+    thread = crew.begin("reader", lambda: answers.append(ASK["query"](service)))
+    assert hang.entered.wait(30)
+    for number in range(5):
+        service.put("u", 0, "k", number, 1, NOW_MS)
+        service.seal()
+        service.run_lifecycle()
+    assert {handle.place for handle in service.files()} == {"storage"}
+    kept = files_below(tmp_path / "root")
+    assert kept
+    hang.release.set()
+    crew.wait_for([thread])
+    crew.finish()
+    check(answers)
+    service.run_lifecycle()
+    assert files_below(tmp_path / "root") == set()

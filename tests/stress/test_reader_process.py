@@ -1,0 +1,96 @@
+"""Another process reads the root while the writer rolls, compacts, uploads and retires: every answer is complete, holds what was flushed
+when it was asked, and nothing that was not put."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tests
+from tests.stress.beside import KEYS, Shared, message
+from tests.stress.crew import Crew
+
+REPOSITORY = Path(tests.__file__).parent.parent
+ITEMS = 16
+PATIENCE_S = 120
+
+
+def python(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", *map(str, arguments)]
+
+
+def check_command(root: Path, shared: Shared, key: int) -> None:
+    """`tiered-index query --root` answers likewise."""
+    flushed = shared.get("flushed")
+    command = python("tiered_index.cli", "query", "t", f"k{key}", "--root", root, "--all", "--json")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=REPOSITORY, check=False)
+    begun = shared.get("begun")
+    assert done.returncode == 0, done.stderr
+    *items, last = [json.loads(line) for line in done.stdout.splitlines()]
+    offsets = [item["offset"] for item in items]
+    assert (last["status"], last["count"]) == ("complete", len(offsets))
+    assert set(range(key, flushed, KEYS)) <= set(offsets) <= set(range(key, begun, KEYS))
+    assert offsets == sorted(set(offsets), key=lambda n: (-message(n)[5], -n))
+
+
+def write_on(service, shared, crew, rolls, rng):
+    """Put, flush, seal and run the life cycle until that many files were begun."""
+    number = 0
+    while max((handle.sequence for handle in service.files()), default=0) < rolls and not crew.stop.is_set():
+        for _ in range(rng.randrange(1, 2 * ITEMS)):
+            shared.set("begun", number + 1)
+            service.put(*message(number))
+            number += 1
+        service.flush()
+        shared.set("flushed", number)
+        if rng.random() < 0.2:
+            service.seal()
+    return number
+
+
+def run(open_index, folder, rolls, seed, *, keep_bytes=0, commands=2):
+    service = open_index(
+        storage=f"file://{folder}/store", items=ITEMS, background=False, local_keep_s=10**6, local_keep_bytes=keep_bytes, disk=None
+    )
+    root, shared, crew = folder / "root", Shared.make(folder / "shared"), Crew(seed)
+    command = python("tests.stress.beside", root, folder / "shared")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as child:
+        try:
+            assert child.stdout
+            assert child.stdout.readline() == "ready\n"
+            writer = crew.begin("writer", write_on, service, shared, crew, rolls, random.Random(seed))
+            crew.repeat("life", service.run_lifecycle)
+            for number in range(commands):
+                check_command(root, shared, (seed + number) % KEYS)
+            crew.wait_for([writer])
+            crew.finish()
+            service.flush()
+        finally:
+            shared.set("stop", 1)
+            out, _ = child.communicate(timeout=PATIENCE_S)
+    said = json.loads(out)
+    print(f"seed {seed}: {rolls} files, {said}")
+    assert said["troubles"] == []
+    assert said["seen"]["lookups"] > 20
+    check_command(root, shared, 3)
+    return service, said
+
+
+@pytest.mark.parametrize("keep_bytes", [0, 8_000], ids=["retired at once", "some kept"])
+def test_a_reader_in_another_process_finds_everything_flushed(open_index, tmp_path, keep_bytes):
+    service, said = run(open_index, tmp_path, 60, 1 + keep_bytes, keep_bytes=keep_bytes, commands=1)
+    assert said["seen"]["storage"]
+    local = [handle for handle in service.files() if handle.place != "storage"]
+    assert said["below"] <= len(local)
+    assert said["mappings"] <= len(local)
+
+
+@pytest.mark.slow
+def test_a_reader_in_another_process_finds_everything_flushed_for_long(open_index, tmp_path):
+    _, said = run(open_index, tmp_path, 1000, 5, keep_bytes=20_000, commands=20)
+    assert said["below"] < 60
