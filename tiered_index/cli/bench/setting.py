@@ -60,6 +60,7 @@ class Setting:
     small_files: int
     pause_files: int
     pause_rows: int
+    pause_seal_s: float
     idle_s: float
 
     @classmethod
@@ -73,8 +74,9 @@ class Setting:
             lookups=min(5_000 if quick else 20_000, items),
             many=min(50_000 if quick else 100_000, items),
             small_files=min(1_000, max(10, items // 200)),
-            pause_files=4 if quick else 3,
+            pause_files=3,
             pause_rows=min(1_000, max(1, items // 100)),
+            pause_seal_s=min(5.0, max(0.5, items / 1_000_000)),
             idle_s=min(1.0 if quick else 3.0, items / 100_000),
         )
 
@@ -115,6 +117,7 @@ class Setting:
             "unsealed_file_bytes": layout.unsealed_size, "batch_rows": _BATCH, "flush_entries": FLUSH_ENTRIES, "rounds": self.rounds,
             "single_puts": self.singles, "lookups": self.lookups, "query_many_keys": self.many, "small_files": self.small_files,
             "pause_files": self.pause_files, "pause_batch_rows": self.pause_rows,
+            "pause_seal_after_s": self.pause_seal_s,
         }  # fmt: skip
 
 

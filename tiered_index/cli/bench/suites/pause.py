@@ -1,7 +1,8 @@
 """Suite `pause`: how long a put takes, and how late the writer wakes, while files roll, compact and upload and another thread queries.
 
-The writer has a core to itself; flusher, life cycle and queries share the other one. The same puts at the same pace without any of them
-show what the machine and the interpreter do to such a thread anyway.
+The root begins with full files that wait for their compaction, and the writer's own files are sealed by age, or full, as it goes on. The
+writer has a core to itself; flusher, life cycle and queries share the other one. The same puts at the same pace without any of them show
+what the machine and the interpreter do to such a thread anyway.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tiered_index.cli.bench.figures import Spec
 from tiered_index.cli.bench.machine import core_wait_s, cores, pin_thread, pinned, settle
 from tiered_index.cli.bench.messages import START_MS, TOPIC, batch, key_array, keys_of, numbers_of
 from tiered_index.cli.bench.meter import Meter, percentiles_us
-from tiered_index.cli.bench.setting import Setting, WatchedDisk, require, scratch
+from tiered_index.cli.bench.setting import Setting, WatchedDisk, fill, require, scratch
 from tiered_index.errors import BackPressure
 from tiered_index.service.index import IndexService
 
@@ -53,7 +54,7 @@ class _Latencies:
 
 
 class Pause:
-    """Puts at a steady pace for several files' worth: every millisecond a batch of 1,000 and four single ones."""
+    """Puts at a steady pace, every millisecond a batch of 1,000 and four single ones, for as long as the waiting files take."""
 
     name = "pause"
     passes = 1
@@ -107,18 +108,23 @@ def _idle(setting: Setting, place: Path, keys: Any, core: int) -> _Latencies:
 
 
 def _busy(setting: Setting, place: Path, keys: Any, core: int, meter: Meter) -> _Latencies:
-    """Put several files' worth, and at least until one of them is uploaded, with every worker running."""
+    """Put with every worker running until all waiting files, and one that was begun here, are uploaded."""
+    waiting = setting.pause_files * setting.entries
+    with setting.open(place) as index:
+        fill(index, 0, waiting)
+    settle()
     disk, done = WatchedDisk(), threading.Event()
-    wanted = setting.pause_files * setting.entries
-    ends_s = time.monotonic() + _LONGEST_S
+    with (
+        setting.open(place, disk=disk, background=True, seal_after_s=setting.pause_seal_s) as index,
+        ThreadPoolExecutor(2, "bench") as threads,
+    ):
+        ends_s = time.monotonic() + _LONGEST_S
 
-    def finished(entries: int) -> bool:
-        return (entries >= wanted and disk.counts["uploaded"] > 0) or time.monotonic() >= ends_s
+        def finished(entries: int) -> bool:
+            return disk.counts["uploaded"] > setting.pause_files or time.monotonic() >= ends_s
 
-    with setting.open(place, disk=disk, background=True) as index, ThreadPoolExecutor(2, "bench") as threads:
-        settle()
         asking = threads.submit(_ask, index, keys_of(numbers_of(10_000, len(keys), 1)), done)
-        writing = threads.submit(_write, index, setting.pause_rows, keys, core, finished)
+        writing = threads.submit(_write, index, setting.pause_rows, keys, core, finished, waiting)
         try:
             latencies = writing.result()
         finally:
@@ -126,7 +132,7 @@ def _busy(setting: Setting, place: Path, keys: Any, core: int, meter: Meter) -> 
             done.set()
         values = (counts.get("unsealed", 0), counts.get("compacted", 0), counts.get("uploaded", 0), asking.result(), latencies.pushed_back)
         index.flush()
-        require(sum(getattr(file, "count", 0) for file in index.files()), latencies.entries, "entries in the index")
+        require(sum(getattr(file, "count", 0) for file in index.files()), waiting + latencies.entries, "entries in the index")
     for name, value in zip(_COUNTS, values, strict=True):
         meter.record(name, value)
     return latencies
@@ -141,15 +147,14 @@ def _ask(index: IndexService, keys: list[str], done: threading.Event) -> int:
     return 0
 
 
-def _write(index: IndexService, rows: int, keys: Any, core: int, finished: Callable[[int], bool]) -> _Latencies:
-    """Put at a steady pace until `finished` says so of the entries put."""
+def _write(index: IndexService, rows: int, keys: Any, core: int, finished: Callable[[int], bool], position: int = 0) -> _Latencies:
+    """Put messages from number `position` on at a steady pace until `finished` says so of the entries put."""
     pin_thread(core)
     latencies = _Latencies()
     singles, batches, wakes = (latencies.samples[name] for name in _CALLS)
     texts = cycle(keys[: min(len(keys), 10_000)].to_pylist())
     waited_s, started_s = core_wait_s(), time.perf_counter()
     due_s = started_s
-    position = 0
     while not finished(latencies.entries):
         wake_s = max(due_s, time.perf_counter())
         time.sleep(max(0.0, due_s - time.perf_counter()))  # a writer that is late lets others run all the same
