@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from tiered_index.errors import MALFORMED, CorruptFile, UnsupportedVersion
@@ -146,7 +147,11 @@ class LogState:
 
     def object_of(self, file_id: str) -> StoredObject | None:
         """Return the object that holds file `file_id`, or None."""
-        return next((o for o in self.objects.values() if o.file_id == file_id), None)
+        return self._by_file.get(file_id)
+
+    @cached_property
+    def _by_file(self) -> dict[str, StoredObject]:
+        return {o.file_id: o for o in reversed(self.objects.values())}
 
     def encode(self) -> bytes:
         """Return a checkpoint's bytes."""
