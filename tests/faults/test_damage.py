@@ -196,9 +196,9 @@ def test_a_damaged_compacted_file_that_the_log_names_is_answered_from_the_storag
 
 def test_a_damaged_object_is_named_and_other_files_still_answer(published):
     world = published
-    name = sorted(o.name for o in world.service.log_state.objects.values() if o.lane == "main")[1]
-    data = bytearray(world.storage.get(name))
-    for position in range(28 + 8 * 7, len(data) - 700):
+    stored = sorted((o for o in world.service.log_state.objects.values() if o.lane == "main"), key=lambda o: o.name)[1]
+    name, data = stored.name, bytearray(world.storage.get(stored.name))
+    for position in range(28 + 8 * 7, stored.trailer_position):  # the items, and nothing that is checked before them
         data[position] ^= 0xFF
     world.storage.put(name, bytes(data))
     with pytest.raises(CorruptFile, match="CRC32"):
@@ -451,3 +451,24 @@ def test_a_damaged_compacted_file_is_made_again_from_its_unsealed_form(make_worl
     world.open()
     world.service.run_lifecycle()
     world.check()
+
+
+def test_a_damaged_journal_fails_a_readers_lookups_too(make_world):
+    """A record with a whole one behind it can't be what a crash tore."""
+    world = make_world()
+    world.open()
+    for _ in range(3):
+        world.put(1)
+        world.flush()
+    world.service.close()
+    (path,) = (world.root / "unsealed").glob("[0-9]*.journal")
+    good = path.read_bytes()
+    with IndexReader.open(root=world.root, storage_backend=world.storage, clock=world.clock) as reader:
+        world.check(reader.query)
+        flip(path, good.index(b'"batch"'))
+        with pytest.raises(CorruptFile, match=path.name):
+            reader.query("orders", "a")
+        result = reader.query("orders", "a", allow_partial=True)
+        assert (result.status, [report.file for report in result.failed]) == ("partial", [path.stem])
+        path.write_bytes(good)
+        world.check(reader.query)

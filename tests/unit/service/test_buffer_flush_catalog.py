@@ -359,3 +359,32 @@ def test_merged_chunks_keep_the_positions_of_both(index):
     assert index.query("t", "k").explain.files_read == 1
     index.flush()
     assert index.durable_positions() == {"a": 1, "b": 2}
+
+
+def test_the_logs_positions_never_run_ahead_of_a_younger_main_file(open_index):
+    """A quarantine file may take entries that were put after those of a main file begun later."""
+    index = open_index()
+    for offset, timestamp_ms in ((1, 0), (2, T), (3, 0)):
+        index.put("t", 0, "k", offset, 1, timestamp_ms, source="s", source_position=offset)
+        index.flush()
+    (lane,) = (lane for lane in index._lanes if lane.name == "quarantine")
+    lane.roll()
+    index.run_lifecycle()
+    assert [o.lane for o in index.log_state.objects.values()] == ["quarantine"]
+    assert index.log_state.positions == {}
+    index.seal()
+    index.run_lifecycle()
+    assert index.log_state.positions == {"s": 3}
+
+
+def test_a_position_alone_outlives_the_file_it_was_put_to(open_index):
+    """A file that has positions but no entries is given up when it is sealed; the next file's journal takes them over."""
+    index = open_index("root")
+    index.put_batch({n: [] for n in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}, "s", 9)
+    index.flush()
+    index.seal()
+    index.put("t", 0, "k", 1, 1, T)
+    index.flush()
+    assert len(list((index.config.root / "unsealed").glob("[0-9]*.journal"))) == 1
+    index.abandon()
+    assert open_index("root").durable_positions() == {"s": 9}

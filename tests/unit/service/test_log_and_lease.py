@@ -210,3 +210,28 @@ def test_a_lease_that_can_not_be_read_locks_nobody_out(data, caplog):
     storage.put("lease/00000000000000000001/00000000000000000001", data)
     check_lease(storage, "b", ManualClock())
     assert "is not a lease" in caplog.text
+
+
+# Races
+
+
+def test_a_number_that_was_lost_to_another_is_read_and_the_next_one_taken(log, storage, clock):
+    """The other one's record arrives between the look at the log's end and the put."""
+
+    class Overtaken(FaultStorage):
+        left = 3
+
+        def put_if_absent(self, name, data):
+            if self.left and name.startswith("log/"):
+                self.left -= 1
+                log.publish(epoch, (an_object(10 + self.left),))
+            super().put_if_absent(name, data)
+
+    epoch = log.claim_epoch()
+    slow = StorageLog(Overtaken(storage), clock)
+    slow.open()
+    start = slow.state.number
+    state = slow.publish(epoch, (an_object(1),), positions={"s": 1})
+    assert state.number == start + 4
+    assert {o.sequence for o in state.objects.values()} == {1, 10, 11, 12}
+    assert StorageLog(storage, clock).open() == log.refresh() == state

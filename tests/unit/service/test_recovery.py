@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import shutil
 
+import pytest
+
+from tiered_index.errors import StorageUnavailable
 from tiered_index.format.layout import read_header
 from tiered_index.testing.storage_faults import FaultStorage
 
@@ -45,3 +48,29 @@ def test_the_end_timestamp_survives_a_restart(open_index, tmp_path):
     (path,) = (tmp_path / "root" / "uploaded").glob("*.index")
     header = read_header(path.read_bytes(), str(path))
     assert (header.begin_ms, header.end_ms) == (T, T + 5_000)
+
+
+@pytest.mark.parametrize("later", ["compacted", "uploaded", "storage"])
+def test_an_unsealed_form_that_came_back_is_dropped(open_index, storage, tmp_path, later):
+    """A deletion that did not reach the disk; the file has moved on since."""
+    faulty = FaultStorage(storage)
+    index = open_index("root", storage_backend=faulty, local_keep_s=0 if later == "storage" else 1000)
+    index.put("t", 0, "k", 1, 1, T)
+    index.seal()
+    unsealed = tmp_path / "root" / "unsealed"
+    kept = {path.name: path.read_bytes() for path in unsealed.iterdir() if path.name[0].isdigit()}
+    if later == "compacted":
+        faulty.fail("put", name_prefix="data/")
+        with pytest.raises(StorageUnavailable):
+            index.run_lifecycle()
+    else:
+        index.run_lifecycle()
+        index.run_lifecycle()
+    index.abandon()
+    assert len(kept) == 2
+    for name, data in kept.items():
+        (unsealed / name).write_bytes(data)
+    index = open_index("root", storage_backend=faulty)
+    assert [handle.place for handle in index.files()] == [later]
+    assert not [path.name for path in unsealed.iterdir() if path.name in kept]
+    assert [item.offset for item in index.query("t", "k")] == [1]

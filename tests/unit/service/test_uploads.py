@@ -144,3 +144,22 @@ def test_an_object_that_is_another_file_is_damage(open_index, clock):
     storage.put(first, good)
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         assert len(reader.query("t", "k")) == 3
+
+
+def test_a_file_is_not_taken_for_uploaded_before_the_log_names_it(open_index, faulty, tmp_path):
+    """What the log does not name is dropped from uploaded/ at a restart."""
+    index = open_index("root", storage_backend=faulty)
+    index.put("t", 0, "k", 1, 1, T)
+    index.seal()
+    faulty.fail("put", name_prefix="data/")
+    with pytest.raises(StorageUnavailable):
+        index.run_lifecycle()  # leaves the compacted file alone: its unsealed form is gone
+    assert not list((tmp_path / "root" / "unsealed").glob("[0-9]*.index"))
+    faulty.fail("put_if_absent", name_prefix="log/")
+    with pytest.raises(StorageUnavailable):
+        index.run_lifecycle()
+    index.abandon()
+    index = open_index("root", storage_backend=faulty)
+    assert [item.offset for item in index.query("t", "k")] == [1]
+    index.run_lifecycle()
+    assert list(index.log_state.objects) == objects(faulty)
