@@ -86,7 +86,7 @@ MUTANTS = (
     Mutant(
         "one-batched-answer-too-many", "a batched answer holds one more than max_count",
         "service/batch_query.py", "kept = rank < batch.max_count[questions]", "kept = rank <= batch.max_count[questions]",
-        (f"{PAGING}::test_a_file_is_skipped_only_below_the_last_answers_second",),
+        (f"{MANY}::test_equals_single_queries_in_every_state[native]",),
     ),
     Mutant(
         "file-skipped-one-second-early", "a file is skipped though it ends in the second of the last answer",

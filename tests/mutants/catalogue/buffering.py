@@ -56,7 +56,7 @@ MUTANTS = (
         "positions-with-the-first-piece", "a batch's position is durable with its first piece, not with its last",
         "service/lanes.py", "self._append(file, piece, positions if last else {})\n            except OSError as error:",
         "self._append(file, piece, positions)\n            except OSError as error:",
-        (f"{CRASH}[1]", f"{CRASH}[2]"),
+        (f"{CRASH}[1]",),
     ),
     Mutant(
         "round-begun-again", "a flush that failed half-way writes its first half once more",
@@ -79,9 +79,9 @@ MUTANTS = (
         (f"{BUFFER}::test_seconds_too_far_apart_for_one_file_take_several",),
     ),
     Mutant(
-        "new-file-forgets-positions", "a new file does not begin with the positions known so far",
-        "service/lanes.py", "self._carried = later_positions(self._carried, self._known())", "pass",
-        (f"{BUFFER}::test_positions_survive_every_file",),
+        "given-up-files-positions-lost", "the positions of a file without entries are lost with it",
+        "service/lanes.py", "later_positions(self._carried, positions)", "positions",
+        (f"{BUFFER}::test_a_position_alone_outlives_the_file_it_was_put_to",),
     ),
     Mutant(
         "full-file-not-sealed", "a file that its last entry filled is not sealed",

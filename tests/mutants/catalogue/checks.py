@@ -83,8 +83,8 @@ MUTANTS = (
         ("tests/unit/service/test_log_and_lease.py::test_a_record_under_another_number_is_damage",),
     ),
     Mutant(
-        "checkpoint-of-another-number", "a checkpoint is believed whatever number its name says",
-        "service/storage_log.py", "if checkpoint_name(state.number) == name:", "if name:",
+        "checkpoint-damage-fatal", "a damaged checkpoint, which is but a cache, keeps the index from opening",
+        "service/storage_log.py", "except (ObjectNotFound, CorruptFile) as error:", "except ObjectNotFound as error:",
         (f"{DAMAGE}::test_a_damaged_checkpoint_is_passed_over",),
     ),
     Mutant(

@@ -18,12 +18,12 @@ MUTANTS = (
     ),
     Mutant(
         "hash-min-value-batch", "Integer.MIN_VALUE stays negative in a batch's hashes (RocketMQ 10462)",
-        "format/hashing.py", "    hashes[hashes == np.int32(-(2**31))] = 0\n", "",
+        "format/hashing.py", "java[java == np.int32(-(2**31))] = 0", "pass",
         (f"{HASHING}::test_min_value_becomes_zero",),
     ),
     Mutant(
         "hash-min-value-stored", "a stored Integer.MIN_VALUE of RocketMQ's is not found",
-        "format/unsealed.py", "    native[native == _MIN_VALUE] = 0\n", "",
+        "format/hashing.py", "native[native == -(2**31)] = 0", "pass",
         (f"{UNSEALED}::test_stored_min_value_reads_as_zero",),
     ),
     Mutant(
@@ -38,7 +38,12 @@ MUTANTS = (
     ),
     Mutant(
         "chain-cut-between-batches", "a chain ends where a batch begins",
-        "format/unsealed.py", "older[runs] = old", "older[runs] = 0",
+        "format/unsealed.py", "previous = heads[slots]", "previous = 0 * heads[slots]",
+        (f"{UNSEALED}::test_batches_split_anywhere_equal_single_inserts",),
+    ),
+    Mutant(
+        "chain-cut-within-a-batch", "entries of one slot in one batch are not chained to each other",
+        "format/unsealed.py", "previous[rows[later]] = first + rows[later - 1]", "pass",
         (f"{UNSEALED}::test_batches_split_anywhere_equal_single_inserts",),
     ),
     Mutant(
@@ -57,23 +62,24 @@ MUTANTS = (
         (f"{UNSEALED}::test_end_magic_appears_with_the_last_free_entry",),
     ),
     Mutant(
-        "oldest-first", "RocketMQ's order within a slot is the wrong way round",
-        "format/compacted.py",
-        "    keys |= np.arange(n - 1, -1, -1, dtype=np.uint64)\n    keys.sort()\n    slots = (keys >> np.uint64(32)).astype(np.int64)\n"
-        "    keys &= np.uint64(0xFFFFFFFF)\n    return (n - 1 - keys.astype(np.int64)), slots",
-        "    keys |= np.arange(n, dtype=np.uint64)\n    keys.sort()\n    slots = (keys >> np.uint64(32)).astype(np.int64)\n"
-        "    keys &= np.uint64(0xFFFFFFFF)\n    return keys.astype(np.int64), slots",
+        "insertion-order-wrong-way", "entries are numbered from the wrong end of their chunk, so newest first is none",
+        "format/slot_order.py", "order[places] = stop - 1 - rows", "order[places] = max(stop - _CHUNK, 0) + rows",
         (f"{COMPACTED}::test_equals_lists_per_slot",),
     ),
     Mutant(
         "native-order-by-second", "native files hold the oldest second of a hash first",
-        "format/compacted.py", "(int(differences.max()) - differences)", "(differences - int(differences.min()))",
+        "format/slot_order.py", "~offsets, ~differences, keys[places]]", "~offsets, differences, keys[places]]",
         (f"{COMPACTED}::test_equals_lists_per_slot",),
     ),
     Mutant(
         "native-order-by-offset", "native files hold the smallest offset of a second first",
-        "format/compacted.py", '~part["offset"].astype(np.int64), keys[places]', 'part["offset"].astype(np.int64), keys[places]',
+        "format/slot_order.py", "~offsets, ~differences, keys[places]]", "offsets, ~differences, keys[places]]",
         (f"{COMPACTED}::test_equals_lists_per_slot",),
+    ),
+    Mutant(
+        "native-order-of-giants", "a giant slot holds the oldest second of a hash first",
+        "format/slot_order.py", "(int(wide.max()) - wide)", "(wide - int(wide.min()))",
+        (f"{COMPACTED}::test_giant_group_is_cut_into_blocks",),
     ),
     Mutant(
         "true-interval-lost", "a compacted file's interval begins at its begin, so that late messages are not found (RocketMQ 10268)",

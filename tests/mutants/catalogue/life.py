@@ -8,8 +8,6 @@ __all__ = ["MUTANTS"]
 
 LIFE = "tests/unit/service/test_buffer_flush_catalog.py"
 UPLOADS = "tests/unit/service/test_uploads.py"
-STORAGE = "tests/faults/test_storage_faults.py::test_a_failing_call_loses_nothing"
-CRASH = "tests/faults/test_crash_everywhere.py::test_a_crash_at_any_call_loses_nothing_durable"
 
 MUTANTS = (
     Mutant(
@@ -50,13 +48,13 @@ MUTANTS = (
         "            early, late = (self._root.index_path(state, file.file_id) for state in (COMPACTED, UPLOADED))\n"
         "            self._root.disk.publish(early, late)\n"
         "            try:\n",
-        (f"{CRASH}[1]", f"{CRASH}[2]", f"{CRASH}[3]"),
+        (f"{UPLOADS}::test_a_file_is_not_taken_for_uploaded_before_the_log_names_it",),
     ),
     Mutant(
         "upload-error-swallowed", "an upload that failed ends early and counts as done",
         "service/lifecycle.py", "sent anew next time; never deleted, since its record may still arrive\n                raise",
         "sent anew next time; never deleted, since its record may still arrive\n                return",
-        (f"{STORAGE}[before-0]", f"{STORAGE}[before-1]"),
+        (f"{UPLOADS}::test_a_failed_upload_leaves_nothing_behind",),
     ),
     Mutant(
         "upload-size-unchecked", "an object that arrived cut short is published",
@@ -86,7 +84,7 @@ MUTANTS = (
     Mutant(
         "positions-ahead-of-main", "a quarantine file's record says positions while main files wait",
         "service/lifecycle.py", "file.metadata().source_positions if file.lane != QUARANTINE else {}", "file.metadata().source_positions",
-        (f"{LIFE}::test_the_logs_positions_never_run_ahead_of_main_entries",),
+        (f"{LIFE}::test_the_logs_positions_never_run_ahead_of_a_younger_main_file",),
     ),
     Mutant(
         "positions-ahead-of-older-files", "the log says positions while an older file waits",

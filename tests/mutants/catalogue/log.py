@@ -24,7 +24,7 @@ MUTANTS = (
     Mutant(
         "exists-taken-for-a-win", "a lost number of the log is taken for one's own",
         "service/storage_log.py", "if winner.attempt != attempt:", "if winner.attempt is None:",
-        (f"{WRITERS}::test_of_two_appends_to_one_number_both_get_in",),
+        (f"{LOG}::test_a_number_that_was_lost_to_another_is_read_and_the_next_one_taken",),
     ),
     Mutant(
         "exists-taken-for-a-loss", "one's own record, whose first answer was lost, is taken for somebody else's",

@@ -17,8 +17,8 @@ MUTANTS = (
     ),
     Mutant(
         "recovery-prefers-unsealed", "of a file that is both unsealed and compacted the earlier state is kept beside the later one",
-        "service/recovery.py", "if file_id in later:", "if file_id in later and not journal_path.exists():",
-        (f"{CRASH}[1]", f"{CRASH}[2]", f"{CRASH}[3]"),
+        "service/recovery.py", "if file_id in later:", "if file_id in later and not path.exists():",
+        ("tests/unit/service/test_recovery.py::test_an_unsealed_form_that_came_back_is_dropped[compacted]",),
     ),
     Mutant(
         "recovery-prefers-compacted", "of a file that is both compacted and uploaded the earlier state is kept beside the later one",
@@ -58,7 +58,6 @@ MUTANTS = (
     Mutant(
         "reader-forgets-damage", "a reader beside the writer leaves out an unsealed file that it can't read",
         "service/root_view.py", "                handles[file_id] = _damaged(file_id, UNSEALED, error)\n", "                del error\n",
-        (f"{DAMAGE}::test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept",
-         "tests/regressions/test_documents_of_the_wrong_shape.py::test_journals"),
+        (f"{DAMAGE}::test_a_damaged_journal_fails_a_readers_lookups_too",),
     ),
 )  # fmt: skip

@@ -81,8 +81,8 @@ MUTANTS = (
         (f"{S3}::test_a_conditional_conflict_is_repeated_within_a_bound",),
     ),
     Mutant(
-        "s3-retries-without-bound", "a passing fault is repeated for ever",
-        "storage/s3_retry.py", "if attempt >= self.attempts:", "if attempt < 0:",
+        "s3-one-attempt-too-many", "a passing fault is repeated once more than the bound says",
+        "storage/s3_retry.py", "if attempt >= self.attempts:", "if attempt > self.attempts:",
         (f"{S3}::test_a_conditional_conflict_is_repeated_within_a_bound",),
     ),
     Mutant(
@@ -106,8 +106,8 @@ MUTANTS = (
         (f"{S3}::test_a_range_that_is_not_what_was_asked_is_never_returned",),
     ),
     Mutant(
-        "s3-body-cut-short", "a body that broke off is returned as it is",
-        "storage/s3_reads.py", "if length is not None and len(data) != length:", "if data is None:",
-        (f"{S3}::test_a_body_that_breaks_off_is_fetched_again",),
+        "s3-suffix-unchecked", "other bytes than the object's last ones are returned as its end",
+        "storage/s3_reads.py", " or got.start + got.length != got.total", "",
+        (f"{S3}::test_suffix_answers_are_verified",),
     ),
 )  # fmt: skip
