@@ -7,6 +7,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 from pathlib import Path
 
 from tiered_index.cli.bench.figures import Spec, at_least, at_most
@@ -20,11 +21,13 @@ __all__ = ["Compact"]
 
 _SECONDS, _RATE, _CPU, _COPY = "compaction of a full file", "compaction rate", "compaction, CPU", "times a plain durable copy"
 _BESIDE, _MEMORY = "compaction beside a reader", "anonymous memory, increase"
-_STALLS = {(state, what): f"reader's {what} {state}" for state in ("before", "during") for what in ("p99.9", "worst lookup")}
+_WHICH = {"p50": 50.0, "p99.9": 99.9, "worst lookup": 100.0}
+_STALLS = {(state, which): f"reader's {which} {state}" for state in ("before", "during") for which in _WHICH}
 _COMPACTION = "compaction"
 _JAVA_S = (4.4, 5.4)
 """Java's doCompaction of 20,000,000 items, without making the file durable (golden/BASELINE.md)."""
 _HOT_SHARE = 100
+_PERIOD_S = 0.0002
 _GAP = 20_000
 """Messages left out, so that the two files have no second in common."""
 
@@ -86,7 +89,7 @@ def _alone(setting: Setting, place: Path, meter: Meter) -> None:
 
 
 def _beside_a_reader(setting: Setting, place: Path, meter: Meter) -> None:
-    """Compact again, this time beside a thread on the other core that does nothing but lookups in another, unsealed file."""
+    """Compact again, this time beside a thread on the other core that looks keys up in another, unsealed file."""
     first, hot = setting.entries + _GAP, max(1, setting.entries // _HOT_SHARE)
     core, other = cores()
     section, memory = meter.section("compaction beside a reader"), MemoryWatch()
@@ -122,19 +125,20 @@ def _beside_a_reader(setting: Setting, place: Path, meter: Meter) -> None:
     meter.record(_BESIDE, section.elapsed_s)
     meter.record(_MEMORY, memory.peak_mib)
     for state, samples in latencies.items():
-        p999, worst = percentiles_us(samples, 99.9, 100)
-        meter.record(_STALLS[state, "p99.9"], p999)
-        meter.record(_STALLS[state, "worst lookup"], worst)
+        for which, value in zip(_WHICH, percentiles_us(samples, *_WHICH.values()), strict=True):
+            meter.record(_STALLS[state, which], value)
 
 
 def _look_up(index: IndexService, keys: list[str], begin_ms: int, latencies: array[float], stop: threading.Event, core: int) -> None:
-    """Look keys up without a pause, so that whatever stops this thread is in some lookup's time."""
+    """Look keys up at a steady pace; a lookup's time begins when it is due, so that whatever keeps this thread from it counts."""
     pin_thread(core)
-    while True:
-        for key in keys:
-            started_s = time.perf_counter()
-            answer = index.query(TOPIC, key, begin_ms)
-            latencies.append(time.perf_counter() - started_s)
-            require((len(answer), len(answer.explain.files)), (1, 1), "answers and files of the reader")
-            if stop.is_set():
-                return
+    due_s = time.perf_counter()
+    for key in cycle(keys):
+        time.sleep(max(0.0, due_s - time.perf_counter()))
+        answer = index.query(TOPIC, key, begin_ms)
+        now_s = time.perf_counter()
+        latencies.append(now_s - due_s)
+        require((len(answer), len(answer.explain.files)), (1, 1), "answers and files of the reader")
+        if stop.is_set():
+            return
+        due_s = max(due_s + _PERIOD_S, now_s)
