@@ -255,9 +255,9 @@ class CommitLogReader:
 
     def _readable_behind(self, segment: Segment, at: int) -> int | None:
         """Return the first offset behind byte `at` of a segment where a whole, checked message or the final blank begins."""
-        begin = at + 1
-        for window in range(begin, segment.file_size, self.chunk_bytes):
-            data = pread(segment.path, self.chunk_bytes + MIN_MESSAGE_BYTES, window)
+        step = max(self.chunk_bytes, 8 * MIN_MESSAGE_BYTES)
+        for window in range(at + 1, segment.file_size, step):
+            data = pread(segment.path, step + MIN_MESSAGE_BYTES, window)
             for place in candidates(data, 0, segment.start + window, segment_bytes=segment.end - segment.start - window):
                 offset = segment.start + window + place
                 if data[place + 4 : place + 8] == _BLANK:

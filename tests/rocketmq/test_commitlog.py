@@ -1,0 +1,375 @@
+"""A commit log on disk: whole, live, torn, damaged, cut, with segments gone. Nothing readable is lost, nothing unreadable is silent."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.rocketmq import messages
+from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured, StorageUnavailable
+from tiered_index.rocketmq import commitlog
+from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.segments import list_segments, segment_name
+from tiered_index.rocketmq.walking import End
+
+SEGMENT = 4_000
+CHUNKS = [1, 700, 1 << 20]
+
+
+class Log:
+    """Three segments: two full ones and one that is being written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.parts = [messages.log(12, start, first) for start, first in ((0, 0), (SEGMENT, 12), (2 * SEGMENT, 24))]
+        self.parts[2] = self.parts[2][:5]
+        self.folder = messages.write_log(folder, SEGMENT, {
+            0: messages.full(self.parts[0], SEGMENT), SEGMENT: messages.full(self.parts[1], SEGMENT),
+            2 * SEGMENT: messages.joined(self.parts[2]),
+        })  # fmt: skip
+        self.made = [one for part in self.parts for one in part]
+        self.end = self.made[-1].physical_offset + self.made[-1].size
+
+    def path(self, number: int) -> Path:
+        return self.folder / segment_name(number * SEGMENT)
+
+    def patch(self, offset: int, value: bytes) -> None:
+        with self.path(offset // SEGMENT).open("rb+") as file:
+            file.seek(offset % SEGMENT)
+            file.write(value)
+
+    def reader(self, chunk_bytes: int = 1 << 20, **options) -> CommitLogReader:
+        return CommitLogReader(self.folder, chunk_bytes=chunk_bytes, **options)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return Log(tmp_path / "commitlog")
+
+
+def offsets(batches):
+    return sorted({offset for batch in batches for offset in batch.columns.column("offset").to_pylist()})
+
+
+def of(made):
+    return [one.physical_offset for one in made]
+
+
+def until_error(iterator, error):
+    """Return what an iterator yields before it raises, and what it raises."""
+    found = []
+    with pytest.raises(error) as caught:
+        for one in iterator:
+            found.append(one)
+    return found, caught.value
+
+
+@pytest.mark.parametrize("chunk_bytes", CHUNKS)
+def test_reads_on_from_any_message(log, chunk_bytes):
+    reader = log.reader(chunk_bytes)
+    for number in (0, 1, 11, 12, 13, 28):
+        batches = list(reader.batches(log.made[number].physical_offset))
+        assert offsets(batches) == of(log.made[number:])
+        assert (batches[-1].end, batches[-1].state) == (log.end, End.OPEN)
+        ends = [log.made[number].physical_offset, *(batch.end for batch in batches)]
+        assert ends == sorted(ends)
+    assert list(reader.messages(log.made[13].physical_offset)) == log.made[13:]
+
+
+def test_reads_on_from_a_blank_and_from_the_end(log):
+    behind = log.made[11].physical_offset + log.made[11].size
+    assert offsets(log.reader().batches(behind)) == of(log.made[12:])
+    (last,) = log.reader().batches(log.end)
+    assert (last.messages, last.begin, last.end, last.state) == (0, log.end, log.end, End.OPEN)
+
+
+def test_follows_a_log_that_grows(log):
+    reader = log.reader()
+    position = list(reader.batches())[-1].end
+    more = messages.log(3, position, 40)
+    log.patch(position, messages.joined(more))
+    batches = list(reader.batches(position))
+    assert offsets(batches) == of(more)
+    left = 3 * SEGMENT - batches[-1].end
+    log.patch(batches[-1].end, messages.blank(left)[:8])
+    (last,) = list(reader.batches(batches[-1].end))
+    assert (last.end, last.state) == (3 * SEGMENT, End.SEGMENT)
+    (log.folder / segment_name(3 * SEGMENT)).write_bytes(b"\0" * SEGMENT)
+    (last,) = list(reader.batches(3 * SEGMENT))
+    assert last.state is End.OPEN
+    assert log.reader().begin_offset() == 0
+
+
+def test_a_segment_made_in_advance_ends_nothing(log):
+    (log.folder / segment_name(3 * SEGMENT)).write_bytes(b"\0" * SEGMENT)
+    batches = list(log.reader().batches())
+    assert offsets(batches) == of(log.made)
+    assert (batches[-1].end, batches[-1].state) == (log.end, End.OPEN)
+
+
+@pytest.mark.parametrize("chunk_bytes", CHUNKS)
+@pytest.mark.parametrize("length", [1, 8, 50, 100])
+def test_a_torn_end_is_the_end_for_now(log, chunk_bytes, length):
+    (torn,) = messages.log(1, log.end, 50)
+    log.patch(log.end, torn.encode()[:length])
+    for skip in (False, True):
+        batches = list(log.reader(chunk_bytes).batches(skip_corrupt=skip))
+        assert offsets(batches) == of(log.made)
+        assert batches[-1].end == log.end
+        assert batches[-1].state is (End.OPEN if length == 1 else End.TORN)  # the first byte of a size is zero
+        assert not batches[-1].skipped
+    log.patch(log.end, torn.encode())
+    assert offsets(log.reader(chunk_bytes).batches(log.end)) == [log.end]
+
+
+@pytest.mark.parametrize("chunk_bytes", CHUNKS)
+def test_a_file_cut_within_the_last_message(log, chunk_bytes):
+    os.truncate(log.path(2), log.end - 2 * SEGMENT - 10)
+    batches = list(log.reader(chunk_bytes).batches())
+    assert offsets(batches) == of(log.made[:-1])
+    assert (batches[-1].end, batches[-1].state) == (log.made[-1].physical_offset, End.TORN)
+
+
+@pytest.mark.parametrize("chunk_bytes", CHUNKS)
+@pytest.mark.parametrize(
+    ("number", "at", "value"),
+    [(0, 0, b"\xff"), (3, 0, b"\0" * 8), (3, 84, b"\x70"), (11, 0, b"\0" * 8), (11, 4, b"\1\2\3\4"), (12, 28, b"\x07"), (25, 0, b"\xff"),
+     (25, 84, b"\x70")],
+)  # fmt: skip
+def test_damage_stops_before_it_or_is_skipped_and_named(log, chunk_bytes, number, at, value):
+    damaged = log.made[number]
+    log.patch(damaged.physical_offset + at, value)
+    reader = log.reader(chunk_bytes)
+    found, error = until_error(reader.batches(), CorruptFile)
+    assert offsets(found) == of(log.made[:number])
+    assert (error.file, error.offset) == (str(log.path(damaged.physical_offset // SEGMENT)), damaged.physical_offset % SEGMENT)
+    assert until_error(reader.messages(), CorruptFile)[0] == log.made[:number]
+    batches = list(reader.batches(skip_corrupt=True))
+    assert offsets(batches) == of(log.made[:number] + log.made[number + 1 :])
+    (skipped,) = [one for batch in batches for one in batch.skipped]
+    assert (skipped.begin, skipped.end) == (damaged.physical_offset, damaged.physical_offset + damaged.size)
+    assert skipped.problem == error.problem
+    assert list(reader.messages(skip_corrupt=True)) == log.made[:number] + log.made[number + 1 :]
+    assert batches[-1].end == log.end
+
+
+def test_a_crc_is_checked_by_whoever_asks(log):
+    log.patch(log.made[3].physical_offset + 90, b"#")
+    assert offsets(log.reader().batches()) == of(log.made)
+    found, error = until_error(log.reader(check_crc=True).batches(), CorruptFile)
+    assert offsets(found) == of(log.made[:3])
+    assert "contradicts its CRC" in str(error)
+    assert offsets(log.reader(check_crc=True).batches(skip_corrupt=True)) == of(log.made[:3] + log.made[4:])
+    assert list(log.reader().messages(skip_corrupt=True)) == log.made[:3] + log.made[4:]
+
+
+def test_a_copy_of_a_message_is_not_where_reading_goes_on(log):
+    """Behind damage, only a message in its own place counts, though a body holds the bytes of another."""
+    inner = messages.message(0).encode()
+    outer = messages.message(log.end, body=inner * 3)
+    follower = messages.keyed(log.end + outer.size, 60)
+    log.patch(log.end, messages.joined([outer, follower]))
+    log.patch(log.end + 84, b"\x70")
+    batches = list(log.reader(1).batches(skip_corrupt=True))
+    assert offsets(batches)[-1] == follower.physical_offset
+    (skipped,) = [one for batch in batches for one in batch.skipped]
+    assert (skipped.begin, skipped.end) == (log.end, follower.physical_offset)
+
+
+@pytest.mark.parametrize("chunk_bytes", CHUNKS)
+def test_zeros_before_the_end_of_the_log_are_damage(log, chunk_bytes):
+    begin = log.made[9].physical_offset
+    log.patch(begin, b"\0" * (SEGMENT - begin))
+    found, error = until_error(log.reader(chunk_bytes).batches(), CorruptFile)
+    assert offsets(found) == of(log.made[:9])
+    assert "zeros where the log goes on" in str(error)
+    batches = list(log.reader(chunk_bytes).batches(skip_corrupt=True))
+    assert offsets(batches) == of(log.made[:9] + log.made[12:])
+    (skipped,) = [one for batch in batches for one in batch.skipped]
+    assert (skipped.begin, skipped.end) == (begin, SEGMENT)
+
+
+@pytest.mark.parametrize("chunk_bytes", CHUNKS)
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_cut_segment_before_the_end_of_the_log_is_damage(log, chunk_bytes, whole):
+    """Cut within a message, or between two: the segment's size is known from the others."""
+    os.truncate(log.path(1), log.made[20].physical_offset - SEGMENT + (0 if whole else 60))
+    found, error = until_error(log.reader(chunk_bytes).batches(), CorruptFile)
+    assert offsets(found) == of(log.made[:20])
+    assert error.offset == log.made[20].physical_offset - SEGMENT
+    batches = list(log.reader(chunk_bytes).batches(skip_corrupt=True))
+    assert offsets(batches) == of(log.made[:20] + log.made[24:])
+    (skipped,) = [one for batch in batches for one in batch.skipped]
+    assert (skipped.begin, skipped.end) == (log.made[20].physical_offset, 2 * SEGMENT)
+
+
+def test_deleted_segments_are_missed(log):
+    log.path(0).unlink()
+    reader = log.reader()
+    assert offsets(reader.batches()) == of(log.made[12:])  # from the beginning of what there is
+    found, error = until_error(reader.batches(100), MissingOffsets)
+    assert (found, error.begin, error.end) == ([], 100, SEGMENT)
+    batches = list(reader.batches(100, skip_missing=True))
+    assert offsets(batches) == of(log.made[12:])
+    assert [(one.begin, one.end) for one in batches[0].skipped] == [(100, SEGMENT)]
+    with pytest.raises(MissingOffsets, match="deleted before they were read: commit log offsets 100 to 4000"):
+        reader.read(100)
+
+
+def test_a_segment_missing_in_the_middle(log):
+    log.path(1).unlink()
+    found, error = until_error(log.reader().batches(), MissingOffsets)
+    assert (offsets(found), error.begin, error.end) == (of(log.made[:12]), SEGMENT, 2 * SEGMENT)
+    batches = list(log.reader().batches(skip_missing=True))
+    assert offsets(batches) == of(log.made[:12] + log.made[24:])
+
+
+def test_positions_behind_the_log_are_never_its_end(log):
+    for skip in (False, True):
+        found, error = until_error(log.reader().batches(3 * SEGMENT + 1, skip_missing=skip), MissingOffsets)
+        assert (found, error.begin, error.end) == ([], 3 * SEGMENT, 3 * SEGMENT + 1)
+    with pytest.raises(InvalidArgument):
+        list(log.reader().batches(-1))
+    with pytest.raises(InvalidArgument):
+        CommitLogReader(log.folder, chunk_bytes=0)
+
+
+def test_a_segment_deleted_while_it_is_read(log, monkeypatch):
+    real = commitlog.pread
+
+    def delete_first(path, size, position):
+        if path == log.path(1) and position > 0:
+            path.unlink(missing_ok=True)
+        return real(path, size, position)
+
+    monkeypatch.setattr(commitlog, "pread", delete_first)
+    found, error = until_error(log.reader(700).batches(), MissingOffsets)
+    read = offsets(found)
+    assert read == of(log.made[: len(read)])
+    assert 12 < len(read) < 24
+    assert (error.begin, error.end) == (log.made[len(read)].physical_offset, 2 * SEGMENT)
+
+
+def test_what_the_broker_finishes_while_it_is_judged_is_no_damage(log, monkeypatch):
+    """The reader sees half a message; before it looks whether the log goes on behind, the broker completes it, and two more."""
+    more = messages.log(3, log.end, 70)
+    log.patch(log.end, more[0].encode()[:30])
+    real = CommitLogReader._readable_behind
+
+    def meanwhile(reader, segment, at):
+        log.patch(log.end, messages.joined(more))
+        return real(reader, segment, at)
+
+    monkeypatch.setattr(CommitLogReader, "_readable_behind", meanwhile)
+    batches = list(log.reader().batches())
+    assert offsets(batches) == of(log.made + more)
+    assert batches[-1].state is End.OPEN
+
+
+def test_single_messages(log):
+    reader = log.reader()
+    wanted = log.made[14]
+    assert reader.read(wanted.physical_offset) == wanted
+    assert reader.read(wanted.physical_offset, wanted.size) == wanted
+    for size in (wanted.size - 1, wanted.size + 1, 10):
+        with pytest.raises(CorruptFile):
+            reader.read(wanted.physical_offset, size)
+    with pytest.raises(CorruptFile):
+        reader.read(wanted.physical_offset + 1)
+    with pytest.raises(CorruptFile, match="wrong magic"):
+        reader.read(log.end)
+    with pytest.raises(MissingOffsets):
+        reader.read(99 * SEGMENT)
+
+
+def test_a_rewritten_message_shows_by_its_fingerprint(log):
+    reader = log.reader()
+    at = log.made[26].physical_offset
+    before = reader.fingerprint(at)
+    assert before == reader.fingerprint(at)
+    assert (before.offset, before.size) == (at, log.made[26].size)
+    log.patch(at, messages.keyed(at, 26, body=b"ydob").encode())
+    assert reader.fingerprint(at) != before
+
+
+@pytest.mark.parametrize("content", [b"", messages.blank(SEGMENT), b"\0" * SEGMENT])
+def test_logs_of_no_message(tmp_path, content):
+    folder = messages.write_log(tmp_path / "log", 0, {0: content})
+    (only,) = CommitLogReader(folder).batches() if content else [None]
+    if content:
+        assert (only.messages, only.columns.num_rows) == (0, 0)
+        assert (only.end, only.state) == ((SEGMENT, End.SEGMENT) if content[4] else (0, End.OPEN))
+
+
+def test_empty_and_missing_folders(tmp_path):
+    for folder in (tmp_path, tmp_path / "missing"):
+        reader = CommitLogReader(folder)
+        assert (list(reader.batches()), list(reader.batches(0)), list(reader.messages()), reader.begin_offset()) == ([], [], [], None)
+        with pytest.raises(MissingOffsets):
+            list(reader.batches(1))
+
+
+def test_an_empty_segment_file(tmp_path):
+    folder = messages.write_log(tmp_path / "log", 0, {0: b""})
+    assert [batch.messages for batch in CommitLogReader(folder).batches()] == [0]
+
+
+def test_other_names_are_left_alone(log):
+    (log.folder / "00000000000000008000.tmp").write_bytes(b"junk")
+    (log.folder / "abc").write_bytes(b"junk")
+    (log.folder / segment_name(50 * SEGMENT)).mkdir()
+    assert [segment.start for segment in list_segments(log.folder)] == [0, SEGMENT, 2 * SEGMENT]
+    assert offsets(log.reader().batches()) == of(log.made)
+
+
+def test_time_that_goes_backwards_is_taken_as_it_is(tmp_path):
+    made, start = [], 0
+    for number in (500, 3, 400, 1):
+        made.append(messages.keyed(start, number))
+        start += made[-1].size
+    folder = messages.write_log(tmp_path / "log", SEGMENT, {0: messages.joined(made)})
+    (batch,) = CommitLogReader(folder).batches()
+    assert batch.columns.column("timestamp_ms").to_pylist()[::2] == [one.store_ms for one in made]
+    assert batch.last_store_ms == made[-1].store_ms
+
+
+@pytest.mark.parametrize(("number", "error"), [(errno.EACCES, StorageMisconfigured), (errno.EPERM, StorageMisconfigured),
+                                               (errno.EIO, StorageUnavailable)])  # fmt: skip
+def test_files_that_may_not_be_read(log, monkeypatch, number, error):
+    real = os.open
+
+    def refuse(path, flags, *more, **named):
+        if str(path) == str(log.path(1)):
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    for skip in (False, True):
+        found, raised = until_error(log.reader().batches(skip_corrupt=skip, skip_missing=skip), error)
+        assert offsets(found) == of(log.made[:12])
+        assert str(log.path(1)) in str(raised)
+
+
+def test_a_file_where_the_folder_should_be(tmp_path):
+    (tmp_path / "commitlog").write_bytes(b"")
+    with pytest.raises(StorageMisconfigured):
+        CommitLogReader(tmp_path / "commitlog").segments()
+
+
+def test_memory_is_bounded_by_the_chunk_whatever_sizes_say(tmp_path, monkeypatch):
+    """A size that reaches nearly to the end of a large segment makes one read of it, not a chunk doubled for ever."""
+    segment = 1 << 20
+    made = messages.log(3)
+    lying = bytearray(messages.keyed(sum(one.size for one in made), 3).encode())
+    lying[:4] = (segment - 5_000).to_bytes(4, "big")
+    folder = messages.write_log(tmp_path / "log", segment, {0: messages.joined(made) + bytes(lying), segment: messages.blank(segment)})
+    sizes = []
+    real = commitlog.pread
+    monkeypatch.setattr(commitlog, "pread", lambda path, size, position: sizes.append(size) or real(path, size, position))
+    found, error = until_error(CommitLogReader(folder, chunk_bytes=4096).batches(), CorruptFile)
+    assert offsets(found) == of(made)
+    assert "lies" in str(error) or "add up" in str(error)
+    assert max(sizes) <= segment
+    assert len([size for size in sizes if size > 10_000]) <= 4

@@ -1,0 +1,205 @@
+"""Decoding many messages at once equals decoding each one by itself, and stops exactly before the first that is none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.rocketmq import messages
+from tiered_index.errors import CorruptFile
+from tiered_index.rocketmq import index_columns, property_columns
+from tiered_index.rocketmq.index_columns import decode_index_columns
+from tiered_index.rocketmq.layout import BORN_V6, STORE_V6
+from tiered_index.rocketmq.message import decode_message
+from tiered_index.rocketmq.walking import End, candidates, message_positions, walk
+
+PIECES = st.sampled_from([
+    b"KEYS\x01", b"UNIQ_KEY\x01", b"KEYS", b"UNIQ_KEY", b"\x01", b"\x02", b"\x02", b" ", b"  ", b"a", b"b", b"order-1", b"order-2",
+    b"0123456789abcdefghi", b"0123456789-bcdefghi", b"01234567", b"TAGS\x01t\x02", "é".encode(), "🚀".encode(), b"\xff", b"\xed\xa0\x80",
+    b"\0",
+])  # fmt: skip
+PROPERTIES = st.lists(PIECES, max_size=14).map(b"".join)
+FIELDS = st.fixed_dictionaries({
+    "topic": st.sampled_from(["A", "TopicB", "主题", "t" * 128]), "queue_id": st.integers(0, 9), "properties": PROPERTIES,
+    "body": st.sampled_from([b"", b"body", b"\xda\xa3\x20\xa7" * 30]),
+    "sys_flag": st.sampled_from([0, 0, 0, 4, 8, 12, BORN_V6, STORE_V6, BORN_V6 | STORE_V6 | 8]), "store_ms": st.integers(0, 2**40),
+})  # fmt: skip
+
+
+def following(fields, start):
+    made = []
+    for one in fields:
+        made.append(messages.message(start, **one))
+        start += made[-1].size
+    return made
+
+
+def rows_of(made):
+    return [(m.topic, m.queue_id, key, m.physical_offset, m.size, m.store_ms) for m in made if m.is_visible for key in m.index_keys]
+
+
+def rows(batch):
+    return list(zip(*(column.to_pylist() for column in batch.columns.columns), strict=True))
+
+
+@given(st.lists(FIELDS, max_size=25), st.integers(0, 2**50), st.data())
+def test_equals_decoding_one_by_one(fields, start, data):
+    made = following(fields, start)
+    raw = messages.joined(made)
+    at = np.cumsum([0] + [one.size for one in made])[:-1]
+    known = data.draw(st.one_of(st.none(), st.lists(st.sampled_from(at.tolist()), unique=True) if made else st.just([])))
+    junk = data.draw(st.lists(st.integers(0, len(raw) + 10), max_size=3)) if known is not None else []
+    batch = decode_index_columns(raw, start, None if known is None else sorted({*known, *junk}), check_crc=True)
+    assert sorted(rows(batch)) == sorted(rows_of(made))
+    assert (batch.messages, batch.end, batch.state, batch.damage) == (len(made), start + len(raw), End.SEGMENT, None)
+    assert batch.hidden == sum(not one.is_visible for one in made)
+    assert batch.last_store_ms == (made[-1].store_ms if made else None)
+    found = batch.columns.column("offset").to_pylist()
+    assert found == sorted(found)
+
+
+@pytest.mark.parametrize("block", [1, 3, 8])
+def test_blocks_of_messages_make_no_difference(monkeypatch, block):
+    made = messages.log(8)
+    whole = decode_index_columns(messages.joined(made), 0)
+    monkeypatch.setattr(index_columns, "_BLOCK", block)
+    assert rows(decode_index_columns(messages.joined(made), 0)) == rows(whole) == rows_of_by_position(made)
+
+
+def rows_of_by_position(made):
+    """The rows as they stand in the bytes: KEYS before UNIQ_KEY, as `messages.keyed` writes them."""
+    return [row for one in made for row in rows_of([one])[::-1]]
+
+
+def test_a_message_with_very_many_keys():
+    keys = [f"k{i % 3000}" for i in range(5000)]
+    made = messages.message(0, properties=f"KEYS\x01{' '.join(keys)}\x02".encode())
+    batch = decode_index_columns(made.encode() + messages.message(made.size, properties=b"KEYS\x01k1\x02").encode(), 0)
+    assert batch.columns.column("key").to_pylist() == [*dict.fromkeys(keys), "k1"]
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 15, 16, 17, 40])
+@pytest.mark.parametrize("change", [0, 0.5, 1])
+def test_keys_that_differ_in_one_byte_are_two(length, change):
+    key = "".join(chr(97 + i % 26) for i in range(length))
+    at = round(change * (length - 1))
+    other = key[:at] + "_" + key[at + 1 :]
+    made = messages.message(0, properties=f"KEYS\x01{key} {other} {key} {other}\x02UNIQ_KEY\x01{key}\x02".encode())
+    assert decode_index_columns(made.encode(), 0).columns.column("key").to_pylist() == [key, other]
+
+
+def test_keys_that_are_no_text_are_counted_and_become_what_the_broker_makes_of_them():
+    made = messages.message(0, properties=b"KEYS\x01\xff ok \xfe\x02UNIQ_KEY\x01\xed\xa0\x80\x02")
+    batch = decode_index_columns(made.encode(), 0)
+    assert batch.columns.column("key").to_pylist() == ["\ufffd", "ok"]
+    assert batch.replaced_keys == 3
+    assert rows(batch) == rows_of([made])
+
+
+DAMAGES = {
+    "size": (0, b"\xff\xff\xff\xff"), "small size": (0, b"\0\0\0\x08"), "huge size": (0, b"\x7f\xff\xff\xff"), "magic": (4, b"\0\0\0\1"),
+    "queue id": (12, b"\x80"), "physical offset": (28, b"\x01"), "hosts": (36, b"\0\0\0\x30"), "time": (56, b"\x80"),
+    "far time": (56, b"\x7f"), "body": (84, b"\xff"), "long body": (84, b"\x7f"), "topic length": (92, b"\xff"),
+    "long topic": (92, b"\x60"), "topic": (93, b"\xff"), "blank topic": (93, b"      "), "properties": (99, b"\xff"),
+    "long properties": (99, b"\x7f\xff"), "short properties": (99, b"\0\0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", sorted(DAMAGES))
+@pytest.mark.parametrize("queues", [False, True])
+def test_stops_before_damage_and_says_what_a_single_decode_says(damage, queues):
+    made = messages.log(9)
+    at, value = DAMAGES[damage]
+    raw = bytearray(messages.joined(made))
+    fifth = sum(one.size for one in made[:5])
+    raw[fifth + at : fifth + at + len(value)] = value
+    positions = np.cumsum([0] + [one.size for one in made])[:-1] if queues else None
+    batch = decode_index_columns(bytes(raw), 0, positions, file="F", file_offset=100)
+    assert (batch.messages, batch.end, batch.state) == (5, fifth, End.DAMAGED)
+    assert sorted(rows(batch)) == sorted(rows_of(made[:5]))
+    assert (batch.damage.file, batch.damage.offset) == ("F", 100 + fifth)
+    if damage not in ("size", "small size", "huge size", "magic"):  # those the walk finds
+        with pytest.raises(CorruptFile) as caught:
+            decode_message(bytes(raw), fifth, file="F", file_offset=100, physical_offset=fifth)
+        assert str(caught.value) == str(batch.damage)
+
+
+def test_a_body_that_contradicts_its_crc_is_found_when_asked():
+    made = messages.log(4)
+    raw = bytearray(messages.joined(made))
+    raw[made[0].size + 90] ^= 1
+    assert decode_index_columns(bytes(raw), 0).messages == 4
+    batch = decode_index_columns(bytes(raw), 0, check_crc=True)
+    assert (batch.messages, batch.end) == (1, made[0].size)
+    assert "contradicts its CRC" in str(batch.damage)
+
+
+@pytest.mark.parametrize(
+    ("tail", "segment_bytes", "state"),
+    [
+        (b"", 0, End.SEGMENT),
+        (b"", 1, End.MORE),
+        (messages.blank(8), 8, End.SEGMENT),
+        (messages.blank(500), 500, End.SEGMENT),
+        (messages.blank(500)[:8], 500, End.SEGMENT),
+        (messages.blank(500)[:7], 500, End.MORE),
+        (messages.blank(500), 501, End.DAMAGED),
+        (b"\0" * 7, 7, End.DAMAGED),
+        (b"\0" * 7, 90, End.MORE),
+        (b"\0" * 8, 8, End.OPEN),
+        (b"\0" * 300, 1000, End.OPEN),
+        (messages.message().encode()[:90], 90, End.DAMAGED),
+        (messages.message().encode()[:90], 1000, End.MORE),
+        (messages.message().encode()[:90], 100, End.DAMAGED),
+        (b"\0\0\0\x5b" + b"\0" * 200, 1000, End.DAMAGED),
+    ],
+)
+def test_what_stands_behind_the_last_message(tail, segment_bytes, state):
+    made = messages.log(2)
+    length = sum(one.size for one in made)
+    batch = decode_index_columns(messages.joined(made) + tail, 0, segment_bytes=length + segment_bytes)
+    assert (batch.messages, batch.end, batch.state) == (2, length, state)
+    assert (batch.damage is not None) is (state is End.DAMAGED)
+
+
+def test_nothing_at_all():
+    batch = decode_index_columns(b"", 77)
+    assert (batch.messages, batch.begin, batch.end, batch.last_store_ms) == (0, 77, 77, None)
+    assert batch.columns.num_rows == 0
+    assert decode_index_columns(b"", 0, segment_bytes=100).state is End.MORE
+
+
+def test_walks_only_where_queues_have_gaps(monkeypatch):
+    made = messages.log(50)
+    raw = messages.joined(made)
+    at = np.cumsum([0] + [one.size for one in made])[:-1]
+    known = np.delete(at, [7, 8, 30])
+    found = message_positions(raw, known)
+    assert found.positions.tolist() == at.tolist()
+    assert found.end is End.SEGMENT
+    assert message_positions(raw, known, begin=int(at[10])).positions.tolist() == at[10:].tolist()
+    inside = message_positions(raw, [5, int(at[3]) + 1, int(at[20])])
+    assert inside.positions.tolist() == at.tolist()
+    assert walk(raw, stop_at=int(at[20]) + 1).positions.tolist() == at[:21].tolist()
+
+
+def test_candidates_are_messages_in_their_own_place_only():
+    embedded = messages.message(5000).encode()
+    made = [messages.message(0, body=embedded), messages.message(0)]
+    made[1] = messages.message(made[0].size)
+    raw = b"junk" * 10 + messages.joined(made) + messages.blank(64)
+    found = list(candidates(raw, 0, -40))
+    assert found == [40, 40 + made[0].size, len(raw) - 64]
+    assert list(candidates(raw, 41, -40)) == found[1:]
+
+
+def test_few_is_no_magic_number(monkeypatch):
+    """Both ways of finding repeated keys, pairwise and by a dict, agree."""
+    made = messages.message(0, properties=b"KEYS\x01" + b" ".join([b"x", b"y", b"x", b"z", b"y"]) + b"\x02")
+    answers = []
+    for few in (1, 8):
+        monkeypatch.setattr(property_columns, "_FEW", few)
+        answers.append(decode_index_columns(made.encode(), 0).columns.column("key").to_pylist())
+    assert answers == [["x", "y", "z"]] * 2

@@ -1,0 +1,67 @@
+"""Properties, keys, tags code and text, as the broker's Java understands them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tiered_index.rocketmq.properties import delay_of_level_ms, format_properties, index_keys, java_text, parse_properties, tags_code
+
+
+@pytest.mark.parametrize(
+    ("stored", "utf16"),
+    [  # what `new String(bytes, UTF_8)` of OpenJDK 17 made of them
+        ("c3a9", "00e9"), ("f09f9a80", "d83dde80"), ("eda080", "fffd"), ("eda0c0edc3", "fffdfffdfffdfffd"),
+        ("edb8f4f041e0e0", "fffdfffdfffd0041fffdfffd"), ("edbff480", "fffdfffd"), ("c09ff0f4eda0", "fffdfffdfffdfffdfffd"),
+        ("edbf41a0", "fffd0041fffd"), ("f0edb8c39f80edc3", "fffdfffd00dffffdfffdfffd"), ("ffe48041edb8f0", "fffdfffd0041fffdfffd"),
+    ],
+)  # fmt: skip
+def test_text_equals_java(stored, utf16):
+    assert java_text(bytes.fromhex(stored)) == bytes.fromhex(utf16).decode("utf-16-be")
+
+
+@pytest.mark.parametrize(
+    ("text", "properties"),
+    [
+        ("", {}),
+        ("no separators at all", {}),
+        ("KEYS\x01a b", {"KEYS": "a b"}),  # older clients leave the last end out
+        ("KEYS\x01a\x02TAGS\x01t\x02", {"KEYS": "a", "TAGS": "t"}),
+        ("KEYS\x01\x02TAGS\x01t\x02", {"TAGS": "t"}),
+        ("\x01value\x02name\x02\x02\x01\x02a\x01b\x02", {"a": "b"}),
+        ("a\x01b\x01c\x02", {"a": "b\x01c"}),
+        ("a\x01first\x02b\x01x\x02a\x01last\x02a\x01\x02", {"a": "last", "b": "x"}),
+        ("name only\x02a\x01b", {"a": "b"}),
+    ],
+)
+def test_properties(text, properties):
+    assert parse_properties(text) == properties
+
+
+def test_properties_come_back_from_their_text():
+    properties = {"KEYS": "a b", "属性": "值", "TAGS": "t"}
+    assert parse_properties(format_properties(properties)) == properties
+
+
+@pytest.mark.parametrize(
+    ("properties", "keys"),
+    [
+        ({}, ()),
+        ({"KEYS": "a b a"}, ("a", "b")),
+        ({"KEYS": "  a   b ", "UNIQ_KEY": "u"}, ("u", "a", "b")),
+        ({"KEYS": "u x", "UNIQ_KEY": "u"}, ("u", "x")),
+        ({"KEYS": "  "}, ()),
+        ({"KEYS": "a\tb\u00a0c"}, ("a\tb\u00a0c",)),
+    ],
+)
+def test_keys(properties, keys):
+    assert index_keys(properties) == keys
+
+
+def test_tags_code_is_the_hash_of_the_tags_or_the_time_of_delivery():
+    assert tags_code("T", {"TAGS": "TagA"}, 0) == 2598919
+    assert tags_code("T", {}, 0) == 0
+    assert tags_code("T", {"TAGS": "TagA", "DELAY": "3"}, 5) == 2598919
+    assert tags_code("SCHEDULE_TOPIC_XXXX", {"TAGS": "TagA", "DELAY": "3"}, 5) == 10_005
+    assert tags_code("SCHEDULE_TOPIC_XXXX", {"TAGS": "TagA", "DELAY": "0"}, 5) == 2598919
+    assert tags_code("SCHEDULE_TOPIC_XXXX", {"TAGS": "TagA", "DELAY": "soon"}, 5) == 2598919
+    assert [delay_of_level_ms(level) for level in (-1, 0, 1, 18, 99)] == [0, 0, 1000, 7_200_000, 7_200_000]
