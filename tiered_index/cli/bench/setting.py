@@ -74,7 +74,7 @@ class Setting:
             lookups=min(5_000 if quick else 20_000, items),
             many=min(50_000 if quick else 100_000, items),
             small_files=min(1_000, max(10, items // 200)),
-            pause_files=3,
+            pause_files=2,
             pause_rows=min(1_000, max(1, items // 100)),
             pause_seal_s=min(5.0, max(0.5, items / 1_000_000)),
             idle_s=min(1.0 if quick else 3.0, items / 100_000),
