@@ -13,6 +13,7 @@ import threading
 import pytest
 
 from tiered_index.errors import StorageUnavailable
+from tiered_index.service.skiplist import TimeRangeSkipList
 from tiered_index.testing.disk_faults import FaultDisk
 
 T = 1_700_000_000_000
@@ -56,28 +57,30 @@ def test_puts_in_the_middle_of_a_flush(life, monkeypatch):
 
 @pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded"])
 def test_files_deleted_while_a_lookup_goes_through_them(make_life, beside, state):
-    """A lookup holds its list of files, one of them in the storage and slow; meanwhile every other file loses its local form."""
-    life = make_life(items=4)
-    for number in range(3):
-        life.put("t", 0, "k", number, timestamp_ms=T + number * 1000)
+    """A lookup has its list of files and waits for the newest two, in the storage; meanwhile all others lose their local form."""
+    life = make_life(items=4, query_threads=1)
+    for number in range(6):
+        life.put("t", 0, "k", number, timestamp_ms=T + (100 + number) * 1000)
     life.bring("storage")
-    for number in range(3, 15):
+    for number in range(6, 18):
         life.put("t", 0, "k", number, timestamp_ms=T + number * 1000)
     life.service.seal()
-    if state != "unsealed":
+    if state == "compacted":
         life.storage.fail("put", name_prefix="data/", times=None)
         with pytest.raises(StorageUnavailable):
             life.service.run_lifecycle()
         life.storage.clear()
     if state == "uploaded":
         life.service.run_lifecycle()
+    local = [file for file in life.service.files() if file.is_local]
+    assert [file.place for file in local] == [state] * 4
     expected = numbers(life.model.query("t", "k"))
     hang = life.storage.hang("get_range", name_prefix="data/")
     call = beside(lambda: life.service.query("t", "k", max_count=1000))
     assert hang.entered.wait(20)
-    life.service.run_lifecycle()
-    life.clock.advance(100_000)
-    life.service.run_lifecycle()
+    for _ in range(2):
+        life.service.run_lifecycle()
+        life.clock.advance(100_000)
     life.service.run_lifecycle()
     life.put("t", 0, "later", 99, timestamp_ms=T)
     assert not any(file.is_local for file in life.service.files())
@@ -85,10 +88,43 @@ def test_files_deleted_while_a_lookup_goes_through_them(make_life, beside, state
     assert call.ended(20)
     assert call.error is None
     assert (call.value.status, numbers(call.value)) == ("complete", expected)
+    assert {report.file for report in call.value.explain.files if report.place == state} == {file.file_id for file in local}
     # what waited for the lookup goes now
     life.service.run_lifecycle()
     assert not list(life.root.glob("compacted/*")) + list(life.root.glob("uploaded/*"))
     life.check("t", "k")
+
+
+def test_a_lookup_between_any_two_changes_of_the_list(make_life, monkeypatch):
+    """The list of files is looked at after each single change that a flush or a round of the life cycle makes to it."""
+    life = make_life(items=4, local_keep_s=0)
+    looks = []
+
+    def look() -> None:
+        result = life.service.query("t", "k", max_count=1000)
+        assert numbers(result) == list(range(len(life.model.entries)))
+        looks.append(result.status)
+
+    def looked_at(act):
+        def changed(*args):
+            outcome = act(*args)
+            look()
+            return outcome
+
+        return changed
+
+    for name in ("insert", "remove"):
+        monkeypatch.setattr(TimeRangeSkipList, name, looked_at(getattr(TimeRangeSkipList, name)))
+    for number in range(20):
+        life.put("t", 0, "k", number, timestamp_ms=T + number * 37 % 50 * 1000)
+        if number % 2:
+            life.service.flush()
+    life.service.seal()
+    life.service.run_lifecycle()
+    # a file came, grew, was compacted, uploaded and retired
+    assert len(looks) > 5 * len(life.service.files())
+    assert set(looks) == {"complete"}
+    assert not any(file.is_local for file in life.service.files())
 
 
 def test_lists_of_files_read_while_files_come_and_go(make_life, eager_switches):

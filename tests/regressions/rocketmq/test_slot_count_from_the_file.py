@@ -65,6 +65,21 @@ def test_no_setting_is_needed(written, state, monkeypatch):
         assert [item.offset for item in reader.query("t", "k3")] == [51, 39, 27, 15, 3]
 
 
+def test_every_key_of_a_large_file_lies_in_its_own_slot(make_life):
+    """Many slots and more entries than one read takes in: whoever counts slots otherwise looks in the wrong place."""
+    life = make_life(slots=32, items=2001)
+    life.put_batch([("t", 0, f"key-{number % 200}", number, 10, T + number * 1000) for number in range(2000)])
+    for state in life.through():
+        if state != "buffered":
+            (file,) = life.service.files()
+            assert file.count == 2000
+        for number in range(0, 200, 40):
+            assert len(life.check("t", f"key-{number}")) == 10
+        if state in ("unsealed", "uploaded"):
+            life.service.close()
+            life.open(slots=..., items=..., preset=...)
+
+
 def test_files_of_several_sizes_answer_side_by_side(written):
     written.bring("unsealed")
     for number, items in enumerate((11, 2, 200)):
