@@ -1,0 +1,48 @@
+"""One writer an index, in several processes, on every storage that they can share: S3 (an imitation), a folder, a database file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fencing.races import LogRaceScenarios
+from tests.fencing.scenarios import FencingScenarios
+from tests.s3_server import S3Server, s3_server
+from tiered_index.storage.base import Storage
+from tiered_index.storage.opening import open_storage
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[S3Server]:
+    with s3_server() as running:
+        yield running
+
+
+@pytest.fixture(params=["s3", "file", "sqlite"])
+def uri(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "file":
+        return f"file://{tmp_path / 'store'}"
+    if request.param == "sqlite":
+        return f"sqlite://{tmp_path / 'store.db'}"
+    server: S3Server = request.getfixturevalue("server")
+    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN", "AWS_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{server.new_bucket()}/index?endpoint_url={server.endpoint_url}"
+
+
+@pytest.fixture
+def storage(uri: str) -> Iterator[Storage]:
+    with open_storage(uri) as opened:
+        yield opened
+
+
+class TestFencing(FencingScenarios):
+    """The scenarios that the real server goes through, too."""
+
+
+class TestLogRace(LogRaceScenarios):
+    """The races that the real server sees, too."""

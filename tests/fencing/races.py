@@ -1,0 +1,136 @@
+"""Writers that race for the same log numbers, on any storage: every record is there once, and no number is left out.
+
+For some rounds they wait for each other before each try, so that all but one of them lose it.
+
+A test module makes a subclass and gives two fixtures: `uri`, a place of the test's own, and `storage`, opened at it. As a program this
+is one racer: `python -m tests.fencing.races URI NAME`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+from tiered_index import IndexService
+from tiered_index.clock import SystemClock
+from tiered_index.errors import ObjectExists
+from tiered_index.service.log_records import LogRecord, StoredObject
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.base import Bytes, Storage
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.wrappers import WrapperStorage
+
+EACH = 15
+ROUNDS = 8
+EPOCH = 1
+TIMEOUT_S = 120
+
+
+def stored(name: str) -> StoredObject:
+    return StoredObject(name, name.replace("/", "-"), "main", 1, 0, 0, 1, 1, 0, 0, 0, 0, 0)
+
+
+class RacingStorage(WrapperStorage):
+    """Calls `wait` before each of the first tries for a log number, and counts those that were lost."""
+
+    def __init__(self, inner: Storage, wait: Callable[[], object]) -> None:
+        super().__init__(inner)
+        self._wait = wait
+        self._rounds = ROUNDS
+        self.lost = 0
+
+    def put_if_absent(self, name: str, data: Bytes) -> None:
+        """As the inner storage's."""
+        if self._rounds:
+            self._rounds -= 1
+            self._wait()
+        try:
+            self.inner.put_if_absent(name, data)
+        except ObjectExists:
+            self.lost += 1
+            raise
+
+
+def append_all(storage: Storage, racer: str, wait: Callable[[], object]) -> int:
+    """Append `EACH` records that add one object each, beginning at the log's present end; return how many numbers were lost."""
+    racing = RacingStorage(storage, wait)
+    log = StorageLog(racing, SystemClock(), checkpoint_every=7)
+    log.open()
+    for n in range(EACH):
+        log.publish(EPOCH, (stored(f"data/{racer}-{n}"),))
+    return racing.lost
+
+
+def begin(uri: str, storage: Storage, root: Path) -> int:
+    """Make an index; return the number of its last record. Its epoch is `EPOCH`."""
+    IndexService.open(root=root, storage=uri, background=False, slots=7, items=100).close()
+    return len(list(storage.list("log/")))
+
+
+def check(storage: Storage, begun: int, racers: list[str], lost: list[int]) -> None:
+    assert sum(lost) >= ROUNDS * (len(racers) - 1)
+    names = [info.name for info in storage.list("log/")]
+    records = [LogRecord.decode(storage.get(name), name) for name in names]
+    assert [record.number for record in records] == list(range(1, begun + len(racers) * EACH + 1))
+    added = [each.name for record in records for each in record.add]
+    assert sorted(added) == sorted(f"data/{racer}-{n}" for racer in racers for n in range(EACH))
+    assert len({record.attempt for record in records}) == len(records)
+    for racer in racers:  # each one's own order is kept
+        own = [name for name in added if name.startswith(f"data/{racer}-")]
+        assert own == [f"data/{racer}-{n}" for n in range(EACH)]
+    state = StorageLog(storage, SystemClock()).open()
+    assert sorted(state.objects) == sorted(added)
+
+
+class LogRaceScenarios:
+    """Fixtures: `uri`, `storage`."""
+
+    def test_threads(self, uri: str, storage: Storage, tmp_path: Path) -> None:
+        begun = begin(uri, storage, tmp_path / "root")
+        racers = ["a", "b", "c", "d"]
+        barrier = threading.Barrier(len(racers))
+        with ExitStack() as stack, ThreadPoolExecutor(len(racers)) as pool:
+            storages = [stack.enter_context(open_storage(uri)) for _ in racers]
+            lost = pool.map(lambda pair: append_all(pair[0], pair[1], lambda: barrier.wait(60)), zip(storages, racers, strict=True))
+            check(storage, begun, racers, list(lost))
+
+    def test_processes(self, uri: str, storage: Storage, tmp_path: Path) -> None:
+        begun = begin(uri, storage, tmp_path / "root")
+        racers = ["a", "b", "c"]
+        with ExitStack() as stack:
+            processes = []
+            for racer in racers:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.fencing.races", uri, racer], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
+                )  # fmt: skip
+                processes.append(stack.enter_context(process))
+                stack.callback(process.kill)
+            for _ in range(ROUNDS):
+                for process in processes:
+                    assert process.stdout
+                    assert process.stdout.readline() == "ready\n"
+                for process in processes:
+                    assert process.stdin
+                    process.stdin.write("go\n")
+                    process.stdin.flush()
+            lost = []
+            for process in processes:
+                out, err = process.communicate(timeout=TIMEOUT_S)
+                assert process.returncode == 0, err
+                lost.append(int(out))
+        check(storage, begun, racers, lost)
+
+
+def _race(uri: str, racer: str) -> None:
+    with open_storage(uri) as storage:
+        print(append_all(storage, racer, lambda: (print("ready", flush=True), sys.stdin.readline())))
+
+
+if __name__ == "__main__":
+    _race(*sys.argv[1:])

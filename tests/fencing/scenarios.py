@@ -1,0 +1,340 @@
+"""One writer an index, on any storage: what must hold wherever several processes reach the same one.
+
+A test module makes a subclass and gives two fixtures: `uri`, a place of the test's own, and `storage`, opened at it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fencing.writer import FIRST, KEYS, MOMENTS, NOW_MS, put
+from tiered_index import IndexReader, IndexService
+from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.errors import LockHeld, ObjectExists, WriterFenced
+from tiered_index.service.log_records import LogRecord, StoredObject
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.base import Bytes, Storage
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.wrappers import WrapperStorage
+from tiered_index.testing.storage_faults import FaultStorage
+
+TIMEOUT_S = 120
+
+
+def open_index(root: Path, uri: str, clock: ManualClock | None = None, **settings: Any) -> IndexService:
+    chosen: dict[str, Any] = {"background": False, "slots": 101, "items": 50, **settings}
+    return IndexService.open(root=root, storage=uri, clock=clock, **chosen)
+
+
+def put_many(index: IndexService, topic: str, count: int) -> None:
+    for number in range(count):
+        put(index, number, topic)
+
+
+def offsets(index: IndexService | IndexReader, topic: str) -> list[int]:
+    """Return the offsets of every answer, in rising order; each answer must be complete."""
+    found = []
+    for key in range(KEYS):
+        result = index.query(topic, f"key-{key}", max_count=100_000)
+        assert result.status == "complete"
+        found += [item.offset for item in result]
+    return sorted(found)
+
+
+def records(storage: Storage) -> list[LogRecord]:
+    """Return the whole log; it must have no hole."""
+    names = [info.name for info in storage.list("log/")]
+    found = [LogRecord.decode(storage.get(name), name) for name in names]
+    assert [record.number for record in found] == list(range(1, len(found) + 1))
+    return found
+
+
+def objects(storage: Storage) -> list[str]:
+    """Return the names of the objects that are there; they must be those that the log names."""
+    names = [info.name for info in storage.list("data/")]
+    assert names == sorted(StorageLog(storage, SystemClock()).open().objects)
+    return names
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.05)
+
+
+@contextmanager
+def writer(root: Path, uri: str, moment: str, lease_ttl_s: float) -> Iterator[subprocess.Popen[str]]:
+    """Start a writer in a process of its own; it is gone when the block ends, also where it is stopped."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TIERED_INDEX_")}
+    command = [sys.executable, "-m", "tests.fencing.writer", str(root), uri, moment, str(lease_ttl_s)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+
+
+def hear(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
+    """Return the next line, which must tell of `event`."""
+    assert process.stdout
+    line = process.stdout.readline()
+    if not line:
+        _, err = process.communicate(timeout=TIMEOUT_S)
+        raise AssertionError(f"no {event!r} came: {err}")
+    document: dict[str, Any] = json.loads(line)
+    assert document["event"] == event
+    return document
+
+
+class RepeatingStorage(WrapperStorage):
+    """A client whose every put-if-absent is repeated after a lost answer: the winner itself is told that the object exists."""
+
+    def put_if_absent(self, name: str, data: Bytes) -> None:
+        self.inner.put_if_absent(name, data)
+        self.inner.put_if_absent(name, data)
+
+
+class FencingScenarios:
+    """Fixtures: `uri`, `storage`."""
+
+    def test_a_root_and_an_index_have_one_writer_and_its_end_is_noticed(self, uri: str, tmp_path: Path) -> None:
+        with writer(tmp_path / "first", uri, "with nothing to publish", 60) as first:
+            hear(first, "flushed")
+            for root in ("first", "second"):  # the root's lock, the index's lease
+                with pytest.raises(LockHeld, match=f"process {first.pid} on {socket.gethostname()}") as held:
+                    open_index(tmp_path / root, uri)
+                assert (held.value.pid, held.value.host) == (first.pid, socket.gethostname())
+            first.kill()
+            first.wait(TIMEOUT_S)
+        with pytest.raises(LockHeld):
+            open_index(tmp_path / "second", uri)  # the lease is still in force
+        with open_index(tmp_path / "first", uri) as again:  # who holds the root's lock need not wait for it
+            assert offsets(again, "old") == list(range(FIRST))
+
+    def test_a_lease_keeps_others_out_until_it_ends(self, uri: str, storage: Storage, tmp_path: Path) -> None:
+        clock = ManualClock(NOW_MS)
+        with open_index(tmp_path / "first", uri, clock) as first:
+            with pytest.raises(LockHeld) as held:
+                open_index(tmp_path / "second", uri, clock)
+            assert held.value.pid == os.getpid()
+            clock.advance(59)
+            first.run_lifecycle()  # renews
+            clock.advance(59)
+            with pytest.raises(LockHeld):
+                open_index(tmp_path / "second", uri, clock)
+        with open_index(tmp_path / "second", uri, clock):  # released, so at once
+            pass
+        assert [(record.kind, record.epoch) for record in records(storage)] == [("create", 0), ("fence", 1), ("fence", 2)]
+
+    def test_a_writer_that_was_taken_over_publishes_nothing(self, uri: str, storage: Storage, tmp_path: Path) -> None:
+        clock = ManualClock(NOW_MS)
+        first = open_index(tmp_path / "first", uri, clock)
+        put_many(first, "old", 70)
+        first.flush()
+        clock.advance(61)
+        with open_index(tmp_path / "second", uri, clock) as second:
+            put_many(second, "new", 30)
+            second.seal()
+            second.run_lifecycle()
+            before = records(storage)
+            first.seal()
+            for _ in range(2):
+                with pytest.raises(WriterFenced, match=r"newer writer \(epoch 2\)"):
+                    first.run_lifecycle()
+            with pytest.raises(WriterFenced):
+                put_many(first, "old", 1)
+            assert first.health()["fenced"]
+            assert records(storage) == before
+            objects(storage)
+            assert offsets(first, "old") == list(range(70))  # its files are kept, and answer
+            first.close()
+        with open_index(tmp_path / "first", uri, clock) as first:  # in its turn it publishes what it kept
+            first.run_lifecycle()
+            objects(storage)
+        with IndexReader.open(uri, clock=clock) as reader:
+            assert offsets(reader, "old") == list(range(70))
+            assert offsets(reader, "new") == list(range(30))
+
+    @pytest.mark.parametrize("moment", MOMENTS)
+    def test_a_stopped_process_that_wakes_publishes_nothing_and_says_why(
+        self, uri: str, storage: Storage, tmp_path: Path, moment: str
+    ) -> None:
+        with writer(tmp_path / "first", uri, moment, 0.5) as first:
+            said = sorted((hear_any(first) for _ in range(2)), key=lambda document: document["event"])
+            assert [document["event"] for document in said] == ["flushed", "held"]
+            assert said[0]["durable"] == FIRST - 1
+            os.kill(first.pid, signal.SIGSTOP)
+            published = [record for record in records(storage) if record.kind == "publish"]
+            assert len(published) == (1 if MOMENTS[moment].after else 0)
+            second = take_over(tmp_path / "second", uri)
+            with second:
+                put_many(second, "new", 30)
+                second.seal()
+                second.run_lifecycle()
+                before = records(storage)
+                assert [record.epoch for record in before if record.kind == "fence"] == [1, 2]
+                os.kill(first.pid, signal.SIGCONT)
+                assert first.stdin
+                first.stdin.write("go on\n")
+                first.stdin.flush()
+                told = hear(first, "fenced")
+                hear(first, "closed")
+                _, err = first.communicate(timeout=TIMEOUT_S)
+                assert first.returncode == 0, err
+                # it says why: to whoever puts, in its health, and in its output
+                assert "newer writer (epoch 2)" in told["reason"]
+                assert told["fenced"]
+                assert any("newer writer (epoch 2)" in problem for problem in told["problems"])
+                assert "newer writer (epoch 2)" in err
+                # it publishes nothing
+                assert records(storage) == before
+                objects(storage)
+                # it loses nothing: all that it accepted is durable in its root, and found there
+                assert told["durable"] == told["accepted"] - 1 >= FIRST - 1
+                assert told["found"] == told["accepted"]
+                with IndexReader.open(uri, root=tmp_path / "first") as reader:
+                    assert offsets(reader, "old") == list(range(told["accepted"]))
+                assert offsets(second, "new") == list(range(30))
+        with open_index(tmp_path / "first", uri, items=None) as again:
+            again.seal()
+            again.run_lifecycle()
+            assert again.durable_position("old") == told["durable"]
+            objects(storage)
+        with IndexReader.open(uri) as reader:
+            assert offsets(reader, "old") == list(range(told["accepted"]))
+            assert offsets(reader, "new") == list(range(30))
+
+    def test_of_two_records_for_one_number_the_second_takes_the_next(self, uri: str, storage: Storage, tmp_path: Path) -> None:
+        open_index(tmp_path / "root", uri).close()
+        with open_storage(uri) as other:
+            slow = FaultStorage(storage)
+            first, second = StorageLog(slow, SystemClock()), StorageLog(other, SystemClock())
+            start = first.open().number
+            second.open()
+            hang = slow.hang("put_if_absent", name_prefix="log/")
+            common, own = an_object(0), an_object(1)
+            with raised_in_thread(lambda: first.publish(1, (common, own))) as raised:
+                assert hang.entered.wait(TIMEOUT_S)  # it has chosen its number
+                second.publish(1, (common,))
+                hang.release.set()
+            assert raised == []
+            # it looked again at what it wanted: the object that the winner added is not added twice
+            assert [[o.name for o in record.add] for record in records(storage)[start:]] == [[common.name], [own.name]]
+            assert first.state == second.refresh()
+
+    def test_a_record_that_loses_its_number_to_a_fence_is_none(self, uri: str, storage: Storage, tmp_path: Path) -> None:
+        open_index(tmp_path / "root", uri).close()
+        with open_storage(uri) as other:
+            slow = FaultStorage(storage)
+            first, second = StorageLog(slow, SystemClock()), StorageLog(other, SystemClock())
+            first.open()
+            second.open()
+            hang = slow.hang("put_if_absent", name_prefix="log/")
+            with raised_in_thread(lambda: first.publish(1, (an_object(1),))) as raised:
+                assert hang.entered.wait(TIMEOUT_S)
+                assert second.claim_epoch() == 2
+                hang.release.set()
+            assert [type(error) for error in raised] == [WriterFenced]
+            assert [record.kind for record in records(storage)] == ["create", "fence", "fence"]
+
+    def test_of_two_claims_of_one_epoch_each_gets_its_own(self, uri: str, storage: Storage, tmp_path: Path) -> None:
+        open_index(tmp_path / "root", uri).close()
+        with open_storage(uri) as other:
+            slow = FaultStorage(storage)
+            first, second = StorageLog(slow, SystemClock()), StorageLog(other, SystemClock())
+            first.open()
+            second.open()
+            hang = slow.hang("put_if_absent", name_prefix="epoch/")
+            epochs: list[int] = []
+            with raised_in_thread(lambda: epochs.append(first.claim_epoch())) as raised:
+                assert hang.entered.wait(TIMEOUT_S)
+                assert second.claim_epoch() == 2
+                hang.release.set()
+            assert raised == []
+            assert epochs == [3]
+            with pytest.raises(WriterFenced):
+                second.publish(2, (an_object(1),))
+
+    def test_the_winner_of_a_repeated_put_knows_that_it_won(self, uri: str, storage: Storage, tmp_path: Path) -> None:
+        name = "probe/repeated"
+        with pytest.raises(ObjectExists):
+            RepeatingStorage(storage).put_if_absent(name, b"x")  # what the log meets in each of its records
+        storage.delete(name)
+        with open_index(tmp_path / "root", uri, storage_backend=RepeatingStorage(open_storage(uri)), checkpoint_every=2) as index:
+            put_many(index, "old", 70)
+            index.seal()
+            index.run_lifecycle()
+            assert index.health()["problems"] == []
+        found = records(storage)
+        assert [record.kind for record in found] == ["create", "fence", "publish", "publish"]
+        assert len({record.attempt for record in found}) == len(found)
+        assert len([each for record in found for each in record.add]) == len(objects(storage)) == 2
+        with IndexReader.open(uri) as reader:
+            assert offsets(reader, "old") == list(range(70))
+
+
+def hear_any(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Return the next line, whatever it tells."""
+    assert process.stdout
+    line = process.stdout.readline()
+    assert line, process.communicate(timeout=TIMEOUT_S)[1]
+    document: dict[str, Any] = json.loads(line)
+    return document
+
+
+def take_over(root: Path, uri: str) -> IndexService:
+    """Return a writer that was let in once the stopped one's lease had ended."""
+    opened: list[IndexService] = []
+
+    def let_in() -> bool:
+        try:
+            opened.append(open_index(root, uri))
+        except LockHeld:
+            return False
+        return True
+
+    until(let_in, "the lease never ended")
+    return opened[0]
+
+
+def an_object(number: int) -> StoredObject:
+    return StoredObject(f"data/x/{number}.index", f"x{number}", "main", number, 0, 1, 1, 100, 50, 0, 10, 10, 0)
+
+
+@contextmanager
+def raised_in_thread(act: Callable[[], object]) -> Iterator[list[BaseException]]:
+    """Run `act` beside the block; the list holds what it raised once the block has ended."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - handed to the test, which says what it must be
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield raised
+    finally:
+        thread.join(TIMEOUT_S)
+        assert not thread.is_alive()

@@ -1,0 +1,124 @@
+"""A writer in a process of its own, to be stopped, continued and killed: `python -m tests.fencing.writer ROOT URI MOMENT LEASE_TTL_S`.
+
+At its moment, a call to the storage, it says so on stdout and does nothing more to the storage until it is given a line. Then it puts
+until it is fenced, and says what it knows. One JSON document a line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tiered_index import IndexService
+from tiered_index.errors import WriterFenced
+from tiered_index.storage.base import Bytes, Storage
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.wrappers import Call, WrapperStorage
+
+NOW_MS = 1_700_000_000_000
+FIRST = 120
+"""Messages that are durable before the moment."""
+KEYS = 10
+_LONGEST_S = 60
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The first call of `operation` whose name starts with `prefix`, before it acts or after. `items` is the size of files."""
+
+    operation: str
+    prefix: str
+    after: bool = False
+    items: int = 50
+
+
+MOMENTS = {
+    "with nothing to publish": Moment("put", "lease/", items=100_000),
+    "before an object": Moment("put", "data/"),
+    "before a record": Moment("put_if_absent", "log/"),
+    "before the answer to a record": Moment("put_if_absent", "log/", after=True),
+}
+
+
+class HeldStorage(WrapperStorage):
+    """Holds one call up until a line comes in."""
+
+    def __init__(self, inner: Storage, moment: Moment) -> None:
+        super().__init__(inner)
+        self._moment = moment
+        self.armed = False
+        self.released = threading.Event()
+
+    def put_if_absent(self, name: str, data: Bytes) -> None:
+        """As the inner storage's."""
+        self._around(Call("put_if_absent", name), lambda: self.inner.put_if_absent(name, data))
+
+    def _around(self, call: Call, act: Callable[[], _T]) -> _T:
+        if not self.armed or call.operation != self._moment.operation or not call.name.startswith(self._moment.prefix):
+            return act()
+        self.armed = False
+        if self._moment.after:
+            result = act()
+            self._wait()
+            return result
+        self._wait()
+        return act()
+
+    def _wait(self) -> None:
+        say(event="held")
+        sys.stdin.readline()
+        self.released.set()
+
+
+def say(**document: object) -> None:
+    """Print one line."""
+    print(json.dumps(document), flush=True)
+
+
+def put(index: IndexService, number: int, topic: str = "old") -> None:
+    """Put message `number`."""
+    key = f"key-{number % KEYS}"
+    index.put(topic, 0, key, number, 10, NOW_MS + number * 1000, source=topic, source_position=number)
+
+
+def main(root: str, uri: str, moment: str, lease_ttl_s: str) -> None:
+    """Live until fenced."""
+    chosen = MOMENTS[moment]
+    storage = HeldStorage(open_storage(uri), chosen)
+    index = IndexService.open(
+        root=root, storage=uri, storage_backend=storage, slots=101, items=chosen.items, lease_ttl_s=float(lease_ttl_s),
+        lifecycle_interval_s=0.05, flush_interval_s=0.02, refresh_interval_s=0.1,
+    )  # fmt: skip
+    for number in range(FIRST):
+        put(index, number)
+    storage.armed = True
+    index.flush()
+    say(event="flushed", durable=index.durable_position("old"))
+    storage.released.wait()
+    deadline_s = time.monotonic() + _LONGEST_S
+    accepted = FIRST
+    reason = ""
+    while not reason and time.monotonic() < deadline_s:
+        try:
+            put(index, accepted)
+            accepted += 1
+            time.sleep(0.005)
+        except WriterFenced as error:
+            reason = str(error)
+    index.flush()
+    found = sum(len(index.query("old", f"key-{key}", max_count=100_000)) for key in range(KEYS))
+    health = index.health()
+    say(event="fenced", reason=reason, accepted=accepted, durable=index.durable_position("old"), found=found,
+        fenced=health["fenced"], problems=health["problems"])  # fmt: skip
+    index.close()
+    say(event="closed")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
