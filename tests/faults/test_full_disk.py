@@ -153,3 +153,55 @@ def test_a_flush_that_failed_half_way_goes_on_where_it_stopped(make_world):
         world.check()
         world.service.close()
     assert failed > 5
+
+
+STEPS = {
+    "reserving": "allocate", "appending entries, journal and compacted files": "pwrite", "making files": "create",
+    "naming and moving files": "rename", "making bytes durable": "sync", "making names durable": "sync_folder",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("operation", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("restart", [False, True], ids=["goes on", "restarts"])
+def test_a_step_that_finds_no_room_for_as_long_as_it_takes(make_world, operation, restart):
+    """From any call on until there is room again: a real disk refuses some of them only, a quota or a network's disk any."""
+    struck = 0
+    for nth in range(1, 120, 4):
+        world, disk = make_world(), FaultDisk()
+        world.settings["buffer_max_entries"] = 40
+        disk.fail(operation, nth=nth, times=None, error=errno.ENOSPC)
+        before = 0
+        try:
+            world.open(disk)
+            for step in world.script():
+                try:
+                    step()
+                except BackPressure:
+                    assert any("No space left" in problem for problem in world.service.health()["problems"])
+                    if not before:
+                        world.check()
+                    before += 1
+        except DiskFull:
+            disk.clear()
+            world.open(disk)
+        if disk.calls(operation) < nth:
+            break
+        struck += 1
+        world.check()
+        if restart:
+            world.abandon()
+            world.open(FaultDisk())
+            world.check()
+            world.settle()
+        disk.clear()
+        world.flush()
+        world.put(3)
+        world.service.seal()
+        world.service.run_lifecycle()
+        world.service.run_lifecycle()
+        world.check()
+        assert world.service.health()["problems"] == []
+        assert world.service.durable_position("log") == world.position
+        world.service.close()
+        world.tidy()
+    assert 1 < struck < 29

@@ -295,6 +295,8 @@ class Lifecycle:
             disk.write_file(temporary, pieces)
             disk.publish(temporary, target)
         except OSError as error:
+            with contextlib.suppress(OSError):  # each round makes one anew
+                disk.unlink(temporary)
             raise disk_error(error, f"compacting {file.path}") from error
         self._catalog.put(open_local(target), lambda: self._drop_unsealed(file))
 

@@ -178,6 +178,8 @@ class Root:
             self.disk.write_file(temporary, [marker.encode()])
             self.disk.publish(temporary, self.marker_path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                self.disk.unlink(temporary)
             raise disk_error(error, f"writing {self.marker_path}") from error
 
     def drop_temporaries(self) -> int:
