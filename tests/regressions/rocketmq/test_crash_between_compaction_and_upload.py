@@ -95,7 +95,7 @@ def test_a_compaction_that_failed_leaves_nothing_and_is_made_again(life):
     put(life, 1, 10)
     life.bring("unsealed")
     life.service.seal()
-    for operation in ("create", "pwrite", "sync"):
+    for operation in ("create", "pwrite", "sync", "rename"):
         life.disk.fail(operation)
         with pytest.raises(StorageUnavailable):
             life.service.run_lifecycle()
