@@ -161,6 +161,21 @@ def make_world(tmp_path: Path) -> Iterator[Callable[..., World]]:
 
 
 @pytest.fixture
+def published(make_world: Callable[..., World]) -> World:
+    """A world with several published files, and one local one."""
+    world = make_world()
+    world.open(checkpoint_every=3)
+    for _ in range(3):
+        world.put(6)
+        world.service.seal()
+        world.confirm()
+        world.service.run_lifecycle()
+    world.put(3)
+    world.flush()
+    return world
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     """A file system of a few MiB, a real one where possible."""
     folder = tmp_path / "small"

@@ -1,17 +1,12 @@
-"""Damaged bytes, wherever they lie: nothing of them is believed, nothing is deleted, and every answer says what it could not read."""
+"""Damaged files, wherever they lie: nothing of them is believed, nothing is deleted, and every answer says what it could not read."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 
 from tiered_index import IndexReader
-from tiered_index.errors import CorruptFile, NotAnIndex, StorageUnavailable, UnsupportedVersion
-from tiered_index.format.names import checkpoint_name, log_name
-from tiered_index.service.log_records import decode_document, encode_document
+from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.service.storage_log import StorageLog
-from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
 
 
@@ -23,24 +18,6 @@ def flip(path, position, bit=0x10):
 
 def folder_state(root):
     return {path: path.read_bytes() for path in root.rglob("*") if path.is_file() and path.name != "lock"}
-
-
-@pytest.fixture
-def published(make_world):
-    """A world with several published files, and one local one."""
-    world = make_world()
-    world.open(checkpoint_every=3)
-    for _ in range(3):
-        world.put(6)
-        world.service.seal()
-        world.confirm()
-        world.service.run_lifecycle()
-    world.put(3)
-    world.flush()
-    return world
-
-
-# Unsealed files
 
 
 def test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept(make_world):
@@ -126,9 +103,6 @@ def test_an_entry_that_rots_while_the_writer_runs_is_not_compacted(make_world):
     assert not [p for p in (world.root / "compacted").iterdir() if p.stem == path.stem]
     # what comes behind it is published, but no position that would run ahead of what is stuck here
     assert "log" not in world.service.log_state.positions
-
-
-# Compacted and uploaded files
 
 
 def test_a_damaged_local_copy_is_answered_from_the_storage(make_world):
@@ -249,179 +223,6 @@ def test_an_object_that_a_later_record_removed_makes_a_reader_look_again(publish
         result = world.service.query(topic, "a", max_count=1000, allow_partial=allow_partial)
         assert result.status == "complete"
         assert all(item.offset > 18 for item in result)
-
-
-# The log
-
-
-def reopened(storage, world):
-    log = StorageLog(storage, world.clock)
-    return log.open()
-
-
-def test_a_flipped_bit_anywhere_in_a_record_is_found(published):
-    world = published
-    state = world.service.log_state
-    for checkpoint in list(world.storage.list("checkpoint/")):
-        world.storage.delete(checkpoint.name)
-    for number in (1, 2, state.number):
-        name = log_name(number)
-        good = world.storage.get(name)
-        for position in range(len(good)):
-            for bit in (0x01, 0x80):
-                bad = bytearray(good)
-                bad[position] ^= bit
-                world.storage.put(name, bytes(bad))
-                with pytest.raises(CorruptFile):
-                    reopened(world.storage, world)
-        for length in range(len(good)):
-            world.storage.put(name, good[:length])
-            with pytest.raises(CorruptFile):
-                reopened(world.storage, world)
-        world.storage.put(name, good + b"\n")
-        with pytest.raises(CorruptFile):
-            reopened(world.storage, world)
-        world.storage.put(name, good)
-    assert reopened(world.storage, world) == state
-
-
-def test_a_hole_in_the_log_is_damage(published):
-    world = published
-    for checkpoint in list(world.storage.list("checkpoint/")):
-        world.storage.delete(checkpoint.name)
-    for number in range(1, world.service.log_state.number):
-        good = world.storage.get(log_name(number))
-        world.storage.delete(log_name(number))
-        with pytest.raises(CorruptFile, match="hole"):
-            reopened(world.storage, world)
-        world.storage.put(log_name(number), good)
-    reopened(world.storage, world)
-
-
-def test_a_damaged_checkpoint_is_passed_over(published):
-    world = published
-    state = world.service.log_state
-    names = [info.name for info in world.storage.list("checkpoint/")]
-    assert len(names) == 2
-    for name in reversed(names):
-        data = bytearray(world.storage.get(name))
-        data[len(data) // 2] ^= 4
-        world.storage.put(name, bytes(data))
-        assert reopened(world.storage, world) == state
-    world.storage.put(checkpoint_name(3), b"")
-    wrong = StorageLog(world.storage, world.clock)
-    assert wrong.open() == state
-    # whole, but of another number than its name says
-    world.storage.put(checkpoint_name(10**6), state.encode())
-    assert reopened(world.storage, world) == state
-
-
-def test_a_record_or_checkpoint_of_a_later_version_is_refused_by_name(published):
-    world = published
-    number = world.service.log_state.number + 1
-    document = decode_document(world.storage.get(log_name(1)), "x")
-    world.storage.put(log_name(number), encode_document(document | {"version": 2, "number": number}))
-    with pytest.raises(UnsupportedVersion, match="log version 2"):
-        reopened(world.storage, world)
-    with pytest.raises(UnsupportedVersion):
-        IndexReader.open(storage_backend=world.storage, clock=world.clock)
-
-
-def test_records_that_contradict_the_state_are_damage(published):
-    world = published
-    state = world.service.log_state
-    first = decode_document(world.storage.get(log_name(1)), "x")
-    adding = next(
-        document for number in range(2, state.number + 1) if (document := decode_document(world.storage.get(log_name(number)), "x"))["add"]
-    )
-    following = {"number": state.number + 1}
-    for document in (
-        first | following,  # a second creation
-        adding | following,  # adds what is there
-        adding | following | {"add": [], "remove": ["data/none"]},
-        adding | following | {"number": state.number + 2},
-        adding | following | {"epoch": "x"},
-        {k: v for k, v in (adding | following).items() if k != "positions"},
-        adding | following | {"add": [{"name": "only"}]},
-    ):
-        world.storage.put(log_name(state.number + 1), encode_document({k: v for k, v in document.items() if k != "version"}))
-        with pytest.raises(CorruptFile):
-            reopened(world.storage, world)
-
-
-# Roots
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"null", b'{"tiered_index": 2}', b'{"tiered_index": 1}', b"\xff\xfe", b"{" * 3000])
-def test_a_marker_that_is_none_is_refused_and_nothing_is_touched(make_world, content):
-    world = make_world()
-    world.root.mkdir()
-    (world.root / "tiered_index.json").write_bytes(content)
-    with pytest.raises(NotAnIndex):
-        world.open()
-    assert [path.name for path in world.root.iterdir()] == ["tiered_index.json"]
-    with pytest.raises(NotAnIndex):
-        IndexReader.open(root=world.root, storage_backend=world.storage)
-    assert not list(world.storage.list())
-
-
-@pytest.mark.parametrize("name", ["notes.txt", "unsealed/notes.txt", ".hidden", "store/a"])
-def test_somebody_elses_folder_is_refused_and_nothing_is_touched(make_world, name):
-    world = make_world()
-    path = world.root / name
-    path.parent.mkdir(parents=True)
-    path.write_text("mine")
-    before = sorted(world.root.rglob("*"))
-    with pytest.raises(NotAnIndex, match="nothing was touched"):
-        world.open()
-    assert sorted(world.root.rglob("*")) == before
-    assert not list(world.storage.list())
-
-
-def test_a_root_that_is_a_file_is_refused(make_world):
-    world = make_world()
-    world.root.write_text("mine")
-    with pytest.raises(NotAnIndex):
-        world.open()
-    assert world.root.read_text() == "mine"
-
-
-def test_a_marker_of_a_later_version_is_refused(make_world):
-    world = make_world()
-    world.open()
-    world.service.close()
-    path = world.root / "tiered_index.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"tiered_index": 2}))
-    with pytest.raises(NotAnIndex, match="version 2"):
-        world.open()
-
-
-def test_a_reader_allowed_partial_answers_survives_a_storage_that_goes_down(make_world):
-    world = make_world()
-    world.settings["local_keep_s"] = 86400
-    world.open()
-    world.put(9)
-    world.flush()
-    storage = FaultStorage(world.storage)
-    with IndexReader.open(root=world.root, storage_backend=storage, clock=world.clock, refresh_interval_s=10) as reader:
-        world.check(reader.query)
-        storage.fail("*", times=None)
-        world.clock.advance(11)
-        world.service.seal()  # the folders change too
-        world.service.run_lifecycle()
-        with pytest.raises(StorageUnavailable):
-            reader.query("orders", "a")
-        result = reader.query("orders", "a", max_count=1000, allow_partial=True)
-        assert result.status == "partial"
-        assert [report.file for report in result.failed] == ["log"]
-        assert len(result) == len(world.model.query("orders", "a", max_count=None))
-        storage.clear()
-        world.clock.advance(11)
-        world.check(reader.query)
-
-
-def test_the_memory_of_a_storage_is_not_the_worlds():
-    assert not list(MemoryStorage().list())
 
 
 def test_a_damaged_compacted_file_is_made_again_from_its_unsealed_form(make_world):

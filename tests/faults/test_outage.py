@@ -235,3 +235,27 @@ def test_a_writer_that_restarted_meanwhile_waits_for_the_one_that_claimed(world,
     other.service.close()
     world.service.run_lifecycle()
     settle(world)
+
+
+def test_a_reader_allowed_partial_answers_survives_a_storage_that_goes_down(make_world):
+    world = make_world()
+    world.settings["local_keep_s"] = 86400
+    world.open()
+    world.put(9)
+    world.flush()
+    storage = FaultStorage(world.storage)
+    with IndexReader.open(root=world.root, storage_backend=storage, clock=world.clock, refresh_interval_s=10) as reader:
+        world.check(reader.query)
+        storage.fail("*", times=None)
+        world.clock.advance(11)
+        world.service.seal()  # the folders change too
+        world.service.run_lifecycle()
+        with pytest.raises(StorageUnavailable):
+            reader.query("orders", "a")
+        result = reader.query("orders", "a", max_count=1000, allow_partial=True)
+        assert result.status == "partial"
+        assert [report.file for report in result.failed] == ["log"]
+        assert len(result) == len(world.model.query("orders", "a", max_count=None))
+        storage.clear()
+        world.clock.advance(11)
+        world.check(reader.query)
