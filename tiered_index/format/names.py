@@ -2,9 +2,9 @@
 
 ```
 root/tiered_index.json  lock  unsealed/ID.index ID.journal  compacted/ID.index  uploaded/ID.index   .tmp-* = half-made work
-storage/log/N  checkpoint/N  epoch/E  lease/E/N  data/ID/ATTEMPT.index
+storage/log/N  checkpoint/N  epoch/E  lease/E/N  data/ID/ATTEMPT.index  segments/STORE/START/ATTEMPT.log
 ```
-N and E have 20 digits, so names sort as numbers do. SPEC.md section 8.
+N, E and START have 20 digits, so names sort as numbers do. SPEC.md section 8.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import secrets
 
-from tiered_index.errors import CorruptFile
+from tiered_index.errors import CorruptFile, InvalidArgument
 
 __all__ = [
     "CHECKPOINT_PREFIX",
@@ -23,6 +23,8 @@ __all__ = [
     "JOURNAL_SUFFIX",
     "LEASE_PREFIX",
     "LOG_PREFIX",
+    "SEGMENTS_PREFIX",
+    "SEGMENT_SUFFIX",
     "STATES",
     "UNSEALED",
     "UPLOADED",
@@ -35,14 +37,21 @@ __all__ = [
     "log_name",
     "new_file_id",
     "number_of",
+    "segment_epoch",
+    "segment_name",
+    "store_prefix",
 ]
 
 UNSEALED, COMPACTED, UPLOADED = STATES = ("unsealed", "compacted", "uploaded")
 INDEX_SUFFIX = ".index"
 JOURNAL_SUFFIX = ".journal"
 LOG_PREFIX, CHECKPOINT_PREFIX, EPOCH_PREFIX, LEASE_PREFIX, DATA_PREFIX = "log/", "checkpoint/", "epoch/", "lease/", "data/"
+SEGMENTS_PREFIX, SEGMENT_SUFFIX = "segments/", ".log"
 _FILE_ID = re.compile(r"[0-9]{15}-[0-9a-f]{12}")
 _NUMBER = re.compile(r"[0-9]{20}")
+_ATTEMPT = re.compile(r"([0-9]{20})-[0-9a-f]{16}")
+_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+@-")
+_MAX_STORE_BYTES = 128
 
 
 def new_file_id(begin_ms: int) -> str:
@@ -88,6 +97,33 @@ def data_prefix(file_id: str) -> str:
 def data_name(file_id: str, attempt: str) -> str:
     """Return the object name of one upload attempt of a file."""
     return f"{data_prefix(file_id)}{attempt}{INDEX_SUFFIX}"
+
+
+def store_prefix(store: str) -> str:
+    """Return the prefix of a store's archived segments; what an object's name can't hold is written as ``=`` and hexadecimal digits.
+
+    Raises `InvalidArgument` for a name that is empty or longer than 128 bytes of UTF-8.
+    """
+    try:
+        named = store.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"a store's name is text without lone surrogates, not {store!r:.80}") from error
+    if not 0 < len(named) <= _MAX_STORE_BYTES:
+        raise InvalidArgument(f"a store's name has 1 to {_MAX_STORE_BYTES} bytes, not {len(named)}")
+    return SEGMENTS_PREFIX + "".join(chr(byte) if byte in _PLAIN else f"={byte:02X}" for byte in named) + "/"
+
+
+def segment_name(store: str, start: int, epoch: int) -> str:
+    """Return a fresh object name for one upload attempt of the segment of `store` that begins at offset `start`."""
+    return f"{store_prefix(store)}{_digits(start)}/{_digits(epoch)}-{secrets.token_hex(8)}{SEGMENT_SUFFIX}"
+
+
+def segment_epoch(name: str) -> int:
+    """Return the epoch of the writer that made a `segment_name`; raises `CorruptFile` for any other name."""
+    attempt = name.rpartition("/")[2].removesuffix(SEGMENT_SUFFIX)
+    if not (match := _ATTEMPT.fullmatch(attempt)) or not name.startswith(SEGMENTS_PREFIX):
+        raise CorruptFile(name, "not an archived segment of an index")
+    return int(match[1])
 
 
 def number_of(name: str) -> int:

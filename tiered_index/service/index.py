@@ -23,9 +23,10 @@ from tiered_index.service.buffer import BufferedChunk
 from tiered_index.service.catalog import Handle
 from tiered_index.service.compacted_file import DamagedFile
 from tiered_index.service.lifecycle import Progress
-from tiered_index.service.log_records import LogState
+from tiered_index.service.log_records import ArchivedSegment, LogState
 from tiered_index.service.opening import open_parts
 from tiered_index.service.query import past_lost_objects
+from tiered_index.service.segment_archive import ReadSegment, SegmentArchive, SegmentUploads
 from tiered_index.service.unsealed_file import UnsealedFile
 from tiered_index.service.validation import batch_columns, check_keys, check_lookups, check_number, check_position, is_plain, message_row
 from tiered_index.service.workers import Worker
@@ -65,6 +66,7 @@ class IndexService:
         self._flusher = parts.flusher
         self._lifecycle = parts.lifecycle
         self._engine = parts.engine
+        self._segments = SegmentUploads(parts.session, clock or SystemClock(), config.upload_part_bytes)
         self._closed = False
         self._close_lock = threading.Lock()
         self._workers: list[Worker] = []
@@ -171,6 +173,22 @@ class IndexService:
         self._check_open()
         return self._lifecycle.run_once()
 
+    def archive(self, store: str, start: int, size_bytes: int, read: ReadSegment, modified_ms: int | None = None) -> bool:
+        """Upload a closed segment of a source's log, bytes [start, start + size_bytes) of it, unless it is archived; return whether it was.
+
+        `read(position, length)` gives its bytes. A segment that is archived already is compared with its copy: its first MiB, and all of
+        it where `modified_ms` (when its file was changed last) is not given or not before the upload.
+
+        Raises `CorruptFile` where it differs or overlaps another one, `StorageUnavailable` (repeat the call), `WriterFenced`.
+        """
+        self._check_open()
+        return self._segments.archive(store, start, size_bytes, read, modified_ms)
+
+    def archived(self, store: str | None = None) -> tuple[ArchivedSegment, ...]:
+        """Return the archived segments of a store, or of all, by store and start."""
+        state = self._session.log.state
+        return tuple(segment for name in (state.stores if store is None else (store,)) for segment in state.segments_of(name))
+
     def durable_position(self, source: str) -> int | None:
         """Return the greatest position of `source` before which everything is durable, or None for an unknown source."""
         if not isinstance(source, str):
@@ -241,6 +259,11 @@ class IndexService:
     def storage(self) -> MeteredStorage:
         """The storage, metered."""
         return self._storage
+
+    @property
+    def segment_archive(self) -> SegmentArchive:
+        """The archived segments, for reading."""
+        return SegmentArchive(self._storage, lambda: self._session.log.state, self._lifecycle.refresh)
 
     @property
     def log_state(self) -> LogState:

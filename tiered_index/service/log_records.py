@@ -1,13 +1,15 @@
 """Records of the storage's log and the state they add up to. SPEC.md section 9.
 
-A record is one JSON document, a line ``#crc32 xxxxxxxx`` behind it; it adds objects, removes others, and carries the writer's epoch, the
-attempt's id and source positions. `LogState` is the fold of records 1..n, and a checkpoint is a stored `LogState`. Pure.
+A record is one JSON document, a line ``#crc32 xxxxxxxx`` behind it; it adds objects and archived segments, removes others, and carries the
+writer's epoch, the attempt's id and source positions. `LogState` is the fold of records 1..n, a checkpoint a stored `LogState`. Pure.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +18,7 @@ from tiered_index.errors import MALFORMED, CorruptFile, UnsupportedVersion
 from tiered_index.format.layout import Layout
 from tiered_index.service.chunks import later_positions
 
-__all__ = ["Genesis", "LogRecord", "LogState", "StoredObject", "decode_document", "encode_document"]
+__all__ = ["ArchivedSegment", "Genesis", "LogRecord", "LogState", "StoredObject", "decode_document", "encode_document"]
 
 LOG_VERSION = 1
 _MARK = b"\n#crc32 "
@@ -57,6 +59,38 @@ class StoredObject:
         return cls(**values)
 
 
+@dataclass(frozen=True, slots=True)
+class ArchivedSegment:
+    """A closed segment of a source's log, kept as one object: bytes [start, end) of the log of `store`."""
+
+    name: str
+    store: str
+    start: int
+    size_bytes: int
+    crc32: int
+    head_crc32: int
+    """CRC32 of the first piece of 1 MiB: enough to tell one store from another."""
+    object_bytes: int
+    """Size of the object: the segment, the checksums of its pieces, and a tail."""
+    published_ms: int
+    """The writer's clock before it read the segment."""
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last byte."""
+        return self.start + self.size_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as stored in a record."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> ArchivedSegment:
+        """Return the segment that `to_json` described; unknown fields are ignored."""
+        values: dict[str, Any] = {n: str(document[n]) if n in ("name", "store") else int(document[n]) for n in cls.__slots__}
+        return cls(**values)
+
+
 @dataclass(frozen=True)
 class Genesis:
     """What record 1 fixes for good: which index this is and what its files look like."""
@@ -77,7 +111,7 @@ class Genesis:
 
 @dataclass(frozen=True)
 class LogRecord:
-    """One record. `kind`: ``create``, ``fence``, ``publish``, ``remove``; others are folded by what they add and remove."""
+    """One record. `kind`: ``create``, ``fence``, ``publish``, ``archive``, ``remove``; others are folded by what they add and remove."""
 
     number: int
     kind: str
@@ -88,13 +122,14 @@ class LogRecord:
     remove: tuple[str, ...] = ()
     positions: dict[str, int] = field(default_factory=dict)
     genesis: Genesis | None = None
+    archive: tuple[ArchivedSegment, ...] = ()
 
     def encode(self) -> bytes:
         """Return the record's bytes."""
         return encode_document({
             "kind": self.kind, "number": self.number, "epoch": self.epoch, "attempt": self.attempt, "created_ms": self.created_ms,
             "add": [o.to_json() for o in self.add], "remove": list(self.remove), "positions": self.positions,
-            "genesis": self.genesis.to_json() if self.genesis else None,
+            "genesis": self.genesis.to_json() if self.genesis else None, **_archive_json(self.archive),
         })  # fmt: skip
 
     @classmethod
@@ -106,7 +141,7 @@ class LogRecord:
                 int(document["number"]), str(document["kind"]), int(document["epoch"]), str(document["attempt"]),
                 int(document["created_ms"]), tuple(StoredObject.from_json(o) for o in document["add"]),
                 tuple(str(name) for name in document["remove"]), {str(k): int(v) for k, v in document["positions"].items()},
-                Genesis.from_json(document["genesis"]) if document["genesis"] else None,
+                Genesis.from_json(document["genesis"]) if document["genesis"] else None, _archive_of(document),
             )  # fmt: skip
         except MALFORMED as error:
             raise CorruptFile(file, f"log record is not what this version writes: {error!r}") from error
@@ -121,6 +156,7 @@ class LogState:
     genesis: Genesis | None = None
     objects: dict[str, StoredObject] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
+    archive: dict[str, ArchivedSegment] = field(default_factory=dict)
 
     def apply(self, record: LogRecord, file: str) -> LogState:
         """Return the state after `record`, which must be the next one. Raises `CorruptFile` for one that contradicts the state."""
@@ -128,14 +164,19 @@ class LogState:
             raise CorruptFile(file, "log record has another number than its name", expected=self.number + 1, found=record.number)
         if (record.number == 1) != (record.genesis is not None):
             raise CorruptFile(file, "only record 1 creates an index")
-        objects = dict(self.objects)
+        objects, archive = dict(self.objects), dict(self.archive) if record.archive or record.remove else self.archive
         for name in record.remove:
-            if objects.pop(name, None) is None:
+            if objects.pop(name, None) is None and archive.pop(name, None) is None:
                 raise CorruptFile(file, f"removes {name!r}, which does not exist")
         for added in record.add:
             if added.name in objects:
                 raise CorruptFile(file, f"adds {added.name!r}, which exists already")
             objects[added.name] = added
+        for segment in record.archive:
+            there = self.segment_at(segment.store, segment.start)
+            if segment.name in archive or (there is not None and there.name in archive):
+                raise CorruptFile(file, f"archives {segment.name!r} of {segment.store!r}, which is archived already")
+            archive[segment.name] = segment
         return replace(
             self,
             number=record.number,
@@ -143,11 +184,40 @@ class LogState:
             genesis=self.genesis or record.genesis,
             objects=objects,
             positions=later_positions(self.positions, record.positions),
+            archive=archive,
         )
 
     def object_of(self, file_id: str) -> StoredObject | None:
         """Return the object that holds file `file_id`, or None."""
         return self._by_file.get(file_id)
+
+    def segment_at(self, store: str, start: int) -> ArchivedSegment | None:
+        """Return the archived segment of `store` that begins at offset `start`, or None."""
+        found = self.segments_of(store)
+        at = bisect_left(found, start, key=lambda segment: segment.start)
+        return found[at] if at < len(found) and found[at].start == start else None
+
+    def segment_holding(self, store: str, offset: int) -> ArchivedSegment | None:
+        """Return the archived segment of `store` that holds byte `offset` of its log, or None."""
+        found = self.segments_of(store)
+        at = bisect_right(found, offset, key=lambda segment: segment.start) - 1
+        return found[at] if at >= 0 and offset < found[at].end else None
+
+    def segments_of(self, store: str) -> list[ArchivedSegment]:
+        """Return the archived segments of `store`, by their start."""
+        return self._by_store.get(store, [])
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """The stores of which segments are archived."""
+        return tuple(self._by_store)
+
+    @cached_property
+    def _by_store(self) -> dict[str, list[ArchivedSegment]]:
+        stores: dict[str, list[ArchivedSegment]] = {}
+        for segment in sorted(self.archive.values(), key=lambda segment: (segment.store, segment.start)):
+            stores.setdefault(segment.store, []).append(segment)
+        return stores
 
     @cached_property
     def _by_file(self) -> dict[str, StoredObject]:
@@ -159,6 +229,7 @@ class LogState:
             "kind": "checkpoint", "number": self.number, "epoch": self.epoch,
             "genesis": self.genesis.to_json() if self.genesis else None,
             "objects": [o.to_json() for o in self.objects.values()], "positions": self.positions,
+            **_archive_json(self.archive.values()),
         })  # fmt: skip
 
     @classmethod
@@ -170,9 +241,20 @@ class LogState:
             return cls(
                 int(document["number"]), int(document["epoch"]), Genesis.from_json(document["genesis"]),
                 {o.name: o for o in objects}, {str(k): int(v) for k, v in document["positions"].items()},
+                {segment.name: segment for segment in _archive_of(document)},
             )  # fmt: skip
         except MALFORMED as error:
             raise CorruptFile(file, f"checkpoint is not what this version writes: {error!r}") from error
+
+
+def _archive_json(segments: Iterable[ArchivedSegment]) -> dict[str, Any]:
+    """Return the optional member of records and checkpoints: none where nothing is archived."""
+    listed = [segment.to_json() for segment in segments]
+    return {"archive": listed} if listed else {}
+
+
+def _archive_of(document: dict[str, Any]) -> tuple[ArchivedSegment, ...]:
+    return tuple(ArchivedSegment.from_json(segment) for segment in document.get("archive", []))
 
 
 def encode_document(document: dict[str, Any]) -> bytes:

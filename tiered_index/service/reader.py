@@ -19,10 +19,11 @@ from tiered_index.service.batch_query import QueryResults
 from tiered_index.service.catalog import Catalog, Handle
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile
 from tiered_index.service.lifecycle import show_stored
-from tiered_index.service.log_records import Genesis, LogState
+from tiered_index.service.log_records import ArchivedSegment, Genesis, LogState
 from tiered_index.service.query import QueryEngine, past_lost_objects
 from tiered_index.service.root import Marker, Root
 from tiered_index.service.root_view import RootView
+from tiered_index.service.segment_archive import SegmentArchive
 from tiered_index.service.session import check_genesis
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.service.validation import check_lookups
@@ -174,6 +175,16 @@ class IndexReader:
     def storage(self) -> MeteredStorage:
         """The storage, metered."""
         return self._storage
+
+    def archived(self, store: str | None = None) -> tuple[ArchivedSegment, ...]:
+        """Return the archived segments of a store, or of all, by store and start."""
+        state = self._log.state
+        return tuple(segment for name in (state.stores if store is None else (store,)) for segment in state.segments_of(name))
+
+    @property
+    def segment_archive(self) -> SegmentArchive:
+        """The archived segments, for reading."""
+        return SegmentArchive(self._storage, lambda: self._log.state, self.refresh)
 
     def close(self) -> None:
         """Release threads and connections. Idempotent."""

@@ -27,7 +27,7 @@ from tiered_index.errors import (
     WriterFenced,
 )
 from tiered_index.format.names import CHECKPOINT_PREFIX, LOG_PREFIX, checkpoint_name, epoch_name, log_name, number_of
-from tiered_index.service.log_records import Genesis, LogRecord, LogState, StoredObject
+from tiered_index.service.log_records import ArchivedSegment, Genesis, LogRecord, LogState, StoredObject
 from tiered_index.storage.base import Storage
 
 __all__ = ["Genesis", "LogRecord", "LogState", "StorageLog", "StoredObject", "fenced"]
@@ -117,10 +117,18 @@ class StorageLog:
 
         def make(state: LogState) -> LogRecord | None:
             fresh = tuple(o for o in add if o.name not in state.objects)
-            gone = tuple(name for name in remove if name in state.objects)
+            gone = tuple(name for name in remove if name in state.objects or name in state.archive)
             return LogRecord(0, "publish" if add else "remove", epoch, "", 0, fresh, gone, positions or {}) if fresh or gone else None
 
         return self.append("publish", epoch, make)
+
+    def archive(self, epoch: int, segment: ArchivedSegment) -> LogState:
+        """Append a record that adds an archived segment, unless one is there at its place already (look at what the state says)."""
+
+        def make(state: LogState) -> LogRecord | None:
+            return None if state.segment_at(segment.store, segment.start) else LogRecord(0, "archive", epoch, "", 0, archive=(segment,))
+
+        return self.append("an archived segment", epoch, make)
 
     def append(self, what: str, epoch: int, make: Make) -> LogState:
         """Append what `make` returns for the state at the end of the log; None means there is nothing left to do.

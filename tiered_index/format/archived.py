@@ -1,0 +1,109 @@
+"""An archived segment: the bytes of a source's log file as they were, and behind them what they are checked by. SPEC.md section 9. Pure.
+
+```
+ 0           S                        S + 4*P            S + 4*P + 48
+ +-----------+------------------------+------------------+
+ | segment   | u32 CRC32 of each of   | tail             |
+ | S bytes   | P pieces               | 48 bytes         |
+ +-----------+------------------------+------------------+
+```
+Offset o of the log is byte o - start of the object, so one range is one message.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import CorruptFile, UnsupportedVersion
+
+__all__ = ["PIECE_BYTES", "SEGMENT_MAGIC", "SegmentSums", "SegmentTable", "segment_object_bytes"]
+
+SEGMENT_MAGIC = b"TIXSEGM\n"
+SEGMENT_VERSION = 1
+PIECE_BYTES = 1 << 20
+_TAIL = struct.Struct(">8sIIQQIIII")
+# 0 magic | 8 version | 12 bytes of a piece | 16 start offset | 24 S | 32 CRC32 of the segment | 36 CRC32 of the table | 40 zero
+# 44 CRC32 of bytes 0..43
+
+
+def segment_object_bytes(size_bytes: int, piece_bytes: int = PIECE_BYTES) -> int:
+    """Return the size of the object that holds a segment of `size_bytes`."""
+    return size_bytes + 4 * -(-size_bytes // piece_bytes) + _TAIL.size
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTable:
+    """What stands behind a segment's bytes."""
+
+    start: int
+    size_bytes: int
+    crc32: int
+    piece_bytes: int
+    pieces: npt.NDArray[np.uint32]
+    """CRC32 of each piece, in order; the last piece may be shorter."""
+
+    def encode(self) -> bytes:
+        """Return the bytes that follow the segment."""
+        table = self.pieces.astype(">u4").tobytes()
+        head = (SEGMENT_MAGIC, SEGMENT_VERSION, self.piece_bytes, self.start, self.size_bytes, self.crc32, zlib.crc32(table), 0)
+        tail = _TAIL.pack(*head, 0)[:-4]
+        return table + tail + zlib.crc32(tail).to_bytes(4, "big")
+
+    @classmethod
+    def decode(cls, data: bytes, object_bytes: int, file: str) -> SegmentTable:
+        """Return the table in `data`, the last bytes of an object of `object_bytes`.
+
+        Raises `CorruptFile`, also where `data` is shorter than table and tail, and `UnsupportedVersion`.
+        """
+        at = object_bytes - _TAIL.size
+        if len(data) < _TAIL.size or not data.endswith(zlib.crc32(data[-_TAIL.size : -4]).to_bytes(4, "big")):
+            raise CorruptFile(file, "the tail of an archived segment does not match its CRC32", offset=at)
+        magic, version, piece_bytes, start, size_bytes, crc32, table_crc32, zero, _ = _TAIL.unpack(data[-_TAIL.size :])
+        if magic != SEGMENT_MAGIC:
+            raise CorruptFile(file, "wrong magic of an archived segment", offset=at, expected=SEGMENT_MAGIC, found=magic)
+        if version != SEGMENT_VERSION:
+            raise UnsupportedVersion(file, f"archived segment of version {version}", expected=SEGMENT_VERSION, found=version)
+        if zero or not piece_bytes or segment_object_bytes(size_bytes, piece_bytes) != object_bytes:
+            raise CorruptFile(file, "the sizes in the tail of an archived segment don't add up to the object's", offset=at,
+                              expected=object_bytes, found=(size_bytes, piece_bytes))  # fmt: skip
+        table = data[-(object_bytes - size_bytes) : -_TAIL.size]
+        if len(table) != object_bytes - size_bytes - _TAIL.size or zlib.crc32(table) != table_crc32:
+            raise CorruptFile(file, "the table of an archived segment does not match its CRC32", offset=size_bytes)
+        return cls(start, size_bytes, crc32, piece_bytes, np.frombuffer(table, ">u4").astype(np.uint32))
+
+
+class SegmentSums:
+    """CRC32 of a segment and of its pieces, while its bytes pass by in order."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self.crc32 = 0
+        self._pieces: list[int] = []
+
+    @property
+    def head_crc32(self) -> int:
+        """CRC32 of the first piece."""
+        return self._pieces[0] if self._pieces else 0
+
+    def update(self, data: bytes | memoryview) -> None:
+        """Take in the next bytes."""
+        self.crc32 = zlib.crc32(data, self.crc32)
+        view, at = memoryview(data), 0
+        while at < len(view):
+            begun = self.size_bytes % PIECE_BYTES
+            part = view[at : at + PIECE_BYTES - begun]
+            if begun:
+                self._pieces[-1] = zlib.crc32(part, self._pieces[-1])
+            else:
+                self._pieces.append(zlib.crc32(part))
+            at += len(part)
+            self.size_bytes += len(part)
+
+    def table(self, start: int) -> SegmentTable:
+        """Return the table of the segment, which begins at offset `start` of its log."""
+        return SegmentTable(start, self.size_bytes, self.crc32, PIECE_BYTES, np.array(self._pieces, np.uint32))

@@ -1,0 +1,85 @@
+"""Archiving a store's commit log: each closed segment goes into the index's storage once, before the broker deletes it.
+
+A segment is closed when something is written in a later one; a later file alone says nothing, since the broker makes the next file in
+advance. The broker's files are read by `pread` and never written to. One thread uses an archiver.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.rocketmq.layout import BLANK_BYTES
+from tiered_index.rocketmq.segments import Segment, list_segments, local_errors, pread
+from tiered_index.service.index import IndexService
+
+__all__ = ["SegmentArchiver", "closed_segments"]
+
+Stamp = tuple[int, int, int, int]
+
+
+def closed_segments(folder: Path) -> tuple[Segment, ...]:
+    """Return the segments that the broker has finished, oldest first."""
+    segments = list_segments(folder)
+    for last in range(len(segments) - 1, 0, -1):
+        try:
+            if pread(segments[last].path, BLANK_BYTES, 0).strip(b"\0"):
+                return segments[:last]
+        except FileNotFoundError:
+            continue  # deleted since the folder was read
+    return ()
+
+
+class SegmentArchiver:
+    """Archives the closed segments in `commitlog_folder` as those of the store `store_name`; every store of an index has its own name."""
+
+    def __init__(self, index: IndexService, store_name: str, commitlog_folder: Path) -> None:
+        self.index = index
+        self.store_name = store_name
+        self.folder = commitlog_folder
+        self._done: dict[int, Stamp] = {}  # segments that are archived, and as what file they were compared
+
+    def run_once(self) -> int:
+        """Archive what is closed and isn't archived; return how many segments that was. May be called as often as one likes.
+
+        Every segment has its turn; then the first `CorruptFile` is raised: one that was cut short, or differs from what was archived of
+        it. Raises `StorageUnavailable`, `StorageMisconfigured` and `WriterFenced` at once. Whatever is raised, call it again later.
+        """
+        archived = 0
+        first: CorruptFile | None = None
+        segments = closed_segments(self.folder)
+        self._done = {s.start: self._done[s.start] for s in segments if s.start in self._done}
+        for segment in segments:
+            try:
+                archived += self._archive(segment)
+            except FileNotFoundError:
+                continue  # the broker was faster
+            except CorruptFile as error:
+                first = first or error
+        if first is not None:
+            raise first
+        return archived
+
+    def _archive(self, segment: Segment) -> bool:
+        stamp = _stamp(segment.path)
+        if self._done.get(segment.start) == stamp:
+            return False
+        if segment.file_size < segment.end - segment.start:
+            raise CorruptFile(str(segment.path), "was cut short and is not archived", expected=segment.end - segment.start,
+                              found=segment.file_size)  # fmt: skip
+
+        def read(position: int, length: int) -> bytes:
+            data = pread(segment.path, length, position)
+            if position + len(data) == segment.file_size and _stamp(segment.path) != stamp:
+                raise StorageUnavailable(f"{segment.path} was changed while it was read; try again")
+            return data
+
+        fresh = self.index.archive(self.store_name, segment.start, segment.file_size, read, stamp[1] // 1_000_000)
+        self._done[segment.start] = stamp
+        return fresh
+
+
+def _stamp(path: Path) -> Stamp:
+    with local_errors(path):
+        status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
