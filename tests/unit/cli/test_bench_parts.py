@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import typing
@@ -15,8 +16,9 @@ from tiered_index.cli.bench.meter import Meter, percentiles_us
 from tiered_index.cli.bench.report import print_report
 from tiered_index.cli.bench.running import SUITES, run_suites
 from tiered_index.cli.bench.setting import Setting, WatchedDisk, fill, require
+from tiered_index.cli.bench.suites import lookup
 from tiered_index.cli.output import Printer
-from tiered_index.format.layout import NATIVE, Layout
+from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 
 
 @pytest.fixture
@@ -190,3 +192,11 @@ def test_goals_of_whole_files_count_at_full_size_only(name, setting):
 def test_annotations_of_the_suites_are_those_of_the_protocol():
     for suite in SUITES.values():
         assert typing.get_type_hints(type(suite).run)["meter"] is Meter
+
+
+def test_keys_of_equal_hash_are_answered_together_only_where_files_know_no_better(setting):
+    plain = Setting.of(Layout(ROCKETMQ, ROCKETMQ.schema, 50, 1_000), 3, quick=True)
+    for found, expected, fits in ((9, 10, (False, False)), (10, 10, (True, True)), (11, 10, (False, True)), (1, 0, (False, True))):
+        for at, fit in zip((setting, plain), fits, strict=True):
+            with contextlib.nullcontext() if fit else pytest.raises(RuntimeError, match="answers"):
+                lookup.require_answers(at, found, expected, "answers")

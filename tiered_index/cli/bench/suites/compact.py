@@ -138,7 +138,7 @@ def _look_up(index: IndexService, keys: list[str], begin_ms: int, latencies: arr
         answer = index.query(TOPIC, key, begin_ms)
         now_s = time.perf_counter()
         latencies.append(now_s - due_s)
-        require((len(answer), len(answer.explain.files)), (1, 1), "answers and files of the reader")
+        require((len(answer) > 0, len(answer.explain.files)), (True, 1), "whether the reader has answers, and its files")
         if stop.is_set():
             return
         due_s = max(due_s + _PERIOD_S, now_s)
