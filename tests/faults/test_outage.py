@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 
 from tiered_index import IndexReader
 from tiered_index.errors import BackPressure, LockHeld, StorageUnavailable, WriterFenced
 from tiered_index.service.log_records import LogRecord
+from tiered_index.storage.local import LocalStorage
 from tiered_index.testing.storage_faults import FaultStorage
 
 MINUTES = 60
@@ -258,4 +260,41 @@ def test_a_reader_allowed_partial_answers_survives_a_storage_that_goes_down(make
         assert len(result) == len(world.model.query("orders", "a", max_count=None))
         storage.clear()
         world.clock.advance(11)
+        world.check(reader.query)
+
+
+@pytest.mark.parametrize("empty", [False, True], ids=["gone", "an empty folder in its place"])
+def test_a_storage_that_is_not_mounted_is_not_taken_for_the_end_of_the_log(make_world, tmp_path, empty):
+    folder = tmp_path / "store"
+    world = make_world(LocalStorage(folder))
+    world.open()
+    world.put(9)
+    world.service.seal()
+    world.confirm()
+    world.service.run_lifecycle()
+    world.put(9)
+    world.service.seal()
+    world.confirm()
+    folder.rename(tmp_path / "away")
+    if empty:
+        folder.mkdir()
+    for _ in range(3):
+        world.clock.advance(60)
+        with pytest.raises(StorageUnavailable, match="is it mounted"):
+            world.service.run_lifecycle()
+        assert any("is it mounted" in problem for problem in world.service.health()["problems"])
+    written = [info.name for info in LocalStorage(folder).list()]
+    assert not [name for name in written if name.startswith(("log/", "data/", "epoch/"))]
+    world.put(3)
+    world.flush()
+    if folder.exists():
+        shutil.rmtree(folder)
+    (tmp_path / "away").rename(folder)
+    world.service.seal()
+    world.confirm()
+    world.service.run_lifecycle()
+    world.check()
+    assert world.service.health()["problems"] == []
+    assert sum(o.count for o in world.service.log_state.objects.values()) == len(world.model.entries)
+    with IndexReader.open(storage_backend=world.storage, clock=world.clock) as reader:
         world.check(reader.query)

@@ -336,6 +336,7 @@ class Lifecycle:
         if known is not None:
             stored = known  # an earlier try got as far as the log
         else:
+            self._session.log.check_end()
             try:
                 if sent is None:
                     self._send(storage, name, memoryview(file.local.data))

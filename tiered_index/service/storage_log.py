@@ -139,6 +139,7 @@ class StorageLog:
         with self._append_lock:
             attempt = secrets.token_hex(8)
             state = self.refresh()
+            self.check_end()
             for _ in range(_MAX_RACES):
                 if state.epoch > epoch:
                     raise fenced(self._storage.uri, state.epoch, epoch)
@@ -158,6 +159,21 @@ class StorageLog:
                 self._write_checkpoint(self._state)
                 return self._state
         raise StorageUnavailable(f"{self._storage.uri}: lost {_MAX_RACES} log numbers in a row while appending {what}")
+
+    def check_end(self) -> None:
+        """Raise `StorageUnavailable` where the newest record known is gone; records never are deleted.
+
+        An empty folder where a disk should be mounted looks like the end of the log: a record that is written there is lost to everybody.
+        """
+        number = self._state.number
+        if not number:
+            return
+        try:
+            self._storage.head(log_name(number))
+        except ObjectNotFound as error:
+            raise StorageUnavailable(
+                f"{self._storage.uri}: the log's record {number} is gone, so this is not the storage that it was: is it mounted?"
+            ) from error
 
     def _advance(self, state: LogState) -> None:
         with self._advance_lock:
