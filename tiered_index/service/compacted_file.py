@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.errors import CorruptFile, ObjectNotFound, StorageUnavailable, TieredIndexError
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable, TieredIndexError
 from tiered_index.format.trailer import TAIL_SIZE, Metadata, Run, Tail, Trailer, parse_trailer
 from tiered_index.service.batch_query import Found, QuestionBatch
 from tiered_index.service.root import disk_error
@@ -137,6 +137,8 @@ class StorageBytes:
             return self._storage.get_ranges(self.file, ranges)
         except ObjectNotFound as error:
             raise MissingObject(self.file, self._storage.uri) from error
+        except InvalidArgument as error:  # our own ranges lie within what the log says
+            raise CorruptFile(self.file, f"shorter than the log says ({error})", expected=self.stored.size_bytes) from error
 
 
 @dataclass

@@ -19,6 +19,7 @@ FAULTS = {
     "wrong": (CorruptFile, lambda storage, name: storage.corrupt("get_range", mode="wrong", name_prefix=name, times=None)),
     "short": (CorruptFile, lambda storage, name: storage.corrupt("get_range", mode="short", name_prefix=name, times=None)),
     "lost": (CorruptFile, lambda storage, name: storage.inner.delete(name)),
+    "cut": (CorruptFile, lambda storage, name: storage.inner.put(name, storage.inner.get(name)[:-100])),
 }
 
 
@@ -55,9 +56,9 @@ def test_a_file_in_the_storage(written, fault, number):
     written.bring("storage")
     failing = written.service.files()[number]
     error, strike = FAULTS[fault]
-    strike(written.storage, f"data/{failing.file_id}/" if fault != "lost" else failing.stored.stored.name)
+    strike(written.storage, f"data/{failing.file_id}/" if fault not in ("lost", "cut") else failing.stored.stored.name)
     check(written, number, failing, error)
-    if fault != "lost":
+    if fault not in ("lost", "cut"):
         written.storage.clear()
         written.check("t", "k", max_count=1000)
 
