@@ -4,6 +4,7 @@
 root/tiered_index.json   which index this is, its layout, its storage
 root/lock                locked by the writer (flock); names its pid and host
 root/unsealed|compacted|uploaded/   the folder is the state
+root/followers/          what adapters remember of the logs that they follow
 ```
 """
 
@@ -35,7 +36,10 @@ from tiered_index.format.layout import Layout
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 
-__all__ = ["Marker", "Root", "RootLock", "disk_error"]
+__all__ = ["FOLLOWERS", "Marker", "Root", "RootLock", "disk_error"]
+
+FOLLOWERS = "followers"
+"""Folder in which adapters keep what they know of the logs that they follow; made when it is needed."""
 
 MARKER_VERSION = 1
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -127,7 +131,7 @@ class Root:
         return self.path / "tiered_index.json"
 
     def folder(self, state: str) -> Path:
-        """Folder of a state."""
+        """Folder of a state, or of the followers."""
         return self.path / state
 
     def index_path(self, state: str, file_id: str) -> Path:
@@ -157,7 +161,7 @@ class Root:
                 strangers = [name for name in sorted(os.listdir(self.path)) if name != "lock" and not name.startswith(TEMPORARY_PREFIX)]
             except NotADirectoryError as error:
                 raise NotAnIndex(f"{self.path} is not a folder") from error
-            strangers = [name for name in strangers if name not in STATES or os.listdir(self.path / name)]
+            strangers = [name for name in strangers if name not in (*STATES, FOLLOWERS) or os.listdir(self.path / name)]
             if strangers:
                 raise NotAnIndex(f"{self.path} has no tiered_index.json but holds {strangers[0]!r}: nothing was touched")
         return None
@@ -185,7 +189,7 @@ class Root:
     def drop_temporaries(self) -> int:
         """Delete half-made work; return how many files that was. Only the holder of the lock may call this."""
         dropped = 0
-        for folder in (self.path, *(self.folder(state) for state in STATES)):
+        for folder in (self.path, *(self.folder(name) for name in (*STATES, FOLLOWERS))):
             for name in self.disk.names(folder):
                 if name.startswith(TEMPORARY_PREFIX):
                     self.disk.unlink(folder / name)

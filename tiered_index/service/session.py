@@ -34,7 +34,10 @@ def check_genesis(stored: Genesis, wanted: Genesis, where: str) -> None:
             f"not {wanted.layout.preset.name} and {wanted.layout.slots:,}"
         )
     if stored.offset_space != wanted.offset_space:
-        raise SchemaMismatch(f"{where} holds offsets in {stored.offset_space!r}, not in {wanted.offset_space!r}")
+        raise SchemaMismatch(
+            f"{where} holds offsets in {stored.offset_space!r}, not in {wanted.offset_space!r}: an index keeps the offset space it was "
+            "created with, so these need a root and a storage of their own"
+        )
 
 
 def _declared(genesis: Genesis) -> str:

@@ -1,0 +1,258 @@
+"""The dispatcher: brings the messages of a live store into an index, in order, from the index's durable position on.
+
+`run_once` is one round; a thread or a loop calls it again and again. The source position is the commit log offset up to which everything
+was put, so a restart goes on there, and what is put twice is one answer. Only reads the broker's files. What it finds:
+
+| found                                                | what happens |
+|------------------------------------------------------|--------------|
+| zeros, or half a message, at the end of the live log | the end for now |
+| damage                                               | `CorruptFile`; with `skip_corrupt` on to the next readable message |
+| a segment deleted before it was read                 | `MissingOffsets`; with `skip_missing` on to the next segment |
+| a log that isn't what was read, or is shorter        | `RewrittenOffsets`; with `skip_missing` back to the last message that is there |
+
+Everything before what is raised was put. One thread uses a dispatcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageUnavailable
+from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.index_columns import IndexBatch, SkippedRange
+from tiered_index.rocketmq.store import SOURCE_PREFIX, StoreDirectory
+from tiered_index.rocketmq.tail import last_message, settled
+from tiered_index.rocketmq.walking import End
+from tiered_index.rocketmq.witnesses import Trail, Verdict, Witness
+from tiered_index.service.index import IndexService
+from tiered_index.storage.disk import Disk
+
+__all__ = ["Dispatched", "Dispatcher", "Lag", "Loss", "RewrittenOffsets", "Start", "check_one_store"]
+
+Put = Callable[[Any, str, int], int]
+"""As `IndexService.put_batch`: (columns, source, source position) -> entries."""
+Start = Literal["begin", "checkpoint"]
+_ROUND_BYTES = 1 << 26
+_REWRITTEN = "the log was cut or rewritten after it was read"
+
+
+class RewrittenOffsets(CorruptFile):
+    """Commit log offsets [begin, end) were read, and aren't there any more as they were. Attributes: `begin`, `end`, `messages`."""
+
+    def __init__(self, folder: str, begin: int, end: int, messages: int | None) -> None:
+        count = "" if messages is None else f", {messages:,} messages in the index"
+        super().__init__(folder, f"{_REWRITTEN}: commit log offsets {begin} to {end}{count}")
+        self.begin, self.end, self.messages = begin, end, messages
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Commit log offsets [begin, end) that were passed over, or were put once and read again because they had changed."""
+
+    kind: Literal["corrupt", "missing", "rewritten"]
+    begin: int
+    end: int
+    messages: int | None
+    """How many messages, where anybody knows: by the consume queues, or by what was put."""
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far the index is behind the log: bytes behind its end, seconds behind its newest store timestamp (None: not known)."""
+
+    end_offset: int
+    bytes: int
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatched:
+    """What one round did. Counts are of this round only."""
+
+    begin: int
+    end: int
+    messages: int = 0
+    entries: int = 0
+    hidden: int = 0
+    """Prepared and rolled-back messages, which have no entries."""
+    replaced_keys: int = 0
+    losses: tuple[Loss, ...] = ()
+    state: End | None = None
+    """What stands at `end`; None for an empty log."""
+    caught_up: bool = False
+    """Whether the round ended at the end of the log."""
+
+
+def check_one_store(index: IndexService, source: str, *, restart: bool = False) -> None:
+    """Raise `ConfigError` where the index follows another store: offsets of two stores would be told apart by nobody."""
+    known = [name for name in index.durable_positions() if name.startswith(SOURCE_PREFIX)]
+    if known and source not in known and not restart:
+        other, this = (name.removeprefix(SOURCE_PREFIX) for name in (known[0], source))
+        raise ConfigError(
+            f"this index is of the store {other!r}, not of {this!r}: use a root and a storage of its own, --store-name where the same "
+            "store has moved, or --restart to put both into one index"
+        )
+
+
+class Dispatcher:
+    """Follows one store for one index."""
+
+    def __init__(
+        self, index: IndexService, store: StoreDirectory, *, put: Put | None = None, skip_corrupt: bool = False, skip_missing: bool = False,
+        restart: bool = False, start: Start = "begin", reader: CommitLogReader | None = None, round_bytes: int = _ROUND_BYTES,
+        disk: Disk | None = None,
+    ) -> None:  # fmt: skip
+        """`put` stands in for `index.put_batch`, to wait out back-pressure. `start` counts only where the index doesn't know the store.
+
+        `restart` takes the log from its beginning. Raises `ConfigError` where the index follows another store, `CorruptFile` where what is
+        remembered of this one can't be read, `StorageMisconfigured` where the log may not be read.
+        """
+        assert index.config.root is not None
+        check_one_store(index, store.source, restart=restart)
+        self._index, self.store = index, store
+        self._put = put or index.put_batch
+        self._skip_corrupt, self._skip_missing = skip_corrupt, skip_missing
+        self._reader = reader or CommitLogReader(store.commitlog)
+        self._round_bytes = round_bytes
+        self._trail = Trail.load(index.config.root, store.source, disk or Disk())
+        durable = index.durable_position(store.source)
+        self.position: int | None = durable
+        """Commit log offset behind everything put; None before the first message of an empty log."""
+        if restart or durable is None:
+            self.position = store.checkpoint_offset() if start == "checkpoint" and not restart else None
+            if self.position is None:
+                self.position = self._reader.begin_offset()
+            self._trail.continue_at = self.position if durable is not None else None
+            self._trail.cut(0)
+        elif self._trail.continue_at is not None:
+            self.position = self._trail.continue_at
+        self._trail.cut(self.position or 0)
+        self.resumed_from = self.position
+        self._last_store_ms: int | None = None
+
+    # one round
+
+    def run_once(self) -> Dispatched:
+        """Put what the log holds behind the position, up to its end or some 64 MiB; return what was done.
+
+        Raises `CorruptFile`, `MissingOffsets`, `RewrittenOffsets`, `StorageMisconfigured`, `StorageUnavailable`, and what `put` raises.
+        """
+        begin = self.position or 0
+        losses = self._check_log()
+        done = Dispatched(begin=begin, end=begin, losses=losses)
+        if not losses:
+            done = self._round(done)
+        self._settle()
+        return replace(done, end=self.position or 0)
+
+    def _round(self, done: Dispatched) -> Dispatched:
+        begin = self.position
+        try:
+            for read in self._reader.batches(begin, skip_corrupt=self._skip_corrupt, skip_missing=self._skip_missing):
+                batch = settled(self.store.commitlog, read)
+                # looked at behind the reading: what was read before the log was cut is put, and the next look sees that it is gone
+                if changed := self._check_log():
+                    return replace(done, losses=(*done.losses, *changed))
+                entries = self._take(batch)
+                done = replace(
+                    done, messages=done.messages + batch.messages, entries=done.entries + entries, hidden=done.hidden + batch.hidden,
+                    replaced_keys=done.replaced_keys + batch.replaced_keys, losses=(*done.losses, *map(self._loss, batch.skipped)),
+                    state=batch.state,
+                )  # fmt: skip
+                if batch.end < read.end:
+                    return replace(done, caught_up=True)
+                if batch.messages and batch.end - (begin or 0) >= self._round_bytes and batch.state in (End.MORE, End.SEGMENT):
+                    return done
+        except MissingOffsets as error:
+            if self.position is not None and error.begin < self.position:
+                return replace(done, losses=(*done.losses, self._rewritten()))
+            count = self.store.messages_named(error.begin, error.end)
+            known = f" ({count:,} messages by the consume queues)" if count else ""
+            raise MissingOffsets(error.file, _first_words(error) + known, error.begin, error.end) from error
+        return replace(done, caught_up=True)
+
+    def _take(self, batch: IndexBatch) -> int:
+        if batch.end == self.position and not batch.messages:
+            return 0
+        if batch.messages and (last := last_message(self.store.commitlog, batch)) is not None:
+            offset, data = last
+            durable = self._index.durable_position(self.store.source) or 0
+            self._trail.cut(self.position or 0)  # of a batch that was refused
+            self._trail.add(Witness.of(batch.end, offset, data, batch.messages), durable)
+            self._trail.save()
+        entries = self._put(batch.columns, self.store.source, batch.end)
+        self.position = batch.end
+        self._last_store_ms = batch.last_store_ms or self._last_store_ms
+        return entries
+
+    def _loss(self, skipped: SkippedRange) -> Loss:
+        missing = skipped.file == str(self.store.commitlog)
+        count = self.store.messages_named(skipped.begin, skipped.end) if missing else None
+        return Loss("missing" if missing else "corrupt", skipped.begin, skipped.end, count, skipped.problem)
+
+    # a log that changes behind our back
+
+    def _check_log(self) -> tuple[Loss, ...]:
+        """Look at the last message put. Return what was lost where another stands there and that is to be passed over."""
+        if not self.position:
+            return ()
+        if not self._reader.segments() and not self.store.commitlog.is_dir():
+            raise StorageUnavailable(f"{self.store.commitlog} is not there: it was moved, or isn't mounted")
+        newest = self._trail.witnesses[-1] if self._trail.witnesses else None
+        if newest is None or newest.look(self.store.commitlog) is not Verdict.CHANGED:
+            return ()
+        return (self._rewritten(),)
+
+    def _rewritten(self) -> Loss:
+        """Go back to the last message that is there, or to the beginning of the log; raises `RewrittenOffsets` where that isn't wanted."""
+        assert self.position is not None
+        same = self._trail.last_same(self.store.commitlog)
+        begin = same.end if same is not None else self._reader.begin_offset() or 0
+        count = self._trail.messages_behind(begin) if self._trail.witnesses else None
+        lost = RewrittenOffsets(str(self.store.commitlog), min(begin, self.position), self.position, count)
+        if not self._skip_missing:
+            raise lost
+        self._trail.cut(begin if same is not None else 0)
+        self._trail.continue_at = self.position = begin
+        self._trail.save()
+        return Loss("rewritten", lost.begin, lost.end, lost.messages, _REWRITTEN)
+
+    def _settle(self) -> None:
+        """While a part of the log is put again, the index's durable position lies ahead: note how far that part is durable."""
+        if self._trail.continue_at is None or self.position is None or self._trail.continue_at == self.position:
+            return
+        try:
+            self._index.flush()
+        except BackPressure:
+            return
+        ahead = (self._index.durable_position(self.store.source) or 0) > self.position
+        self._trail.continue_at = self.position if ahead else None
+        self._trail.save()
+
+    # lag
+
+    def lag(self) -> Lag:
+        """Return how far the index is behind the log now. What is put but not flushed counts as there."""
+        end = self.store.log_end()
+        position = self.position or 0
+        if end is None or end.offset <= position:
+            return Lag(position, 0, 0.0)
+        newest, last = end.store_ms, self._store_ms_of_last()
+        seconds = None if newest is None or last is None else max(0, newest - last) / 1000
+        return Lag(end.offset, end.offset - position, seconds)
+
+    def _store_ms_of_last(self) -> int | None:
+        if self._last_store_ms is None and self._trail.witnesses:
+            newest = self._trail.witnesses[-1]
+            try:
+                self._last_store_ms = self._reader.read(newest.offset, newest.size).store_ms
+            except CorruptFile:
+                return None
+        return self._last_store_ms
+
+
+def _first_words(error: MissingOffsets) -> str:
+    return error.problem.partition(": commit log offsets")[0]

@@ -1,0 +1,146 @@
+"""A store directory as RocketMQ lays it out: where its parts are, what it is called, and how far its commit log is written. Read only.
+
+```
+STORE_DIR/commitlog/         segments, named by their start offset
+STORE_DIR/consumequeue/TOPIC/QUEUE_ID/   where each queue's messages lie
+STORE_DIR/index/             the classic index
+STORE_DIR/checkpoint         up to when each of them was flushed
+```
+Stateless: every call looks anew, and any thread may call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.rocketmq.checkpoint import CHECKPOINT_BYTES, Checkpoint, decode_checkpoint
+from tiered_index.rocketmq.commitlog import CommitLogReader
+from tiered_index.rocketmq.consumequeue import QueuePositions
+from tiered_index.rocketmq.layout import BLANK, BLANK_BYTES
+from tiered_index.rocketmq.message import decode_message
+from tiered_index.rocketmq.segments import Segment, pread
+from tiered_index.rocketmq.walking import candidates
+
+__all__ = ["SOURCE_PREFIX", "LogEnd", "StoreDirectory"]
+
+SOURCE_PREFIX = "rocketmq:"
+"""Source names of followed stores begin with it."""
+_PARTS = ("commitlog", "consumequeue", "checkpoint", "abort", "config", "index", "lock")
+_PAGE = 4_096
+_BLANK = BLANK.to_bytes(4, "big")
+_WINDOWS = (1 << 16, 1 << 20, 1 << 24)
+# how far before the end of what is written the last message is looked for
+
+
+class LogEnd(NamedTuple):
+    """Where the log ends for now, and the store timestamp of its last message (None where that isn't known)."""
+
+    offset: int
+    store_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreDirectory:
+    """One store; `name` stands for it in the index."""
+
+    folder: Path
+    name: str
+
+    @classmethod
+    def open(cls, folder: Path, name: str | None = None) -> StoreDirectory:
+        """Return the store in a folder; by default it is called by its resolved path. Raises `InvalidArgument` where there is none."""
+        folder = folder.expanduser().resolve()
+        if name is not None and not name.strip():
+            raise InvalidArgument("a store's name is not empty")
+        if not folder.is_dir():
+            raise InvalidArgument(f"{folder} is not a folder")
+        if not any((folder / part).exists() for part in _PARTS):
+            raise InvalidArgument(f"{folder} is no RocketMQ store: it has no commitlog/")
+        return cls(folder, name or str(folder))
+
+    @property
+    def source(self) -> str:
+        """The name under which the index keeps the store's position."""
+        return SOURCE_PREFIX + self.name
+
+    @property
+    def commitlog(self) -> Path:
+        """Folder of the segments."""
+        return self.folder / "commitlog"
+
+    @property
+    def index_folder(self) -> Path:
+        """Folder of the classic index."""
+        return self.folder / "index"
+
+    def checkpoint(self) -> Checkpoint | None:
+        """Return the checkpoint, None where there is none. Raises `CorruptFile`, `StorageMisconfigured`."""
+        path = self.folder / "checkpoint"
+        try:
+            return decode_checkpoint(pread(path, CHECKPOINT_BYTES, 0), str(path))
+        except FileNotFoundError:
+            return None
+
+    def checkpoint_offset(self) -> int | None:
+        """Return where a broker dispatches again after a crash, None for the log's begin.
+
+        That is the newest segment whose first message was stored no later than the checkpoint says that commit log, consume queues and
+        classic index are flushed. Source: RocketMQ's `CommitLog.isMappedFileMatchedRecover`.
+        """
+        checkpoint = self.checkpoint()
+        reader = CommitLogReader(self.commitlog)
+        for segment in reversed(reader.segments()) if checkpoint is not None else ():
+            try:
+                first = reader.read(segment.start)
+            except CorruptFile:  # empty, only a blank, or deleted meanwhile: RocketMQ, too, looks at the one before
+                continue
+            assert checkpoint is not None
+            if first.store_ms <= checkpoint.safe_index_ms:
+                return segment.start
+        return None
+
+    def messages_named(self, begin: int, end: int) -> int | None:
+        """Return how many messages in [begin, end) of the commit log the consume queues name, None where they name none any more."""
+        return len(QueuePositions(self.folder / "consumequeue").between(begin, end)) or None
+
+    def log_end(self) -> LogEnd | None:
+        """Return where the log ends, None for an empty one, without reading it: by some 20 reads of a page and one of its last messages.
+
+        An estimate: a body of zeros longer than a page can hide what lies behind it, and what a writer is just writing may be missed.
+        """
+        segments = CommitLogReader(self.commitlog).segments()
+        for segment in reversed(segments):
+            try:
+                if any(pread(segment.path, BLANK_BYTES, 0)):
+                    return _end_within(segment)
+            except FileNotFoundError:
+                continue
+        return LogEnd(segments[0].start, None) if segments else None
+
+
+def _end_within(segment: Segment) -> LogEnd:
+    low, high = 0, -(-segment.file_size // _PAGE)
+    while high - low > 1:  # page `low` is written, page `high` isn't
+        middle = (low + high) // 2
+        low, high = (middle, high) if any(pread(segment.path, _PAGE, middle * _PAGE)) else (low, middle)
+    written = min(high * _PAGE, segment.file_size)
+    for window in _WINDOWS:
+        begin = max(0, written - window)
+        data = pread(segment.path, written - begin, begin)
+        offset = segment.start + begin
+        end: int | None = None
+        for place in reversed(list(candidates(data, 0, offset, segment_bytes=segment.end - offset))):
+            if data[place + 4 : place + 8] == _BLANK:
+                end = segment.end
+                continue
+            try:
+                message = decode_message(data, place, file=str(segment.path), physical_offset=offset + place, check_crc=False)
+            except CorruptFile:  # torn, or being written
+                continue
+            return LogEnd(offset + place + message.size if end is None else end, message.store_ms)
+        if end is not None or begin == 0:
+            return LogEnd(segment.start if end is None else end, None)
+    return LogEnd(segment.start + written, None)
