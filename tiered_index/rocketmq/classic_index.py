@@ -178,8 +178,8 @@ class ClassicIndexFile:
     def find(self, key: str, begin_ms: int = 0, end_ms: int = 2**63 - 1) -> list[int]:
         """Return all offsets under the hash of `key` in the inclusive range, newest first: no bound, no early stop.
 
-        Times are what the file holds: whole seconds behind its begin, and the begin itself for messages older than that. Raises
-        `CorruptFile` where an entry points forward or to another slot's entry.
+        Times are whole seconds behind the file's begin, and the begin itself for messages older than that. The first entry's time is the
+        begin: what it holds counts from the end of the file before. Raises `CorruptFile` where a chain is none.
         """
         hashed = classic_hash(key)
         slot = hashed % self.geometry.slots
@@ -194,7 +194,8 @@ class ClassicIndexFile:
             read, offset, seconds, previous = _entry.unpack_from(self.data, at)
             if read < 0 or read % self.geometry.slots != slot:
                 raise CorruptFile(self.file, "an entry in another slot's chain", offset=at, expected=slot, found=read)
-            if read == hashed and begin_ms <= self.header.begin_ms + max(seconds, 0) * 1000 <= end_ms:
+            time_ms = self.header.begin_ms + (max(seconds, 0) * 1000 if index > 1 else 0)
+            if read == hashed and begin_ms <= time_ms <= end_ms:
                 found.append(offset)
             before, index = index, previous
         return found
@@ -204,8 +205,10 @@ class ClassicIndexFile:
         return np.frombuffer(self.data, ENTRY, self.header.index_count - 1, self.geometry.entries_at + ENTRY_BYTES).copy()
 
     def entry_times_ms(self) -> npt.NDArray[np.int64]:
-        """Return the stored time of each entry (n): the begin and whole seconds, as `find` compares it."""
-        return self.header.begin_ms + np.maximum(self.entries()["seconds"].astype(np.int64), 0) * 1000
+        """Return the time of each entry (n), as `find` compares it."""
+        seconds = np.maximum(self.entries()["seconds"].astype(np.int64), 0)
+        seconds[:1] = 0
+        return self.header.begin_ms + seconds * 1000
 
 
 def _check_geometry(geometry: Geometry) -> None:
@@ -240,7 +243,7 @@ def infer_geometry(data: bytes | bytearray, file: str = "index file") -> Geometr
 
 def _fits(data: bytes | bytearray, geometry: Geometry, header: ClassicHeader) -> bool:
     """Return whether slots and entries are those of a file of this geometry: each slot's newest entry is one of its own."""
-    if header.index_count > geometry.items or header.slots_in_use > geometry.slots:
+    if header.index_count > geometry.items or not (header.index_count > 1) <= header.slots_in_use <= geometry.slots:
         return False
     entries = np.frombuffer(data, ENTRY, header.index_count - 1, geometry.entries_at + ENTRY_BYTES)
     heads = np.frombuffer(data, ">i4", geometry.slots, HEADER_BYTES)

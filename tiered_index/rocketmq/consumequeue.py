@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +26,9 @@ ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 ENTRY_BYTES = ENTRY.itemsize
 ENTRIES_PER_FILE = 300_000
 _READ_ENTRIES = 1 << 18
+_READ_AHEAD = 1 << 15
+_CALLS_BETWEEN_LISTINGS = 16
+_END_OF_TIME = 2**63 - 1
 
 Entries = npt.NDArray[np.void]
 
@@ -133,43 +137,52 @@ def list_queues(folder: Path) -> list[ConsumeQueue]:
 class QueuePositions:
     """Where messages begin, out of all queues of a store: what `CommitLogReader` needs to save its walk.
 
-    Remembers how far each queue was read, so that a pass from front to back reads each entry once. A queue that can't be read names
-    nothing, and its messages are walked to.
+    Remembers how far each queue was read, so that a pass from front to back reads each entry once. Queues that name nothing more, and new
+    ones, are looked at now and then; what isn't named, or not readably, is walked to. Memory: 8 bytes for each entry read ahead.
     """
 
     folder: Path
-    _cursors: dict[tuple[str, int], int] = field(default_factory=dict, init=False)
+    _queues: list[ConsumeQueue] = field(default_factory=list, init=False)
+    _next: dict[ConsumeQueue, int] = field(default_factory=dict, init=False)
+    """The queue offset at which each queue is read on."""
+    _reached: dict[ConsumeQueue, int] = field(default_factory=dict, init=False)
+    """The commit log offset up to which each queue was read; one that had nothing more counts as read to the end of time."""
     _waiting: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), init=False)
     _asked: int = field(default=0, init=False)
+    _calls: int = field(default=0, init=False)
 
     def between(self, begin: int, end: int) -> npt.NDArray[np.int64]:
         """Return the commit log offsets within [begin, end) that queues name, ascending, each once."""
         if begin < self._asked:
-            self._cursors.clear()
+            self._next.clear()
+            self._reached.clear()
             self._waiting = np.zeros(0, np.int64)
+            self._calls = 0
         self._asked = begin
-        found = [self._waiting]
-        for queue in list_queues(self.folder):
-            found += self._advance(queue, begin, end)
-        known = np.unique(np.concatenate(found))
-        self._waiting = known[np.searchsorted(known, begin) :]
+        if self._calls % _CALLS_BETWEEN_LISTINGS == 0:
+            self._queues = list_queues(self.folder)
+            self._reached = {queue: offset for queue, offset in self._reached.items() if offset < _END_OF_TIME}
+        self._calls += 1
+        found = [part for queue in self._queues if self._reached.get(queue, -1) < end for part in self._advance(queue, begin, end)]
+        if found:
+            self._waiting = np.unique(np.concatenate([self._waiting, *found]))
+        self._waiting = self._waiting[np.searchsorted(self._waiting, begin) :]
         return self._waiting[: np.searchsorted(self._waiting, end)]
 
-    def _advance(self, queue: ConsumeQueue, begin: int, end: int) -> list[npt.NDArray[np.int64]]:
+    def _advance(self, queue: ConsumeQueue, begin: int, end: int) -> Iterator[npt.NDArray[np.int64]]:
         """Read a queue until it names an offset at or behind `end`."""
-        key = (queue.topic, queue.queue_id)
-        parts: list[npt.NDArray[np.int64]] = []
-        while True:
+        reached = -1
+        while reached < end:
             try:
-                if key not in self._cursors:
-                    self._cursors[key] = queue.seek(begin)
-                start, entries = queue.read(self._cursors[key])
+                if queue not in self._next:
+                    self._next[queue] = queue.seek(begin)
+                start, entries = queue.read(self._next[queue], _READ_AHEAD)
             except (CorruptFile, StorageError):
-                return parts
+                entries = np.zeros(0, ENTRY)
             if not len(entries):
-                return parts
-            offsets = entries["offset"].astype(np.int64)
-            self._cursors[key] = start + len(entries)
-            parts.append(offsets)
-            if int(offsets[-1]) >= end:
-                return parts
+                reached = _END_OF_TIME
+                break
+            self._next[queue] = start + len(entries)
+            yield entries["offset"].astype(np.int64)
+            reached = int(entries["offset"][-1])
+        self._reached[queue] = reached

@@ -101,7 +101,7 @@ class StoreWriter:
         if index:
             old = load_classic_index(root / "index", index)
             files = [ClassicIndexFile(bytearray(file.data), index, file=Path(file.file).name) for file in old.files]
-            self._index = ClassicIndex(index, files, index_name or (lambda: index_name_of(self._clock.now_ms())))
+            self._index = ClassicIndex(index, files, index_name or self._new_index_name)
         self._recover()
         (root / "abort").touch()
 
@@ -267,6 +267,14 @@ class StoreWriter:
                 self._disk.close(descriptor)
             del queue.pending[: len(part)]
             entry += len(part)
+
+    def _new_index_name(self) -> str:
+        """Return a name behind all others: files fill faster here than a clock of milliseconds ticks."""
+        newest = self._index.files[-1].file if self._index and self._index.files else ""
+        now_ms = self._clock.now_ms()
+        while (name := index_name_of(now_ms)) <= newest:
+            now_ms += 1
+        return name
 
     # after a crash
 
