@@ -46,12 +46,12 @@ MUTANTS = (
     Mutant(
         "order-by-second", "answers come oldest first",
         "service/rows.py", '~rows["offset"], -rows["second"]]', '~rows["offset"], rows["second"]]',
-        (FIRST,),
+        (f"{PAGING}::test_a_file_is_skipped_only_below_the_last_answers_second",),
     ),
     Mutant(
         "order-by-offset", "within a second answers come by rising offset",
         "service/rows.py", '~rows["offset"], -rows["second"]]', 'rows["offset"], -rows["second"]]',
-        (FIRST,),
+        (f"{PAGING}::test_a_file_is_skipped_only_below_the_last_answers_second",),
     ),
     Mutant(
         "order-by-queue", "within an offset answers come by falling queue",

@@ -14,10 +14,8 @@ MUTANTS = (
     Mutant(
         "buffer-accepts-in-part", "a call that is pushed back leaves its entries in the buffer",
         "service/buffer.py",
-        "            self._admit(count, size_bytes, agree)\n            chunk = self._open\n            assert chunk._rows is not None\n"
-        "            chunk._rows += rows\n            chunk.count += count\n",
-        "            chunk = self._open\n            assert chunk._rows is not None\n            chunk._rows += rows\n"
-        "            chunk.count += count\n            self._admit(count, size_bytes, agree)\n",
+        "            self._admit(chunk.count, size_bytes, agree)\n            self._close_open()\n            self._append(chunk)\n",
+        "            self._close_open()\n            self._append(chunk)\n            self._admit(chunk.count, size_bytes, agree)\n",
         (f"{BUFFER}::test_a_call_beyond_the_buffers_bound_is_refused_whole",),
     ),
     Mutant(
@@ -32,12 +30,12 @@ MUTANTS = (
     ),
     Mutant(
         "buffer-merge-forgets-positions", "positions are lost where small chunks are merged",
-        "service/buffer.py", "later_positions(first.positions, second.positions)", "second.positions",
+        "service/chunks.py", "later_positions(self.positions, newer.positions)", "newer.positions",
         (f"{BUFFER}::test_merged_chunks_keep_the_positions_of_both",),
     ),
     Mutant(
         "positions-go-back", "a source's position goes back with a smaller one",
-        "service/buffer.py", "merged[source] = max(position, merged.get(source, position))", "merged[source] = position",
+        "service/chunks.py", "merged[source] = max(position, merged.get(source, position))", "merged[source] = position",
         (f"{BUFFER}::test_positions_never_go_back",),
     ),
     Mutant(

@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 __all__ = ["MUTANTS"]
 
 DAMAGE = "tests/faults/test_damage.py"
+DAMAGED_LOG = "tests/faults/test_damaged_log.py"
 JOURNAL = "tests/unit/format/test_journal.py"
 TRAILER = "tests/unit/format/test_trailer.py"
 TABLES = "tests/regressions/test_tables_of_a_compacted_file.py::test_a_damaged_table_is_not_published"
@@ -70,12 +71,12 @@ MUTANTS = (
     Mutant(
         "log-crc-skipped", "log records are believed without their CRC32",
         "service/log_records.py", "if not mark or tail != expected:", "if not mark:",
-        (f"{DAMAGE}::test_a_flipped_bit_anywhere_in_a_record_is_found",),
+        (f"{DAMAGED_LOG}::test_a_flipped_bit_anywhere_in_a_record_is_found",),
     ),
     Mutant(
         "log-record-lost", "a log with a hole is read as if nothing were missing",
         "service/storage_log.py", "if number != last + 1:", "if number is None:",
-        (f"{DAMAGE}::test_a_hole_in_the_log_is_damage",),
+        (f"{DAMAGED_LOG}::test_a_hole_in_the_log_is_damage",),
     ),
     Mutant(
         "log-number-unchecked", "a record that stands under another number is believed",
@@ -85,7 +86,7 @@ MUTANTS = (
     Mutant(
         "checkpoint-damage-fatal", "a damaged checkpoint, which is but a cache, keeps the index from opening",
         "service/storage_log.py", "except (ObjectNotFound, CorruptFile) as error:", "except ObjectNotFound as error:",
-        (f"{DAMAGE}::test_a_damaged_checkpoint_is_passed_over",),
+        (f"{DAMAGED_LOG}::test_a_damaged_checkpoint_is_passed_over",),
     ),
     Mutant(
         "object-of-another-file", "an object is believed though it is not the file that the log names",

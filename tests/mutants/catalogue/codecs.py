@@ -79,7 +79,7 @@ MUTANTS = (
     Mutant(
         "native-order-of-giants", "a giant slot holds the oldest second of a hash first",
         "format/slot_order.py", "(int(wide.max()) - wide)", "(wide - int(wide.min()))",
-        (f"{COMPACTED}::test_giant_group_is_cut_into_blocks",),
+        (f"{COMPACTED}::test_equals_lists_per_slot",),
     ),
     Mutant(
         "true-interval-lost", "a compacted file's interval begins at its begin, so that late messages are not found (RocketMQ 10268)",

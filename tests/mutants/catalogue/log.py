@@ -56,7 +56,7 @@ MUTANTS = (
         "checkpoint-forgets-positions", "a checkpoint does not hold the positions",
         "service/log_records.py", '"objects": [o.to_json() for o in self.objects.values()], "positions": self.positions,',
         '"objects": [o.to_json() for o in self.objects.values()], "positions": {},',
-        (f"{LOG}::test_a_checkpoint_comes_back_as_it_was",),
+        (f"{LOG}::test_states_are_folds_and_readers_keep_theirs",),
     ),
     Mutant(
         "checkpoints-all-deleted", "a new checkpoint's sweep takes the new one, too",
