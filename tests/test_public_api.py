@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tiered_index
-from tiered_index import IndexConfig, IndexItem, IndexReader, IndexService, QueryResult
+from tiered_index import Fetched, IndexConfig, IndexItem, IndexReader, IndexService, MessagesResult, QueryResult
 from tiered_index import errors as errors_module
 from tiered_index.errors import TieredIndexError
 from tiered_index.types import Explain, FileReport, Lookup
@@ -33,8 +33,8 @@ def names(function):
 def test_the_package_shows_what_a_user_imports():
     assert {"IndexConfig", "IndexItem", "IndexReader", "IndexService", "QueryResult"} <= set(tiered_index.__all__)
     assert set(tiered_index.__all__) == {
-        "FileReport", "IndexConfig", "IndexItem", "IndexReader", "IndexService", "KeyedIndexItem", "Lookup", "QueryResult", "__version__",
-        "column", "hash_key",
+        "Fetched", "FileReport", "IndexConfig", "IndexItem", "IndexReader", "IndexService", "KeyedIndexItem", "Lookup", "MessageSource",
+        "MessagesResult", "QueryResult", "__version__", "column", "hash_key",
     }  # fmt: skip
     assert all(hasattr(tiered_index, name) for name in tiered_index.__all__)
     assert tiered_index.__all__ == sorted(tiered_index.__all__)
@@ -48,6 +48,8 @@ def test_signatures_are_contracts():
     query = [("topic", None), ("key", None), *optional]
     for kind in (IndexService, IndexReader):
         assert parameters(kind.query) == query
+        assert parameters(kind.messages) == query
+        assert inspect.signature(kind.messages).parameters["source"].kind is inspect.Parameter.KEYWORD_ONLY
         assert names(kind.query_many)[0] == "lookups"
         assert names(kind.close) == []
         assert {"__enter__", "__exit__"} <= set(vars(kind))
@@ -67,6 +69,8 @@ def test_fields_are_contracts():
 
     assert fields(IndexItem) == ["topic", "topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash"]
     assert fields(QueryResult) == ["items", "status", "cursor", "failed", "explain", "timestamp_resolution_ms"]
+    assert fields(MessagesResult)[:4] == ["messages", "status", "cursor", "failed"]
+    assert {"item", "state", "message", "problem"} <= set(fields(Fetched))
     assert fields(Lookup) == ["topic", "key", "begin_ms", "end_ms", "max_count", "cursor"]
     assert fields(Explain) == ["requests", "bytes", "cost_usd", "elapsed_ms", "files_read", "files_skipped", "files"]
     assert {"file", "place", "outcome", "begin_ms", "end_ms", "requests", "bytes", "elapsed_ms"} <= set(fields(FileReport))

@@ -12,10 +12,12 @@ from tiered_index._version import __version__
 from tiered_index.config import IndexConfig
 from tiered_index.format.hashing import key_hash as hash_key
 from tiered_index.service.index import IndexService
+from tiered_index.service.messages import Fetched, MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import FileReport, IndexItem, KeyedIndexItem, Lookup, QueryResult, column
 
 __all__ = [
+    "Fetched",
     "FileReport",
     "IndexConfig",
     "IndexItem",
@@ -23,6 +25,8 @@ __all__ = [
     "IndexService",
     "KeyedIndexItem",
     "Lookup",
+    "MessageSource",
+    "MessagesResult",
     "QueryResult",
     "__version__",
     "column",

@@ -24,6 +24,7 @@ from tiered_index.service.catalog import Handle
 from tiered_index.service.compacted_file import DamagedFile
 from tiered_index.service.lifecycle import Progress
 from tiered_index.service.log_records import ArchivedSegment, LogState
+from tiered_index.service.messages import Asked, MessageSource, MessagesResult, find_messages
 from tiered_index.service.opening import open_parts
 from tiered_index.service.query import past_lost_objects
 from tiered_index.service.segment_archive import ReadSegment, SegmentArchive, SegmentUploads
@@ -242,6 +243,26 @@ class IndexService:
             self._storage.uri,
             lambda lost: self._engine.query_many(self._handles, asked, allow_partial, lost=lost),
         )
+
+    def messages(
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        max_count: int = 64,
+        cursor: str | None = None,
+        allow_partial: bool = False,
+        *,
+        source: MessageSource,
+    ) -> MessagesResult:
+        """Return the newest `max_count` messages themselves, each with its state, fetched from `source`; arguments as `query`.
+
+        Entries of other keys with an equal hash are dropped, counted, and paged past; a message that can't be had is listed with its
+        state. Raises as `query`, also where a message's place can't be asked; with `allow_partial` the status is ``partial`` then.
+        """
+        asked = Asked(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial)
+        return find_messages(self.query, asked, source, self._schema, self._storage.prices)
 
     # State
 

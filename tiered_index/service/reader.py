@@ -20,6 +20,7 @@ from tiered_index.service.catalog import Catalog, Handle
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile
 from tiered_index.service.lifecycle import show_stored
 from tiered_index.service.log_records import ArchivedSegment, Genesis, LogState
+from tiered_index.service.messages import Asked, MessageSource, MessagesResult, find_messages
 from tiered_index.service.query import QueryEngine, past_lost_objects
 from tiered_index.service.root import Marker, Root
 from tiered_index.service.root_view import RootView
@@ -147,6 +148,22 @@ class IndexReader:
             self._storage.uri,
             lambda lost: self._engine.query_many(self._handles, asked, allow_partial, lost=lost),
         )
+
+    def messages(
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        max_count: int = 64,
+        cursor: str | None = None,
+        allow_partial: bool = False,
+        *,
+        source: MessageSource,
+    ) -> MessagesResult:
+        """Return the messages themselves, fetched from `source`; arguments, answer and errors as `IndexService.messages`."""
+        asked = Asked(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial)
+        return find_messages(self.query, asked, source, self._schema, self._storage.prices)
 
     def refresh(self) -> LogState:
         """Read what the log has gained; return its state."""

@@ -1,0 +1,58 @@
+"""An index of the golden store, and a store of our own making, beside a storage that counts requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.rocketmq import golden_store
+from tiered_index import IndexService
+from tiered_index.rocketmq.commitlog import CommitLogReader
+from tiered_index.rocketmq.message import Message
+from tiered_index.storage.base import Storage
+from tiered_index.testing.disk_faults import FaultDisk
+
+
+def open_index(root: Path, storage: Storage, **settings: Any) -> IndexService:
+    """Open an index of small files that does nothing by itself."""
+    chosen = {"slots": 97, "items": 5_000, "background": False, "offset_space": "commitlog", **settings}
+    return IndexService.open(root=root, storage_backend=storage, disk=FaultDisk(), **chosen)
+
+
+def index_log(index: IndexService, store: Path) -> list[Message]:
+    """Index every visible message of a store, one by one, and return all messages that a scan finds."""
+    messages = list(CommitLogReader(store / "commitlog").messages())
+    for message in messages:
+        if message.is_visible and message.index_keys:
+            put(index, message)
+    return messages
+
+
+def put(index: IndexService, message: Message, keys: Iterable[str] | None = None) -> None:
+    """Put a message under its keys, or under others."""
+    chosen = message.index_keys if keys is None else tuple(keys)
+    index.put(message.topic, message.queue_id, chosen, message.physical_offset, message.size, message.store_ms)
+
+
+def scan(messages: Iterable[Message], topic: str, key: str) -> list[Message]:
+    """Return the visible messages of a topic that carry a key, in answer order."""
+    found = [m for m in messages if m.is_visible and m.topic == topic and key in m.index_keys]
+    return sorted(found, key=lambda m: (-(m.store_ms // 1000), -m.physical_offset, m.queue_id))
+
+
+def questions(messages: Iterable[Message]) -> list[tuple[str, str]]:
+    """Return every (topic, key) there is."""
+    return sorted({(m.topic, key) for m in messages if m.is_visible for key in m.index_keys})
+
+
+def delete_segments(store: Path, before: int) -> None:
+    """Delete the commit log segments that begin before an offset, as a broker does after some days."""
+    for path in sorted((store / "commitlog").iterdir()):
+        if int(path.name) < before:
+            path.unlink()
+
+
+def lies(message: Message) -> str:
+    """Return the name of the golden segment that holds a message."""
+    return f"{message.physical_offset // golden_store.SEGMENT_BYTES * golden_store.SEGMENT_BYTES:020d}"

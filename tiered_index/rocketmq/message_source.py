@@ -1,0 +1,281 @@
+"""Messages of a RocketMQ store for the index's answers: from the store's own commit log, else from archived segments.
+
+Each message is checked whatever it was read from: magic, lengths, physical offset, body CRC, then queue, size and store time against the
+entry, then topic and keys. A message that contradicts its entry is another one, written since in its place; one that agrees and does
+not carry the key has a hash in common with it. Threads: any.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageError
+from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.found_message import FoundRocketmqMessage
+from tiered_index.rocketmq.hosts import Host, decode_offset_msg_id
+from tiered_index.rocketmq.layout import MIN_MESSAGE_BYTES
+from tiered_index.rocketmq.message import Message, decode_message
+from tiered_index.service.log_records import ArchivedSegment
+from tiered_index.service.messages import Fetched, MessageState
+from tiered_index.service.segment_archive import SegmentArchive
+from tiered_index.types import IndexItem
+
+__all__ = ["RocketmqMessages"]
+
+_GAP_BYTES = 64 << 10
+_RUN_BYTES = 8 << 20
+# ranges of one segment that lie this close are fetched as one, up to that size
+_GUESS_BYTES = 16 << 10
+# first read of an archived message of unknown size
+_CLOCK_STEP_S = 1
+# classic index files keep times relative to their first entry, so theirs may be one second off
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a message begins, and how long it is (None: unknown)."""
+
+    offset: int
+    size: int | None
+
+
+@dataclass(slots=True)
+class _Search:
+    """The search for one message. `problems` are those of the places tried so far, the newest last."""
+
+    place: _Place
+    item: IndexItem | None
+    key: tuple[str, str] | None
+    host: Host | None = None
+    found: Fetched | None = None
+    collision: Fetched | None = None
+    problems: list[str] = field(default_factory=list)
+    error: StorageError | None = None
+    read_from: str | None = None
+    deleted: bool = False
+    requests: int = 0
+    bytes: int = 0
+
+    def take(self, message: Message, state: MessageState, read_from: str) -> None:
+        """Judge a message that was read at the place."""
+        self.read_from = read_from
+        if problem := self._contradiction(message):
+            self.problems.append(f"{read_from}: {problem}")
+            return
+        carries = self.key is None or (message.topic == self.key[0] and self.key[1] in message.index_keys)
+        fetched = Fetched(
+            item=self.item, state=state, message=FoundRocketmqMessage.of(message), carries_key=carries, read_from=read_from,
+            problem="; ".join(self.problems) or None,
+        )  # fmt: skip
+        if carries:
+            self.found = fetched
+        else:
+            self.collision = self.collision or fetched
+
+    def _contradiction(self, message: Message) -> str | None:
+        """Return in what the message differs from what the place was said to hold, or None."""
+        if self.host is not None and message.store_host != self.host:
+            return f"the message there was stored by {message.store_host}, not by {self.host}"
+        if self.item is None:
+            return None
+        second = self.item.timestamp_ms // 1000
+        differs = message.queue_id != self.item.queue_id or abs(message.store_ms // 1000 - second) > _CLOCK_STEP_S
+        return "another message lies there: the log was written anew" if differs else None
+
+
+@dataclass(slots=True)
+class _Run:
+    """Neighbouring messages of one segment, fetched by one request."""
+
+    segment: ArchivedSegment
+    begin: int
+    end: int
+    searches: list[_Search]
+
+
+class RocketmqMessages:
+    """The messages of one store directory and of an index's archived segments; either may be None.
+
+    `store` is the folder that holds ``commitlog``; `store_name` narrows the archive to one store's segments (None: all are tried).
+    `threads` bounds requests at once.
+    """
+
+    def __init__(
+        self, store: Path | None, archive: SegmentArchive | None = None, *, store_name: str | None = None, threads: int = 8
+    ) -> None:
+        if store is not None and not store.is_dir():
+            raise InvalidArgument(f"{store} is not a store's directory")
+        self._log = CommitLogReader(store / "commitlog") if store is not None else None
+        self._archive = archive
+        self._store_name = store_name
+        self._threads = threads
+
+    def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
+        """Return what became of each of `items`, in their order. Errors of places are in the answers."""
+        searches = [_Search(_Place(item.offset, item.size or None), item, (topic, key)) for item in items]
+        return self._settle(searches)
+
+    def at(self, offset: int, size: int | None = None, *, store_host: Host | None = None) -> Fetched:
+        """Return the message that begins at a commit log offset; with `store_host`, only one that this broker stored.
+
+        Raises `InvalidArgument`, and what made a place impossible to ask.
+        """
+        if offset < 0:
+            raise InvalidArgument(f"a commit log offset is not negative: {offset}")
+        (fetched,) = self._settle([_Search(_Place(offset, size), None, None, store_host)])
+        if fetched.error is not None:
+            raise fetched.error
+        return fetched
+
+    def by_msg_id(self, msg_id: str) -> Fetched:
+        """Return the message that an offset message id names. Raises as `at`, `InvalidArgument` also for what is no such id."""
+        host, offset = decode_offset_msg_id(msg_id)
+        if offset < 0:
+            raise InvalidArgument(f"{msg_id} is no offset message id: it names no place in a commit log")
+        return self.at(offset, store_host=host)
+
+    def _settle(self, searches: list[_Search]) -> list[Fetched]:
+        if self._log is not None:
+            for search in searches:
+                self._read_local(self._log, search)
+        if self._archive is not None:
+            self._read_archived(self._archive, searches)
+        return [self._outcome(search) for search in searches]
+
+    # the store's own files
+
+    def _read_local(self, log: CommitLogReader, search: _Search) -> None:
+        place = search.place
+        try:
+            message = log.read(place.offset, place.size)
+        except MissingOffsets as error:
+            self._judge_gap(log, search, error)
+        except CorruptFile as error:
+            search.read_from = error.file
+            search.problems.append(str(error))
+        except StorageError as error:
+            search.read_from, search.error = str(log.folder), error
+            search.problems.append(str(error))
+        else:
+            search.take(message, "local", str(log.folder))
+
+    def _judge_gap(self, log: CommitLogReader, search: _Search, error: MissingOffsets) -> None:
+        """Tell what the broker has deleted, at the beginning of its log, from what is missing."""
+        try:
+            begin = log.begin_offset()
+        except StorageError as trouble:
+            search.read_from, search.error = str(log.folder), trouble
+            search.problems.append(str(trouble))
+            return
+        if begin is None:
+            search.problems.append(f"{log.folder} holds no segments")
+        elif search.place.offset < begin:
+            search.deleted = True
+        else:
+            search.problems.append(str(error))
+
+    # archived segments
+
+    def _read_archived(self, archive: SegmentArchive, searches: Sequence[_Search]) -> None:
+        """Try the segments that hold each place, one store after the other, until its message is found."""
+        one_store = len(archive.state().stores) <= 1
+        open_searches = [s for s in searches if s.found is None and not (one_store and s.collision is not None)]
+        candidates = {id(search): archive.holding(search.place.offset, self._store_name) for search in open_searches}
+        turn = 0
+        while open_searches := [s for s in open_searches if s.found is None and len(candidates[id(s)]) > turn]:
+            runs = _runs([(candidates[id(search)][turn], search) for search in open_searches])
+            _each(runs, lambda run: _read_run(archive, run), self._threads)
+            turn += 1
+
+    # what became of it
+
+    def _outcome(self, search: _Search) -> Fetched:
+        known = search.found or (search.collision if search.error is None else None)
+        if known is not None:
+            return replace(known, requests=search.requests, bytes=search.bytes)
+        problem = "; ".join(search.problems) or None
+        state: MessageState = "missing"
+        if problem is None:
+            if search.deleted:
+                state, problem = "expired", "the broker has deleted this part of its commit log, and it was not archived"
+            else:
+                problem = "no archived segment holds it" + ("" if self._log is not None else ", and no store directory was given")
+        return Fetched(
+            item=search.item, state=state, read_from=search.read_from, problem=problem, error=search.error, requests=search.requests,
+            bytes=search.bytes,
+        )  # fmt: skip
+
+
+def _runs(wanted: Sequence[tuple[ArchivedSegment, _Search]]) -> list[_Run]:
+    """Return the ranges to fetch: neighbours of one segment are joined."""
+    runs: list[_Run] = []
+    for segment, search in sorted(wanted, key=lambda pair: (pair[0].name, pair[1].place.offset)):
+        begin = search.place.offset
+        end = min(begin + (search.place.size or _GUESS_BYTES), segment.end)
+        last = runs[-1] if runs else None
+        if last is not None and last.segment == segment and begin <= last.end + _GAP_BYTES and end - last.begin <= _RUN_BYTES:
+            last.end = max(last.end, end)
+            last.searches.append(search)
+        else:
+            runs.append(_Run(segment, begin, end, [search]))
+    return runs
+
+
+def _read_run(archive: SegmentArchive, run: _Run) -> None:
+    """Fetch a run and let each of its searches judge its message."""
+    segment, first = run.segment, run.searches[0]
+    for search in run.searches:
+        search.read_from = segment.name
+    first.requests += 1
+    try:
+        data = archive.read(segment, run.begin, run.end - run.begin)
+    except ObjectNotFound:
+        return  # the log has removed the segment: it is not archived any more
+    except (CorruptFile, StorageError) as error:
+        for search in run.searches:
+            search.problems.append(str(error))
+            search.error = error if isinstance(error, StorageError) else search.error
+        return
+    first.bytes += len(data)
+    for search in run.searches:
+        try:
+            message = _decode(archive, segment, search, memoryview(data)[search.place.offset - run.begin :])
+        except (CorruptFile, StorageError) as error:
+            search.problems.append(str(error))
+            search.error = error if isinstance(error, StorageError) else search.error
+        else:
+            search.take(message, "archived", segment.name)
+
+
+def _decode(archive: SegmentArchive, segment: ArchivedSegment, search: _Search, data: memoryview) -> Message:
+    """Return the message at the beginning of `data`; one of unknown size that is longer is fetched whole."""
+    offset, size = search.place.offset, search.place.size
+    at = offset - segment.start
+    if size is None and len(data) >= MIN_MESSAGE_BYTES:
+        claimed = int.from_bytes(data[:4], "big")
+        if len(data) < claimed <= segment.end - offset:
+            search.requests += 1
+            search.bytes += claimed
+            data = memoryview(archive.read(segment, offset, claimed))
+    elif size is not None:
+        data = data[:size]
+    message = decode_message(data, file=segment.name, file_offset=at, physical_offset=offset)
+    if size is not None and message.size != size:
+        raise CorruptFile(segment.name, "another message than the one expected", offset=at, expected=size, found=message.size)
+    return message
+
+
+def _each(runs: Sequence[_Run], act: Callable[[_Run], None], threads: int) -> None:
+    """Call `act` for every run, several at once where there are several; requests count where the caller's do."""
+    if len(runs) < 2 or threads < 2:
+        for run in runs:
+            act(run)
+        return
+    with ThreadPoolExecutor(min(threads, len(runs)), "tiered-index-messages") as pool:
+        futures = [pool.submit(contextvars.copy_context().run, act, run) for run in runs]
+    for future in futures:
+        future.result()
