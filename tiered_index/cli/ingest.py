@@ -1,4 +1,4 @@
-"""`tiered-index ingest SOURCE`: a file of messages into an index, continued where it stopped.
+"""`tiered-index ingest SOURCE`: a RocketMQ store (`follow`) or a file of messages into an index, continued where it stopped.
 
 The position up to which the source is durable is kept by the index itself, with the entries. Killed at any moment and started again,
 this command takes what is missing; entries put twice are one answer. One thread beside the index's own.
@@ -13,20 +13,20 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from tiered_index.cli.follow import FollowOptions, ingest_store
 from tiered_index.cli.output import human_count, human_seconds
 from tiered_index.cli.progress import Progress
+from tiered_index.cli.putting import PatientPut
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.settling import settle
 from tiered_index.cli.sources.messages import Batch, Message, Source, columns_of
 from tiered_index.cli.sources.opening import open_source, source_name
-from tiered_index.errors import BackPressure, InvalidArgument
+from tiered_index.errors import InvalidArgument
 from tiered_index.service.index import IndexService
 
 __all__ = ["Intake", "ingest"]
 
-_PAUSE_S = 0.2
-_FLUSH_ENTRIES = 250_000
-# positions become durable by the flush, so this bounds what a crash makes the next run put again
+_STORE = "RocketMQ stores"
 
 
 @dataclass
@@ -42,7 +42,9 @@ class Intake:
     entries: int = 0
     skipped: int = 0
     position: int = 0
-    _unflushed: int = 0
+
+    def __post_init__(self) -> None:
+        self._patient = PatientPut(self.index, self.patience_s)
 
     def take(self, batch: Batch) -> None:
         """Put one batch. Raises `InvalidArgument` at a bad message; what lies before it is taken, nothing behind it."""
@@ -80,41 +82,16 @@ class Intake:
         self.messages += len(run)
 
     def _put(self, columns: Any, end: int) -> None:
-        waiting_since: float | None = None
-        while True:
-            try:
-                put = self.index.put_batch(columns, self.name, end)
-            except BackPressure:
-                waiting_since = waiting_since or time.monotonic()
-                if time.monotonic() - waiting_since > self.patience_s:
-                    raise
-                self._make_room()
-            else:
-                self.position = end
-                self.entries += put
-                self._unflushed += put
-                break
-        if self._unflushed >= _FLUSH_ENTRIES:
-            self._flush()
-
-    def _make_room(self) -> None:
-        if not self._flush():
-            time.sleep(_PAUSE_S)
-
-    def _flush(self) -> bool:
-        """Return whether the buffer is empty now. At the disk's bound it isn't: only the life cycle's own threads can help there."""
-        try:
-            self.index.flush()
-        except BackPressure:
-            return False
-        self._unflushed = 0
-        return True
+        self.entries += self._patient(columns, self.name, end)
+        self.position = end
 
 
 @command
 def ingest(
     session: Session,
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="file.ndjson, file.ndjson.gz or file.parquet.", show_default=False)],
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A RocketMQ store folder, file.ndjson[.gz] or file.parquet.", show_default=False),
+    ],
     slots: Annotated[int | None, typer.Option(help="Hash slots a file; by default the index's or the preset's.")] = None,
     items: Annotated[int | None, typer.Option(help="Items a file; by default the index's or the preset's.")] = None,
     preset: Annotated[Literal["native", "rocketmq"] | None, typer.Option(help="File family; rocketmq writes RocketMQ's bytes.")] = None,
@@ -122,18 +99,51 @@ def ingest(
     restart: Annotated[bool, typer.Option("--restart", help="Take the source from its start, also where it has changed.")] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad messages and go on instead of stopping at the first.")] = False,
     patience: Annotated[float, typer.Option(min=0, help="Seconds to wait out a full disk or a lost storage.")] = 60.0,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what the broker writes, until ended.", rich_help_panel=_STORE),
+    ] = False,
+    store_name: Annotated[
+        str | None, typer.Option(help="What the store is called in the index; by default its path.", rich_help_panel=_STORE),
+    ] = None,
+    skip_corrupt: Annotated[
+        bool, typer.Option("--skip-corrupt", help="Report damage and go on at the next readable message.", rich_help_panel=_STORE),
+    ] = False,
+    skip_missing: Annotated[
+        bool, typer.Option("--skip-missing", help="Report what was deleted unread, or rewritten, and go on.", rich_help_panel=_STORE),
+    ] = False,
+    begin_from: Annotated[
+        Literal["begin", "checkpoint"],
+        typer.Option("--from", help="Where to begin with a store that the index doesn't know.", rich_help_panel=_STORE),
+    ] = "begin",
+    poll: Annotated[float, typer.Option(min=0.01, help="Seconds between looks at the end of the log.", rich_help_panel=_STORE)] = 0.2,
+    archive_segments: Annotated[
+        bool, typer.Option("--archive-segments", help="Upload each closed segment of the commit log.", rich_help_panel=_STORE),
+    ] = False,
 ) -> int:
-    """Index the messages of a file; the same file again continues where it stopped.
+    """Index the messages of a RocketMQ store or a file; the same source again continues where it stopped.
+
+    A store is only read, also while its broker runs; --follow stays beside it.
 
     An NDJSON line is {"topic","queue_id","keys":[...],"offset","size","timestamp_ms"[,"topic_id"]}; a Parquet file has these columns, with
     "key" or "keys". A file that grew at its end is continued; one that changed is an error unless --restart.
 
     [bold]Examples[/bold]
 
+      tiered-index ingest /home/rocketmq/store --root /data/index --storage s3://bucket/index --follow
+
       tiered-index ingest messages.ndjson --root /data/index --storage s3://bucket/index --wait
 
       tiered-index ingest day.parquet --root ./index --storage file:///tmp/store --slots 100000 --items 400000 --json
     """
+    if source.is_dir():
+        options = FollowOptions(
+            store_name, follow, wait, restart, skip_corrupt, skip_missing, begin_from, poll, patience, archive_segments
+        )  # fmt: skip
+        return ingest_store(session, source, options, slots=slots, items=items, preset=preset)
+    of_stores = {"--follow": follow, "--store-name": store_name, "--skip-corrupt": skip_corrupt, "--skip-missing": skip_missing,
+                 "--from": begin_from != "begin", "--archive-segments": archive_segments}  # fmt: skip
+    if wrong := [name for name, given in of_stores.items() if given]:
+        raise InvalidArgument(f"{wrong[0]} is for a RocketMQ store, and {source} is not a folder")
     opened = open_source(source)
     started_s = time.monotonic()
     config = session.config(slots=slots, items=items, preset=preset)

@@ -27,7 +27,7 @@ def open_source(path: Path) -> Source:
     """Return the source at `path`, told by its first bytes. Raises `InvalidArgument`, `CorruptFile`."""
     path = path.expanduser().absolute()
     if path.is_dir():
-        raise InvalidArgument(f"{path} is a folder; give one NDJSON or Parquet file (RocketMQ's store folders are not read yet)")
+        raise InvalidArgument(f"{path} is a folder; give one NDJSON or Parquet file")
     try:
         with path.open("rb") as handle:
             head = handle.read(64)

@@ -1,0 +1,213 @@
+"""`tiered-index ingest STORE_DIR`: a RocketMQ store into an index, to its end or, with --follow, for as long as the command runs.
+
+Beside the broker, reading only. With --json and --follow stdout has a status line whenever something changed (once a second at most), and a
+last one with everything. One thread beside the index's own and the archiver's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tiered_index.cli.archiving import Archiving
+from tiered_index.cli.ending import Ending
+from tiered_index.cli.output import human_bytes, human_count, human_seconds
+from tiered_index.cli.progress import Progress
+from tiered_index.cli.putting import PatientPut, Stopped
+from tiered_index.cli.session import Session
+from tiered_index.cli.settling import settle
+from tiered_index.errors import TieredIndexError
+from tiered_index.rocketmq.archive import SegmentArchiver
+from tiered_index.rocketmq.dispatcher import Dispatched, Dispatcher, Loss, Start
+from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.rocketmq.walking import End
+from tiered_index.service.index import IndexService
+
+__all__ = ["FollowOptions", "Follower", "ingest_store"]
+
+_STATUS_INTERVAL_S = 1.0
+_LOSSES = 1_000
+
+
+@dataclass(frozen=True)
+class FollowOptions:
+    """What the command line says; times in seconds."""
+
+    store_name: str | None = None
+    follow: bool = False
+    wait: bool = False
+    restart: bool = False
+    skip_corrupt: bool = False
+    skip_missing: bool = False
+    start: Start = "begin"
+    poll_s: float = 0.2
+    patience_s: float = 60.0
+    archive: bool = False
+
+
+@dataclass
+class Follower:
+    """One dispatcher in a loop, and what came of it. `losses` is bounded, `loss_count` isn't."""
+
+    session: Session
+    index: IndexService
+    dispatcher: Dispatcher
+    options: FollowOptions
+    ending: Ending
+    archiving: Archiving | None = None
+    messages: int = 0
+    entries: int = 0
+    hidden: int = 0
+    replaced_keys: int = 0
+    losses: list[Loss] = field(default_factory=list)
+    loss_count: int = 0
+    _tail: End | None = None
+    _said: tuple[object, ...] = ()
+    _said_s: float = 0.0
+    _new_losses: list[Loss] = field(default_factory=list)
+
+    def run(self, progress: Progress) -> None:
+        """Dispatch to the end of the log, or until the command is to end. Raises as `Dispatcher.run_once` and the archiver do."""
+        while not self.ending.event.is_set():
+            try:
+                done = self.dispatcher.run_once()
+            except Stopped:
+                return
+            self._count(done)
+            if self.archiving is not None:
+                self.archiving.poll()
+            if done.caught_up and not self.options.follow:
+                return
+            self._say(progress)
+            if done.caught_up:
+                self.ending.event.wait(self.options.poll_s)
+
+    def _count(self, done: Dispatched) -> None:
+        self._tail = done.state or self._tail
+        self.messages += done.messages
+        self.entries += done.entries
+        self.hidden += done.hidden
+        self.replaced_keys += done.replaced_keys
+        for loss in done.losses:
+            count = f", {human_count(loss.messages)} messages" if loss.messages is not None else ""
+            self.session.out.note(f"{loss.kind}: commit log offsets {loss.begin} to {loss.end}{count}: {loss.problem}")
+            self.loss_count += 1
+            if len(self.losses) < _LOSSES:
+                self.losses.append(loss)
+                self._new_losses.append(loss)
+
+    def _say(self, progress: Progress) -> None:
+        """Show where we are, once in a while."""
+        now_s = time.monotonic()
+        if now_s - self._said_s < _STATUS_INTERVAL_S:
+            return
+        self._said_s = now_s
+        # refused once another writer has taken over, also while there is nothing to put
+        self.index.put_batch({name: [] for name in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")})
+        lag = self.dispatcher.lag()
+        problems = self._problems()
+        seconds = f", {human_seconds(lag.seconds)}" if lag.seconds else ""
+        detail = f"{human_count(self.entries)} entries, {human_bytes(lag.bytes)}{seconds} behind"
+        progress.update(self.dispatcher.position or 0, "; ".join([detail, *problems]))
+        state = (self.dispatcher.position, lag, self.loss_count, *problems)
+        if not (self.options.follow and self.session.out.as_json) or state == self._said:
+            return
+        self._said = state
+        self.session.out.record({
+            "status": "following", "position": self.dispatcher.position or 0, "messages": self.messages, "entries": self.entries,
+            "lag": asdict(lag), "losses": [asdict(loss) for loss in self._new_losses], "problems": problems,
+        })  # fmt: skip
+        self._new_losses.clear()
+        sys.stdout.flush()
+
+    def _problems(self) -> list[str]:
+        found = list(self.index.health()["problems"])
+        if self.archiving is not None and self.archiving.problem is not None:
+            found.append(f"archive: {self.archiving.problem}")
+        return found
+
+    def document(self, *, taken_s: float) -> dict[str, Any]:
+        """Return everything that is to be said at the end."""
+        dispatcher, store = self.dispatcher, self.dispatcher.store
+        return {
+            "status": "stopped" if self.ending.event.is_set() else "complete",
+            "source": str(store.folder),
+            "source_name": store.source,
+            "resumed_from": dispatcher.resumed_from or 0,
+            "position": dispatcher.position or 0,
+            "unit": "bytes",
+            "messages": self.messages,
+            "entries": self.entries,
+            "hidden": self.hidden,
+            "replaced_keys": self.replaced_keys,
+            "tail": self._tail.value if self._tail is not None else None,
+            "lag": asdict(dispatcher.lag()),
+            "loss_count": self.loss_count,
+            "losses": [asdict(loss) for loss in self.losses],
+            **({"archived_segments": self.archiving.archived} if self.archiving is not None else {}),
+            "ingest_s": round(taken_s, 3),
+            "entries_per_s": round(self.entries / taken_s) if taken_s else None,
+        }
+
+
+def ingest_store(session: Session, path: Path, options: FollowOptions, **settings: Any) -> int:
+    """Ingest the store in a folder; `settings` are the index's. Return the exit code."""
+    store = StoreDirectory.open(path, options.store_name)
+    config = session.config(offset_space="commitlog", **settings)
+    started_s = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        ending = stack.enter_context(Ending())
+        index = stack.enter_context(IndexService.open(config))
+        dispatcher = Dispatcher(
+            index, store, put=PatientPut(index, options.patience_s, ending.event), skip_corrupt=options.skip_corrupt,
+            skip_missing=options.skip_missing, restart=options.restart, start=options.start,
+        )  # fmt: skip
+        follower = Follower(session, index, dispatcher, options, ending)
+        if options.archive:
+            follower.archiving = stack.enter_context(Archiving(SegmentArchiver(index, store.name, store.commitlog)))
+        end = None if options.follow else store.log_end()
+        with session.progress("following" if options.follow else "ingesting", end.offset if end is not None else None) as progress:
+            try:
+                follower.run(progress)
+            except TieredIndexError:
+                with contextlib.suppress(TieredIndexError):  # what stopped us is what is reported
+                    index.flush()
+                raise
+        index.flush()
+        taken_s = time.monotonic() - started_s
+        if options.wait and ending.exit_code == 0:
+            if follower.archiving is not None:
+                follower.archiving.finish()
+            settle(index, options.patience_s, lambda total: session.progress("compacting and uploading", total))
+        document = follower.document(taken_s=taken_s)
+        document |= {"elapsed_s": round(time.monotonic() - started_s, 3), "files": index.health()["files"]}
+    if not session.out.as_json:
+        session.out.facts(_facts(document))
+    elif options.follow:
+        session.out.record(document)
+    else:
+        session.out.document(document)
+    return ending.exit_code
+
+
+def _facts(document: dict[str, Any]) -> dict[str, object]:
+    resumed = f" (resumed from {human_count(document['resumed_from'])})" if document["resumed_from"] else ""
+    lag = document["lag"]
+    losses = document["loss_count"]
+    return {
+        "store": document["source"],
+        "position": f"{human_count(document['position'])} {document['unit']}{resumed}",
+        "behind": f"{human_bytes(lag['bytes'])}" if lag["bytes"] else None,
+        "messages": human_count(document["messages"]),
+        "entries": human_count(document["entries"]),
+        "hidden": f"{human_count(document['hidden'])} prepared or rolled back" if document["hidden"] else None,
+        "lost": f"{human_count(losses)} ranges of the commit log, named above" if losses else None,
+        "archived": f"{human_count(document['archived_segments'])} segments" if "archived_segments" in document else None,
+        "rate": f"{human_count(document['entries_per_s'])} entries/s" if document["entries_per_s"] else None,
+        "time": human_seconds(document["elapsed_s"]),
+        "files": ", ".join(f"{count} {state}" for state, count in sorted(document["files"].items())) or "none",
+    }
