@@ -19,6 +19,7 @@ from tiered_index.cli.dump import dump
 from tiered_index.cli.files import files
 from tiered_index.cli.ingest import ingest
 from tiered_index.cli.inspect import inspect
+from tiered_index.cli.message import message
 from tiered_index.cli.output import Printer
 from tiered_index.cli.query import query
 from tiered_index.cli.recover import recover
@@ -42,7 +43,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (demo, ingest, query, files, inspect, dump, verify, recover, bench):
+for _command in (demo, ingest, query, message, files, inspect, dump, verify, recover, bench):
     app.command(_command.__name__)(_command)
 
 

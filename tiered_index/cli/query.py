@@ -1,17 +1,23 @@
-"""`tiered-index query TOPIC KEY`: which messages carry a key. Reads a storage, a root beside its writer, or both; writes nothing."""
+"""`tiered-index query TOPIC KEY`: which messages carry a key. Reads a storage, a root beside its writer, or both; writes nothing.
+
+With --messages the messages themselves are the answer: see `messages.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
-from tiered_index.cli.output import Printer, counted, human_bytes
+from tiered_index.cli.explaining import print_explain, print_failed
+from tiered_index.cli.output import Printer
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.times import format_time, time_option
+from tiered_index.errors import InvalidArgument
 from tiered_index.service.reader import IndexReader
-from tiered_index.types import Explain, IndexItem, QueryResult
+from tiered_index.types import IndexItem, QueryResult
 
 __all__ = ["query"]
 
@@ -33,8 +39,16 @@ def query(
     explain: Annotated[bool, typer.Option("--explain", help="Show what was read, file by file, and what it cost.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Every answer; with --json one a line, the last line is the status.")] = False,
     allow_partial: Annotated[bool, typer.Option("--allow-partial", help="Answer from what can be read, name the rest (exit 6).")] = False,
+    messages: Annotated[bool, typer.Option("--messages", help="Fetch the messages themselves, from --store or archived segments.")] = False,
+    store: Annotated[Path | None, typer.Option(help="With --messages: RocketMQ's store directory.", show_default=False)] = None,
+    body: Annotated[
+        Literal["text", "json", "hex", "none"] | None, typer.Option(help="With --messages: how to show bodies (text).", show_default=False)
+    ] = None,
 ) -> int:
-    """Look a key up: its messages, newest first. No match is an empty answer and exit code 0.
+    """Look a key up: where its messages lie, newest first, or the messages themselves. No match is an empty answer and exit code 0.
+
+    With --messages each message comes with its state: local, archived, expired (the broker deleted it, and it was not archived) or missing,
+    with the reason. Entries of other keys with an equal hash are dropped and counted.
 
     [bold]Examples[/bold]
 
@@ -43,9 +57,19 @@ def query(
       tiered-index query orders order-4711 --root /data/index --begin 2026-11-01 --end 2026-11-02T12:00:00Z --explain
 
       tiered-index query orders customer-7 --storage file:///tmp/store --all --json
+
+      tiered-index query orders order-4711 --root /data/index --messages --store /home/rocketmq/store --body json
     """
+    if not messages and (store is not None or body is not None):
+        raise InvalidArgument("--store and --body say how messages are fetched and shown: give --messages, too")
     with IndexReader.open(config=session.config()) as reader:
         page = max_count if max_count is not None else _PAGE if every else _FEW
+        if messages:
+            from tiered_index.cli.messages import MessagePages
+
+            return MessagePages(reader, topic, key, begin, end, page, cursor, allow_partial, every, store, body or "text").show(
+                session.out, explain=explain
+            )
         pages = _pages(reader, topic, key, begin, end, page, cursor, allow_partial, every=every)
         if every and session.out.as_json:
             return _stream(session.out, pages)
@@ -97,25 +121,11 @@ def _print(out: Printer, answers: list[QueryResult], *, explain: bool) -> None:
     out.line(f"{len(items):,} found, {'partial' if partial else last.status}")
     if last.cursor is not None:
         out.line(f"more with --cursor {last.cursor}")
-    for report in {report.file: report for answer in answers for report in answer.failed}.values():
-        out.line(f"not read: {report.file} ({report.place}): {report.error}")
+    print_failed(out, [report for answer in answers for report in answer.failed])
     if explain:
         for answer in answers:
-            _print_explain(out, answer.explain)
+            print_explain(out, answer.explain)
 
 
 def _row(item: IndexItem) -> tuple[object, ...]:
     return format_time(item.timestamp_ms), item.queue_id, item.offset, item.size, item.topic_id
-
-
-def _print_explain(out: Printer, explain: Explain) -> None:
-    rows = []
-    for f in explain.files:
-        between = format_time(f.begin_ms), format_time(f.end_ms)
-        rows.append((f.file, f.place, f.outcome, *between, f.requests, f.bytes, f"{f.elapsed_ms:.2f}", f.matched))
-    columns = ("file", "place", "outcome", "from", "to", "requests", "bytes", "ms", "matched")
-    out.table(columns, rows, right="requests bytes ms matched")
-    out.line(
-        f"{counted(explain.files_read, 'file')} read, {explain.files_skipped} skipped, {counted(explain.requests, 'request')}, "
-        f"{human_bytes(explain.bytes)}, {explain.cost_usd * 1e6:.2f} USD a million such look-ups, {explain.elapsed_ms:.1f} ms"
-    )

@@ -54,7 +54,7 @@ class FoundRocketmqMessage(Message):
 
 
 def show_body(message: Message, wanted: BodyFormat) -> dict[str, Any]:
-    """Return ``body`` and ``body_format``: what is no JSON is shown as text, what is no UTF-8 as hexadecimal digits.
+    """Return ``body`` and ``body_format``: what is no JSON is shown as text, what is no text as hexadecimal digits.
 
     A body that can't be decompressed is shown as stored, in hexadecimal digits, with ``body_problem``; "none" gives neither.
     """
@@ -69,7 +69,7 @@ def show_body(message: Message, wanted: BodyFormat) -> dict[str, Any]:
             return {"body": json.loads(plain, parse_constant=_no_constant), "body_format": "json"}
         except (ValueError, RecursionError):
             pass  # shown as text
-    if wanted != "hex":
+    if wanted != "hex" and b"\0" not in plain:
         try:
             return {"body": plain.decode(), "body_format": "text"}
         except UnicodeDecodeError:

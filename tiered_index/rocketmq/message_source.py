@@ -193,6 +193,10 @@ class RocketmqMessages:
 
     # what became of it
 
+    @property
+    def _not_archived(self) -> str:
+        return "no archived segment holds it" if self._archive is not None else "no archive was given"
+
     def _outcome(self, search: _Search) -> Fetched:
         known = search.found or (search.collision if search.error is None else None)
         if known is not None:
@@ -201,9 +205,9 @@ class RocketmqMessages:
         state: MessageState = "missing"
         if problem is None:
             if search.deleted:
-                state, problem = "expired", "the broker has deleted this part of its commit log, and it was not archived"
+                state, problem = "expired", "the broker has deleted this part of its commit log, and " + self._not_archived
             else:
-                problem = "no archived segment holds it" + ("" if self._log is not None else ", and no store directory was given")
+                problem = self._not_archived + ("" if self._log is not None else ", and no store directory was given")
         return Fetched(
             item=search.item, state=state, read_from=search.read_from, problem=problem, error=search.error, requests=search.requests,
             bytes=search.bytes,

@@ -1,0 +1,82 @@
+"""`tiered-index message ID`: one message by its id, as RocketMQ's `queryMsgById` and `queryMsgByUniqueKey` give it. Writes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from tiered_index.cli.session import Session, command
+from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.service.messages import Fetched, MessageSource
+from tiered_index.service.reader import IndexReader
+
+__all__ = ["message"]
+
+_FOUND = 1
+_MANY = 32
+
+
+@command
+def message(
+    session: Session,
+    msg_id: Annotated[str, typer.Argument(metavar="ID", help="Offset message id, or with --topic a unique key.", show_default=False)],
+    topic: Annotated[str | None, typer.Option(help="Topic: the id is looked up in the index as a unique key.", show_default=False)] = None,
+    store: Annotated[Path | None, typer.Option(help="RocketMQ's store directory.", show_default=False)] = None,
+    body: Annotated[Literal["text", "json", "hex", "none"], typer.Option(help="How to show the body.")] = "text",
+) -> int:
+    """Show one message: by the id that names its place (store host and commit log offset, 32 or 56 hexadecimal digits), or with --topic by
+    the unique key that its producer gave it, which needs the index.
+
+    It is read from --store, or from archived segments where --storage or --root names the index. Exit code 1: the id is well-formed, and
+    the message can't be had; its state and the reason are printed.
+
+    [bold]Examples[/bold]
+
+      tiered-index message 7F00000100002A9F0000000000000000 --store /home/rocketmq/store
+
+      tiered-index message 7F00000100002A9F0000000000000000 --storage s3://bucket/index --body json
+
+      tiered-index message 0A010203000004D218B4AAC200000000 --topic orders --root /data/index --store /home/rocketmq/store --json
+    """
+    config = session.config()
+    has_index = config.root is not None or config.storage is not None
+    if not has_index and (store is None or topic is not None):
+        raise ConfigError("a unique key needs the index: give --root or --storage" if topic else "give --store, --storage or --root")
+    from tiered_index.cli.messages import describe_fetched, print_fetched
+    from tiered_index.rocketmq.message_source import RocketmqMessages
+
+    with contextlib.ExitStack() as stack:
+        reader = stack.enter_context(IndexReader.open(config=config)) if has_index else None
+        source = RocketmqMessages(store, reader.segment_archive if reader is not None else None)
+        if topic is None:
+            found = [source.by_msg_id(msg_id)]
+        else:
+            assert reader is not None
+            found = _by_unique_key(reader, source, topic, msg_id) or _by_place(source.by_msg_id, topic, msg_id)
+    if session.out.as_json:
+        session.out.document({"messages": [describe_fetched(one, body) for one in found]})
+    else:
+        for one in found:
+            print_fetched(session.out, one, body)
+        if not found:
+            session.out.line(f"no message of {topic} has the unique key {msg_id}")
+    return 0 if any(one.message is not None for one in found) else _FOUND
+
+
+def _by_unique_key(reader: IndexReader, source: MessageSource, topic: str, key: str) -> list[Fetched]:
+    """Return the messages whose unique key that is, not those that carry it as one of their other keys."""
+    found = reader.messages(topic, key, max_count=_MANY, source=source).messages
+    return [one for one in found if one.message is None or getattr(one.message, "uniq_key", None) == key]
+
+
+def _by_place(by_msg_id: Callable[[str], Fetched], topic: str, msg_id: str) -> list[Fetched]:
+    """Return the message of that topic which the id names by its place, where it does: RocketMQ's tools take either id, too."""
+    try:
+        fetched = by_msg_id(msg_id)
+    except InvalidArgument:
+        return []
+    return [fetched] if getattr(fetched.message, "topic", None) == topic else []
