@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 ENTRY_BYTES = ENTRY.itemsize
 ENTRIES_PER_FILE = 300_000
 _READ_ENTRIES = 1 << 18
-_READ_AHEAD = 1 << 15
+_READ_AHEAD = 1 << 13
 _CALLS_BETWEEN_LISTINGS = 16
 _END_OF_TIME = 2**63 - 1
 
@@ -99,12 +100,16 @@ class ConsumeQueue:
         if not files:
             return 0
         low, high = -(-files[0].start // ENTRY_BYTES), (files[-1].start + files[-1].file_size) // ENTRY_BYTES
+        starts = [file.start for file in files]
         while low < high:
             middle = (low + high) // 2
-            start, entries = self.read(middle, 1)
-            if start > middle:  # deleted meanwhile
-                low = min(start, high)
-            elif len(entries) and int(entries["offset"][0]) < offset:
+            file = files[bisect_right(starts, middle * ENTRY_BYTES) - 1]
+            try:
+                entries = decode_entries(pread(file.path, ENTRY_BYTES, middle * ENTRY_BYTES - file.start))
+            except FileNotFoundError:  # deleted meanwhile, so older than all that is left
+                low = middle + 1
+                continue
+            if len(entries) and int(entries["offset"][0]) < offset:
                 low = middle + 1
             else:
                 high = middle
@@ -165,7 +170,9 @@ class QueuePositions:
         self._calls += 1
         found = [part for queue in self._queues if self._reached.get(queue, -1) < end for part in self._advance(queue, begin, end)]
         if found:
-            self._waiting = np.unique(np.concatenate([self._waiting, *found]))
+            # sorted runs, which a stable sort merges: far faster here than what np.unique does
+            known = np.sort(np.concatenate([self._waiting, *found]), kind="stable")
+            self._waiting = known[np.append(True, known[1:] != known[:-1])]
         self._waiting = self._waiting[np.searchsorted(self._waiting, begin) :]
         return self._waiting[: np.searchsorted(self._waiting, end)]
 

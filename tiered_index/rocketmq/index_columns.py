@@ -25,7 +25,7 @@ from tiered_index.rocketmq.layout import (
     header_dtype,
 )
 from tiered_index.rocketmq.message import Buffer, body_crc, decode_message, problem_of_values
-from tiered_index.rocketmq.property_columns import KeyColumns, key_columns, spans
+from tiered_index.rocketmq.property_columns import key_columns, spans
 from tiered_index.rocketmq.walking import End, message_positions, walk
 from tiered_index.types import MAX_TIMESTAMP_MS
 
@@ -33,7 +33,7 @@ __all__ = ["IndexBatch", "SkippedRange", "decode_index_columns"]
 
 Int64 = npt.NDArray[np.int64]
 
-_BLOCK = 8_192
+_BLOCK = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,47 +86,79 @@ def decode_index_columns(
     else:
         found = message_positions(data, positions, segment_bytes=segment_bytes)
     raw = np.frombuffer(data, np.uint8)
-    fields = _Fields(raw, found.positions, start_offset)
-    if check_crc:
-        fields.check_bodies(data)
-    topics, index = fields.topics()
-    count = fields.count
+    blocks: list[_Block] = []
+    count = 0
+    # some thousand messages at a time: what they need stays within the cache
+    for first in range(0, max(len(found.positions), 1), _BLOCK):
+        positions = found.positions[first : first + _BLOCK]
+        blocks.append(_decode_block(data, raw, positions, start_offset, check_crc))
+        count += blocks[-1].count
+        if blocks[-1].count < len(positions):
+            break
     state, damage, stop = found.end, None, found.stop
     if count < len(found.positions):
         stop = int(found.positions[count])
         state, damage = End.DAMAGED, _what_is_wrong(data, stop, start_offset, file, file_offset)
     elif state is End.DAMAGED:
         damage = CorruptFile(file, str(found.problem), offset=file_offset + stop)
-    transaction = fields.head["sys_flag"][:count] & TRANSACTION_MASK
+    return IndexBatch(
+        columns=_record_batch(blocks), begin=start_offset, end=start_offset + stop, messages=count,
+        hidden=sum(block.hidden for block in blocks), replaced_keys=sum(block.replaced for block in blocks),
+        last_store_ms=next((block.last_store_ms for block in reversed(blocks) if block.count), None), state=state, damage=damage,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What `count` messages give: one row a key."""
+
+    count: int
+    hidden: int
+    replaced: int
+    last_store_ms: int | None
+    topics: list[str]
+    topic: npt.NDArray[np.int32]
+    keys: Any
+    numbers: npt.NDArray[np.void]
+    """The rows' headers."""
+
+
+def _decode_block(data: Buffer, raw: npt.NDArray[np.uint8], positions: Int64, start_offset: int, check_crc: bool) -> _Block:
+    """Decode the messages at `positions` up to the first that is none."""
+    fields = _Fields(raw, positions, start_offset)
+    if check_crc:
+        fields.check_bodies(data)
+    topics, index = fields.topics()
+    count = fields.count
+    head = fields.head[:count]
+    transaction = head["sys_flag"] & TRANSACTION_MASK
     hidden = (transaction == TRANSACTION_PREPARED) | (transaction == TRANSACTION_ROLLBACK)
     shown = np.flatnonzero(~hidden)
-    keys = _keys(data, fields.properties_at[shown], fields.ends[shown])
+    keys = key_columns(data, fields.properties_at[shown], fields.ends[shown])
     row = shown[keys.message]
+    last_ms = int(head["store_ms"][-1]) if count else None
+    return _Block(count, count - len(shown), keys.replaced, last_ms, topics, index[row], keys.keys, head[row])
+
+
+def _record_batch(blocks: list[_Block]) -> Any:
+    """Join blocks; their topics get one dictionary."""
+    place: dict[str, int] = {}
+    topic = []
+    for block in blocks:
+        places = np.array([place.setdefault(name, len(place)) for name in block.topics], np.int32)
+        topic.append(places[block.topic] if len(places) else block.topic)
 
     def column(name: str, kind: Any) -> Any:
-        return pa.array(fields.head[name][:count].astype(kind)[row])
+        return pa.array(np.concatenate([block.numbers[name] for block in blocks]).astype(kind, copy=False))
 
-    columns = pa.RecordBatch.from_arrays(
+    return pa.RecordBatch.from_arrays(
         [
-            pa.DictionaryArray.from_arrays(pa.array(index[row]), pa.array(topics, pa.string())),
-            column("queue_id", np.int32), keys.keys, column("physical_offset", np.int64), column("size", np.int32),
-            column("store_ms", np.int64),
+            pa.DictionaryArray.from_arrays(pa.array(np.concatenate(topic)), pa.array(list(place), pa.string())),
+            column("queue_id", np.int32), pa.concat_arrays([block.keys for block in blocks]), column("physical_offset", np.int64),
+            column("size", np.int32), column("store_ms", np.int64),
         ],
         names=["topic", "queue_id", "key", "offset", "size", "timestamp_ms"],
     )  # fmt: skip
-    return IndexBatch(
-        columns=columns, begin=start_offset, end=start_offset + stop, messages=count, hidden=count - len(shown),
-        replaced_keys=keys.replaced, last_store_ms=int(fields.head["store_ms"][count - 1]) if count else None, state=state, damage=damage,
-    )  # fmt: skip
-
-
-def _keys(data: Buffer, starts: Int64, ends: Int64) -> KeyColumns:
-    """Return `key_columns`, some thousand messages at a time: what they need stays within the cache."""
-    if len(starts) <= _BLOCK:
-        return key_columns(data, starts, ends)
-    parts = [key_columns(data, starts[i : i + _BLOCK], ends[i : i + _BLOCK]) for i in range(0, len(starts), _BLOCK)]
-    message = np.concatenate([part.message + i * _BLOCK for i, part in enumerate(parts)])
-    return KeyColumns(message, pa.concat_arrays([part.keys for part in parts]), sum(part.replaced for part in parts))
 
 
 def _what_is_wrong(data: Buffer, position: int, start_offset: int, file: str, file_offset: int) -> CorruptFile:

@@ -73,7 +73,7 @@ def walk(data: Buffer, begin: int = 0, *, stop_at: int | None = None, segment_by
         add(position)
         position += size
     positions = np.array(found, np.int64)
-    is_message = np.isin(_heads(data, positions)["magic"], _MAGICS)
+    is_message = _is_message(_heads(data, positions))
     if not is_message.all():
         positions = positions[: int(is_message.argmin())]
         position = found[len(positions)]
@@ -89,6 +89,12 @@ def _heads(data: Buffer, positions: Positions) -> npt.NDArray[np.void]:
     """Return size and magic at each position, at least 8 bytes before the end of the data."""
     windows = np.ndarray((max(len(data) - 7, 0),), "V8", data, strides=(1,))
     return windows[positions].view([("size", ">i4"), ("magic", ">u4")])
+
+
+def _is_message(heads: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+    magics = heads["magic"]
+    is_message: npt.NDArray[np.bool_] = (magics == MAGIC_V1) | (magics == MAGIC_V2)
+    return is_message
 
 
 def _what_stands(data: Buffer, position: int, segment_end: int) -> tuple[End, str | None]:
@@ -123,7 +129,7 @@ def message_positions(data: Buffer, known: npt.ArrayLike, begin: int = 0, *, seg
     # sizes and magics of all known messages by one gather of 8 bytes each
     heads = _heads(data, given)
     sizes = heads["size"].astype(np.int64)
-    good = np.isin(heads["magic"], _MAGICS) & (sizes >= MIN_MESSAGE_BYTES) & (sizes <= len(data) - given)
+    good = _is_message(heads) & (sizes >= MIN_MESSAGE_BYTES) & (sizes <= len(data) - given)
     given, sizes = given[good], sizes[good]
     ends = given + sizes
     parts: list[Positions] = []
