@@ -23,7 +23,7 @@ from tiered_index.storage.opening import open_storage
 __all__ = ["verify"]
 
 _FOUND = 1
-_NAMES = {"files": "file", "log_records": "log record", "checkpoints": "checkpoint", "objects": "object"}
+_NAMES = {"files": "file", "log_records": "log record", "checkpoints": "checkpoint", "objects": "object", "segments": "archived segment"}
 
 
 @command

@@ -8,6 +8,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from tiered_index.cli.checks.report import Report
+from tiered_index.cli.checks.segments import check_segments, note_stray_segments
 from tiered_index.cli.contents.bytes import WindowedRead
 from tiered_index.cli.progress import Progress
 from tiered_index.errors import CorruptFile, NotAnIndex, ObjectNotFound
@@ -33,7 +34,9 @@ def check_storage(
     with ThreadPoolExecutor(1 if deep else threads, "tiered-index-verify") as pool:
         for number, _ in enumerate(pool.map(check.check, state.objects.values()), 1):
             progress.update(number, "objects")
+    check_segments(storage, state, report, progress, deep=deep)
     _check_strays(storage, state, report)
+    note_stray_segments(storage, lambda: _refreshed(storage, state), report)
     known = {o.file_id for o in state.objects.values()}
     for file in local.values():
         if file.folder == "uploaded" and file.file_id not in known:
