@@ -11,6 +11,8 @@ import json
 import struct
 import zlib
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -95,7 +97,7 @@ class Directory:
 
         Nothing where the slot's group is empty, one run for a group, for a cut group one run per block that may hold a match.
         """
-        index = int(np.searchsorted(self.groups["first_slot"], slot, "right")) - 1
+        index = int(np.searchsorted(self._first_slots, slot, "right")) - 1
         if index < 0:
             return []
         group = self.groups[index]
@@ -111,35 +113,37 @@ class Directory:
             & (blocks["second_min"] <= second_max)
             & (blocks["second_max"] >= second_min)
         )
-        return [_run(block) for block in blocks[wanted]]
+        return _runs(blocks[wanted])
+
+    @cached_property
+    def _first_slots(self) -> npt.NDArray[np.int64]:
+        """The groups' first slots in native order, side by side: a search in the table itself would convert all of it each time."""
+        return self.groups["first_slot"].astype(np.int64)
 
     def runs_of(self, slots: Array, second_min: int, second_max: int) -> list[Run]:
         """Return what must be read to see every item of many `slots` (n) in the inclusive range of seconds, in order of position."""
-        indices = np.unique(np.searchsorted(self.groups["first_slot"], slots, "right") - 1)
-        runs: list[Run] = []
-        for group in self.groups[indices[indices >= 0]]:
-            if group["blocks"]:
-                first = int(group["first_block"])
-                blocks = self.blocks[first : first + int(group["blocks"])]
-                runs += [_run(block) for block in blocks[(blocks["second_min"] <= second_max) & (blocks["second_max"] >= second_min)]]
-            elif group["count"]:
-                runs.append(_run(group))
-        return runs
+        indices = np.unique(np.searchsorted(self._first_slots, slots, "right") - 1)
+        groups = self.groups[indices[indices >= 0]]
+        runs = _runs(groups[(groups["blocks"] == 0) & (groups["count"] > 0)])
+        for group in groups[groups["blocks"] > 0]:
+            first = int(group["first_block"])
+            blocks = self.blocks[first : first + int(group["blocks"])]
+            runs += _runs(blocks[(blocks["second_min"] <= second_max) & (blocks["second_max"] >= second_min)])
+        return sorted(runs, key=attrgetter("offset"))
 
     def all_runs(self) -> list[Run]:
         """Return every verifiable run of the file in order of position: blocks of cut groups, else groups."""
-        runs = []
-        for group in self.groups:
-            if group["blocks"]:
-                first = int(group["first_block"])
-                runs += [_run(block) for block in self.blocks[first : first + int(group["blocks"])]]
-            elif group["count"]:
-                runs.append(Run(int(group["offset"]), int(group["length"]), int(group["crc32"]), int(group["count"])))
-        return runs
+        groups = self.groups
+        runs = _runs(groups[(groups["blocks"] == 0) & (groups["count"] > 0)])
+        for group in groups[groups["blocks"] > 0]:
+            first = int(group["first_block"])
+            runs += _runs(self.blocks[first : first + int(group["blocks"])])
+        return sorted(runs, key=attrgetter("offset"))
 
 
-def _run(block: Any) -> Run:
-    return Run(int(block["offset"]), int(block["length"]), int(block["crc32"]), int(block["count"]))
+def _runs(table: Array) -> list[Run]:
+    """Return the runs of rows of either table."""
+    return list(map(Run, *(table[name].tolist() for name in ("offset", "length", "crc32", "count"))))
 
 
 @dataclass(frozen=True)
