@@ -33,8 +33,8 @@ from tiered_index.errors import (
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.names import COMPACTED, DATA_PREFIX, STATES, UPLOADED, data_name, data_prefix
-from tiered_index.service.buffer import later_positions
 from tiered_index.service.catalog import Catalog, Handle
+from tiered_index.service.chunks import later_positions
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile, StorageBytes, open_local, open_stored, read_runs
 from tiered_index.service.flusher import Flusher
 from tiered_index.service.lanes import QUARANTINE
