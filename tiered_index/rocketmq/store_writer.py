@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +20,7 @@ from tiered_index.rocketmq.checkpoint import Checkpoint
 from tiered_index.rocketmq.classic_index import ClassicIndexFile, Geometry
 from tiered_index.rocketmq.classic_service import ClassicIndex, load_classic_index
 from tiered_index.rocketmq.commitlog import CommitLogReader
-from tiered_index.rocketmq.consumequeue import ENTRIES_PER_FILE, ENTRY_BYTES, pack_entry
+from tiered_index.rocketmq.consumequeue import ENTRIES_PER_FILE
 from tiered_index.rocketmq.hosts import Host, pack_host
 from tiered_index.rocketmq.layout import (
     BLANK,
@@ -37,6 +36,7 @@ from tiered_index.rocketmq.layout import (
 )
 from tiered_index.rocketmq.message import Message, body_crc, encode_fields, message_size, problem_of_values
 from tiered_index.rocketmq.properties import KEYS, TAGS, UNIQ_KEY, format_properties, parse_properties, tags_code
+from tiered_index.rocketmq.queue_writer import QueueWriter, open_sized
 from tiered_index.rocketmq.segments import segment_name
 from tiered_index.storage.disk import Disk
 
@@ -54,13 +54,6 @@ class Put(NamedTuple):
     offset: int
     size: int
     queue_offset: int
-
-
-@dataclass(slots=True)
-class _Queue:
-    folder: Path
-    next: int = 0
-    pending: list[bytes] = field(default_factory=list)
 
 
 def index_name_of(now_ms: int) -> str:
@@ -86,7 +79,7 @@ class StoreWriter:
         self.root, self.segment_bytes, self.queue_entries, self.store_host = root, segment_bytes, queue_entries, store_host
         self._clock = clock or SystemClock()
         self._disk = disk or Disk()
-        self._queues: dict[tuple[str, int], _Queue] = {}
+        self._queues: dict[tuple[str, int], QueueWriter] = {}
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._descriptor: int | None = None
@@ -161,7 +154,7 @@ class StoreWriter:
         """Write what was put: commit log, then consume queues, then index files that changed."""
         self._write_segment()
         for queue in self._queues.values():
-            self._write_queue(queue)
+            queue.flush()
         for name, file in self._dirty.items():
             self._write(self.root / "index" / name, file.data)
         self._dirty.clear()
@@ -202,7 +195,7 @@ class StoreWriter:
         data = b"".join(self._pending)
         if self._descriptor is None:
             start = self._offset // self.segment_bytes * self.segment_bytes
-            self._descriptor = self._open(self.root / "commitlog" / segment_name(start), self.segment_bytes)
+            self._descriptor = open_sized(self._disk, self.root / "commitlog" / segment_name(start), self.segment_bytes)
         self._disk.pwrite(self._descriptor, data, self._written)
         self._written += len(data)
         self._pending.clear()
@@ -214,16 +207,8 @@ class StoreWriter:
         self._descriptor = None
         self._written = 0
 
-    def _open(self, path: Path, size_bytes: int) -> int:
-        try:
-            descriptor = self._disk.create(path)
-        except FileExistsError:
-            return self._disk.open_rw(path)
-        self._disk.truncate(descriptor, size_bytes)
-        return descriptor
-
     def _write(self, path: Path, data: bytes | bytearray) -> None:
-        descriptor = self._open(path, len(data))
+        descriptor = open_sized(self._disk, path, len(data))
         try:
             self._disk.pwrite(descriptor, data, 0)
         finally:
@@ -231,18 +216,18 @@ class StoreWriter:
 
     # what follows from a message
 
-    def _queue(self, topic: str, queue_id: int) -> _Queue:
+    def _queue(self, topic: str, queue_id: int) -> QueueWriter:
         queue = self._queues.get((topic, queue_id))
         if queue is None:
-            queue = self._queues[topic, queue_id] = _Queue(self.root / "consumequeue" / topic / str(queue_id))
+            folder = self.root / "consumequeue" / topic / str(queue_id)
+            queue = self._queues[topic, queue_id] = QueueWriter(folder, self.queue_entries, self._disk)
         return queue
 
-    def _dispatch(self, queue: _Queue, put: Put, topic: str, named: Mapping[str, str], store_ms: int, sys_flag: int) -> None:
+    def _dispatch(self, queue: QueueWriter, put: Put, topic: str, named: Mapping[str, str], store_ms: int, sys_flag: int) -> None:
         """Note a message in its queue."""
         self._last_ms = max(self._last_ms, store_ms)
         if sys_flag & TRANSACTION_MASK not in _HIDDEN:
-            queue.pending.append(pack_entry(put.offset, put.size, tags_code(topic, named, store_ms)))
-            queue.next += 1
+            queue.append(put.offset, put.size, tags_code(topic, named, store_ms))
 
     def _index_keys(self, offset: int, topic: str, named: Mapping[str, str], store_ms: int, sys_flag: int) -> None:
         if self._index is None:
@@ -251,22 +236,6 @@ class StoreWriter:
         self._index.put(topic, named.get(UNIQ_KEY), named.get(KEYS), offset, store_ms, sys_flag)
         for file in self._index.files[max(known - 1, 0) :]:
             self._dirty[file.file] = file
-
-    def _write_queue(self, queue: _Queue) -> None:
-        entry = queue.next - len(queue.pending)
-        if queue.pending:
-            queue.folder.mkdir(parents=True, exist_ok=True)
-        while queue.pending:
-            place = entry % self.queue_entries
-            part = queue.pending[: self.queue_entries - place]
-            file_bytes = self.queue_entries * ENTRY_BYTES
-            descriptor = self._open(queue.folder / segment_name(entry // self.queue_entries * file_bytes), file_bytes)
-            try:
-                self._disk.pwrite(descriptor, b"".join(part), place * ENTRY_BYTES)
-            finally:
-                self._disk.close(descriptor)
-            del queue.pending[: len(part)]
-            entry += len(part)
 
     def _new_index_name(self) -> str:
         """Return a name behind all others: files fill faster here than a clock of milliseconds ticks."""
