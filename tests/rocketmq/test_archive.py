@@ -1,0 +1,220 @@
+"""Archiving a store: what is closed goes up once, and nothing that the broker does meanwhile makes a wrong copy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.rocketmq import golden_store
+from tests.rocketmq.archived_store import open_index
+from tests.rocketmq.messages import blank, full, joined, log, write_log
+from tiered_index import IndexService
+from tiered_index.errors import CorruptFile, StorageUnavailable, WriterFenced
+from tiered_index.rocketmq.archive import SegmentArchiver, closed_segments
+from tiered_index.rocketmq.segments import segment_name
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.storage_faults import FaultStorage
+
+SEGMENT = 1_000
+
+
+@pytest.fixture
+def storage() -> FaultStorage:
+    return FaultStorage(MemoryStorage())
+
+
+@pytest.fixture
+def index(tmp_path, storage):
+    service = open_index(tmp_path / "root", storage)
+    yield service
+    service.abandon()
+
+
+def three_segments(folder: Path) -> Path:
+    """Two finished segments and the one that is being written."""
+    segments = {}
+    for start in (0, SEGMENT, 2 * SEGMENT):
+        messages = log(3, start, first=start)
+        segments[start] = joined(messages) if start == 2 * SEGMENT else full(messages, SEGMENT)
+    return write_log(folder / "commitlog", SEGMENT, segments)
+
+
+def starts(index: IndexService) -> list[int]:
+    return [segment.start for segment in index.archived()]
+
+
+def stored(storage: FaultStorage) -> list[str]:
+    return [info.name for info in storage.list("segments/")]
+
+
+def test_the_golden_store_byte_for_byte(tmp_path, index, storage):
+    store = golden_store.unpack(tmp_path / "store")
+    archiver = SegmentArchiver(index, "broker a", store / "commitlog")
+    assert archiver.run_once() == 5
+    assert archiver.run_once() == 0
+    kept = {segment.start: storage.get(segment.name)[: segment.size_bytes] for segment in index.archived("broker a")}
+    assert kept == {start: data for start, data in golden_store.segments().items() if start < 81_920}
+    names = stored(storage)
+    assert SegmentArchiver(index, "broker a", store / "commitlog").run_once() == 0  # a fresh one compares and takes nothing
+    assert stored(storage) == names
+
+
+def test_the_segment_being_written_waits_until_the_next_one_is_written_to(tmp_path, index):
+    folder = three_segments(tmp_path)
+    archiver = SegmentArchiver(index, "s", folder)
+    assert archiver.run_once() == 2
+    (folder / segment_name(3 * SEGMENT)).write_bytes(bytes(SEGMENT))  # made in advance, as the broker does
+    (folder / segment_name(4 * SEGMENT)).write_bytes(b"")
+    assert [s.start for s in closed_segments(folder)] == [0, SEGMENT]
+    assert archiver.run_once() == 0
+    path = folder / segment_name(2 * SEGMENT)
+    messages = log(3, 2 * SEGMENT, first=2 * SEGMENT)
+    path.write_bytes(full(messages, SEGMENT))
+    (folder / segment_name(3 * SEGMENT)).write_bytes(joined(log(1, 3 * SEGMENT)).ljust(SEGMENT, b"\0"))
+    assert archiver.run_once() == 1
+    assert starts(index) == [0, SEGMENT, 2 * SEGMENT]
+
+
+@pytest.mark.parametrize("segments", [{}, {0: b""}, {0: joined(log(2))}])
+def test_a_store_without_closed_segments(tmp_path, index, segments):
+    folder = write_log(tmp_path / "commitlog", SEGMENT, segments)
+    assert SegmentArchiver(index, "s", folder).run_once() == 0
+    assert SegmentArchiver(index, "s", tmp_path / "nothing").run_once() == 0
+    assert index.archived() == ()
+
+
+def test_a_segment_that_was_cut_short_is_named_and_the_others_go_up(tmp_path, index):
+    folder = three_segments(tmp_path)
+    os.truncate(folder / segment_name(0), SEGMENT - 1)
+    archiver = SegmentArchiver(index, "s", folder)
+    with pytest.raises(CorruptFile, match=rf"{segment_name(0)}: was cut short"):
+        archiver.run_once()
+    assert starts(index) == [SEGMENT]
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("at", [10, SEGMENT - 1])
+def test_a_segment_that_was_rewritten_is_named_and_the_others_go_up(tmp_path, index, fresh, at):
+    folder = three_segments(tmp_path)
+    archiver = SegmentArchiver(index, "s", folder)
+    (folder / segment_name(SEGMENT)).rename(tmp_path / "later")
+    assert archiver.run_once() == 1
+    (tmp_path / "later").rename(folder / segment_name(SEGMENT))
+    data = bytearray((folder / segment_name(0)).read_bytes())
+    data[at] ^= 1
+    (folder / segment_name(0)).write_bytes(data)
+    if fresh:
+        archiver = SegmentArchiver(index, "s", folder)
+    for _ in range(2):
+        with pytest.raises(CorruptFile, match=rf"segment {segment_name(0)} of s: .* it was rewritten"):
+            archiver.run_once()
+    assert starts(index) == [0, SEGMENT]
+
+
+def test_a_log_made_anew_with_other_segments_is_refused(tmp_path, index):
+    SegmentArchiver(index, "s", three_segments(tmp_path)).run_once()
+    other = write_log(tmp_path / "other", 600, {start: full(log(2, start), 600) for start in (0, 600, 1200)})
+    with pytest.raises(CorruptFile, match="another size"):
+        SegmentArchiver(index, "s", other).run_once()
+    assert SegmentArchiver(index, "t", other).run_once() == 2
+
+
+@pytest.mark.parametrize("operation", ["begin_upload", "put"])
+def test_a_segment_deleted_while_it_is_read_leaves_nothing(tmp_path, storage, operation):
+    size = 6 << 20
+    folder = write_log(tmp_path / "commitlog", size, {0: full(log(3), size), size: joined(log(1, size))})
+    with open_index(tmp_path / "root", storage, upload_part_bytes=5 << 20 if operation == "begin_upload" else 16 << 20) as index:
+        archiver = SegmentArchiver(index, "s", folder)
+        read = index.archive
+
+        def deleting(store, start, size_bytes, give, modified_ms=None):
+            def once(position, length):
+                data = give(position, length) if position or operation == "begin_upload" else b""
+                (folder / segment_name(0)).unlink(missing_ok=True)
+                return data or give(position, length)
+
+            return read(store, start, size_bytes, once, modified_ms)
+
+        index.archive = deleting  # type: ignore[method-assign]
+        assert archiver.run_once() == 0
+        assert (stored(storage), list(storage.list_uploads()), index.archived()) == ([], [], ())
+
+
+def test_a_segment_changed_while_it_is_read_is_read_again(tmp_path, index, storage):
+    folder = three_segments(tmp_path)
+    archiver = SegmentArchiver(index, "s", folder)
+    path = folder / segment_name(0)
+    archive = index.archive
+
+    def changing(store, start, size_bytes, give, modified_ms=None):
+        def once(position, length):
+            if start == 0:
+                os.utime(path, ns=(1, 1))
+            return give(position, length)
+
+        return archive(store, start, size_bytes, once, modified_ms)
+
+    index.archive = changing
+    with pytest.raises(StorageUnavailable, match="changed while it was read"):
+        archiver.run_once()
+    assert stored(storage) == []
+    index.archive = archive
+    assert archiver.run_once() == 2
+
+
+def test_an_archiver_goes_on_where_it_was_stopped(tmp_path, storage):
+    folder = three_segments(tmp_path)
+    index = open_index(tmp_path / "root", storage)
+    storage.fail("put_if_absent", nth=2, error=KeyboardInterrupt, name_prefix="log/")
+    with pytest.raises(KeyboardInterrupt):
+        SegmentArchiver(index, "s", folder).run_once()
+    index.abandon()
+    assert len(stored(storage)) == 2
+    with open_index(tmp_path / "root", storage) as again:
+        assert starts(again) == [0]
+        assert SegmentArchiver(again, "s", folder).run_once() == 1
+        assert sorted(segment.name for segment in again.archived()) == stored(storage)
+        assert [storage.get(s.name)[:SEGMENT] for s in again.archived()] == [(folder / segment_name(s)).read_bytes() for s in (0, SEGMENT)]
+
+
+def test_a_storage_that_is_down_is_told_and_waited_out(tmp_path, index, storage):
+    archiver = SegmentArchiver(index, "s", three_segments(tmp_path))
+    storage.fail("get", name_prefix="log/")
+    with pytest.raises(StorageUnavailable):
+        archiver.run_once()
+    assert archiver.run_once() == 2
+
+
+def test_a_writer_that_was_taken_over_archives_nothing(tmp_path, index, storage):
+    folder = three_segments(tmp_path)
+    archiver = SegmentArchiver(index, "s", folder)
+    shutil.copytree(tmp_path / "root", tmp_path / "twin")  # the root's own id: its lease lets it in
+    newer = open_index(tmp_path / "twin", storage)
+    with pytest.raises(WriterFenced):
+        archiver.run_once()
+    assert stored(storage) == []
+    assert SegmentArchiver(newer, "s", folder).run_once() == 2
+    newer.abandon()
+
+
+def test_only_changed_files_are_read_again(tmp_path, index, storage):
+    folder = three_segments(tmp_path)
+    archiver = SegmentArchiver(index, "s", folder)
+    archiver.run_once()
+    gets = storage.calls("get")
+    for path in folder.iterdir():
+        path.chmod(0)  # changes what the file says of itself, but it can't be told from a rewrite
+    for path in folder.iterdir():
+        path.chmod(0o644)
+    assert archiver.run_once() == 0
+    assert storage.calls("get") == gets + 2
+    assert archiver.run_once() == 0
+    assert storage.calls("get") == gets + 2
+
+
+def test_a_blank_alone_closes_a_segment_before_it(tmp_path, index):
+    folder = write_log(tmp_path / "commitlog", SEGMENT, {0: full(log(3), SEGMENT), SEGMENT: blank(SEGMENT)})
+    assert SegmentArchiver(index, "s", folder).run_once() == 1

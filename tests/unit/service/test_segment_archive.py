@@ -1,0 +1,380 @@
+"""Archived segments: there once a record says so, once, whole, and only by the index's writer."""
+
+from __future__ import annotations
+
+import json
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiered_index import IndexReader
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable, WriterFenced
+from tiered_index.format.archived import PIECE_BYTES
+from tiered_index.format.layout import NATIVE, Layout
+from tiered_index.service.log_records import ArchivedSegment, Genesis, LogRecord, LogState, encode_document
+from tiered_index.testing.storage_faults import FaultStorage
+
+GENESIS = Genesis("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom")
+numbers = st.integers(0, 2**63 - 1)
+texts = st.text(max_size=12)
+archived = st.builds(ArchivedSegment, texts, texts, numbers, numbers, numbers, numbers, numbers, numbers)
+
+
+def names(storage, prefix="segments/"):
+    return [info.name for info in storage.list(prefix)]
+
+
+def content(size, seed=1):
+    return bytes((at * seed + at // 251) % 256 for at in range(size))
+
+
+def archive(index, data, start=0, store="s", modified_ms=None):
+    return index.archive(store, start, len(data), lambda at, length: data[at : at + length], modified_ms)
+
+
+@pytest.fixture
+def faulty(storage):
+    return FaultStorage(storage)
+
+
+# records
+
+
+@given(st.lists(archived, max_size=3).map(tuple))
+def test_a_record_with_segments_comes_back_as_it_was(segments):
+    record = LogRecord(7, "archive", 3, "a", 5, archive=segments)
+    assert LogRecord.decode(record.encode(), "x") == record
+
+
+@given(st.lists(archived, max_size=4))
+def test_a_checkpoint_with_segments_comes_back_as_it_was(segments):
+    state = LogState(7, 3, GENESIS, archive={s.name: s for s in segments})
+    assert LogState.decode(state.encode(), "x") == state
+
+
+def test_records_and_checkpoints_of_before_have_none():
+    document = json.loads(LogRecord(7, "publish", 3, "a", 5).encode().partition(b"\n")[0])
+    assert "archive" not in document
+    assert LogRecord.decode(encode_document(document), "x").archive == ()
+    assert "archive" not in json.loads(LogState(7, 3, GENESIS).encode().partition(b"\n")[0])
+
+
+def a_segment(start, store="s", attempt="a"):
+    return ArchivedSegment(f"segments/{store}/{start}/{attempt}.log", store, start, 100, 1, 2, 152, 3)
+
+
+def test_the_state_knows_what_holds_an_offset():
+    state = LogState(1, 1, GENESIS)
+    for start, store in ((200, "s"), (0, "s"), (0, "t")):
+        state = state.apply(LogRecord(state.number + 1, "archive", 1, "a", 5, archive=(a_segment(start, store),)), "x")
+    assert [s.start for s in state.segments_of("s")] == [0, 200]
+    assert state.stores == ("s", "t")
+    held = [segment.start if (segment := state.segment_holding("s", at)) else None for at in (0, 99, 100, 199, 200, 299, 300)]
+    assert held == [0, 0, None, None, 200, 200, None]
+    assert state.segment_at("s", 200) == a_segment(200)
+    assert state.segment_at("s", 100) is None
+    assert state.segments_of("u") == []
+    gone = state.apply(LogRecord(state.number + 1, "remove", 1, "a", 5, remove=(a_segment(0).name,)), "x")
+    assert gone.segment_holding("s", 5) is None
+    assert gone.segment_holding("t", 5) == a_segment(0, "t")
+    assert state.segment_holding("s", 5) == a_segment(0)  # a reader keeps its state
+
+
+@pytest.mark.parametrize("again", [a_segment(0), a_segment(0, attempt="b")])
+def test_a_place_is_archived_once(again):
+    state = LogState(1, 1, GENESIS).apply(LogRecord(2, "archive", 1, "a", 5, archive=(a_segment(0),)), "x")
+    with pytest.raises(CorruptFile, match="archived already"):
+        state.apply(LogRecord(3, "archive", 1, "a", 5, archive=(again,)), "x")
+
+
+# uploads
+
+
+def test_a_segment_goes_up_once(open_index, faulty):
+    index = open_index(storage_backend=faulty)
+    data = content(1000)
+    assert archive(index, data, start=500) is True
+    (segment,) = index.archived()
+    assert (segment.store, segment.start, segment.end, segment.crc32) == ("s", 500, 1500, zlib.crc32(data))
+    assert index.log_state.archive == {segment.name: segment}
+    assert index.segment_archive.table(segment).pieces.tolist() == [zlib.crc32(data)]
+    puts, number = faulty.calls("put"), index.log_state.number
+    assert archive(index, data, start=500) is False
+    assert (faulty.calls("put"), index.log_state.number) == (puts, number)
+    assert archive(index, data, start=500, store="t") is True  # another store's
+    assert [s.store for s in index.archived()] == ["s", "t"]
+    assert index.archived("t")[0].store == "t"
+    assert index.archived("u") == ()
+
+
+def test_a_large_segment_goes_up_in_parts(open_index, faulty):
+    index = open_index(storage_backend=faulty, upload_part_bytes=5 << 20)
+    data = content(PIECE_BYTES) * 12 + b"tail"
+    assert archive(index, data)
+    assert (faulty.calls("begin_upload"), faulty.calls("upload_part"), faulty.calls("complete_upload")) == (1, 3, 1)
+    (segment,) = index.archived()
+    assert faulty.get(segment.name)[: len(data)] == data
+    assert len(index.segment_archive.table(segment).pieces) == 13
+    assert index.segment_archive.read(segment, 5 << 20, 9) == data[5 << 20 :][:9]
+
+
+def test_readers_and_the_next_writer_see_it(open_index, storage, clock):
+    index = open_index("a", checkpoint_every=1)
+    archive(index, content(1000), start=500)
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        assert reader.archived() == index.archived()
+        (segment,) = reader.archived("s")
+        assert reader.segment_archive.holding(700) == [segment]
+        assert reader.segment_archive.holding(700, "t") == []
+        assert reader.segment_archive.holding(499) == []
+        assert reader.segment_archive.read(segment, 501, 10) == content(1000)[1:11]
+        with pytest.raises(InvalidArgument):
+            reader.segment_archive.read(segment, 1495, 10)
+    index.close()
+    again = open_index("a")
+    assert [s.name for s in again.archived()] == [segment.name]
+    assert archive(again, content(1000), start=500) is False
+
+
+@pytest.mark.parametrize(
+    ("other", "modified_ms", "same"),
+    [
+        (content(1000, 2), 0, False),  # another beginning
+        (content(999), None, False),  # another size
+        (content(1000) + b"x", None, False),
+        (content(1000), None, True),
+        (content(1000), 10**15, True),
+    ],
+)
+def test_a_segment_that_was_rewritten_is_named(open_index, other, modified_ms, same):
+    index = open_index()
+    archive(index, content(1000), start=500)
+    if same:
+        assert archive(index, other, 500, modified_ms=modified_ms) is False
+    else:
+        with pytest.raises(CorruptFile, match=r"segment 00000000000000000500 of s: .*segments/s/.*rewritten"):
+            archive(index, other, 500, modified_ms=modified_ms)
+    assert len(index.archived()) == 1
+
+
+def test_a_younger_file_is_compared_whole_and_an_older_one_by_its_head(open_index, clock):
+    index = open_index()
+    data = content(PIECE_BYTES) * 2
+    archive(index, data)
+    published_ms = index.archived()[0].published_ms
+    assert published_ms == clock.now_ms()
+    changed = data[:-1] + b"!"
+    for modified_ms in (None, published_ms, published_ms + 1):
+        with pytest.raises(CorruptFile, match="rewritten"):
+            archive(index, changed, modified_ms=modified_ms)
+    read = []
+
+    def reading(at, length):
+        read.append((at, length))
+        return data[at : at + length]
+
+    assert index.archive("s", 0, len(data), reading, published_ms - 1) is False
+    assert read == [(0, PIECE_BYTES)]
+
+
+@pytest.mark.parametrize(("start", "size"), [(400, 101), (1499, 10), (600, 10), (0, 5000)])
+def test_a_segment_that_overlaps_another_one_is_refused(open_index, start, size):
+    index = open_index()
+    archive(index, content(1000), start=500)
+    with pytest.raises(CorruptFile, match="overlaps"):
+        archive(index, content(size), start=start)
+    assert archive(index, content(100), start=400)
+    assert archive(index, content(100), start=1500)
+
+
+@pytest.mark.parametrize(("start", "size"), [(-1, 5), (0, 0)])
+def test_what_is_no_segment_is_refused(index, start, size):
+    with pytest.raises(InvalidArgument):
+        index.archive("s", start, size, lambda at, length: b"")
+
+
+def test_a_closed_index_archives_nothing(index):
+    index.close()
+    with pytest.raises(InvalidArgument):
+        archive(index, b"x")
+
+
+# faults
+
+
+@pytest.mark.parametrize("operation", ["put", "head"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_failed_upload_leaves_nothing_and_is_repeated(open_index, faulty, operation, when):
+    index = open_index(storage_backend=faulty)
+    faulty.fail(operation, when=when, name_prefix="segments/")
+    with pytest.raises(StorageUnavailable):
+        archive(index, content(1000))
+    assert (names(faulty), index.archived()) == ([], ())
+    assert archive(index, content(1000))
+    assert names(faulty) == [index.archived()[0].name]
+
+
+@pytest.mark.parametrize("operation", ["begin_upload", "upload_part", "complete_upload"])
+def test_a_failed_upload_in_parts_leaves_nothing(open_index, faulty, operation):
+    index = open_index(storage_backend=faulty, upload_part_bytes=5 << 20)
+    faulty.fail(operation, name_prefix="segments/")
+    with pytest.raises(StorageUnavailable):
+        archive(index, bytes(6 << 20))
+    assert (names(faulty), list(faulty.list_uploads()), index.archived()) == ([], [], ())
+
+
+@pytest.mark.parametrize("size", [1000, 6 << 20])
+def test_a_segment_that_ends_early_or_raises_leaves_nothing(open_index, faulty, size):
+    index = open_index(storage_backend=faulty, upload_part_bytes=5 << 20)
+    with pytest.raises(StorageUnavailable, match="cut meanwhile"):
+        index.archive("s", 0, size, lambda at, length: bytes(length - (at + length == size)))
+
+    def gone(at, length):
+        if at + length == size:
+            raise FileNotFoundError("gone")
+        return bytes(length)
+
+    with pytest.raises(FileNotFoundError):
+        index.archive("s", 0, size, gone)
+    assert (names(faulty), list(faulty.list_uploads()), index.archived()) == ([], [], ())
+
+
+def test_an_object_that_arrived_cut_short_is_not_archived(open_index, storage):
+    class Cuts(FaultStorage):
+        def put(self, name, data):
+            super().put(name, data[:-1] if name.startswith("segments/") else data)
+
+    index = open_index(storage_backend=Cuts(storage))
+    with pytest.raises(StorageUnavailable, match="after its upload"):
+        archive(index, content(1000))
+    assert (names(storage), index.archived()) == ([], ())
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_record_of_unknown_outcome_is_there_once(open_index, faulty, when):
+    index = open_index(storage_backend=faulty)
+    faulty.fail("put_if_absent", when=when, name_prefix="log/")
+    with pytest.raises(StorageUnavailable):
+        archive(index, content(1000))
+    puts = faulty.calls("put")
+    assert archive(index, content(1000)) is (when == "before")
+    assert faulty.calls("put") == puts  # the object that is there already serves
+    assert names(faulty) == [index.archived()[0].name]
+
+
+def crashed(open_index, faulty):
+    """A writer that dies between upload and record, and one in the midst of an upload in parts."""
+    index = open_index("a", storage_backend=faulty, upload_part_bytes=5 << 20)
+    for error, operation, size in ((KeyboardInterrupt, "put_if_absent", 1000), (KeyboardInterrupt, "upload_part", 6 << 20)):
+        faulty.fail(operation, error=error, name_prefix="log/" if operation == "put_if_absent" else "segments/")
+        with pytest.raises(KeyboardInterrupt):
+            archive(index, bytes(size), start=10_000_000 * (size > 1000))
+    index.abandon()
+    assert len(names(faulty)) == 1
+    assert len(list(faulty.list_uploads("segments/"))) == 1
+
+
+def test_what_a_crash_left_is_swept_by_the_next_run(open_index, faulty):
+    crashed(open_index, faulty)
+    faulty.put("segments/s/note", b"somebody else's")
+    faulty.put("segments/t/00000000000000000000/00000000000000000001-0123456789abcdef.log", b"another store's")
+    left = names(faulty)
+    again = open_index("a", storage_backend=faulty)
+    assert names(faulty) == left  # recovery's own sweep is of index files
+    assert archive(again, bytes(1000))
+    assert sorted(names(faulty)) == sorted([again.archived()[0].name, *left[1:]])
+    assert list(faulty.list_uploads("segments/")) == []
+
+
+def test_sweeping_segments_leaves_the_files_on_their_way_alone(open_index, faulty):
+    index = open_index("a", storage_backend=faulty)
+    index.put("t", 0, "k", 1, 1, 1_700_000_000_000)
+    index.seal()
+    faulty.fail("put_if_absent", name_prefix="log/", when="before")
+    with pytest.raises(StorageUnavailable):
+        index.run_lifecycle()
+    (sent,) = names(faulty, "data/")
+    assert archive(index, content(1000))
+    assert names(faulty, "data/") == [sent]
+    index.run_lifecycle()
+    assert list(index.log_state.objects) == [sent]
+
+
+def test_a_writer_that_was_taken_over_archives_nothing_and_sweeps_nothing(open_index, faulty, clock):
+    old = open_index("a", storage_backend=faulty)
+    clock.advance(3600)
+    new = open_index("b", storage_backend=faulty)
+    with pytest.raises(WriterFenced):
+        archive(old, content(1000))
+    assert names(faulty) == []
+    archive(new, content(1000))
+    with pytest.raises(WriterFenced):
+        archive(old, content(1000), start=5000)
+    assert names(faulty) == [new.archived()[0].name]
+
+
+def test_a_writer_fenced_between_upload_and_record_takes_its_object_back(open_index, faulty, clock):
+    old = open_index("a", storage_backend=faulty)
+    data = content(1000)
+
+    def taken_over(at, length):
+        clock.advance(3600)
+        open_index("b", storage_backend=faulty)
+        return data[at : at + length]
+
+    with pytest.raises(WriterFenced):
+        old.archive("s", 0, len(data), taken_over)
+    assert names(faulty) == []
+    assert faulty.calls("put") > 0
+
+
+def test_the_sweep_of_an_older_epoch_spares_a_newer_upload(open_index, faulty, clock):
+    """The old writer has looked at the log, was paused, and sweeps when the new one's object is there and its record isn't yet."""
+    old = open_index("a", storage_backend=faulty)
+    clock.advance(3600)
+    hang = []
+
+    newer = "segments/s/00000000000000000000/00000000000000000002-0123456789abcdef.log"
+
+    def listing(prefix="", *, start_after=""):
+        if prefix.startswith("segments/") and not hang:
+            hang.append(prefix)
+            open_index("b", storage_backend=faulty)
+            faulty.put(newer, b"under way")
+        return type(faulty).list(faulty, prefix, start_after=start_after)
+
+    old._session.storage.inner.list = listing
+    with pytest.raises(WriterFenced):
+        archive(old, content(1000))
+    assert hang
+    assert names(faulty) == [newer]
+
+
+# damage
+
+
+def test_a_lost_segment_is_damage_and_a_removed_one_is_not_there(open_index, storage):
+    index = open_index()
+    archive(index, content(1000))
+    (segment,) = index.archived()
+    storage.delete(segment.name)
+    with pytest.raises(CorruptFile, match="does not have it"):
+        index.segment_archive.read(segment, 0, 5)
+    index._session.log.publish(index._session.epoch, (), remove=(segment.name,))
+    with pytest.raises(ObjectNotFound):
+        index.segment_archive.read(segment, 0, 5)
+    assert index.archived() == ()
+
+
+@pytest.mark.parametrize("change", ["cut", "tail", "other"])
+def test_a_table_that_contradicts_the_log_is_damage(open_index, storage, change):
+    index = open_index()
+    archive(index, content(1000))
+    archive(index, content(1000, 3), start=2000)
+    first, second = index.archived()
+    stored = storage.get(first.name)
+    storage.put(first.name, {"cut": stored[:-1], "tail": stored[:-60] + bytes(60), "other": storage.get(second.name)}[change])
+    with pytest.raises(CorruptFile, match=first.name):
+        index.segment_archive.table(first)
