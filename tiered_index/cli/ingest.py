@@ -136,6 +136,8 @@ def ingest(
       tiered-index ingest day.parquet --root ./index --storage file:///tmp/store --slots 100000 --items 400000 --json
     """
     if source.is_dir():
+        if skip_bad:
+            raise InvalidArgument("--skip-bad is for files of messages; a store has --skip-corrupt")
         options = FollowOptions(
             store_name, follow, wait, restart, skip_corrupt, skip_missing, begin_from, poll, patience, archive_segments
         )  # fmt: skip

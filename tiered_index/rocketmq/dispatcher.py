@@ -128,7 +128,8 @@ class Dispatcher:
             self._trail.continue_at = self.position if durable is not None else None
             self._trail.cut(0)
         elif self._trail.continue_at is not None:
-            self.position = self._trail.continue_at
+            # the durable position may be of the log as it was, and what lies before the place to continue needn't be durable
+            self.position = min(self._trail.continue_at, durable)
         self._trail.cut(self.position or 0)
         self.resumed_from = self.position
         self._last_store_ms: int | None = None

@@ -140,6 +140,8 @@ def _end_within(segment: Segment) -> LogEnd:
                 message = decode_message(data, place, file=str(segment.path), physical_offset=offset + place, check_crc=False)
             except CorruptFile:  # torn, or being written
                 continue
+            if message.raw_properties.endswith(b"\0"):  # cut within its properties
+                continue
             return LogEnd(offset + place + message.size if end is None else end, message.store_ms)
         if end is not None or begin == 0:
             return LogEnd(segment.start if end is None else end, None)

@@ -29,6 +29,8 @@ __all__ = ["Trail", "Verdict", "Witness", "stored_bytes"]
 
 _VERSION = 1
 _MANY = 64
+_SPARSE = 4
+# a witness goes where the gap that it leaves is at most this part of its distance from the newest
 
 
 class Verdict(Enum):
@@ -85,7 +87,7 @@ def stored_bytes(folder: Path, offset: int, size: int) -> bytes | None:
 
 @dataclass
 class Trail:
-    """The witnesses of one source, ascending. `continue_at` is set while a part of the log is put again: from there after a restart."""
+    """The witnesses of one source, ascending. `continue_at` is set while a part of the log is put again: a restart begins there."""
 
     path: Path
     source: str
@@ -130,16 +132,19 @@ class Trail:
         self.witnesses = [witness for witness in self.witnesses if witness.end <= position]
 
     def add(self, witness: Witness, durable: int) -> None:
-        """Add the newest witness. Of those at or before the durable position all but the newest become fewer with their age."""
+        """Add the newest witness. Those at or before the durable position become fewer with their distance from the newest."""
         self.witnesses.append(witness)
         settled = [w for w in self.witnesses if w.end <= durable]
         if len(settled) < _MANY:
             return
-        # of the older half every second one goes, its count to the one behind it: what is left thins out by powers of two
-        half = len(settled) // 2 // 2 * 2
-        pairs = zip(settled[:half:2], settled[1:half:2], strict=True)
-        kept = [later._replace(messages=first.messages + later.messages) for first, later in pairs]
-        self.witnesses[:half] = kept
+        kept = settled[:1]
+        for place in range(1, len(settled) - 1):
+            one, later = settled[place], settled[place + 1]
+            if later.end - kept[-1].end <= (witness.end - later.end) // _SPARSE:
+                settled[place + 1] = later._replace(messages=one.messages + later.messages)
+            else:
+                kept.append(one)
+        self.witnesses[: len(settled)] = [*kept, settled[-1]]
 
     def last_same(self, folder: Path) -> Witness | None:
         """Return the newest witness that still is what it was."""

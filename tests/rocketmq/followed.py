@@ -1,0 +1,127 @@
+"""A store that a broker writes and an index that follows it: what tests of the dispatcher are made of, and the scan that judges it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.rocketmq.messages import NOW_MS
+from tiered_index import IndexReader, IndexService, Lookup
+from tiered_index.clock import ManualClock
+from tiered_index.rocketmq.commitlog import CommitLogReader
+from tiered_index.rocketmq.dispatcher import Dispatched, Dispatcher
+from tiered_index.rocketmq.message import Message
+from tiered_index.rocketmq.segments import segment_name
+from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.model import Answer, ReferenceModel
+
+SEGMENT = 8_192
+KEYS = 17
+
+
+def scan(store: Path) -> ReferenceModel:
+    """Return what an index of a store must answer, by reading every message of its commit log."""
+    model = ReferenceModel()
+    for message in CommitLogReader(store / "commitlog").messages(skip_corrupt=True, skip_missing=True):
+        put_message(model, message)
+    return model
+
+
+def put_message(model: ReferenceModel, message: Message) -> None:
+    if message.is_visible and message.index_keys:
+        model.put(message.topic, message.queue_id, message.index_keys, message.physical_offset, message.size, message.store_ms)
+
+
+def names(model: ReferenceModel) -> set[tuple[str, str]]:
+    """Return every (topic, key) of a model."""
+    return {(entry.topic, entry.key) for entry in model.entries}
+
+
+def check(index: IndexService | IndexReader, model: ReferenceModel, more: set[tuple[str, str]] | None = None) -> int:
+    """Compare the answer for every key of the model, and for `more` of them, with the model's; return how many answers there were."""
+    asked = sorted(names(model) | (more or set()) | {("nobody", "k"), ("orders", "absent")})
+    answers = index.query_many([Lookup(topic=topic, key=key, max_count=100_000) for topic, key in asked])
+    count = 0
+    for (topic, key), found in zip(asked, answers, strict=True):
+        assert found.status == "complete"
+        assert [Answer.of(item) for item in found] == model.query(topic, key, max_count=None), (topic, key)
+        count += len(found)
+    return count
+
+
+def cut_log(store: Path, offset: int, segment_bytes: int = SEGMENT) -> None:
+    """Let the commit log end at an offset, as a host that crashed leaves it: zeros behind, no later segment."""
+    folder = store / "commitlog"
+    for path in folder.iterdir():
+        start = int(path.name)
+        if start > offset:
+            path.unlink()
+        elif start + segment_bytes > offset:
+            os.truncate(path, offset - start)
+            os.truncate(path, segment_bytes)
+
+
+class Followed:
+    """One store, its writer, an index in memory storage and a dispatcher; the folder can be opened again after either died."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder = folder
+        self.path = folder / "store"
+        self.storage = MemoryStorage()
+        self.clock = ManualClock(NOW_MS + 10_000)
+        self.settings = {"slots": 50, "items": 2_000, "background": False, "offset_space": "commitlog"} | settings
+        self.number = 0
+        self.writer = self.open_writer()
+        self.index = self.open_index()
+
+    # the broker
+
+    def open_writer(self) -> StoreWriter:
+        return StoreWriter(self.path, segment_bytes=SEGMENT, queue_entries=50)
+
+    def write(self, count: int, *, flush: bool = True, **fields: Any) -> list[int]:
+        """Put messages of two topics: a key of 17, one of their own and a unique one; return their offsets."""
+        offsets = []
+        for number in range(self.number, self.number + count):
+            given = {"body": b"b" * (number % 60), "keys": f"k{number % KEYS}  own-{number}", "uniq_key": f"U{number:030X}"} | fields
+            topic = "orders" if number % 3 else "payments"
+            offsets.append(self.writer.put(topic, number % 4, store_ms=NOW_MS + 20 * number, **given).offset)
+        self.number += count
+        if flush:
+            self.writer.flush()
+        return offsets
+
+    def segment(self, number: int) -> Path:
+        return self.path / "commitlog" / segment_name(number * SEGMENT)
+
+    # the follower
+
+    def open_index(self) -> IndexService:
+        return IndexService.open(
+            root=self.folder / "root", storage=self.storage.uri, storage_backend=self.storage, clock=self.clock, **self.settings
+        )
+
+    def dispatcher(self, **options: Any) -> Dispatcher:
+        return Dispatcher(self.index, StoreDirectory.open(self.path, options.pop("store_name", None)), **options)
+
+    def crash_index(self) -> None:
+        """Let the follower die without a flush, and come again."""
+        self.index.abandon()
+        self.index = self.open_index()
+
+    def check(self, more: set[tuple[str, str]] | None = None) -> int:
+        return check(self.index, scan(self.path), more)
+
+
+def rounds(dispatcher: Dispatcher) -> Iterator[Dispatched]:
+    """Yield rounds up to the one that caught up, a bounded number of them."""
+    for _ in range(1_000):
+        done = dispatcher.run_once()
+        yield done
+        if done.caught_up:
+            return
+    raise AssertionError("never caught up")

@@ -1,0 +1,268 @@
+"""Logs that change behind the follower's back: cut by a host's crash, written anew, replaced. Always noticed, never silent."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+
+import pytest
+
+from tests.rocketmq.followed import SEGMENT, Followed, cut_log, names, rounds, scan
+from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.rocketmq.dispatcher import RewrittenOffsets
+from tiered_index.rocketmq.witnesses import Trail, Verdict, Witness
+from tiered_index.storage.disk import Disk
+
+
+@pytest.fixture
+def followed(tmp_path):
+    made = Followed(tmp_path)
+    yield made
+    made.index.abandon()
+
+
+def rewrite(followed: Followed, offset: int, count: int) -> None:
+    """Cut the log and let the broker, which comes again, write other messages; bodies of the same sizes, so that boundaries agree."""
+    cut_log(followed.path, offset)
+    followed.writer = followed.open_writer()
+    assert followed.writer.next_offset == offset
+    followed.write(count, tags="B")
+
+
+@pytest.mark.parametrize("written", [0, 1, 40, 300])
+def test_a_tail_that_was_cut_and_rewritten_stops_the_follower(followed, written):
+    offsets = followed.write(100)
+    dispatcher = followed.dispatcher()
+    list(rounds(dispatcher))
+    end = dispatcher.position
+    rewrite(followed, offsets[80], written)
+    for _ in range(2):
+        with pytest.raises(RewrittenOffsets) as caught:
+            dispatcher.run_once()
+        assert caught.value.begin <= offsets[80] < caught.value.end == end
+        assert dispatcher.position == end
+    assert "messages in the index" in str(caught.value)
+
+
+@pytest.mark.parametrize("written", [0, 1, 40, 300])
+@pytest.mark.parametrize("crash", [False, True])
+def test_with_skip_missing_what_was_rewritten_is_read_again(followed, written, crash):
+    offsets = followed.write(100)
+    dispatcher = followed.dispatcher(skip_missing=True)
+    list(rounds(dispatcher))
+    before, end = scan(followed.path), dispatcher.position
+    rewrite(followed, offsets[80], written)
+    if crash:
+        followed.index.flush()
+        followed.crash_index()
+        dispatcher = followed.dispatcher(skip_missing=True)
+    (loss,) = dispatcher.run_once().losses
+    kept = [offset for offset in offsets if offset < loss.begin]
+    assert (loss.kind, loss.end, loss.messages) == ("rewritten", end, 100 - len(kept))
+    assert loss.begin <= offsets[80]
+    followed.write(3)
+    assert [done.losses for done in rounds(dispatcher)] == [()]
+    after = scan(followed.path)
+    for topic, key in names(after):
+        found = {(item.offset, item.size) for item in followed.index.query(topic, key, max_count=1_000)}
+        now = {(a.offset, a.size) for a in after.query(topic, key, max_count=None)}
+        old = {(a.offset, a.size) for a in before.query(topic, key, max_count=None) if a.offset >= offsets[80]}
+        assert now <= found <= now | old
+
+
+def test_a_follower_killed_while_it_reads_again_misses_nothing(followed):
+    offsets = followed.write(300)
+    followed.dispatcher().run_once()
+    followed.index.flush()
+    rewrite(followed, offsets[40], 100)
+    for number in range(80):
+        dispatcher = followed.dispatcher(skip_missing=True, round_bytes=1)
+        position = dispatcher.position
+        done = dispatcher.run_once()
+        if number % 2:
+            followed.index.flush()
+        followed.crash_index()
+        if done.caught_up and not done.losses and done.end == position:
+            break
+    else:
+        raise AssertionError("no progress over restarts")
+    after = scan(followed.path)
+    for topic, key in names(after):
+        found = {item.offset for item in followed.index.query(topic, key, max_count=1_000)}
+        assert {a.offset for a in after.query(topic, key, max_count=None)} <= found, (topic, key)
+    followed.write(300)
+    assert all(not done.losses for done in rounds(followed.dispatcher()))
+
+
+def test_what_was_durable_when_the_follower_died_is_checked_when_it_comes_again(followed):
+    """The background flush may make a batch durable at any moment; its witness is there already."""
+    followed.write(20)
+    dispatcher = followed.dispatcher()
+    dispatcher.run_once()
+    followed.index.flush()
+    (last,) = followed.write(1)
+    dispatcher.run_once()
+    followed.index.flush()  # as the flusher does, with nobody told
+    followed.crash_index()
+    rewrite(followed, last, 1)
+    with pytest.raises(RewrittenOffsets) as caught:
+        followed.dispatcher().run_once()
+    assert (caught.value.begin, caught.value.messages) == (last, 1)
+
+
+def test_rewritten_messages_without_keys_are_noticed_too(followed):
+    followed.write(20)
+    offsets = followed.write(5, keys="", uniq_key=None)
+    dispatcher = followed.dispatcher()
+    dispatcher.run_once()
+    rewrite(followed, offsets[-1], 1)
+    with pytest.raises(RewrittenOffsets):
+        dispatcher.run_once()
+
+
+def test_a_store_made_anew_in_the_same_place(followed):
+    followed.write(300)
+    dispatcher = followed.dispatcher()
+    list(rounds(dispatcher))
+    end = dispatcher.position
+    shutil.rmtree(followed.path)
+    followed.number = 1_000
+    followed.writer = followed.open_writer()
+    with pytest.raises(RewrittenOffsets):
+        dispatcher.run_once()
+    followed.write(20)
+    again = followed.dispatcher(skip_missing=True)
+    with pytest.raises(RewrittenOffsets):
+        dispatcher.run_once()
+    followed.index.flush()
+    again = followed.dispatcher(skip_missing=True)
+    losses = [loss for done in [again.run_once(), *rounds(again)] for loss in done.losses]
+    assert [(loss.kind, loss.begin, loss.end, loss.messages) for loss in losses] == [("rewritten", 0, end, 300)]
+    assert {item.offset for item in followed.index.query("orders", "own-1000")} == {0}
+
+
+def test_a_log_that_is_shorter_than_the_position_without_any_memory_of_it(followed):
+    followed.write(300)
+    list(rounds(followed.dispatcher()))
+    followed.index.flush()
+    shutil.rmtree(followed.folder / "root" / "followers")
+    followed.segment(0).rename(followed.segment(0).with_suffix(".old"))
+    for path in (followed.path / "commitlog").glob("0*[0-9]"):
+        path.unlink()
+    followed.segment(0).with_suffix(".old").rename(followed.segment(0))
+    with pytest.raises(RewrittenOffsets) as caught:
+        followed.dispatcher().run_once()
+    assert caught.value.messages is None
+    again = followed.dispatcher(skip_missing=True)
+    assert [loss.begin for loss in again.run_once().losses] == [0]
+    assert sum(done.messages for done in rounds(again)) > 10
+
+
+def test_a_log_that_is_moved_away_is_unavailable_not_rewritten(followed):
+    followed.write(30)
+    dispatcher = followed.dispatcher(skip_missing=True)
+    dispatcher.run_once()
+    (followed.path / "commitlog").rename(followed.folder / "elsewhere")
+    with pytest.raises(StorageUnavailable, match="not there"):
+        dispatcher.run_once()
+    (followed.folder / "elsewhere").rename(followed.path / "commitlog")
+    assert dispatcher.run_once().losses == ()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_life_with_every_kind_of_crash(tmp_path, seed):
+    """Writes, flushes, rounds and the deaths of broker, follower and host in any order: at the end nothing of the log is missing."""
+    rng = random.Random(seed)
+    made = Followed(tmp_path)
+    dispatcher = made.dispatcher(skip_missing=True, round_bytes=SEGMENT)
+    host_crashes, every = 0, set()
+    for _ in range(60):
+        action = rng.choice(("write", "write", "write", "round", "round", "flush", "follower dies", "broker dies", "host dies"))
+        if action == "write":
+            made.write(rng.randrange(1, 40), flush=rng.random() < 0.8)
+        elif action == "round":
+            dispatcher.run_once()
+        elif action == "flush":
+            made.index.flush()
+        elif action == "follower dies":
+            made.crash_index()
+            dispatcher = made.dispatcher(skip_missing=True, round_bytes=SEGMENT)
+        else:
+            if action == "host dies" and rng.random() < 0.3 and (offsets := sorted({e.offset for e in scan(made.path).entries})):
+                every |= names(scan(made.path))
+                cut_log(made.path, rng.choice(offsets[-30:]))
+                host_crashes += 1
+            made.writer = made.open_writer()
+    made.writer.flush()
+    for _ in range(3):
+        list(rounds(dispatcher))
+    if not host_crashes:
+        made.check()
+    after = scan(made.path)
+    for topic, key in names(after):
+        found = {(item.offset, item.size) for item in made.index.query(topic, key, max_count=10_000)}
+        assert {(a.offset, a.size) for a in after.query(topic, key, max_count=None)} <= found, (topic, key)
+    assert dispatcher.lag().bytes == 0
+    made.index.abandon()
+
+
+# the trail
+
+
+def test_the_trail_keeps_what_is_not_durable_and_thins_out_what_is(tmp_path):
+    disk = Disk()
+    trail = Trail.load(tmp_path, "rocketmq:x", disk)
+    for number in range(5_000):
+        trail.add(Witness(number * 10, number * 10 - 5, 5, number, 3), durable=number * 10 - 200)
+    ends = [witness.end for witness in trail.witnesses]
+    assert ends == sorted(ends)
+    assert ends[-20:] == list(range(49_800, 50_000, 10))
+    assert len(ends) < 64 + 21
+    assert sum(witness.messages for witness in trail.witnesses) == 15_000
+    assert trail.messages_behind(49_990 - 10) == 3
+    assert ends[0] < 25_000  # some old ones stay
+    trail.continue_at = 7
+    trail.save()
+    assert Trail.load(tmp_path, "rocketmq:x", disk) == trail
+    assert Trail.load(tmp_path, "rocketmq:y", disk).witnesses == []
+    trail.cut(100)
+    assert all(witness.end <= 100 for witness in trail.witnesses)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"follower": 2}', '{"follower": 1, "source": "other", "witnesses": []}'])
+def test_a_memory_that_cannot_be_read_is_named(tmp_path, content):
+    trail = Trail.load(tmp_path, "rocketmq:x", Disk())
+    trail.save()
+    trail.path.write_text(content)
+    with pytest.raises(CorruptFile, match="unchecked"):
+        Trail.load(tmp_path, "rocketmq:x", Disk())
+
+
+def test_the_memory_is_written_whole_or_not_and_leftovers_go(followed):
+    followed.write(5)
+    dispatcher = followed.dispatcher()
+    dispatcher.run_once()
+    folder = followed.folder / "root" / "followers"
+    (file,) = folder.iterdir()
+    assert json.loads(file.read_text())["source"] == f"rocketmq:{followed.path}"
+    (folder / ".tmp-0123456789abcdef").write_bytes(b"half")
+    followed.crash_index()
+    assert [path.name for path in folder.iterdir()] == [file.name]
+
+
+def test_verdicts(followed):
+    offsets = followed.write(200)
+    dispatcher = followed.dispatcher()
+    list(rounds(dispatcher))
+    log = followed.path / "commitlog"
+    witness = dispatcher._trail.witnesses[0]
+    assert witness.look(log) is Verdict.SAME
+    assert witness._replace(crc=witness.crc ^ 1).look(log) is Verdict.CHANGED
+    assert witness._replace(offset=10**9).look(log) is Verdict.CHANGED
+    followed.segment(0).unlink()
+    assert witness.offset < SEGMENT
+    assert witness.look(log) is Verdict.GONE
+    assert offsets[-1] > 2 * SEGMENT
+    followed.segment(1).unlink()
+    assert witness._replace(offset=SEGMENT + 1).look(log) is Verdict.GONE
