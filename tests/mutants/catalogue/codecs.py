@@ -88,8 +88,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-before", "a slot that begins a group is looked up in the one before",
-        "format/trailer.py", 'int(np.searchsorted(self.groups["first_slot"], slot, "right"))',
-        'int(np.searchsorted(self.groups["first_slot"], slot, "left"))',
+        "format/trailer.py", 'slot, "right")) - 1', 'slot, "left")) - 1',
         (f"{COMPACTED}::test_runs_skip_right_blocks",),
     ),
     Mutant(
