@@ -1,0 +1,197 @@
+"""Fetching messages: collisions dropped, counted and paged past; nothing that is listed by the index is lost on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tiered_index import Fetched, IndexReader, IndexService
+from tiered_index.errors import CorruptFile, InvalidCursor, PartialAnswer, StorageMisconfigured, StorageUnavailable
+from tiered_index.testing.storage_faults import FaultStorage
+
+T = 1_700_000_000_000
+
+
+@dataclass(frozen=True)
+class Text:
+    """A message of no system."""
+
+    text: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"text": self.text}
+
+
+class Library:
+    """Messages by offset: those of `others` carry another key, those of `states` can't be had, `errors` are raised by their place."""
+
+    def __init__(self, others=(), states=None, errors=None) -> None:
+        self.others = set(others)
+        self.states = states or {}
+        self.errors = errors or {}
+        self.calls: list[list[int]] = []
+
+    def fetch(self, items, topic, key):
+        self.calls.append([item.offset for item in items])
+        return [self._one(item, key) for item in items]
+
+    def _one(self, item, key):
+        if item.offset in self.errors:
+            error = self.errors[item.offset]
+            return Fetched(item=item, state="missing", problem=str(error), error=error, read_from=f"place {item.offset % 2}", requests=1)
+        if item.offset in self.states:
+            return Fetched(item=item, state=self.states[item.offset], problem="why")
+        carries = item.offset not in self.others
+        return Fetched(item=item, state="local", message=Text(f"{key} {item.offset}"), carries_key=carries, requests=2, bytes=10)
+
+
+@pytest.fixture
+def filled(open_index) -> IndexService:
+    """An index with entries at offsets 0..299 under one key, the newest with the greatest offset."""
+    index = open_index(items=500)
+    for number in range(300):
+        index.put("t", 0, "k", number, 5, T + 1000 * (number // 3))
+    return index
+
+
+def offsets(answer):
+    return [fetched.item.offset for fetched in answer.messages]
+
+
+def test_messages_come_in_the_order_of_the_index(filled):
+    library = Library()
+    answer = filled.messages("t", "k", max_count=10, source=library)
+    assert offsets(answer) == [item.offset for item in filled.query("t", "k", max_count=10)]
+    assert [fetched.message for fetched in answer.messages] == [Text(f"k {number}") for number in range(299, 289, -1)]
+    assert (answer.status, len(answer), answer.collisions, answer.failed) == ("truncated", 10, 0, ())
+    assert (answer.message_requests, answer.message_bytes) == (20, 100)
+    assert answer.explain.requests == 20
+    assert answer.explain.cost_usd > 0
+    assert library.calls == [list(range(299, 289, -1))]
+    rest = filled.messages("t", "k", max_count=1000, cursor=answer.cursor, source=library)
+    assert offsets(rest) == list(range(289, -1, -1))
+    assert (rest.status, rest.cursor) == ("complete", None)
+
+
+def test_an_unknown_key_has_an_empty_complete_answer(filled):
+    library = Library()
+    answer = filled.messages("t", "other", source=library)
+    assert (answer.messages, answer.status, answer.collisions, library.calls) == ((), "complete", 0, [])
+
+
+@pytest.mark.parametrize("max_count", [1, 2, 7, 64, 150, 299])
+@pytest.mark.parametrize("step", [2, 50])
+def test_collisions_are_dropped_counted_and_paged_past(filled, max_count, step):
+    wanted = [number for number in range(299, -1, -1) if number % step == 1]
+    found, dropped, cursor = [], 0, None
+    for page in range(1000):
+        answer = filled.messages("t", "k", max_count=max_count, cursor=cursor, source=Library(set(range(300)) - set(wanted)))
+        found += offsets(answer)
+        dropped += answer.collisions
+        cursor = answer.cursor
+        if cursor is None:
+            break
+        assert answer.status == "truncated"
+        # a page is full as long as there are messages for it
+        assert len(answer) == max_count
+        assert found == wanted[: max_count * (page + 1)]
+    assert answer.status == "complete"
+    assert found == wanted
+    assert dropped == 300 - len(wanted)
+
+
+def test_a_page_fetches_no_more_than_it_needs(filled):
+    library = Library(others=range(295, 300))
+    answer = filled.messages("t", "k", max_count=3, source=library)
+    assert offsets(answer) == [294, 293, 292]
+    assert library.calls == [[299, 298, 297], [296, 295, 294], [293, 292]]
+    assert answer.collisions == 5
+    assert offsets(filled.messages("t", "k", max_count=2, cursor=answer.cursor, source=library)) == [291, 290]
+
+
+def test_all_collisions_are_an_empty_complete_answer(filled):
+    answer = filled.messages("t", "k", max_count=5, source=Library(others=range(300)))
+    assert (answer.messages, answer.status, answer.cursor, answer.collisions) == ((), "complete", None, 300)
+
+
+def test_what_cannot_be_had_is_listed_with_its_state(filled):
+    library = Library(others=[298], states={299: "missing", 297: "expired"})
+    answer = filled.messages("t", "k", max_count=3, source=library)
+    assert [(f.item.offset, f.state, f.message is None) for f in answer.messages] == [
+        (299, "missing", True), (297, "expired", True), (296, "local", False),
+    ]  # fmt: skip
+    document = answer.to_dict()
+    assert document["messages"][0] == {
+        "state": "missing", "item": answer.messages[0].item.to_dict(), "message": None, "read_from": None, "problem": "why",
+    }  # fmt: skip
+    assert document["messages"][2]["message"] == {"text": "k 296"}
+    assert (document["collisions"], document["status"]) == (1, "truncated")
+    assert document["explain"]["message_requests"] == answer.message_requests == 4
+
+
+def test_a_place_that_cannot_be_asked_is_an_error(filled):
+    down = StorageUnavailable("down")
+    with pytest.raises(StorageUnavailable, match="down"):
+        filled.messages("t", "k", source=Library(errors={290: down, 291: down}))
+    with pytest.raises(PartialAnswer, match="denied") as raised:
+        filled.messages("t", "k", source=Library(errors={290: down, 291: StorageMisconfigured("denied")}))
+    assert {report.file for report in raised.value.failed} == {"place 0", "place 1"}
+
+
+def test_with_partial_answers_it_is_named_and_the_rest_is_there(filled):
+    down = StorageUnavailable("down")
+    library = Library(errors={298: down, 290: down})
+    answer = filled.messages("t", "k", max_count=20, allow_partial=True, source=library)
+    assert offsets(answer) == list(range(299, 279, -1))
+    assert answer.status == "partial"
+    (report,) = answer.failed
+    assert (report.file, report.outcome, report.error) == ("place 0", "failed", "down")
+    assert (report.begin_ms, report.end_ms) == (T + 96_000, T + 99_000)
+    assert offsets(filled.messages("t", "k", max_count=20, cursor=answer.cursor, source=Library())) == list(range(279, 259, -1))
+
+
+def test_a_file_of_the_index_that_cannot_be_read_is_an_error_or_named(open_index, storage, clock):
+    faulty = FaultStorage(storage)
+    index = open_index(storage_backend=faulty, local_keep_s=0)
+    index.put("t", 0, "k", 1, 1, T)
+    index.seal()
+    index.run_lifecycle()
+    index.put("t", 0, "k", 2, 1, T)
+    index.flush()
+    with IndexReader.open(storage_backend=faulty, clock=clock, query_threads=1) as reader:
+        (name,) = reader.log_state.objects
+        data = bytearray(storage.get(name))
+        data[100] ^= 1
+        storage.put(name, data)
+        with pytest.raises(CorruptFile, match=name):
+            reader.messages("t", "k", source=Library())
+        answer = reader.messages("t", "k", allow_partial=True, source=Library())
+        assert (answer.status, answer.messages, [report.place for report in answer.failed]) == ("partial", (), ["storage"])
+    mixed = index.messages("t", "k", allow_partial=True, source=Library())
+    assert offsets(mixed) == [2]
+    assert mixed.status == "partial"
+
+
+def test_a_cursor_belongs_to_its_query(filled):
+    cursor = filled.messages("t", "k", max_count=2, source=Library(others=[299])).cursor
+    with pytest.raises(InvalidCursor):
+        filled.messages("t", "other", cursor=cursor, source=Library())
+    # it is that of a query, too
+    assert [item.offset for item in filled.query("t", "k", max_count=1, cursor=cursor)] == [296]
+
+
+def test_ranges_are_those_of_query(filled):
+    answer = filled.messages("t", "k", T + 10_000, T + 11_999, source=Library(others=[33]))
+    assert offsets(answer) == [35, 34, 32, 31, 30]
+    assert (answer.status, answer.collisions) == ("complete", 1)
+
+
+def test_a_source_that_answers_out_of_order_is_caught(filled):
+    class Wrong(Library):
+        def fetch(self, items, topic, key):
+            return super().fetch(items, topic, key)[::-1]
+
+    with pytest.raises(AssertionError, match="in order"):
+        filled.messages("t", "k", source=Wrong())
