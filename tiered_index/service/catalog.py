@@ -122,6 +122,13 @@ class Catalog:
             self._list.remove(node)
             self._retire(dispose)
 
+    def clear(self) -> None:
+        """Let go of every handle; those that a query has gathered stay until it ends. Nothing is disposed of."""
+        with self._lock:
+            self._list = TimeRangeSkipList()
+            self._nodes = {}
+            self._disposals = []
+
     def reclaim(self) -> int:
         """Run the disposals that no query stands in the way of any more; return how many are left waiting."""
         with self._lock:

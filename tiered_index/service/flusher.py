@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tiered_index.clock import Clock
-from tiered_index.errors import TieredIndexError
+from tiered_index.errors import InvalidArgument, TieredIndexError
 from tiered_index.service.buffer import WriteBuffer
 from tiered_index.service.chunks import later_positions
 from tiered_index.service.columns import Columns
@@ -57,6 +57,16 @@ class Flusher:
         self.positions: dict[str, int] = {}
         self.quarantined = 0
         self.error: TieredIndexError | None = None
+        self._closed = False
+
+    def end(self) -> None:
+        """From here on every call raises `InvalidArgument`: the lanes' files are somebody else's."""
+        with self._lock:
+            self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidArgument("the index is closed")
 
     def run_once(self) -> int:
         """Flush what is buffered now; return how many entries became durable. Raises typed errors; nothing is lost by one.
@@ -64,6 +74,7 @@ class Flusher:
         It goes in rounds of at most `_ROUND` entries, so that positions become durable, and memory free, as it goes.
         """
         with self._lock:
+            self._check_open()
             newest = self._buffer.close_chunk()
             flushed = 0
             while self._buffer.released < newest:
@@ -111,12 +122,14 @@ class Flusher:
     def roll(self) -> None:
         """Seal the lanes' files as they are."""
         with self._lock:
+            self._check_open()
             self._quarantine.roll()
             self._main.roll()
 
     def roll_older_than(self, created_ms: float) -> None:
         """Seal the files that were begun before `created_ms`."""
         with self._lock:
+            self._check_open()
             for lane in (self._quarantine, self._main):
                 if lane.active is not None and lane.active.created_ms <= created_ms:
                     lane.roll()

@@ -323,7 +323,7 @@ class IndexService:
             worker.stop()
         trouble: list[TieredIndexError] = []
         self._buffer.close()
-        for step in (self._flusher.flush, *(lane.close for lane in self._lanes), self._lifecycle.close):
+        for step in (self._flusher.flush, self._flusher.end, *(lane.close for lane in self._lanes), self._lifecycle.close):
             try:
                 step()
             except TieredIndexError as error:
@@ -338,6 +338,8 @@ class IndexService:
             self._closed = True
         for worker in self._workers:
             worker.stop()
+        self._flusher.end()
+        self._lifecycle.end()
         self._release(keep_reserve=True)
 
     def __enter__(self) -> IndexService:
@@ -360,16 +362,22 @@ class IndexService:
                 lane.forget_reserve()
             else:
                 lane.discard_reserve()
+            lane.active = None
+        self._catalog.clear()
         self._lock.release()
         self._storage.close()
 
     def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
-        """Return what may hold answers. The buffer is looked at before the files, so that an entry on its way is met at least once."""
+        """Return what may hold answers. The buffer is looked at before the files, so that an entry on its way is met at least once.
+
+        Raises `InvalidArgument` where the index was closed meanwhile, which empties the catalog: that is no complete answer.
+        """
         buffered = [BufferedChunk(chunk, self._topics, self._schema) for chunk in self._buffer.snapshot() if chunk.count]
         found: list[Handle] = [b for b in buffered if b.second_min <= second_max and b.second_max >= second_min]
         found += self._catalog.overlapping(second_min, second_max)
         if (error := self._session.log_error) is not None:
             found.append(DamagedFile("log", "storage", 0, MAX_TIMESTAMP_MS // 1000, error))
+        self._check_open()
         return found
 
     def _errors(self) -> list[tuple[str, Exception]]:

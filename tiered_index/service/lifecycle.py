@@ -24,6 +24,7 @@ from tiered_index.errors import (
     BackPressure,
     CorruptFile,
     DiskFull,
+    InvalidArgument,
     ObjectNotFound,
     StorageError,
     StorageUnavailable,
@@ -133,6 +134,7 @@ class Lifecycle:
         self._undeleted: list[list[Path]] = []
         self._failed: dict[str, TieredIndexError] = {}  # in this round
         self.errors: dict[str, TieredIndexError] = {}
+        self._closed = False
 
     def run_once(self) -> Progress:
         """Seal what is old, then compact, upload and retire what can be. Raises the first error after every file had its turn.
@@ -140,6 +142,8 @@ class Lifecycle:
         While the root is not what it was, no file has a turn: another folder may be in its place.
         """
         with self._lock:
+            if self._closed:
+                raise InvalidArgument("the index is closed")
             self._failed = {}
             progress = Progress()
             self._flusher.roll_older_than(self._clock.now_ms() - self._config.seal_after_s * 1000)
@@ -162,9 +166,15 @@ class Lifecycle:
                 raise next(iter(self.errors.values()))
             return progress
 
+    def end(self) -> None:
+        """From here on `run_once` raises `InvalidArgument`: the root is somebody else's."""
+        with self._lock:
+            self._closed = True
+
     def close(self) -> None:
         """Dispose of what is waiting and release the lease; a storage that is down or full is no reason to fail."""
         with self._lock:
+            self._closed = True
             self._catalog.reclaim()
             try:
                 self._session.release()

@@ -22,6 +22,7 @@ from tiered_index.service.chunks import later_positions
 from tiered_index.service.flusher import Flusher
 from tiered_index.service.lanes import MAIN, QUARANTINE, Lane, LaneContext
 from tiered_index.service.lifecycle import Lifecycle, show_stored
+from tiered_index.service.limits import allow_many_files
 from tiered_index.service.log_records import Genesis, LogState
 from tiered_index.service.query import QueryEngine
 from tiered_index.service.recovery import Recovered, recover_root
@@ -65,6 +66,7 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
     """Open or create an index for writing. Errors as `IndexService.open`."""
     if config.root is None:
         raise ConfigError("root is not set: a writer needs a folder for its local files")
+    allow_many_files()
     root = Root(config.root, disk)
     marker = root.read_marker()
     uri = config.storage or (marker.storage if marker is not None else None)

@@ -19,6 +19,7 @@ from tiered_index.service.batch_query import QueryResults
 from tiered_index.service.catalog import Catalog, Handle
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile
 from tiered_index.service.lifecycle import show_stored
+from tiered_index.service.limits import allow_many_files
 from tiered_index.service.log_records import ArchivedSegment, Genesis, LogState
 from tiered_index.service.messages import Asked, MessageSource, MessagesResult, find_messages
 from tiered_index.service.query import QueryEngine, past_lost_objects
@@ -55,6 +56,7 @@ class IndexReader:
         self._changes: object = None
         marker: Marker | None = None
         if config.root is not None:
+            allow_many_files()
             root = Root(config.root, Disk())
             marker = root.read_marker()
             if marker is None:
@@ -122,8 +124,7 @@ class IndexReader:
         allow_partial: bool = False,
     ) -> QueryResult:
         """Answer one lookup; arguments, answer and errors as `IndexService.query`. What the writer has not flushed is not seen."""
-        if self._closed:
-            raise InvalidArgument("the reader is closed")
+        self._check_open()
         self._refresh_if_due()
         return past_lost_objects(
             self._catalog,
@@ -137,8 +138,7 @@ class IndexReader:
 
     def query_many(self, lookups: Iterable[Lookup], allow_partial: bool = False) -> QueryResults:
         """Answer many lookups at once, in their order; arguments, answers and errors as `IndexService.query_many`."""
-        if self._closed:
-            raise InvalidArgument("the reader is closed")
+        self._check_open()
         self._refresh_if_due()
         asked = check_lookups(lookups)
         return past_lost_objects(
@@ -208,12 +208,19 @@ class IndexReader:
         self._closed = True
         self._engine.close()
         self._storage.close()
+        self._catalog.clear()
+        if self._view is not None:
+            self._view.clear()
 
     def __enter__(self) -> IndexReader:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidArgument("the reader is closed")
 
     def _refresh_if_due(self) -> None:
         if self._clock.monotonic_s() - self._refreshed_s >= self.config.refresh_interval_s:
@@ -232,7 +239,9 @@ class IndexReader:
 
     def _all_handles(self) -> list[Handle]:
         if self._view is None:
-            return self._catalog.all()
+            handles = self._catalog.all()
+            self._check_open()  # closing empties the catalog: what it held is no complete answer
+            return handles
         # Local files first, then the log: a file that leaves the root in between is in at least one of them. Files leave the root only
         # by way of its folders, so where these, after the look, are as they were before the log was last read, it needn't be read again.
         local = {handle.file_id: handle for handle in self._view.look()}
@@ -245,6 +254,7 @@ class IndexReader:
         handles += stored.values()
         if self._log_error is not None:
             handles.append(DamagedFile("log", "storage", 0, MAX_TIMESTAMP_MS // 1000, self._log_error))
+        self._check_open()
         return handles
 
 

@@ -93,6 +93,10 @@ class RootView:
             raise disk_error(error, f"reading {self._root.path}") from error
         return times if max(times) < time.time_ns() - _STEP_NS else None
 
+    def clear(self) -> None:
+        """Let go of every file that is kept open."""
+        self._opened, self._unsealed = {}, {}
+
     def look(self) -> list[Handle]:
         """Return handles of every file with durable entries, each in its latest state; a file that can't be read is among them."""
         for left in reversed(range(_LOOKS)):
@@ -116,10 +120,10 @@ class RootView:
             try:
                 view = self._view(file_id)
             except FileNotFoundError as error:
-                gone[file_id] = error
+                gone[file_id] = error.with_traceback(None)  # a kept trace would hold this frame, and so every mapping in it
                 continue
             except (TieredIndexError, ValueError) as error:
-                handles[file_id] = _damaged(file_id, UNSEALED, error)
+                handles[file_id] = _damaged(file_id, UNSEALED, error.with_traceback(None))
                 continue
             counts[file_id] = view.count if view is not None else 0
             if view is not None:
@@ -133,14 +137,14 @@ class RootView:
                 try:
                     file = self._opened.get((state, file_id)) or open_local(self._root.index_path(state, file_id))
                 except TieredIndexError as error:
-                    handles[file_id] = _damaged(file_id, state, error)
+                    handles[file_id] = _damaged(file_id, state, error.with_traceback(None))
                     continue
                 handles[file_id] = opened[state, file_id] = file
         for file_id, missing in gone.items():
             if file_id in handles:
                 continue  # a writer that died, or could not delete, left half of a file that has moved on
             if not last:
-                raise missing
+                raise FileNotFoundError(str(missing))
             handles[file_id] = _damaged(file_id, UNSEALED, missing)  # unless the storage has it
         claims = [view.journal.predecessor for view in unsealed.values()]
         claims += [file.metadata().more.get("predecessor") for file in opened.values()]

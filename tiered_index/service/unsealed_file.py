@@ -206,21 +206,24 @@ class UnsealedFile:
         self.table.commit(batch)
 
     def seal(self) -> None:
-        """Accept no more entries; header and slot table are written, the journal says so. Idempotent."""
+        """Accept no more entries; header and slot table are written, the journal says so, the descriptors are closed. Idempotent."""
         if self.sealed:
             return
-        self.sealed = True
-        if self.failed or self._descriptor is None or self._journal_descriptor is None:
-            return  # what its journal confirms stays readable; it is not written again
-        record = encode_seal()
         try:
-            self._write_table()
-            self._disk.pwrite(self._journal_descriptor, record, self._journal_length)
-            self._disk.sync(self._journal_descriptor)
+            if not self.failed and self._descriptor is not None and self._journal_descriptor is not None:
+                record = encode_seal()
+                self._write_table()
+                self._disk.pwrite(self._journal_descriptor, record, self._journal_length)
+                self._disk.sync(self._journal_descriptor)
+                self._journal_length += len(record)
         except OSError as error:
             self.failed = True
             raise disk_error(error, f"sealing {self.path}") from error
-        self._journal_length += len(record)
+        finally:
+            # a sealed file is only read: a thousand of them must not hold two thousand descriptors
+            self.release()
+            # last: from here on the life cycle may compact the file
+            self.sealed = True
 
     def _write_table(self) -> None:
         assert self._descriptor is not None

@@ -1,0 +1,62 @@
+"""A call that had passed its check when `close` began, and gets its lock only after it, must find that the index is closed.
+
+It took disk space in a root that was no longer locked and kept its descriptors, or compacted, uploaded and deleted there beside the
+next writer.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.stress.crew import Crew
+from tiered_index import IndexService
+from tiered_index.errors import InvalidArgument
+from tiered_index.storage.disk import TEMPORARY_PREFIX
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.disk_faults import FaultDisk
+from tiered_index.testing.storage_faults import FaultStorage
+
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "inner"),
+    [("flush", "_flusher", "flush"), ("seal", "_flusher", "seal"), ("run_lifecycle", "_lifecycle", "run_once")],
+)
+def test_a_late_call_does_nothing(tmp_path, monkeypatch, name, part, inner):
+    storage, disk, crew = FaultStorage(MemoryStorage()), FaultDisk(), Crew(1)
+    settings = {"slots": 7, "items": 16, "background": False, "local_keep_s": 0.0, "query_threads": 2}
+    service = IndexService.open(root=tmp_path / "root", storage_backend=storage, disk=disk, **settings)
+    service.put("t", 0, "k", 1, 1, NOW_MS)
+    service.seal()
+    service.put("t", 0, "k", 2, 1, NOW_MS)
+    service.flush()
+    entered, go_on, ended = threading.Event(), threading.Event(), []
+    real = getattr(getattr(service, part), inner)
+
+    def held():
+        if threading.current_thread().name == "stress-late":
+            entered.set()
+            assert go_on.wait(30)
+        return real()
+
+    monkeypatch.setattr(getattr(service, part), inner, held)
+
+    def call():
+        with pytest.raises(InvalidArgument, match="closed"):
+            getattr(service, name)()
+        ended.append(True)
+
+    late = crew.begin("late", call)
+    assert entered.wait(30)
+    service.close()
+    calls, names = disk.calls(), sorted(info.name for info in storage.list(""))
+    go_on.set()
+    crew.wait_for([late])
+    assert disk.calls() == calls, "the root was written to after the close"
+    assert sorted(info.name for info in storage.list("")) == names, "the storage was written to after the close"
+    assert not list((tmp_path / "root").rglob(TEMPORARY_PREFIX + "*"))
+    crew.finish()
+    assert ended

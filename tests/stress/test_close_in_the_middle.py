@@ -1,0 +1,115 @@
+"""`close()` while puts, flushes, seals, life-cycle rounds and lookups are under way.
+
+Each of them ends well or says that the index is closed; what was acknowledged is durable when `close` returns; nothing stays open, and the
+root can be opened at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+
+import pytest
+
+from tests.stress.census import census
+from tests.stress.crew import Crew
+from tests.stress.ledger import Ledger
+from tests.stress.traffic import Source, batch_of, look
+from tiered_index import IndexReader, IndexService
+from tiered_index.errors import BackPressure, InvalidArgument
+from tiered_index.storage.disk import TEMPORARY_PREFIX
+from tiered_index.storage.memory import MemoryStorage
+
+MESSAGES = 400
+
+
+def until_closed(act, ends):
+    """Repeat `act`; the only error it may end with is that the index is closed."""
+    while True:
+        try:
+            act()
+        except InvalidArgument as error:
+            assert "closed" in str(error)
+            ends.append(act)
+            return
+        except BackPressure:
+            continue
+
+
+class Writer:
+    """Puts `MESSAGES` messages; those that were refused because of the close are never acknowledged."""
+
+    def __init__(self, service, ledger, seed, pause):
+        self.service, self.ledger, self.pause = service, ledger, pause
+        self.source, self.left = Source(seed, 1), MESSAGES
+
+    def put(self):
+        if self.left <= 0:
+            self.pause(0.001)
+        messages = self.source.messages(1 if self.source.rng.random() < 0.7 or self.left <= 0 else 30)
+        self.left -= len(messages)
+        self.ledger.offer(messages)
+        if len(messages) == 1:
+            self.service.put(*messages[0].arguments)
+        else:
+            self.service.put_batch(batch_of(messages, arrow=True))
+        self.ledger.acknowledge(messages)
+
+
+def close_in_the_middle(folder, disk, seed, *, background):
+    """Return how many entries had been acknowledged."""
+    storage, ledger, crew, seen, ends = MemoryStorage(), Ledger(), Crew(seed), Counter(), []
+    settings = {
+        "root": folder / "root", "storage_backend": storage, "disk": disk, "slots": 7, "items": 16, "query_threads": 2, "local_keep_s": 0.0,
+        "buffer_max_entries": 300, "flush_interval_s": 0.002, "lifecycle_interval_s": 0.002,
+    }  # fmt: skip
+    with contextlib.ExitStack() as undo:
+        service = IndexService.open(background=background, **settings)
+        undo.callback(service.abandon)
+        works = {
+            "writer": Writer(service, ledger, seed, crew.stop.wait).put,
+            "flush-1": service.flush,
+            "flush-2": service.flush,
+            "seal": service.seal,
+            "life-1": service.run_lifecycle,
+            "life-2": service.run_lifecycle,
+            "reader": lambda: look(service, ledger, random.Random(seen["lookups"]), seen),
+        }
+        threads = [crew.begin(name, until_closed, act, ends) for name, act in works.items()]
+        crew.stop.wait(random.Random(seed).random() * 0.1)
+        crew.wait_for([crew.begin(f"close-{number}", service.close) for number in range(2)])
+        assert service.health()["buffered_entries"] == 0
+        with IndexService.open(background=False, **settings) as again:
+            assert ledger.check_whole(again.query) == len(ledger.rows)
+        crew.wait_for(threads)
+        crew.finish()
+        assert len(ends) == len(works), "everybody was told"
+    with IndexService.open(background=False, **settings) as again:
+        again.seal()
+        again.run_lifecycle()
+    assert not list((folder / "root").rglob(TEMPORARY_PREFIX + "*"))
+    with IndexReader.open(storage_backend=storage, query_threads=2) as reader:
+        assert ledger.check_whole(reader.query) == len(ledger.rows)
+    return len(ledger.rows)
+
+
+@pytest.mark.parametrize("background", [True, False], ids=["workers", "by hand"])
+def test_close_in_the_middle_of_everything(tmp_path, disk, eager_switches, background):
+    before = None
+    for seed in range(6):
+        assert close_in_the_middle(tmp_path / str(seed), disk, seed, background=background) >= 0
+        after = census(tmp_path)
+        assert (after.below, after.threads) == (0, 0)
+        assert before is None or after.descriptors == before.descriptors
+        before = after
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("background", [True, False], ids=["workers", "by hand"])
+def test_close_in_the_middle_of_everything_many_times(tmp_path, disk, eager_switches, background):
+    acknowledged = [close_in_the_middle(tmp_path / str(seed), disk, seed, background=background) for seed in range(100, 180)]
+    print(f"acknowledged before the close: {min(acknowledged)} to {max(acknowledged)} entries")
+    assert max(acknowledged) > 100
+    left = census(tmp_path)
+    assert (left.below, left.threads) == (0, 0)

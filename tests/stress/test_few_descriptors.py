@@ -1,0 +1,56 @@
+"""A process may have 1,024 descriptors open, as Linux says by default.
+
+Files that wait for compaction, for the storage or for their retirement must not use them up, and a root of 2,000 files must open.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tests
+
+REPOSITORY = Path(tests.__file__).parent.parent
+SCRIPT = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+from tests.stress.conftest import UnsyncedDisk
+from tiered_index import IndexReader, IndexService
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.storage_faults import FaultStorage
+
+root, state, files = sys.argv[1], sys.argv[2], int(sys.argv[3])
+storage, settings = FaultStorage(MemoryStorage()), {"background": False, "query_threads": 2}
+service = IndexService.open(root=root, storage_backend=storage, disk=UnsyncedDisk(), slots=7, items=4, **settings)
+if state == "compacted":
+    storage.fail("put", times=None, name_prefix="data/")
+for number in range(3 * files):
+    service.put("t", 0, "k", number, 1, 1_700_000_000_000 + number * 1000)
+    if number % 150 == 149:
+        service.flush()
+        if state != "unsealed":
+            try:
+                service.run_lifecycle()
+            except Exception as error:
+                assert "scripted fault" in str(error), error
+service.flush()
+assert len(service.query("t", "k", max_count=10**6)) == 3 * files
+service.close()
+del service
+service = IndexService.open(root=root, storage_backend=storage, disk=UnsyncedDisk(), **settings)
+assert len(service.files()) == files
+assert len(service.query("t", "k", max_count=10**6)) == 3 * files
+with IndexReader.open(root=root, storage_backend=storage, query_threads=2) as beside:
+    assert len(beside.query("t", "k", max_count=10**6)) == 3 * files
+print("well")
+"""
+
+
+@pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded"])
+def test_two_thousand_files_wait_within_the_default_limit(tmp_path, state):
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "root"), state, "2000"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=REPOSITORY, check=False)
+    assert done.stdout == "well\n", done.stderr[-600:]
