@@ -9,6 +9,7 @@ N, E and START have 20 digits, so names sort as numbers do. SPEC.md section 8.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 
@@ -102,15 +103,16 @@ def data_name(file_id: str, attempt: str) -> str:
 def store_prefix(store: str) -> str:
     """Return the prefix of a store's archived segments; what an object's name can't hold is written as ``=`` and hexadecimal digits.
 
-    Raises `InvalidArgument` for a name that is empty or longer than 128 bytes of UTF-8.
+    A name of more than 128 bytes becomes ``==`` and its digest. Raises `InvalidArgument` for an empty one.
     """
-    try:
-        named = store.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(f"a store's name is text without lone surrogates, not {store!r:.80}") from error
-    if not 0 < len(named) <= _MAX_STORE_BYTES:
-        raise InvalidArgument(f"a store's name has 1 to {_MAX_STORE_BYTES} bytes, not {len(named)}")
-    return SEGMENTS_PREFIX + "".join(chr(byte) if byte in _PLAIN else f"={byte:02X}" for byte in named) + "/"
+    named = store.encode("utf-8", "surrogatepass")
+    if not named:
+        raise InvalidArgument("a store's name is not empty")
+    if len(named) > _MAX_STORE_BYTES:
+        written = "==" + hashlib.blake2b(named, digest_size=16).hexdigest()
+    else:
+        written = "".join(chr(byte) if byte in _PLAIN else f"={byte:02X}" for byte in named)
+    return f"{SEGMENTS_PREFIX}{written}/"
 
 
 def segment_name(store: str, start: int, epoch: int) -> str:

@@ -12,6 +12,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument, UnsupportedVersion
 from tiered_index.format import archived
 from tiered_index.format.archived import SegmentSums, SegmentTable, segment_object_bytes
 from tiered_index.format.names import segment_epoch, segment_name, store_prefix
+from tiered_index.storage.base import check_name
 
 PIECE = archived.PIECE_BYTES
 
@@ -84,10 +85,15 @@ def test_a_stores_name_becomes_part_of_an_objects_name(store, prefix):
     assert segment_epoch(segment_name(store, 16384, 7)) == 7
 
 
-@pytest.mark.parametrize("store", ["", "x" * 129, "é" * 65, "\ud800"])
-def test_names_that_no_store_has(store):
+@given(st.text(min_size=1) | st.text(min_size=120, max_size=300) | st.sampled_from(["\ud800", "a/" * 2000]))
+def test_every_store_has_a_prefix_of_its_own(store):
+    assert check_name(segment_name(store, 2**63 - 1, 2**63 - 1)).startswith(store_prefix(store))
+    assert len({store_prefix(name) for name in (store, store + "/", f"={store}", f"=={store}", store + store)}) == 5
+
+
+def test_no_name_is_no_store():
     with pytest.raises(InvalidArgument):
-        store_prefix(store)
+        store_prefix("")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,187 @@
+"""`query --messages`, `message ID` and `verify` on a store that was ingested, archived, and partly deleted by its broker."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.integration.cli.conftest import Outcome
+from tests.rocketmq import golden_store
+from tests.rocketmq.archived_store import delete_segments, scan
+from tiered_index.cli.main import app
+from tiered_index.rocketmq.commitlog import CommitLogReader
+from tiered_index.rocketmq.message import Message
+
+BEGIN_OF_LAST = 81_920
+TOPIC, KEY = "TopicOrder", "order-0"
+
+
+@dataclass(frozen=True)
+class Archived:
+    """A golden store, its index, and all its messages."""
+
+    folder: Path
+    messages: list[Message]
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
+
+    @property
+    def uri(self) -> str:
+        return f"file://{self.folder}/storage"
+
+    def objects(self) -> list[Path]:
+        return sorted(path for path in (self.folder / "storage" / "segments%").rglob("*") if path.is_file())
+
+
+@pytest.fixture(scope="module")
+def made(script, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("archived")
+    store = golden_store.unpack(folder / "store")
+    messages = list(CommitLogReader(store / "commitlog").messages())
+    done = script(
+        "ingest", store, "--root", folder / "root", "--storage", f"file://{folder}/storage", "--slots", 97, "--items", 5000,
+        "--archive-segments", "--wait", "--json",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.document["archived_segments"] == 5
+    delete_segments(store, BEGIN_OF_LAST)
+    return Archived(folder, messages)
+
+
+@pytest.fixture
+def run_here(in_process):
+    """Return a function that runs a command line in this process: what it reads is what counts here, not that it starts."""
+    del in_process  # which puts the logging back
+
+    def run(*arguments: object) -> Outcome:
+        done = CliRunner().invoke(app, list(map(str, arguments)))
+        return Outcome(done.exit_code, done.stdout, done.stderr)
+
+    return run
+
+
+def test_messages_come_with_everything(script, made):
+    done = script("query", TOPIC, KEY, "--storage", made.uri, "--messages", "--store", made.store, "--body", "hex", "--json")
+    assert done.code == 0, done.err
+    document = done.document
+    wanted = scan(made.messages, TOPIC, KEY)
+    assert len(wanted) > 1
+    assert (document["status"], document["collisions"], document["failed"]) == ("complete", 0, [])
+    assert [m["message"]["msg_id"] for m in document["messages"]] == [m.offset_msg_id for m in wanted]
+    assert [m["message"]["body"] for m in document["messages"]] == [m.body().hex() for m in wanted]
+    assert [m["message"]["properties"] for m in document["messages"]] == [m.properties for m in wanted]
+    assert {m["state"] for m in document["messages"]} <= {"archived", "local"}
+    assert document["explain"]["message_requests"] >= 1
+
+
+def test_pages_as_lines_and_for_people(run_here, made):
+    arguments = ("query", TOPIC, KEY, "--storage", made.uri, "--messages", "--all", "--max", 1, "--body", "none")
+    done = run_here(*arguments, "--json")
+    assert done.code == 0, done.err
+    *lines, last = done.records
+    wanted = scan(made.messages, TOPIC, KEY)
+    assert [line["item"]["offset"] for line in lines] == [m.physical_offset for m in wanted]
+    assert all("body" not in line["message"] for line in lines if line["message"])
+    cold = sum(m.physical_offset < BEGIN_OF_LAST for m in wanted)
+    assert (last["status"], last["count"]) == ("complete", len(wanted))
+    assert last["explain"]["message_requests"] == cold == last["states"]["archived"]
+    text = run_here(*arguments, "--explain").out
+    for one in wanted:
+        if one.physical_offset < BEGIN_OF_LAST:
+            assert one.offset_msg_id in text
+    assert f"{len(wanted):,} found" in text
+    assert "requests for messages" in text
+    one = run_here("query", TOPIC, KEY, "--storage", made.uri, "--messages", "--max", 1, "--json")
+    assert (one.document["status"], len(one.document["messages"])) == ("truncated", 1)
+    assert "more with --cursor" in run_here("query", TOPIC, KEY, "--storage", made.uri, "--messages", "--max", 1).out
+
+
+def test_what_cannot_be_had_is_said(run_here, made, tmp_path):
+    """Without the archive: what the broker deleted is expired."""
+    late = next(m for m in made.messages if m.physical_offset >= BEGIN_OF_LAST and m.is_visible and m.uniq_key)
+    done = run_here("query", late.topic, late.uniq_key, "--root", made.folder / "root", "--messages")
+    assert done.code == 0
+    assert "missing: no archived segment holds it, and no store directory was given" in done.out
+    done = run_here("message", made.messages[0].offset_msg_id, "--store", made.store)
+    assert done.code == 1
+    assert "expired: the broker has deleted this part of its commit log" in done.out
+    done = run_here("message", made.messages[0].offset_msg_id, "--store", made.store, "--json")
+    assert (done.code, done.document["messages"][0]["state"]) == (1, "expired")
+
+
+def test_a_message_by_its_id(run_here, made):
+    first, last = made.messages[0], made.messages[-1]
+    cold = run_here("message", first.offset_msg_id, "--storage", made.uri, "--json")
+    assert cold.code == 0, cold.err
+    (found,) = cold.document["messages"]
+    assert (found["state"], found["message"]["physical_offset"], found["message"]["uniq_key"]) == ("archived", 0, first.uniq_key)
+    local = run_here("message", last.offset_msg_id.lower(), "--store", made.store)
+    assert local.code == 0
+    assert last.offset_msg_id in local.out
+    assert "  local\n" in local.out
+    for msg_id in (first.uniq_key, first.offset_msg_id):
+        done = run_here("message", msg_id, "--topic", first.topic, "--storage", made.uri, "--json")
+        assert done.code == 0, done.err
+        assert [one["message"]["msg_id"] for one in done.document["messages"]] == [first.offset_msg_id]
+    other = run_here("message", first.properties["KEYS"].split()[0], "--topic", first.topic, "--storage", made.uri, "--json")
+    assert (other.code, other.document["messages"]) == (1, [])  # a key, but nobody's unique key
+
+
+def test_what_is_no_question_is_bad_usage(in_process, made, tmp_path):
+    uri = made.uri
+    assert in_process("query", "t", "k", "--storage", uri, "--store", str(made.store)) == 2
+    assert in_process("query", "t", "k", "--storage", uri, "--body", "hex") == 2
+    assert in_process("query", "t", "k", "--storage", uri, "--messages", "--store", str(tmp_path / "nothing")) == 2
+    assert in_process("query", "t", "k", "--storage", uri, "--messages", "--body", "xml") == 2
+    assert in_process("message", "no-id", "--store", str(made.store)) == 2
+    assert in_process("message", "00" * 16) == 2
+    assert in_process("message", "key", "--topic", "t", "--store", str(made.store)) == 2
+    assert in_process("message", "00" * 16, "--storage", f"file://{tmp_path}/nothing") == 2
+
+
+def test_verify_knows_archived_segments(run_here, made):
+    for deep in ((), ("--deep",)):
+        done = run_here("verify", "--root", made.folder / "root", "--json", *deep)
+        assert (done.code, done.document["status"], done.document["findings"]) == (0, "ok", [])
+        assert done.document["checked"]["segments"] == 5
+        assert not [note for note in done.document["notes"] if "segments/" in note]
+    assert "5 archived segments" in run_here("verify", "--storage", made.uri).out
+
+
+def test_verify_finds_damage_of_archived_segments(run_here, made):
+    """Runs last: it changes the storage, and puts it back."""
+    path = made.objects()[1]
+    whole = path.read_bytes()
+    stray = path.with_name("00000000000000000001-0123456789abcdef.log")
+
+    def found(*deep):
+        done = run_here("verify", "--storage", made.uri, "--json", *deep)
+        return done.code, [(finding["part"], finding["offset"]) for finding in done.document["findings"]], done.document["notes"]
+
+    changed = bytearray(whole)
+    changed[100] ^= 1
+    path.write_bytes(changed)
+    stray.write_bytes(b"left by a crash")
+    code, findings, notes = found()
+    assert (code, findings) == (0, [])  # a byte of the content shows with --deep only
+    assert [note for note in notes if stray.name in note]
+    stray.unlink()
+    assert found("--deep")[:2] == (1, [("piece 0", 0), ("segment", None)])
+    path.write_bytes(whole[:-1])
+    assert found()[:2] == (1, [("segment", None)])
+    path.unlink()
+    assert found()[:2] == (1, [("segment", None)])
+    path.write_bytes(whole)
+    assert found("--deep")[0] == 0
+
+
+def test_help_shows_examples(run_here):
+    assert "tiered-index message 7F" in run_here("message", "--help").out
+    assert "--messages" in run_here("query", "--help").out
+    assert json.dumps(run_here("--help").out).count("message") >= 1
