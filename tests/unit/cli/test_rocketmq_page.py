@@ -1,0 +1,41 @@
+"""docs/rocketmq.md shows commands and options that there are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from tiered_index.cli.main import app
+from tiered_index.service.messages import MessageState
+
+PAGE = (Path(__file__).parents[3] / "docs" / "rocketmq.md").read_text()
+COMMANDS = sorted(set(re.findall(r"(?:^|`)tiered-index ([^`\n]+)", PAGE, re.MULTILINE)))
+
+
+def test_the_page_has_commands() -> None:
+    assert {line.split()[0] for line in COMMANDS} == {"ingest", "query", "message"}
+    assert {name for name in ("queryMsgByKey", "queryMsgById", "queryMsgByUniqueKey") if f"`{name} " in PAGE} == {
+        "queryMsgByKey", "queryMsgById", "queryMsgByUniqueKey",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_shown_command_has_the_shown_options(line: str) -> None:
+    name, *words = line.split()
+    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= known
+
+
+@pytest.mark.parametrize("option", sorted(set(re.findall(r"`(--[a-z-]+)", PAGE))))
+def test_every_option_named_in_the_text_is_one(option: str) -> None:
+    commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
+    assert option in {name for command in commands for parameter in command.params for name in parameter.opts}
+
+
+def test_every_state_is_explained() -> None:
+    for state in MessageState.__args__:  # type: ignore[attr-defined]
+        assert f"| `{state}` |" in PAGE
