@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import time
+
 import pytest
 
 from tiered_index.errors import BackPressure, StorageUnavailable
+from tiered_index.testing.disk_faults import FaultDisk
 from tiered_index.testing.storage_faults import FaultStorage
 
 BUDGET = 60_000
@@ -84,3 +88,43 @@ def test_the_disks_bound_is_kept_and_uploads_make_room(make_world, settings):
     world.check()
     assert bool(service.health()["files"].get("uploaded")) == (not settings)  # no more go than must
     assert service.health()["local_bytes"] <= BUDGET * 1.2
+
+
+def test_health_says_that_puts_are_pushed_back_until_there_is_room(make_world):
+    service = make_world().open(buffer_max_entries=10)
+    service.put("orders", 0, "a", 1, 1, 1_700_000_000_000)
+    assert service.health()["problems"] == []
+    with pytest.raises(BackPressure):
+        service.put_batch(columns(2, 50))
+    (problem,) = service.health()["problems"]
+    assert problem.startswith("put: the write buffer holds 1 entries")
+    service.flush()
+    assert service.health()["problems"] == []
+
+
+def test_health_says_that_the_next_file_has_no_room_yet(make_world):
+    world = make_world()
+    disk = FaultDisk()
+    service = world.open(disk=disk, items=100)
+    disk.fail("allocate", nth=2, error=errno.ENOSPC)
+    world.put(1)
+    world.flush()
+    (problem,) = service.health()["problems"]
+    assert problem.startswith("main files: ")
+    assert "No space left" in problem
+    world.put(1)
+    world.flush()
+    assert service.health()["problems"] == []
+
+
+def test_health_tells_of_a_defect_that_a_worker_met(make_world, monkeypatch):
+    """An error that is none of ours is no reason to be silent."""
+    service = make_world().open(background=True, flush_interval_s=0.005)
+    monkeypatch.setattr(service._flusher, "_run_round", lambda: {}["a defect"])
+    service.put("orders", 0, "a", 1, 1, 1_700_000_000_000)
+    deadline = time.monotonic() + 30
+    while not service.health()["problems"] and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert service.health()["problems"] == ["flusher: 'a defect'"]
+    monkeypatch.undo()
+    service.flush()

@@ -70,3 +70,17 @@ def test_a_checkpoint_that_finds_no_room_does_not_undo_its_record(make_world):
     world.service.seal()
     world.service.run_lifecycle()
     assert list(world.storage.list("checkpoint/"))
+
+
+def test_a_known_root_starts_while_the_storage_has_no_room(stored):
+    world, disk = stored
+    world.service.close()
+    disk.fail("pwrite", times=None, error=errno.ENOSPC)
+    world.open()
+    world.put(2)
+    world.flush()
+    disk.clear()
+    world.service.seal()
+    world.service.run_lifecycle()
+    assert world.service.health()["problems"] == []
+    world.check()

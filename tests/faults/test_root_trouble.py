@@ -229,3 +229,24 @@ def test_what_could_not_be_deleted_is_deleted_later(make_world, error):
     world.check()
     world.service.close()
     world.tidy()
+
+
+def test_nothing_is_written_into_another_index_that_has_the_roots_name_now(make_world, tmp_path):
+    world = make_world()
+    service = world.open()
+    world.put(5)
+    world.flush()
+    world.root.rename(tmp_path / "elsewhere")
+    other = make_world()
+    other.root = world.root
+    other.open()
+    before = sorted(path.relative_to(world.root) for path in world.root.rglob("*"))
+    world.put(15)
+    with pytest.raises(StorageUnavailable, match="is not the folder that was opened"):
+        service.flush()
+    assert sorted(path.relative_to(world.root) for path in world.root.rglob("*")) == before
+    other.abandon()
+    shutil.rmtree(world.root)
+    (tmp_path / "elsewhere").rename(world.root)
+    world.flush()
+    world.check()

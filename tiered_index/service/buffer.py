@@ -74,6 +74,8 @@ class WriteBuffer:
         self._bytes = 0
         self._newest = self._released = 0
         self._closed = False
+        self.refusal: str | None = None
+        """Why the last put was pushed back, until there is room again."""
 
     @property
     def size(self) -> int:
@@ -160,15 +162,17 @@ class WriteBuffer:
             if self._flushing:
                 self._released = self._flushing[-1].number
             self._flushing = ()
+            self.refusal = None
 
     def _admit(self, entries: int, size_bytes: int, agree: Callable[[], None] | None) -> None:
         if self._closed:
             raise InvalidArgument("the index is closed")
         if self._entries and (self._entries + entries > self._max_entries or self._bytes + size_bytes > self._max_bytes):
-            raise BackPressure(
+            self.refusal = (
                 f"the write buffer holds {self._entries:,} entries ({self._bytes:,} bytes) that are not flushed yet; "
                 f"its bounds are {self._max_entries:,} entries and {self._max_bytes:,} bytes: slow down and repeat the call"
             )
+            raise BackPressure(self.refusal)
         if agree is not None:
             agree()
         self._entries += entries

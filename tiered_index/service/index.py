@@ -16,7 +16,7 @@ from typing import Any
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import InvalidArgument, TieredIndexError
+from tiered_index.errors import BackPressure, InvalidArgument, TieredIndexError
 from tiered_index.format.schema import Schema
 from tiered_index.service.batch_query import QueryResults
 from tiered_index.service.buffer import BufferedChunk
@@ -384,7 +384,14 @@ class IndexService:
         errors: list[tuple[str, Exception]] = []
         if self._flusher.error is not None:
             errors.append(("flush", self._flusher.error))
+        errors += [(f"{lane.name} files", lane.trouble) for lane in self._lanes if lane.trouble is not None]
+        if self._buffer.refusal is not None:
+            errors.append(("put", BackPressure(self._buffer.refusal)))
         errors += list(self._lifecycle.errors.items())
+        # typed errors are told by whoever met them; what else a worker met is a defect, and mustn't be silent
+        errors += [
+            (worker.name, worker.error) for worker in self._workers if worker.error and not isinstance(worker.error, TieredIndexError)
+        ]
         if self._session.fenced is not None:
             errors.append(("writer", self._session.fenced))
         return errors

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.clock import Clock
-from tiered_index.errors import TieredIndexError
+from tiered_index.errors import BackPressure, TieredIndexError
 from tiered_index.format.layout import Layout
 from tiered_index.service.catalog import Catalog
 from tiered_index.service.chunks import later_positions
@@ -60,6 +60,7 @@ class Lane:
         self.name = name
         self.layout = layout
         self.active: UnsealedFile | None = None
+        self.trouble: TieredIndexError | None = None  # why the next file has no space yet
         self._context = context
         self._reserves = reserves
         self._reserve: Reserve | None = None
@@ -132,6 +133,7 @@ class Lane:
         if self.active is not None and self.active.accepts:
             return self.active
         self.roll()
+        self._context.root.check()  # another index may be where this root was
         seconds = columns["second"]
         begin_ms = int(seconds[done]) * 1000 if done < len(seconds) else self._context.clock.now_ms() // 1000 * 1000
         reserve, self._reserve = self._reserve or self._take_space(), None
@@ -164,8 +166,16 @@ class Lane:
         if self._reserves and self._reserve is None and self.active is not None:
             try:
                 self._reserve = self._take_space()
+            except BackPressure as error:
+                # the bound that was set is no trouble: it is told where it pushes a write back, and uploads or retirement may come first
+                _log.debug("no space for the next file yet: %s", error)
+                self.trouble = None
             except TieredIndexError as error:
-                _log.warning("no space for the next file yet: %s", error)
+                if self.trouble is None:
+                    _log.warning("no space for the next file yet: %s", error)
+                self.trouble = error
+            else:
+                self.trouble = None
 
     def roll(self) -> UnsealedFile | None:
         """Seal the active file, if there is one with entries; return it."""

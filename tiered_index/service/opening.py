@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import BackPressure, ConfigError, InvalidArgument, StorageError, StorageMisconfigured
+from tiered_index.errors import BackPressure, ConfigError, DiskFull, InvalidArgument, StorageError, StorageMisconfigured
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.schema import Schema
 from tiered_index.service.buffer import WriteBuffer
@@ -119,7 +119,7 @@ def _join(
     root_id = marker.root_id if marker is not None else secrets.token_hex(8)
     try:
         genesis = session.join(wanted, lambda stored: replace(_wanted(config, stored), index_id=wanted.index_id))
-    except StorageError as error:
+    except (StorageError, DiskFull) as error:
         if marker is None or isinstance(error, StorageMisconfigured):
             raise
         _without_log(session, error)
@@ -131,7 +131,7 @@ def _join(
         root.write_marker(marker)
     try:
         session.claim(root_id)
-    except StorageError as error:
+    except (StorageError, DiskFull) as error:
         if not known or isinstance(error, StorageMisconfigured):
             raise
         _without_log(session, error)
@@ -139,7 +139,7 @@ def _join(
     return marker, layout, session.log.state
 
 
-def _without_log(session: StorageSession, error: StorageError) -> None:
+def _without_log(session: StorageSession, error: StorageError | DiskFull) -> None:
     session.log_error = error
     _log.warning("starting without the storage, files wait locally: %s", error)
 

@@ -100,6 +100,7 @@ class RootView:
     def look(self) -> list[Handle]:
         """Return handles of every file with durable entries, each in its latest state; a file that can't be read is among them."""
         for left in reversed(range(_LOOKS)):
+            self.changes()  # a folder that is missing is no empty one
             try:
                 return self._look(last=not left)
             except FileNotFoundError:

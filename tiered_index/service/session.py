@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 
 from tiered_index.clock import Clock
-from tiered_index.errors import NotAnIndex, SchemaMismatch, StorageError, WriterFenced
+from tiered_index.errors import DiskFull, NotAnIndex, SchemaMismatch, StorageError, WriterFenced
 from tiered_index.service.lease import Lease, check_lease
 from tiered_index.service.log_records import Genesis
 from tiered_index.service.storage_log import StorageLog
@@ -54,7 +54,7 @@ class StorageSession:
         self.log = log
         self.epoch = 0
         self.fenced: WriterFenced | None = None
-        self.log_error: StorageError | None = None  # why it isn't known what the storage holds, or None where it is
+        self.log_error: StorageError | DiskFull | None = None  # why it isn't known what the storage holds, or None where it is
         self._clock = clock
         self._lease_ttl_s = lease_ttl_s
         self._lease: Lease | None = None

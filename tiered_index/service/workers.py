@@ -23,7 +23,7 @@ class Worker:
 
     def __init__(self, name: str, run_once: Callable[[], object], interval_s: float) -> None:
         self.error: Exception | None = None
-        self._name = name
+        self.name = name
         self._run_once = run_once
         self._interval_s = interval_s
         self._stopping = threading.Event()
@@ -58,11 +58,11 @@ class Worker:
             except TieredIndexError as error:
                 failures = min(failures + 1, 16)
                 if str(error) != str(self.error):
-                    _log.warning("%s: %s", self._name, error)
+                    _log.warning("%s: %s", self.name, error)
                 self.error = error
             except Exception as error:  # noqa: BLE001 - a worker must outlive a defect, and health shows it
                 failures = min(failures + 1, 16)
-                _log.exception("%s failed unexpectedly", self._name)
+                _log.exception("%s failed unexpectedly", self.name)
                 self.error = error
             else:
                 failures = 0
