@@ -166,14 +166,11 @@ class Lane:
         if self._reserves and self._reserve is None and self.active is not None:
             try:
                 self._reserve = self._take_space()
-            except BackPressure as error:
-                # the bound that was set is no trouble: it is told where it pushes a write back, and uploads or retirement may come first
-                _log.debug("no space for the next file yet: %s", error)
-                self.trouble = None
             except TieredIndexError as error:
+                # the bound that was set is no trouble: it is told where it pushes a write back, and uploads may make room first
                 if self.trouble is None:
-                    _log.warning("no space for the next file yet: %s", error)
-                self.trouble = error
+                    _log.log(logging.DEBUG if type(error) is BackPressure else logging.WARNING, "no space for the next file yet: %s", error)
+                self.trouble = None if type(error) is BackPressure else error
             else:
                 self.trouble = None
 
