@@ -288,6 +288,34 @@ def test_a_segment_that_the_log_removed_is_not_archived_any_more(tmp_path, index
         assert (fetched.state, fetched.requests) == ("expired", 1)
 
 
+def test_a_reader_that_is_behind_the_log_reads_it_before_it_says_expired(index, store, storage):
+    """Archived and then deleted by the broker, both since the reader last looked at the log."""
+    messages = index_log(index, store)
+    index.seal()
+    index.run_lifecycle()
+    wanted = next(m for m in messages if m.is_visible and m.uniq_key)
+    with IndexReader.open(storage_backend=storage, refresh_interval_s=3600) as reader:
+        source = RocketmqMessages(store, reader.segment_archive)
+        assert asked(reader, wanted, source).state == "local"
+        SegmentArchiver(index, "s", store / "commitlog").run_once()
+        delete_segments(store, BEGIN_OF_LAST)
+        assert reader.archived() == ()
+        fetched = asked(reader, wanted, source)
+        assert fetched.state == "archived"
+        assert same(fetched, wanted)
+
+
+def test_nothing_is_called_expired_while_the_log_can_not_be_read(index, store, storage):
+    messages = index_log(index, store)
+    delete_segments(store, BEGIN_OF_LAST)
+    wanted = next(m for m in messages if m.is_visible and m.uniq_key)
+    storage.fail("get", times=None, name_prefix="log/")
+    with pytest.raises(StorageUnavailable):
+        index.messages(wanted.topic, wanted.uniq_key, source=source_of(index, store))
+    storage.clear()
+    assert asked(index, wanted, source_of(index, store)).state == "expired"
+
+
 @pytest.mark.parametrize("fields", [{"queue_id": 2}, {"body": b"bod"}, {"store_ms": golden_store.END}])
 def test_a_log_that_was_written_anew_gives_no_wrong_message(tmp_path, index, fields):
     store, wanted = one_message(tmp_path, index)

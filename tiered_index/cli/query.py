@@ -23,6 +23,8 @@ __all__ = ["query"]
 
 _PARTIAL = 6
 _PAGE = 1000
+_PAGE_OF_MESSAGES = 256
+# messages may have megabytes
 _FEW = 64
 _COLUMNS = ("time", "queue", "offset", "size", "topic id")
 
@@ -34,7 +36,9 @@ def query(
     key: Annotated[str, typer.Argument(metavar="KEY", help="Key that they carry.", show_default=False)],
     begin: Annotated[int | None, typer.Option(parser=time_option, metavar="T", help="From here on: epoch ms or ISO 8601.")] = None,
     end: Annotated[int | None, typer.Option(parser=time_option, metavar="T", help="Up to here, inclusive to the second.")] = None,
-    max_count: Annotated[int | None, typer.Option("--max", help="Answers at most (64); with --all, answers a page (1,000).")] = None,
+    max_count: Annotated[
+        int | None, typer.Option("--max", help="Answers at most (64); with --all, answers a page (1,000; 256 with --messages).")
+    ] = None,
     cursor: Annotated[str | None, typer.Option(help="Continue the truncated answer that gave this cursor.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show what was read, file by file, and what it cost.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Every answer; with --json one a line, the last line is the status.")] = False,
@@ -63,7 +67,7 @@ def query(
     if not messages and (store is not None or body is not None):
         raise InvalidArgument("--store and --body say how messages are fetched and shown: give --messages, too")
     with IndexReader.open(config=session.config()) as reader:
-        page = max_count if max_count is not None else _PAGE if every else _FEW
+        page = max_count if max_count is not None else _FEW if not every else _PAGE_OF_MESSAGES if messages else _PAGE
         if messages:
             from tiered_index.cli.messages import MessagePages
 

@@ -185,6 +185,15 @@ class RocketmqMessages:
         one_store = len(archive.state().stores) <= 1
         open_searches = [s for s in searches if s.found is None and not (one_store and s.collision is not None)]
         candidates = {id(search): archive.holding(search.place.offset, self._store_name) for search in open_searches}
+        if unknown := [search for search in open_searches if not candidates[id(search)] and search.collision is None]:
+            try:
+                # it may have been archived since the log was last read, and deleted locally because of that
+                archive.refresh()
+            except StorageError as error:
+                for search in unknown:
+                    search.error = search.error or error
+                    search.problems.append(str(error))
+            candidates |= {id(search): archive.holding(search.place.offset, self._store_name) for search in unknown}
         turn = 0
         while open_searches := [s for s in open_searches if s.found is None and len(candidates[id(s)]) > turn]:
             runs = _runs([(candidates[id(search)][turn], search) for search in open_searches])

@@ -161,7 +161,7 @@ class SegmentUploads:
             if segment.name not in log.state.archive:
                 self._delete(segment.name)
             raise
-        del self._sent[place]
+        self._sent.pop(place, None)
         there = state.segment_at(*place)
         if there is None or there.name == segment.name:
             return True

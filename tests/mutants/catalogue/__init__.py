@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.catalogue import answers, buffering, checks, codecs, durability, life, log, recovery, storages, structures
+from tests.mutants.catalogue import answers, buffering, checks, codecs, durability, life, log, recovery, segments, storages, structures
 
 __all__ = ["MUTANTS"]
 
@@ -16,5 +16,6 @@ MUTANTS = (
     *buffering.MUTANTS,
     *life.MUTANTS,
     *log.MUTANTS,
+    *segments.MUTANTS,
     *storages.MUTANTS,
 )

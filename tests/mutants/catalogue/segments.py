@@ -1,0 +1,105 @@
+"""Defects of archived segments and of messages as answers."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+ARCHIVE = "tests/unit/service/test_segment_archive.py"
+CLOSED = "tests/rocketmq/test_archive.py"
+FETCHING = "tests/unit/service/test_messages.py"
+MESSAGES = "tests/rocketmq/test_messages.py"
+
+MUTANTS = (
+    Mutant(
+        "segment-closed-too-early", "a file made in advance closes the segment before it",
+        "rocketmq/archive.py", 'if pread(segments[last].path, BLANK_BYTES, 0).strip(b"\\0"):', "if segments[last].path:",
+        (f"{CLOSED}::test_the_segment_being_written_waits_until_the_next_one_is_written_to",),
+    ),
+    Mutant(
+        "segment-cut-short-archived", "a segment that was cut short is archived as it is",
+        "rocketmq/archive.py", "if segment.file_size < segment.end - segment.start:", "if segment.file_size < 0:",
+        (f"{CLOSED}::test_a_segment_that_was_cut_short_is_named_and_the_others_go_up",),
+    ),
+    Mutant(
+        "segment-rewrite-unseen", "a rewritten segment is known by its head alone",
+        "service/segment_archive.py", "modified_ms is None or modified_ms >= known.published_ms", "modified_ms is None",
+        (f"{ARCHIVE}::test_a_younger_file_is_compared_whole_and_an_older_one_by_its_head",),
+    ),
+    Mutant(
+        "segment-overlap-allowed", "a segment that overlaps an archived one is archived, too",
+        "service/segment_archive.py", "if other.start < start + size_bytes and start < other.end:", "if other.start == start:",
+        (f"{ARCHIVE}::test_a_segment_that_overlaps_another_one_is_refused",),
+    ),
+    Mutant(
+        "segment-sweep-of-newer-writers", "a writer that was taken over sweeps the new one's upload",
+        "service/segment_archive.py", "return segment_epoch(name) <= self._session.epoch", "return segment_epoch(name) > 0",
+        (f"{ARCHIVE}::test_the_sweep_of_an_older_epoch_spares_a_newer_upload",),
+    ),
+    Mutant(
+        "segment-orphans-kept", "what a crash left of an upload stays for ever",
+        "service/segment_archive.py", "if info.name not in state.archive and self._is_left(info.name):", "if info.name in ():",
+        (f"{ARCHIVE}::test_what_a_crash_left_is_swept_by_the_next_run",),
+    ),
+    Mutant(
+        "segment-of-fenced-writers-kept", "a fenced writer leaves its upload behind",
+        "service/segment_archive.py", "if segment.name not in log.state.archive:", "if segment.name in log.state.archive:",
+        (f"{ARCHIVE}::test_a_writer_fenced_between_upload_and_record_takes_its_object_back",),
+    ),
+    Mutant(
+        "segment-sent-twice", "after an unknown outcome a segment is uploaded once more",
+        "service/segment_archive.py", "        self._sent[place] = segment\n", "        self._sent.clear()\n",
+        (f"{ARCHIVE}::test_a_record_of_unknown_outcome_is_there_once",),
+    ),
+    Mutant(
+        "segment-forgotten-by-checkpoints", "a checkpoint does not hold the archived segments",
+        "service/log_records.py", "            **_archive_json(self.archive.values()),\n", "            **_archive_json([]),\n",
+        (f"{ARCHIVE}::test_a_checkpoint_with_segments_comes_back_as_it_was",),
+    ),
+    Mutant(
+        "segment-archived-twice", "a second segment at the same place is taken in",
+        "service/log_records.py", "(there is not None and there.name in archive)", "(there is not None and there.name == segment.name)",
+        (f"{ARCHIVE}::test_a_place_is_archived_once",),
+    ),
+    Mutant(
+        "stale-log-called-expired", "what was archived since the log was last read is called expired",
+        "rocketmq/message_source.py", "                archive.refresh()\n", "                pass\n",
+        (f"{MESSAGES}::test_a_reader_that_is_behind_the_log_reads_it_before_it_says_expired",),
+    ),
+    Mutant(
+        "collisions-answered", "a message of another key with an equal hash is an answer",
+        "rocketmq/message_source.py", "message.topic == self.key[0] and self.key[1] in message.index_keys", "message.topic == self.key[0]",
+        (f"{MESSAGES}::test_keys_of_equal_hash_are_told_apart",),
+    ),
+    Mutant(
+        "collisions-of-topics-answered", "a message of another topic is an answer",
+        "rocketmq/message_source.py", "message.topic == self.key[0] and self.key[1] in", "self.key[1] in",
+        (f"{MESSAGES}::test_an_entry_of_another_topic_is_a_collision",),
+    ),
+    Mutant(
+        "rewritten-messages-answered", "a message of another queue or time passes for the one that was indexed",
+        "rocketmq/message_source.py", "if problem := self._contradiction(message):", "if problem := None:",
+        (f"{MESSAGES}::test_a_log_that_was_written_anew_gives_no_wrong_message",),
+    ),
+    Mutant(
+        "gaps-called-expired", "every offset that no segment holds is called expired",
+        "rocketmq/message_source.py", "elif search.place.offset < begin:", "elif begin is not None:",
+        (f"{MESSAGES}::test_a_gap_in_the_log_is_missing_not_expired",),
+    ),
+    Mutant(
+        "unavailable-called-missing", "a storage that does not answer makes messages missing",
+        "service/messages.py", "errors = [one.error for one in spent if one.error is not None]", "errors = [one.error for one in ()]",
+        (f"{FETCHING}::test_a_place_that_cannot_be_asked_is_an_error",),
+    ),
+    Mutant(
+        "collisions-shorten-the-answer", "a page with collisions is an answer that is shorter than it says",
+        "service/messages.py", "if len(found) >= asked.max_count or cursor is None:", "if found or cursor is None:",
+        (f"{FETCHING}::test_collisions_are_dropped_counted_and_paged_past",),
+    ),
+    Mutant(
+        "cursor-past-what-was-fetched", "the cursor stands behind entries that were not looked at",
+        "service/messages.py", "cursor = answer.cursor if taken == len(answer.items) else", "cursor = answer.cursor if taken else",
+        (f"{FETCHING}::test_a_page_fetches_no_more_than_it_needs",),
+    ),
+)
