@@ -427,6 +427,17 @@ def test_a_store_that_can_not_be_read_is_an_error_unless_the_archive_has_it(inde
     assert "can't be read" in fetched.problem
 
 
+def test_the_folder_is_listed_once_for_all_messages_of_a_page(index, store, monkeypatch):
+    """A broker's folder has hundreds of segments: listing them for each message would cost more than everything else."""
+    messages = index_log(index, store)
+    topic, key = max(questions(messages), key=lambda question: len(scan(messages, *question)))
+    listing, looks = commitlog.list_segments, []
+    monkeypatch.setattr(commitlog, "list_segments", lambda folder: looks.append(folder) or listing(folder))
+    answer = index.messages(topic, key, source=source_of(index, store))
+    assert len(answer) == len(scan(messages, topic, key)) > 5
+    assert len(looks) == 1
+
+
 def test_a_segment_deleted_between_two_looks_is_found_in_the_archive(index, store, monkeypatch):
     messages = settled(index, store)
     wanted = next(m for m in messages if m.is_visible and m.uniq_key)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby, pairwise
 from typing import Any
 
 from tiered_index.cli.output import counted, human_bytes, human_count
@@ -9,6 +11,7 @@ from tiered_index.cli.session import Session, command
 from tiered_index.cli.times import format_time
 from tiered_index.service.catalog import Handle
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile
+from tiered_index.service.log_records import ArchivedSegment
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.root_view import UnsealedView
 
@@ -19,7 +22,7 @@ _PARTIAL = 6
 
 @command
 def files(session: Session) -> int:
-    """List every file: state, lane, interval, entries, bytes and where it lies. Exit code 6 where one can't be read.
+    """List every file: state, lane, interval, entries, bytes and where it lies; then what is archived. Exit code 6 where one can't be read.
 
     [bold]Examples[/bold]
 
@@ -29,7 +32,7 @@ def files(session: Session) -> int:
     """
     with IndexReader.open(config=session.config()) as reader:
         listed = [describe_handle(handle) for handle in reader.files()]
-        genesis, number = reader.genesis, reader.log_state.number
+        genesis, number, archived = reader.genesis, reader.log_state.number, reader.archived()
     broken = [file for file in listed if file["error"] is not None]
     states: dict[str, int] = {}
     for file in listed:
@@ -43,10 +46,12 @@ def files(session: Session) -> int:
     status = "partial" if broken else "complete"
     if session.out.as_json:
         session.out.document(
-            {"index_id": genesis.index_id, "log_number": number, "status": status, "files": listed, "totals": totals}
-        )
+            {"index_id": genesis.index_id, "log_number": number, "status": status, "files": listed, "totals": totals,
+             "archived": [segment.to_json() for segment in archived]}
+        )  # fmt: skip
     else:
         _print(session, listed, totals)
+        _print_archived(session, archived)
     return _PARTIAL if broken else 0
 
 
@@ -101,3 +106,15 @@ def _print(session: Session, listed: list[dict[str, Any]], totals: dict[str, Any
         f"{counted(totals['files'], 'file')} ({by_state or 'none'}), {counted(totals['entries'], 'entry', 'entries')}, "
         f"{human_bytes(totals['bytes'])}"
     )
+
+
+def _print_archived(session: Session, archived: Sequence[ArchivedSegment]) -> None:
+    """Print one line a store: its archived segments, and where some are missing between them."""
+    for store, group in groupby(archived, key=lambda segment: segment.store):
+        segments = list(group)
+        gaps = [later.start for one, later in pairwise(segments) if one.end < later.start]
+        note = f", with {counted(len(gaps), 'gap')}, the last one before {gaps[-1]:,}" if gaps else ""
+        session.out.line(
+            f"archived of {store}: {counted(len(segments), 'segment')}, {human_bytes(sum(s.size_bytes for s in segments))}, "
+            f"offsets {segments[0].start:,} to {segments[-1].end:,}{note}"
+        )

@@ -11,6 +11,7 @@ import contextvars
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageError
@@ -19,6 +20,7 @@ from tiered_index.rocketmq.found_message import FoundRocketmqMessage
 from tiered_index.rocketmq.hosts import Host, decode_offset_msg_id
 from tiered_index.rocketmq.layout import MIN_MESSAGE_BYTES
 from tiered_index.rocketmq.message import Message, decode_message
+from tiered_index.rocketmq.segments import Segment
 from tiered_index.service.log_records import ArchivedSegment
 from tiered_index.service.messages import Fetched, MessageState
 from tiered_index.service.segment_archive import SegmentArchive
@@ -97,6 +99,18 @@ class _Run:
     searches: list[_Search]
 
 
+class _ListedOnce(CommitLogReader):
+    """A reader for one call, which lists the folder once: what was indexed before is in it, or was deleted."""
+
+    @cached_property
+    def _listed(self) -> tuple[Segment, ...]:
+        return super().segments()
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Return the segments that there were at the first call."""
+        return self._listed
+
+
 class RocketmqMessages:
     """The messages of one store directory and of an index's archived segments; either may be None.
 
@@ -109,7 +123,7 @@ class RocketmqMessages:
     ) -> None:
         if store is not None and not store.is_dir():
             raise InvalidArgument(f"{store} is not a store's directory")
-        self._log = CommitLogReader(store / "commitlog") if store is not None else None
+        self._folder = store / "commitlog" if store is not None else None
         self._archive = archive
         self._store_name = store_name
         self._threads = threads
@@ -139,9 +153,10 @@ class RocketmqMessages:
         return self.at(offset, store_host=host)
 
     def _settle(self, searches: list[_Search]) -> list[Fetched]:
-        if self._log is not None:
+        if self._folder is not None:
+            log = _ListedOnce(self._folder)
             for search in searches:
-                self._read_local(self._log, search)
+                self._read_local(log, search)
         if self._archive is not None:
             self._read_archived(self._archive, searches)
         return [self._outcome(search) for search in searches]
@@ -167,6 +182,9 @@ class RocketmqMessages:
         """Tell what the broker has deleted, at the beginning of its log, from what is missing."""
         try:
             begin = log.begin_offset()
+            if begin is None or search.place.offset >= begin:
+                # unless it was deleted since that look
+                begin = CommitLogReader(log.folder).begin_offset()
         except StorageError as trouble:
             search.read_from, search.error = str(log.folder), trouble
             search.problems.append(str(trouble))
@@ -216,7 +234,7 @@ class RocketmqMessages:
             if search.deleted:
                 state, problem = "expired", "the broker has deleted this part of its commit log, and " + self._not_archived
             else:
-                problem = self._not_archived + ("" if self._log is not None else ", and no store directory was given")
+                problem = self._not_archived + ("" if self._folder is not None else ", and no store directory was given")
         return Fetched(
             item=search.item, state=state, read_from=search.read_from, problem=problem, error=search.error, requests=search.requests,
             bytes=search.bytes,

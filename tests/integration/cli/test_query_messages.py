@@ -181,6 +181,14 @@ def test_verify_finds_damage_of_archived_segments(run_here, made):
     assert found("--deep")[0] == 0
 
 
+def test_files_lists_what_is_archived(run_here, made):
+    listed = run_here("files", "--storage", made.uri, "--json").document["archived"]
+    assert [segment["start"] for segment in listed] == list(range(0, BEGIN_OF_LAST, 16_384))
+    assert {segment["size_bytes"] for segment in listed} == {16_384}
+    text = run_here("files", "--storage", made.uri).out
+    assert f"archived of {listed[0]['store']}: 5 segments, 80.0 KiB, offsets 0 to 81,920\n" in text
+
+
 def test_help_shows_examples(run_here):
     assert "tiered-index message 7F" in run_here("message", "--help").out
     assert "--messages" in run_here("query", "--help").out
