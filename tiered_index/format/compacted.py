@@ -143,12 +143,12 @@ class Compaction:
         and a giant slot never drags neighbours along.
         """
         item_size = self.layout.schema.item.itemsize
-        starts_of_slots, lengths_of_slots = self._first * item_size, self._counts * item_size
+        starts_of_slots = self._first * item_size
         number = starts_of_slots // GROUP_BYTES
         cut = np.empty(self.layout.slots, bool)
         cut[0] = True
         np.not_equal(number[1:], number[:-1], out=cut[1:])
-        cut |= lengths_of_slots >= GROUP_BYTES
+        cut |= self._counts >= -(-GROUP_BYTES // item_size)
         first_slots = np.flatnonzero(cut)
         groups = np.zeros(len(first_slots), GROUP_DTYPE)
         starts = starts_of_slots[first_slots]

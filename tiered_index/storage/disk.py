@@ -11,14 +11,20 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from tiered_index.storage.base import Bytes
+from tiered_index.storage.write_behind import WriteBehind
 
 __all__ = ["TEMPORARY_PREFIX", "Disk"]
 
 TEMPORARY_PREFIX = ".tmp-"
 """Names that start so are half-made work: recovery deletes them, listings never show them."""
+
+
+_LARGE_BYTES = 16 << 20
+# a file this large is worth a thread
 
 
 class Disk:
@@ -100,14 +106,28 @@ class Disk:
             self.sync_folder(temporary.parent)
 
     def write_file(self, temporary: Path, chunks: Iterable[Bytes]) -> int:
-        """Write `chunks` to a new file, sync it, and return its size; on an error the file is removed."""
+        """Write `chunks` to a new file, sync it, and return its size; on an error the file is removed.
+
+        Of a large file the writes, and syncs of what is written, go on in a thread of their own beside the making of the next chunks.
+        """
         descriptor = self.create(temporary)
         position = 0
         try:
             try:
-                for chunk in chunks:
-                    self.pwrite(descriptor, chunk, position)
-                    position += memoryview(chunk).nbytes
+                with contextlib.ExitStack() as large:
+                    behind: WriteBehind | None = None
+                    for chunk in chunks:
+                        if behind is not None:
+                            behind.write(chunk, position)
+                        else:
+                            self.pwrite(descriptor, chunk, position)
+                        position += memoryview(chunk).nbytes
+                        if behind is None and position >= _LARGE_BYTES:
+                            behind = large.enter_context(
+                                WriteBehind(partial(self.pwrite, descriptor), partial(self.sync, descriptor))
+                            )
+                    if behind is not None:
+                        behind.finish()
                 self.sync(descriptor)
             finally:
                 self.close(descriptor)
