@@ -218,3 +218,33 @@ def test_only_changed_files_are_read_again(tmp_path, index, storage):
 def test_a_blank_alone_closes_a_segment_before_it(tmp_path, index):
     folder = write_log(tmp_path / "commitlog", SEGMENT, {0: full(log(3), SEGMENT), SEGMENT: blank(SEGMENT)})
     assert SegmentArchiver(index, "s", folder).run_once() == 1
+
+
+@pytest.mark.parametrize("part_bytes", [5 << 20, 16 << 20])
+def test_an_archiver_that_is_stopped_ends_within_a_segment(tmp_path, storage, part_bytes):
+    size = 6 << 20
+    contents = {number * size: full(log(2, number * size), size) for number in range(4)}
+    folder = write_log(tmp_path / "commitlog", size, contents)
+    with open_index(tmp_path / "root", storage, upload_part_bytes=part_bytes) as index:
+        archiver = SegmentArchiver(index, "s", folder)
+        archive = index.archive
+
+        def stopping(store, start, size_bytes, give, modified_ms=None):
+            def once(position, length):
+                data = give(position, length)
+                if start == size:
+                    assert archiver.archived == 1  # told while the round is under way
+                    archiver.stop()
+                return data
+
+            return archive(store, start, size_bytes, once, modified_ms)
+
+        index.archive = stopping  # type: ignore[method-assign]
+        whole = 2 if part_bytes > size else 1  # the part that had been read goes up
+        assert archiver.run_once() == archiver.archived == whole
+        assert starts(index) == [number * size for number in range(whole)]
+        assert len(stored(storage)) == whole
+        assert list(storage.list_uploads()) == []
+        assert archiver.run_once() == 0
+        index.archive = archive  # type: ignore[method-assign]
+        assert SegmentArchiver(index, "s", folder).run_once() == 3 - whole

@@ -1,11 +1,12 @@
 """Archiving a store's commit log: each closed segment goes into the index's storage once, before the broker deletes it.
 
 A segment is closed when something is written in a later one; a later file alone says nothing, since the broker makes the next file in
-advance. The broker's files are read by `pread` and never written to. One thread uses an archiver.
+advance. The broker's files are read by `pread` and never written to. One thread uses an archiver; `stop` and `archived` any.
 """
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from tiered_index.errors import CorruptFile, StorageUnavailable
@@ -16,6 +17,10 @@ from tiered_index.service.index import IndexService
 __all__ = ["SegmentArchiver", "closed_segments"]
 
 Stamp = tuple[int, int, int, int]
+
+
+class _Stopped(StorageUnavailable):
+    """The round was asked to end."""
 
 
 def closed_segments(folder: Path) -> tuple[Segment, ...]:
@@ -37,7 +42,14 @@ class SegmentArchiver:
         self.index = index
         self.store_name = store_name
         self.folder = commitlog_folder
+        self.archived = 0
+        """How many segments it has archived so far, those of a round under way among them."""
         self._done: dict[int, Stamp] = {}  # segments that are archived, and as what file they were compared
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Let the round under way end soon, within a part of a segment, and later ones at once. What is archived stays so."""
+        self._stopped.set()
 
     def run_once(self) -> int:
         """Archive what is closed and isn't archived; return how many segments that was. May be called as often as one likes.
@@ -45,20 +57,24 @@ class SegmentArchiver:
         Every segment has its turn; then the first `CorruptFile` is raised: one that was cut short, or differs from what was archived of
         it. Raises `StorageUnavailable`, `StorageMisconfigured` and `WriterFenced` at once. Whatever is raised, call it again later.
         """
-        archived = 0
+        before = self.archived
         first: CorruptFile | None = None
         segments = closed_segments(self.folder)
         self._done = {s.start: self._done[s.start] for s in segments if s.start in self._done}
         for segment in segments:
+            if self._stopped.is_set():
+                break
             try:
-                archived += self._archive(segment)
+                self.archived += self._archive(segment)
+            except _Stopped:
+                break
             except FileNotFoundError:
                 continue  # the broker was faster
             except CorruptFile as error:
                 first = first or error
         if first is not None:
             raise first
-        return archived
+        return self.archived - before
 
     def _archive(self, segment: Segment) -> bool:
         stamp = _stamp(segment.path)
@@ -69,6 +85,8 @@ class SegmentArchiver:
                               found=segment.file_size)  # fmt: skip
 
         def read(position: int, length: int) -> bytes:
+            if self._stopped.is_set():
+                raise _Stopped(f"{segment.path}: stopped while it was archived")
             data = pread(segment.path, length, position)
             if position + len(data) == segment.file_size and _stamp(segment.path) != stamp:
                 raise StorageUnavailable(f"{segment.path} was changed while it was read; try again")

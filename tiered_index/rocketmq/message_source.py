@@ -275,6 +275,8 @@ def _read_run(archive: SegmentArchive, run: _Run) -> None:
     for search in run.searches:
         try:
             message = _decode(archive, segment, search, memoryview(data)[search.place.offset - run.begin :])
+        except ObjectNotFound:
+            continue
         except (CorruptFile, StorageError) as error:
             search.problems.append(str(error))
             search.error = error if isinstance(error, StorageError) else search.error
