@@ -81,6 +81,7 @@ class RootView:
         self._root = root
         self._opened: dict[tuple[str, str], CompactedFile] = {}
         self._unsealed: dict[str, UnsealedView] = {}
+        self._states: dict[str, tuple[int, int, int]] = {}  # of the journals, as they were when they were read
 
     def changes(self) -> tuple[int, ...] | None:
         """Return a value that differs when files have entered or left the folders since.
@@ -95,7 +96,7 @@ class RootView:
 
     def clear(self) -> None:
         """Let go of every file that is kept open."""
-        self._opened, self._unsealed = {}, {}
+        self._opened, self._unsealed, self._states = {}, {}, {}
 
     def look(self) -> list[Handle]:
         """Return handles of every file with durable entries, each in its latest state; a file that can't be read is among them."""
@@ -159,14 +160,20 @@ class RootView:
                                 expected=claimed, found=counts[file_id])  # fmt: skip
             handles[file_id] = _damaged(file_id, UNSEALED, short)
         self._opened, self._unsealed = opened, unsealed
+        self._states = {file_id: state for file_id, state in self._states.items() if file_id in unsealed}
         return list(handles.values())
 
     def _view(self, file_id: str) -> UnsealedView | None:
         journal_path = self._root.journal_path(file_id)
+        status = journal_path.stat()  # before it is read: what is appended in between is seen at the next look
+        state = status.st_ino, status.st_size, status.st_mtime_ns
+        known = self._unsealed.get(file_id)
+        if known is not None and self._states.get(file_id) == state:
+            return known
         journal = parse_journal(journal_path.read_bytes(), str(journal_path))
         if journal is None or not journal.count:
             return None
-        known = self._unsealed.get(file_id)
+        self._states[file_id] = state
         if known is not None and known.count == journal.count:
             return known
         return UnsealedView(self._root.index_path(UNSEALED, file_id), journal)
