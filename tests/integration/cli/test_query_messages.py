@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from tests.integration.cli.conftest import Outcome
 from tests.rocketmq import golden_store
 from tests.rocketmq.archived_store import delete_segments, scan
+from tests.rocketmq.messages import full, joined, log, write_log
 from tiered_index.cli.main import app
 from tiered_index.rocketmq.commitlog import CommitLogReader
 from tiered_index.rocketmq.message import Message
@@ -179,6 +181,34 @@ def test_verify_finds_damage_of_archived_segments(run_here, made):
     assert found()[:2] == (1, [("segment", None)])
     path.write_bytes(whole)
     assert found("--deep")[0] == 0
+
+
+def test_a_log_made_anew_is_refused_and_followed_under_another_name(run_here, tmp_path):
+    """What docs/rocketmq.md says: the archived copy stays, and each message is found in the log that it is of."""
+    root, uri = tmp_path / "root", f"file://{tmp_path}/storage"
+    fixed = ("--root", root, "--slots", 97, "--items", 5000, "--archive-segments", "--wait", "--json")
+    first = golden_store.unpack(tmp_path / "store")
+    before = list(CommitLogReader(first / "commitlog").messages())
+    assert run_here("ingest", first, "--storage", uri, "--store-name", "a", *fixed).code == 0
+    shutil.rmtree(first)
+    after = log(200, topic="TopicOrder")
+    size = 16_384
+    parts = [[m for m in after if m.physical_offset < size - 200], log(5, size, first=900, topic="TopicOrder")]
+    write_log(first / "commitlog", size, {0: full(parts[0], size), size: joined(parts[1])})
+    refused = run_here("ingest", first, "--store-name", "a", *fixed)
+    assert refused.code == 4, refused
+    assert run_here("ingest", first, "--store-name", "b", *fixed).code == 2
+    done = run_here("ingest", first, "--store-name", "b", "--restart", *fixed)
+    assert (done.code, done.document["archived_segments"]) == (0, 1)
+    shutil.rmtree(first)
+    findable = [m for m in before if m.is_visible and len(m.uniq_key or "") == 32 and m.physical_offset < size]
+    for one in (findable[0], findable[-1], parts[0][0], parts[0][7]):
+        run = run_here("message", one.uniq_key, "--topic", one.topic, "--root", root, "--json", "--body", "hex")
+        assert run.code == 0, run
+        (found,) = run.document["messages"]
+        assert (found["state"], found["message"]["msg_id"]) == ("archived", one.offset_msg_id)
+        assert found["message"]["body"] == one.body().hex()
+    assert run_here("verify", "--deep", "--root", root).code == 0
 
 
 def test_files_lists_what_is_archived(run_here, made):

@@ -61,6 +61,14 @@ def test_records_and_checkpoints_of_before_have_none():
     assert "archive" not in json.loads(LogState(7, 3, GENESIS).encode().partition(b"\n")[0])
 
 
+@pytest.mark.parametrize("wrong", [5, None, "x", [1], [{}], {"a": 1}, [{"name": "n", "store": "s", "start": "x"}]])
+def test_segments_of_the_wrong_shape_are_damage(wrong):
+    for kind in (LogRecord(7, "archive", 3, "a", 5), LogState(7, 3, GENESIS)):
+        document = json.loads(kind.encode().partition(b"\n")[0])
+        with pytest.raises(CorruptFile, match="not what this version writes"):
+            type(kind).decode(encode_document(document | {"archive": wrong}), "x")
+
+
 def a_segment(start, store="s", attempt="a"):
     return ArchivedSegment(f"segments/{store}/{start}/{attempt}.log", store, start, 100, 1, 2, 152, 3)
 
