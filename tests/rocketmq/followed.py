@@ -41,14 +41,24 @@ def names(model: ReferenceModel) -> set[tuple[str, str]]:
     return {(entry.topic, entry.key) for entry in model.entries}
 
 
+def by_key(model: ReferenceModel) -> dict[tuple[str, str], ReferenceModel]:
+    """Return a model for each (topic, key): one of all of them looks at every entry for every question."""
+    parts: dict[tuple[str, str], ReferenceModel] = {}
+    for entry in model.entries:
+        parts.setdefault((entry.topic, entry.key), ReferenceModel()).entries.append(entry)
+    return parts
+
+
 def check(index: IndexService | IndexReader, model: ReferenceModel, more: set[tuple[str, str]] | None = None) -> int:
     """Compare the answer for every key of the model, and for `more` of them, with the model's; return how many answers there were."""
     asked = sorted(names(model) | (more or set()) | {("nobody", "k"), ("orders", "absent")})
     answers = index.query_many([Lookup(topic=topic, key=key, max_count=100_000) for topic, key in asked])
     count = 0
+    parts = by_key(model)
     for (topic, key), found in zip(asked, answers, strict=True):
         assert found.status == "complete"
-        assert [Answer.of(item) for item in found] == model.query(topic, key, max_count=None), (topic, key)
+        expected = parts[topic, key].query(topic, key, max_count=None) if (topic, key) in parts else []
+        assert [Answer.of(item) for item in found] == expected, (topic, key)
         count += len(found)
     return count
 

@@ -16,6 +16,7 @@ from tests.rocketmq.messages import blank
 from tiered_index import IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BackPressure, ConfigError, CorruptFile, DiskFull, InvalidArgument, StorageMisconfigured
+from tiered_index.rocketmq import commitlog
 from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.dispatcher import Dispatcher
 from tiered_index.rocketmq.layout import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
@@ -203,6 +204,25 @@ def test_a_message_cut_anywhere_waits_until_it_is_whole(followed):
     followed.check()
 
 
+@pytest.mark.parametrize("back", [1, 2, 5])
+def test_what_was_read_with_holes_while_it_was_written_is_read_again(followed, monkeypatch, back):
+    """Pages are read one by one while the broker writes: bytes behind a hole prove nothing about the hole."""
+    offsets = followed.write(20)
+    real = commitlog.pread
+
+    def with_a_hole(path, size_bytes, position):
+        data = real(path, size_bytes, position)
+        at = data.find(f"U{20 - back:030X}".encode())
+        return data[: at + 20] + b"\0" * 6 + data[at + 26 :] if at >= 0 and size_bytes > 1_000 else data
+
+    monkeypatch.setattr(commitlog, "pread", with_a_hole)
+    dispatcher = followed.dispatcher()
+    list(rounds(dispatcher))
+    monkeypatch.undo()
+    assert dispatcher.position == followed.writer.next_offset > offsets[-1]
+    followed.check()
+
+
 def test_a_last_message_with_a_bad_body_counts_once_another_is_behind_it(followed):
     followed.write(5)
     (start,) = followed.write(1, body=b"body of the last one")
@@ -235,8 +255,10 @@ def test_a_torn_message_that_stays_is_damage_once_the_log_goes_on(followed):
     data = bytearray(followed.segment(0).read_bytes())
     data[last + 60 :] = bytes(SEGMENT - last - 60)
     followed.segment(0).write_bytes(data)
+    dispatcher = followed.dispatcher()
+    assert (dispatcher.run_once().caught_up, dispatcher.position) == (False, last)
     with pytest.raises(CorruptFile) as caught:
-        followed.dispatcher().run_once()
+        dispatcher.run_once()
     assert (caught.value.file, caught.value.offset) == (str(followed.segment(0)), last)
     followed.index.flush()
     assert followed.index.durable_position(StoreDirectory.open(followed.path).source) == last
@@ -254,6 +276,7 @@ def test_damage_in_the_middle_stops_before_it_and_nothing_before_it_is_lost(foll
     data[offsets[10] + at : offsets[10] + at + 8] = b"\xee" * 8
     followed.segment(0).write_bytes(data)
     dispatcher = followed.dispatcher()
+    assert dispatcher.run_once().messages == 10
     for _ in range(2):
         with pytest.raises(CorruptFile):
             dispatcher.run_once()

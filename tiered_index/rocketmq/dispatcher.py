@@ -10,7 +10,7 @@ was put, so a restart goes on there, and what is put twice is one answer. Only r
 | a segment deleted before it was read                 | `MissingOffsets`; with `skip_missing` on to the next segment |
 | a log that isn't what was read, or is shorter        | `RewrittenOffsets`; with `skip_missing` back to the last message that is there |
 
-Everything before what is raised was put. One thread uses a dispatcher.
+Everything before what is raised was put, and reported by a round before. One thread uses a dispatcher.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageUnavailable
+from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.index_columns import IndexBatch, SkippedRange
 from tiered_index.rocketmq.store import SOURCE_PREFIX, StoreDirectory
-from tiered_index.rocketmq.tail import last_message, settled
+from tiered_index.rocketmq.tail import last_message, proven_end, settled
 from tiered_index.rocketmq.walking import End
 from tiered_index.rocketmq.witnesses import Trail, Verdict, Witness
 from tiered_index.service.index import IndexService
@@ -152,8 +152,9 @@ class Dispatcher:
     def _round(self, done: Dispatched) -> Dispatched:
         begin = self.position
         try:
+            proven = self._proven_end()
             for read in self._reader.batches(begin, skip_corrupt=self._skip_corrupt, skip_missing=self._skip_missing):
-                batch = settled(self.store.commitlog, read)
+                batch = settled(self.store.commitlog, read, proven)
                 # looked at behind the reading: what was read before the log was cut is put, and the next look sees that it is gone
                 if changed := self._check_log():
                     return replace(done, losses=(*done.losses, *changed))
@@ -167,13 +168,21 @@ class Dispatcher:
                     return replace(done, caught_up=True)
                 if batch.messages and batch.end - (begin or 0) >= self._round_bytes and batch.state in (End.MORE, End.SEGMENT):
                     return done
-        except MissingOffsets as error:
+                proven = self._proven_end()
+        except TieredIndexError as error:
+            if self.position != begin or done.losses:
+                return done  # what was done is told first; the next round meets the same again
+            if not isinstance(error, MissingOffsets):
+                raise
             if self.position is not None and error.begin < self.position:
                 return replace(done, losses=(*done.losses, self._rewritten()))
             count = self.store.messages_named(error.begin, error.end)
             known = f" ({count:,} messages by the consume queues)" if count else ""
             raise MissingOffsets(error.file, _first_words(error) + known, error.begin, error.end) from error
         return replace(done, caught_up=True)
+
+    def _proven_end(self) -> int:
+        return proven_end(self.store.commitlog, self.position or 0, self._reader.chunk_bytes)
 
     def _take(self, batch: IndexBatch) -> int:
         if batch.end == self.position and not batch.messages:

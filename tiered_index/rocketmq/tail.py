@@ -1,8 +1,9 @@
-"""The last message of a batch: where it is, and whether the broker has finished it.
+"""The end of a log that is being written: which messages of a batch are whole. Stateless.
 
-A broker copies a message into its mapping from front to back while others read. What is cut within body or lengths shows itself; a message
-cut within its properties has right lengths and a right body, and ends in zeros. So a last message with nothing behind it counts only when
-its body has its CRC and its properties don't end in a zero, which no property does. Stateless.
+A broker copies messages into its mapping from front to back while others read page by page. So what was read near the end can have holes
+of zeros, also before bytes that were written later, and within properties nothing shows that. But whatever was seen proves that all before
+it is written by then: a batch that isn't known to be older than its reading is read a second time, up to the last message that the first
+reading saw. That one counts when something was behind it before, or when its body has its CRC and its properties have no zero.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow.compute as pc
-
 from tiered_index.errors import CorruptFile
-from tiered_index.rocketmq.index_columns import IndexBatch
+from tiered_index.rocketmq.index_columns import IndexBatch, decode_index_columns
 from tiered_index.rocketmq.layout import BLANK_BYTES
 from tiered_index.rocketmq.message import decode_message
+from tiered_index.rocketmq.segments import list_segments
 from tiered_index.rocketmq.walking import End, walk
 from tiered_index.rocketmq.witnesses import stored_bytes
 
-__all__ = ["last_message", "settled"]
+__all__ = ["last_message", "proven_end", "settled"]
+
+_PAGE = 4_096
 
 
 def last_message(folder: Path, batch: IndexBatch) -> tuple[int, bytes] | None:
@@ -37,24 +39,35 @@ def last_message(folder: Path, batch: IndexBatch) -> tuple[int, bytes] | None:
     return begin + last, data[last:]
 
 
-def settled(folder: Path, batch: IndexBatch) -> IndexBatch:
-    """Return the batch without its last message where that is being written just now."""
-    if not batch.messages or any(stored_bytes(folder, batch.end, BLANK_BYTES) or b""):
+def proven_end(folder: Path, position: int, chunk_bytes: int) -> int:
+    """Return an offset up to which the log is certainly written: a chunk on, or the segment's end; `position` where nobody knows."""
+    for segment in list_segments(folder):
+        if segment.start <= position < segment.end:
+            ahead = min(position + chunk_bytes, segment.end)
+            return ahead if any(stored_bytes(folder, ahead, _PAGE) or b"") else position
+    return position
+
+
+def settled(folder: Path, batch: IndexBatch, proven: int) -> IndexBatch:
+    """Return the batch with whole messages only; what lies before `proven` was written before it was read."""
+    if not batch.messages or batch.end <= proven:
         return batch
-    last = last_message(folder, batch)
-    if last is None:
-        return batch
-    offset, data = last
+    # in this order: what is seen behind the batch proves that the reading after it sees all of it
+    continued = any(stored_bytes(folder, batch.end, BLANK_BYTES) or b"")
+    data = stored_bytes(folder, batch.begin, batch.end - batch.begin) or b""
+    again = decode_index_columns(data, batch.begin, file=str(folder))
+    if continued or again.end < batch.end:
+        return replace(again, state=batch.state, damage=batch.damage, skipped=batch.skipped)
+    last = last_message(folder, again)
+    if last is None or _is_whole(folder, *last):
+        return replace(again, state=batch.state, damage=batch.damage, skipped=batch.skipped)
+    before = decode_index_columns(data[: last[0] - batch.begin], batch.begin, file=str(folder))
+    return replace(before, state=End.TORN, damage=None, skipped=batch.skipped)
+
+
+def _is_whole(folder: Path, offset: int, data: bytes) -> bool:
     try:
         message = decode_message(data, file=str(folder), physical_offset=offset)
     except CorruptFile:
-        visible = len(batch.columns) > 0 and batch.columns.column("offset")[-1].as_py() == offset
-    else:
-        if not message.raw_properties.endswith(b"\0"):
-            return batch
-        visible = message.is_visible
-    columns = batch.columns.filter(pc.less(batch.columns.column("offset"), offset))
-    return replace(
-        batch, columns=columns, end=offset, messages=batch.messages - 1, hidden=batch.hidden - (0 if visible else min(1, batch.hidden)),
-        state=End.TORN, last_store_ms=None,
-    )  # fmt: skip
+        return False
+    return b"\0" not in message.raw_properties

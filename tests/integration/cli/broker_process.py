@@ -1,0 +1,50 @@
+"""A broker for tests, in a process of its own: writes messages into a store, in pieces that a kill can tear, until it has written enough.
+
+    python broker_process.py STORE_DIR MESSAGES SEGMENT_BYTES
+
+Numbers go on where the store ends. A line on stdout after every burst says how many messages this process has written.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.storage.base import Bytes
+from tiered_index.storage.disk import Disk
+
+_PIECE_BYTES = 333
+_BURST = 40
+
+
+class PiecesDisk(Disk):
+    """Writes piece by piece, so that somebody who looks, or kills, in between finds half a message."""
+
+    def pwrite(self, descriptor: int, data: Bytes, position: int) -> None:
+        view = memoryview(data).cast("B")
+        for begin in range(0, len(view), _PIECE_BYTES):
+            super().pwrite(descriptor, view[begin : begin + _PIECE_BYTES], position + begin)
+            os.sched_yield()
+
+
+def main(folder: str, messages: str, segment_bytes: str) -> None:
+    writer = StoreWriter(Path(folder), segment_bytes=int(segment_bytes), queue_entries=500, disk=PiecesDisk())
+    for number in range(int(messages)):
+        offset = writer.next_offset
+        topic = "orders" if number % 3 else "payments"
+        writer.put(
+            topic, number % 4, b"b" * (offset % 200), keys=(f"k{offset % 41}", f"own-{offset}"), uniq_key=f"U{offset:031X}",
+            store_ms=time.time_ns() // 1_000_000,
+        )  # fmt: skip
+        if number % _BURST == _BURST - 1:
+            writer.flush()
+            print(number + 1, flush=True)
+            time.sleep(0.005)
+    writer.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

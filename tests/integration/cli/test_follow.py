@@ -1,0 +1,251 @@
+"""`ingest STORE_DIR`: the real command beside a live store, killed on either side; damage, lost segments and exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.integration.cli.conftest import SCRIPT, clean_environment
+from tests.rocketmq.followed import SEGMENT, check, cut_log, scan
+from tiered_index import IndexReader
+from tiered_index.cli.putting import PatientPut, Stopped
+from tiered_index.errors import BackPressure
+from tiered_index.rocketmq.commitlog import CommitLogReader
+from tiered_index.rocketmq.store_writer import StoreWriter
+
+SMALL = ("--slots", "200", "--items", "4000")
+QUICK = {"TIERED_INDEX_FLUSH_INTERVAL_S": "0.05", "TIERED_INDEX_LIFECYCLE_INTERVAL_S": "0.05"}
+LIMIT_S = 120
+
+
+def wait_until(condition, what):
+    """Poll until `condition` is true; how long that takes is nobody's business below the limit."""
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.01)
+
+
+class Follower:
+    """The command in a process; its lines as they come."""
+
+    def __init__(self, store, root, *more):
+        storage = f"file://{root.parent / 'objects'}"
+        line = [SCRIPT, "ingest", store, "--follow", "--json", "--poll", "0.05", "--root", root, "--storage", storage]
+        self.process = subprocess.Popen(
+            [*map(str, line), *SMALL, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment(**QUICK)
+        )
+        self.lines = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(json.loads(line))
+
+    @property
+    def position(self):
+        return self.lines[-1]["position"] if self.lines else -1
+
+    def goes_on(self, what):
+        before = max(0, self.position)
+        wait_until(lambda: self.position > before, f"{what}: the follower goes on from {before}")
+
+    def end(self, number):
+        self.process.send_signal(number)
+        self.process.wait(LIMIT_S)
+        self._reader.join(LIMIT_S)
+        assert self.process.stderr is not None
+        errors = self.process.stderr.read()
+        self.close()
+        return self.process.returncode, errors
+
+    def close(self):
+        close(self.process)
+
+
+def close(process):
+    """Make sure that a process is gone, and its pipes closed."""
+    process.kill()
+    process.wait(LIMIT_S)
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+@pytest.fixture
+def start():
+    """Start followers and brokers that don't outlive the test."""
+    with contextlib.ExitStack() as stack:
+
+        def follower(*arguments):
+            made = Follower(*arguments)
+            stack.callback(made.close)
+            return made
+
+        def broker(store, messages):
+            module = Path(__file__).with_name("broker_process.py")
+            line = [sys.executable, str(module), str(store), str(messages), "65536"]
+            process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+            stack.callback(close, process)
+            return process
+
+        yield SimpleNamespace(follower=follower, broker=broker)
+
+
+def write(store, start, stop):
+    writer = StoreWriter(store, segment_bytes=SEGMENT)
+    offsets = [writer.put("orders", 0, keys=(f"k{n % 7}", f"own-{n}"), store_ms=1_700_000_000_000 + n).offset for n in range(start, stop)]
+    writer.flush()
+    return offsets
+
+
+def test_kill_9_of_either_side_while_messages_come(start, tmp_path):
+    """Whichever side dies, whenever: at the end every answer is what a scan of the commit log says. The seed is printed on failure."""
+    seed = random.SystemRandom().randrange(1 << 30)
+    moments = random.Random(seed)
+    store, root = tmp_path / "store", tmp_path / "root"
+    (store / "commitlog").mkdir(parents=True)
+    writing, follower = start.broker(store, 10**6), start.follower(store, root)
+    killed = []
+    for side in ("follower", "broker", "follower", "broker"):
+        assert writing.stdout is not None
+        for _ in range(moments.randrange(3, 12)):
+            assert writing.stdout.readline(), f"seed {seed}: the broker ended by itself"
+        follower.goes_on(f"seed {seed}")
+        time.sleep(moments.uniform(0, 0.1))
+        if side == "follower":
+            killed.append(follower.end(signal.SIGKILL)[0])
+            follower = start.follower(store, root)
+        else:
+            writing.kill()
+            writing.wait(LIMIT_S)
+            killed.append(writing.returncode)
+            writing = start.broker(store, 10**6 if len(killed) < 4 else 400)
+    assert writing.wait(LIMIT_S) == 0
+    assert killed == [-signal.SIGKILL] * 4
+    batches = list(CommitLogReader(store / "commitlog").batches())
+    last = follower
+    wait_until(lambda: last.position == batches[-1].end, f"seed {seed}: the follower is at the end")
+    code, errors = follower.end(signal.SIGTERM)
+    assert (code, errors) == (0, ""), f"seed {seed}"
+    line = follower.lines[-1]
+    assert (line["status"], line["lag"]["bytes"], line["loss_count"], line["position"]) == ("stopped", 0, 0, batches[-1].end)
+    with IndexReader.open(root=root) as reader:
+        assert check(reader, scan(store)) > 1_000, f"seed {seed}"
+
+
+def test_new_messages_are_in_lookups_while_the_command_runs_and_sigint_ends_it(start, tmp_path):
+    store, root = tmp_path / "store", tmp_path / "root"
+    offsets = write(store, 0, 10)
+    follower = start.follower(store, root)
+    wait_until(lambda: follower.lines, "a first status line")
+    with IndexReader.open(root=root) as reader:
+        for number in range(10, 13):
+            offsets += write(store, number, number + 1)
+            wait_until(lambda n=number: len(reader.query("orders", f"own-{n}")) == 1, f"message {number} is found")
+            assert reader.query("orders", f"own-{number}").items[0].offset == offsets[number]
+    code, errors = follower.end(signal.SIGINT)
+    assert (code, errors) == (130, "")
+    assert follower.lines[-1]["status"] == "stopped"
+    assert (follower.lines[-1]["messages"], follower.lines[-1]["entries"]) == (13, 26)
+    assert all(line["status"] == "following" for line in follower.lines[:-1])
+
+
+def test_a_store_is_continued_and_a_second_one_refused(script, tmp_path):
+    store, root = tmp_path / "store", tmp_path / "root"
+    where = ("--root", root, "--storage", f"file://{tmp_path / 'objects'}", *SMALL, "--json")
+    write(store, 0, 300)
+    first = script("ingest", store, *where, "--wait", "--archive-segments").document
+    assert (first["status"], first["messages"], first["entries"], first["resumed_from"]) == ("complete", 300, 600, 0)
+    assert first["archived_segments"] == len(list((store / "commitlog").iterdir())) - 1 > 1
+    assert set(first["files"]) == {"uploaded"}
+    write(store, 300, 310)
+    again = script("ingest", store, *where, "--archive-segments").document
+    assert (again["messages"], again["resumed_from"], again["archived_segments"]) == (10, first["position"], 0)
+    assert (again["tail"], again["lag"]) == ("open", {"end_offset": again["position"], "bytes": 0, "seconds": 0.0})
+    write(tmp_path / "other", 0, 3)
+    other = script("ingest", tmp_path / "other", *where)
+    assert (other.code, other.error["type"]) == (2, "ConfigError")
+    assert str(store) in other.error["message"]
+    assert str(tmp_path / "other") in other.error["message"]
+    with IndexReader.open(root=root) as reader:
+        check(reader, scan(store))
+
+
+def test_damage_and_missing_segments_are_code_4_and_can_be_passed_over(script, tmp_path):
+    store, root = tmp_path / "store", tmp_path / "root"
+    where = ("--root", root, "--storage", f"file://{tmp_path / 'objects'}", *SMALL)
+    offsets = write(store, 0, 300)
+    segments = sorted((store / "commitlog").iterdir())
+    data = bytearray(segments[0].read_bytes())
+    data[offsets[20] : offsets[20] + 8] = b"\xff" * 8
+    segments[0].write_bytes(data)
+    segments[2].unlink()
+    damaged = script("ingest", store, *where, "--json")
+    assert (damaged.code, damaged.out, damaged.error["file"], damaged.error["offset"]) == (4, "", str(segments[0]), offsets[20])
+    with IndexReader.open(root=root) as reader:
+        assert [len(reader.query("orders", f"own-{n}")) for n in (0, 19, 20, 21)] == [1, 1, 0, 0]
+    missing = script("ingest", store, *where, "--skip-corrupt", "--json")
+    lost = sum(2 * SEGMENT <= offset < 3 * SEGMENT for offset in offsets)
+    assert (missing.code, missing.error["begin"], missing.error["end"]) == (4, 2 * SEGMENT, 3 * SEGMENT)
+    assert f"{lost} messages" in missing.error["message"]
+    assert "corrupt: commit log offsets" in missing.err
+    done = script("ingest", store, *where, "--skip-corrupt", "--skip-missing")
+    assert done.code == 0
+    assert f"missing: commit log offsets {2 * SEGMENT} to {3 * SEGMENT}, {lost} messages" in done.err
+    with IndexReader.open(root=root) as reader:
+        check(reader, scan(store))
+    cut_log(store, offsets[-10])
+    write(store, 1_000, 1_005)
+    rewritten = script("ingest", store, *where, "--json")
+    assert (rewritten.code, rewritten.error["type"]) == (4, "RewrittenOffsets")
+    document = script("ingest", store, *where, "--skip-missing", "--json").document
+    assert [loss["kind"] for loss in document["losses"]] == ["rewritten"]
+    with IndexReader.open(root=root) as reader:
+        assert len(reader.query("orders", "own-1004")) == 1
+
+
+@pytest.mark.parametrize("option", [("--follow",), ("--skip-corrupt",), ("--skip-missing",), ("--store-name", "x"), ("--archive-segments",),
+                                    ("--from", "checkpoint")])  # fmt: skip
+def test_options_of_stores_are_refused_for_files(in_process, tmp_path, option):
+    source = tmp_path / "m.ndjson"
+    source.write_text("{}\n")
+    assert in_process("ingest", str(source), "--root", str(tmp_path / "root"), "--storage", f"file://{tmp_path}", *option) == 2
+    assert not (tmp_path / "root").exists()
+
+
+def test_options_of_files_and_folders_that_are_no_stores(in_process, tmp_path):
+    where = ("--root", str(tmp_path / "root"), "--storage", f"file://{tmp_path}")
+    assert in_process("ingest", str(tmp_path), *where) == 2
+    (tmp_path / "commitlog").mkdir()
+    assert in_process("ingest", str(tmp_path), *where, "--skip-bad") == 2
+    assert not (tmp_path / "root").exists()
+    assert in_process("ingest", str(tmp_path), *where, "--quiet") == 0
+
+
+class NoRoom:
+    def put_batch(self, *_):
+        raise BackPressure("no room")
+
+    flush = put_batch
+
+
+def test_a_wait_for_room_ends_when_the_command_is_to_end():
+    put = PatientPut(NoRoom(), 1e9)
+    threading.Timer(0.05, put.stop.set).start()
+    with pytest.raises(Stopped):
+        put({}, "source", 1)
+    with pytest.raises(BackPressure):
+        PatientPut(NoRoom(), 0.0)({}, "source", 1)
