@@ -28,6 +28,7 @@ class Archiving:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._archiver.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def poll(self) -> None:

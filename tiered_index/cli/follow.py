@@ -179,9 +179,9 @@ def ingest_store(session: Session, path: Path, options: FollowOptions, **setting
                 raise
         index.flush()
         taken_s = time.monotonic() - started_s
+        if follower.archiving is not None and (options.wait or not ending.event.is_set()):
+            follower.archiving.finish()
         if options.wait and ending.exit_code == 0:
-            if follower.archiving is not None:
-                follower.archiving.finish()
             settle(index, options.patience_s, lambda total: session.progress("compacting and uploading", total))
         document = follower.document(taken_s=taken_s)
         document |= {"elapsed_s": round(time.monotonic() - started_s, 3), "files": index.health()["files"]}

@@ -17,6 +17,7 @@ from tiered_index.cli.bench.command import bench
 from tiered_index.cli.demo.command import demo
 from tiered_index.cli.dump import dump
 from tiered_index.cli.files import files
+from tiered_index.cli.import_classic import import_classic
 from tiered_index.cli.ingest import ingest
 from tiered_index.cli.inspect import inspect
 from tiered_index.cli.message import message
@@ -43,8 +44,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (demo, ingest, query, message, files, inspect, dump, verify, recover, bench):
-    app.command(_command.__name__)(_command)
+for _command in (demo, ingest, import_classic, query, message, files, inspect, dump, verify, recover, bench):
+    app.command(_command.__name__.replace("_", "-"))(_command)
 
 
 def _print_version(wanted: bool) -> None:

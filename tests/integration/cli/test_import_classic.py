@@ -1,0 +1,164 @@
+"""`import-classic`: RocketMQ's golden index files and made ones, with the commit log whole, partly deleted, and of somebody else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from tests.rocketmq import golden_store
+from tests.rocketmq.followed import SEGMENT, check, scan
+from tests.rocketmq.messages import NOW_MS
+from tiered_index import IndexReader, IndexService
+from tiered_index.errors import BackPressure
+from tiered_index.rocketmq.classic_import import ClassicImport
+from tiered_index.rocketmq.classic_index import ENTRY_BYTES, Geometry
+from tiered_index.rocketmq.layout import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.storage.memory import MemoryStorage
+
+GEOMETRY = Geometry(20, 100)
+SMALL = ("--slots", 50, "--items", 2_000)
+
+
+def made(folder, count=200, **fields):
+    """Write a store with classic index files of 99 entries, two keys and a unique one a message; return its offsets."""
+    names = iter(f"2026112010000{n:04d}" for n in range(1_000))
+    with StoreWriter(folder, segment_bytes=SEGMENT, index=GEOMETRY, index_name=lambda: next(names)) as writer:
+        offsets = []
+        for n in range(count):
+            topic = "orders" if n % 3 else "payments"
+            offsets.append(writer.put(topic, n % 4, keys=f"k{n % 7} own-{n}", uniq_key=f"U{n}", store_ms=NOW_MS + n, **fields).offset)
+        return offsets
+
+
+@pytest.fixture
+def where(tmp_path):
+    return ("--root", tmp_path / "root", "--storage", f"file://{tmp_path / 'objects'}", *SMALL, "--json")
+
+
+def open_index(folder, **settings):
+    return IndexService.open(
+        root=folder / "root", storage="memory://import", storage_backend=MemoryStorage(), background=False, offset_space="commitlog",
+        **({"slots": 50, "items": 2_000} | settings),
+    )  # fmt: skip
+
+
+def imported(index, store, put=None):
+    work = ClassicImport(index, store / "index", StoreDirectory.open(store), put or index.put_batch)
+    list(work.run())
+    return work
+
+
+def test_golden_index_files_give_what_the_log_has(script, tmp_path, where):
+    store = golden_store.unpack(tmp_path / "store")
+    outcome = script("import-classic", store / "index", *where, "--wait")
+    assert outcome.code == 0, outcome.err
+    document = outcome.document
+    hidden = {m["offset"] for m in golden_store.expected() if golden_store.hidden(m)}
+    assert (document["index_files"], document["missing_messages"], document["mismatched_entries"]) == (4, 0, 0)
+    assert 0 < document["hidden_messages"] < len(hidden)
+    assert set(document["files"]) == {"uploaded"}
+    with IndexReader.open(root=tmp_path / "root") as reader:
+        assert check(reader, scan(store)) == document["entries"]
+        for line in golden_store.raw("index_queries.jsonl").splitlines():
+            query = json.loads(line)
+            if query["key"] and query["begin"] == 0 and query["end"] == 2**63 - 1:
+                found = {item.offset for item in reader.query(query["topic"], query["key"], max_count=1_000)}
+                assert set(query["phyOffsets"]) - hidden <= found
+    again = script("import-classic", store / "index", *where).document
+    assert again["resumed_from"] == document["position"]
+    assert again["entries_read"] < 5
+    # the store itself adds nothing to answers that are there
+    assert script("ingest", store, *where).document["messages"] == 170
+    with IndexReader.open(root=tmp_path / "root") as reader:
+        check(reader, scan(store))
+
+
+def test_missing_messages_are_counted_and_named(script, tmp_path, where):
+    offsets = made(tmp_path / "store")
+    (tmp_path / "store" / "commitlog" / f"{SEGMENT:020d}").unlink()
+    lost = [offset for offset in offsets if SEGMENT <= offset < 2 * SEGMENT]
+    document = script("import-classic", tmp_path / "store" / "index", *where).document
+    assert (document["missing_messages"], document["missing_offsets"]) == (len(lost), lost[:100])
+    assert document["entries"] == 3 * (200 - len(lost))
+    with IndexReader.open(root=tmp_path / "root") as reader:
+        check(reader, scan(tmp_path / "store"))
+    lines = script("import-classic", tmp_path / "store" / "index", *where[:-1], "--restart").out
+    assert f"messages missing  {len(lost)} (at {lost[0]}" in lines
+
+
+def test_a_log_that_is_gone_is_all_missing(tmp_path):
+    offsets = made(tmp_path / "store")
+    shutil.rmtree(tmp_path / "store" / "commitlog")
+    with open_index(tmp_path) as index:
+        work = imported(index, tmp_path / "store")
+    assert (work.missing, work.entries, work.missing_offsets) == (200, 0, offsets[:100])
+
+
+def test_entries_of_nobody_and_hidden_messages_are_counted_apart(tmp_path):
+    store = tmp_path / "store"
+    made(store, 20)
+    (path,) = (store / "index").iterdir()
+    data = bytearray(path.read_bytes())
+    at = GEOMETRY.entries_at + 5 * ENTRY_BYTES
+    (hashed,) = [int.from_bytes(data[at : at + 4], "big")]
+    # another hash of the same slot, so that the file is sound
+    data[at : at + 4] = (hashed - GEOMETRY.slots).to_bytes(4, "big")
+    path.write_bytes(data)
+    with open_index(tmp_path) as index:
+        work = imported(index, store)
+        assert (work.read, work.entries, work.mismatched, work.missing, work.hidden) == (60, 59, 1, 0, 0)
+    prepared = tmp_path / "prepared"
+    made(prepared / "store", 10, sys_flag=TRANSACTION_PREPARED)
+    with open_index(prepared) as index:
+        work = imported(index, prepared / "store")
+        assert (work.read, work.entries, work.hidden) == (30, 0, 10)
+    rolled = tmp_path / "rolled"
+    made(rolled / "store", 10, sys_flag=TRANSACTION_ROLLBACK)
+    with open_index(rolled) as index:
+        assert imported(index, rolled / "store").read == 0
+
+
+def test_an_import_goes_on_where_it_stopped_also_within_a_message(tmp_path):
+    store = tmp_path / "store"
+    made(store)
+    calls = []
+    with open_index(tmp_path) as index:
+
+        def put(columns, source, position):
+            calls.append(position)
+            if len(calls) == 4:
+                raise BackPressure("killed here")
+            put_now = index.put_batch(columns, source, position)
+            index.flush()
+            return put_now
+
+        with pytest.raises(BackPressure):
+            imported(index, store, put)
+        assert index.durable_position(f"classic:{store / 'index'}") == calls[2]
+        work = imported(index, store)
+        assert 0 < work.read < 600
+        check(index, scan(store))
+
+
+def test_a_store_of_somebody_else_is_refused(script, tmp_path, where):
+    made(tmp_path / "store")
+    made(tmp_path / "other")
+    assert script("ingest", tmp_path / "store", *where).code == 0
+    refused = script("import-classic", tmp_path / "other" / "index", *where)
+    assert (refused.code, refused.error["type"]) == (2, "ConfigError")
+    assert script("import-classic", tmp_path / "other" / "index", *where, "--store", tmp_path / "store").code == 0
+
+
+def test_bad_usage_and_a_damaged_index_file(script, tmp_path, where):
+    made(tmp_path / "store")
+    assert script("import-classic", tmp_path / "absent", *where).code == 2
+    assert script("import-classic", tmp_path / "store" / "commitlog", *where).code == 2
+    assert script("import-classic", tmp_path / "store" / "index", *where, "--store", tmp_path / "store" / "index").code == 2
+    first = min((tmp_path / "store" / "index").iterdir())
+    first.write_bytes(b"x" * 500)
+    damaged = script("import-classic", tmp_path / "store" / "index", *where)
+    assert (damaged.code, damaged.error["file"]) == (4, str(first))

@@ -1,0 +1,96 @@
+"""`tiered-index import-classic DIR`: the broker's classic index files into an index, so that what they find is found for years.
+
+Continued where it stopped, by the index's own durable position. One thread beside the index's own.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tiered_index.cli.output import human_count, human_seconds
+from tiered_index.cli.putting import PatientPut
+from tiered_index.cli.session import Session, command
+from tiered_index.cli.settling import settle
+from tiered_index.errors import InvalidArgument, TieredIndexError
+from tiered_index.rocketmq.classic_import import ClassicImport
+from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.service.index import IndexService
+
+__all__ = ["import_classic"]
+
+
+@command
+def import_classic(
+    session: Session,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index files, STORE_DIR/index.", show_default=False)],
+    store: Annotated[Path | None, typer.Option(help="The store with their commit log; by default the folder above DIR.")] = None,
+    store_name: Annotated[str | None, typer.Option(help="What the store is called in the index; by default its path.")] = None,
+    slots: Annotated[int | None, typer.Option(help="Hash slots a file; by default the index's or the preset's.")] = None,
+    items: Annotated[int | None, typer.Option(help="Items a file; by default the index's or the preset's.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Seal, compact and upload everything before exit.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Look at every entry again, also for another store.")] = False,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds to wait out a full disk or a lost storage.")] = 60.0,
+) -> int:
+    """Lift RocketMQ's classic index files into a tiered index.
+
+    Their entries hold a hash and a place; topic, key, queue and size come from the messages in the commit log. Entries whose message is
+    missing or has no such key are dropped and counted. What the index has already stays one answer.
+
+    [bold]Examples[/bold]
+
+      tiered-index import-classic /home/rocketmq/store/index --root /data/index --storage s3://bucket/index --wait
+    """
+    if not folder.is_dir():
+        raise InvalidArgument(f"{folder} is not a folder")
+    opened = StoreDirectory.open(store if store is not None else folder.resolve().parent, store_name)
+    config = session.config(offset_space="commitlog", slots=slots, items=items)
+    started_s = time.monotonic()
+    with IndexService.open(config) as index:
+        work = ClassicImport(index, folder, opened, PatientPut(index, patience), restart)
+        start = work.position
+        with session.progress("importing", work.end_offset) as progress:
+            try:
+                for position in work.run():
+                    progress.update(position, f"{human_count(work.entries)} entries")
+            except TieredIndexError:
+                index.flush()
+                raise
+        index.flush()
+        if wait:
+            settle(index, patience, lambda total: session.progress("compacting and uploading", total))
+        document = _document(work, start) | {"elapsed_s": round(time.monotonic() - started_s, 3), "files": index.health()["files"]}
+    if session.out.as_json:
+        session.out.document(document)
+    else:
+        session.out.facts(_facts(document))
+    return 0
+
+
+def _document(work: ClassicImport, start: int) -> dict[str, Any]:
+    return {
+        "status": "complete", "source": str(work.folder), "source_name": work.source, "store": str(work.store.folder),
+        "resumed_from": start, "position": work.position, "index_files": work.files, "entries_read": work.read, "entries": work.entries,
+        "missing_messages": work.missing, "missing_offsets": work.missing_offsets, "hidden_messages": work.hidden,
+        "mismatched_entries": work.mismatched,
+    }  # fmt: skip
+
+
+def _facts(document: dict[str, Any]) -> dict[str, object]:
+    named = ", ".join(map(str, document["missing_offsets"][:5]))
+    more = ", ..." if document["missing_messages"] > 5 else ""
+    return {
+        "source": document["source"],
+        "store": document["store"],
+        "index files": human_count(document["index_files"]),
+        "entries read": human_count(document["entries_read"]),
+        "entries": human_count(document["entries"]),
+        "messages missing": f"{human_count(document['missing_messages'])} (at {named}{more})" if document["missing_messages"] else None,
+        "messages hidden": human_count(document["hidden_messages"]) if document["hidden_messages"] else None,
+        "hashes of nobody": human_count(document["mismatched_entries"]) if document["mismatched_entries"] else None,
+        "time": human_seconds(document["elapsed_s"]),
+        "files": ", ".join(f"{count} {state}" for state, count in sorted(document["files"].items())) or "none",
+    }
