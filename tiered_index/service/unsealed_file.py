@@ -144,6 +144,8 @@ class UnsealedFile:
         file = cls(root, journal, table, descriptor, journal_descriptor)
         # what a crash tore off is overwritten by the next record; cut it so that it can't be mistaken for damage
         root.disk.truncate(journal_descriptor, journal.valid_length)
+        if file.sealed:
+            file.release()
         return file
 
     @property
