@@ -1,4 +1,4 @@
-"""The demo, scaled down: both kills happen, nothing is lost, no answer is wrong; on the embedded server and on a folder."""
+"""The demo, scaled down: a live store is followed, both kills happen, nothing is lost, no answer is wrong; on the embedded server and on a folder."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ def check(document):
     assert [f["place"] for f in document["lookups"]] == PLACES
     states = [set(f["files"]) for f in document["lookups"]]
     assert "unsealed" in states[1] and "compacted" in states[2] and states[3] == {"uploaded"} and states[5] == {"storage"}
+    assert (document["log_segments"], document["log_bytes"] > 1_000_000) == (1, True)
+    assert all(kill["resumed_from"] <= kill["log_end"] <= document["log_bytes"] for kill in document["kills"])
     assert all(f["requests_per_lookup"] == 0 for f in document["lookups"][:4])
     assert all(f["requests_per_lookup"] > 0 and f["bytes_per_lookup"] > 0 for f in document["lookups"][4:])
 

@@ -1,4 +1,4 @@
-"""`tiered-index demo`: two million messages through all states, two crashes, every answer checked; what `make demo` runs."""
+"""`tiered-index demo`: a live store of two million messages through all states, two crashes, every answer checked."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Everything random follows from it.")] = 1,
     keep: Annotated[Path | None, typer.Option(help="Work in this folder and leave it, and the storage, as they are.")] = None,
 ) -> int:
-    """Show all of it: a stream of messages through every state into an object store, killed twice on the way, every answer checked.
+    """Show all of it: a RocketMQ store, followed while it is written, through every state into an object store; killed twice, all checked.
 
     The storage is an embedded S3 server unless --storage names another one, where a fresh prefix is used (and deleted afterwards unless
     --keep). Without the extra "demo" it is a folder. Exit code 1 where an entry is lost or an answer is wrong.
@@ -55,13 +55,15 @@ def demo(
     def say(text: str) -> None:
         session.out.note(f"[{time.monotonic() - started_s:5.1f} s] {text}")
 
-    with _folder(keep) as folder, place_of(session.storage, folder) as place, _environment(place):
+    with (
+        _folder(keep) as folder, place_of(session.storage, folder) as place, _environment(place), contextlib.ExitStack() as closing,
+    ):  # fmt: skip
         say(f"storage: {place.label}")
         config = IndexConfig.load(session.config_file, root=folder / "root", storage=place.uri, background=False)
-        stages = Stages(config, folder, messages, lookups, cold_lookups, seed, say, session.config_file)
+        stages = Stages(config, folder, messages, lookups, cold_lookups, seed, say, closing, session.config_file)
         try:
             stages.generate()
-            stages.write_and_die()
+            stages.follow_and_die()
             stages.walk_the_states()
             census = stages.read_without_state()
         finally:
@@ -124,7 +126,8 @@ def _print(out: Printer, figures: dict[str, Any]) -> None:
     facts: dict[str, object] = {
         "messages": f"{human_count(figures['messages'])} in {figures['topics']} topics over {figures['days']} days",
         "entries": human_count(figures["entries"]),
-        "put and flush rate": f"{human_count(figures['ingest_entries_per_s'])} entries/s",
+        "commit log": f"{human_bytes(figures['log_bytes'])} in {figures['log_segments']} segments",
+        "dispatch and flush": f"{human_count(figures['ingest_entries_per_s'])} entries/s",
         "compaction rate": f"{human_count(figures['compact_entries_per_s'])} entries/s",
         "uploaded": human_bytes(figures["upload_bytes"]),
         "kills survived": f"{len(figures['kills'])} ({', '.join(kill['moment'] for kill in figures['kills']) or 'none'})",

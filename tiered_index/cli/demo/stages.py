@@ -1,11 +1,13 @@
 """The demo's stages: what happens to the stream, one method each, in the order in which `command` calls them.
 
-Figures gather in `figures`. The stream's newest part goes through the states one by one in this process, with every question asked in
-each; everything before it goes through the writing process, which dies twice. One thread beside the engine's own.
+Figures gather in `figures`. A broker's process writes the stream into a store. The ingesting process follows it live, and dies twice; the
+stream's newest part is dispatched in this process and goes through the states one by one, with every question asked in each. One thread
+beside the engine's own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -13,12 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tiered_index.cli.demo.broker import Broker, placed
 from tiered_index.cli.demo.census import Census, take_census
+from tiered_index.cli.demo.follower import Follower, upload_under_way
 from tiered_index.cli.demo.lookups import Lookups, Question, questions_of
-from tiered_index.cli.demo.writer import Writer, upload_under_way
+from tiered_index.cli.putting import PatientPut
 from tiered_index.config import IndexConfig
-from tiered_index.errors import BackPressure, StorageUnavailable
+from tiered_index.errors import StorageUnavailable
 from tiered_index.format.names import DATA_PREFIX
+from tiered_index.rocketmq.dispatcher import Dispatcher
+from tiered_index.rocketmq.store import StoreDirectory
 from tiered_index.service.index import IndexService
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.base import Storage
@@ -36,7 +42,7 @@ _ITEM_BYTES, _SLOT_BYTES = 32, 8
 _OBJECT_BYTES = 6 << 20
 # more than one part of 5 MiB, so that there is an upload to be killed in the middle of
 _FIRST_KILL_FILES = _FILES // 2
-_BATCH_MESSAGES = 50_000
+_PATIENCE_S = 60.0
 _PAGE, _COLD_PAGE = 1000, 5000
 
 Say = Callable[[str], None]
@@ -80,16 +86,18 @@ class Stages:
     cold_lookups: int
     seed: int
     say: Say
+    closing: contextlib.ExitStack
     config_file: Path | None = None
     figures: dict[str, Any] = field(default_factory=dict)
 
     def generate(self) -> None:
-        """Make the stream, the file that the writing process reads, and the expected answers."""
-        self.workload = workload = Workload.generate(self.messages, seed=self.seed)
+        """Make the stream and the expected answers, and start the broker's process."""
+        drawn = Workload.generate(self.messages, seed=self.seed)
+        self.workload = workload = placed(drawn)
         self.tail_start = int(len(workload) * (1 - _TAIL_SHARE))
         self.geometry = geometry_of(workload.entries)
-        self.source = self.folder / "messages.parquet"
-        workload.write_parquet(self.source, 0, self.tail_start)
+        self.store = self.folder / "store"
+        self.broker = self.closing.enter_context(Broker(drawn, self.store, self.folder, self.tail_start))
         self.asked = Lookups(ReferenceAnswers(workload))
         self.hottest = Question(TOPICS[0], workload.keys[0])
         days = (int(workload.timestamp_ms.max()) - int(workload.timestamp_ms.min())) / 86_400_000
@@ -98,36 +106,49 @@ class Stages:
         late = self.figures["late"]
         self.say(f"{len(workload):,} messages ({late:,} of them late), {workload.entries:,} entries, {days:.1f} days")
 
-    def write_and_die(self) -> None:
-        """Run the writing process three times: killed while it writes, killed in the middle of an upload, to its end."""
+    def follow_and_die(self) -> None:
+        """Run the ingesting process beside the broker three times: killed while it writes, killed in an upload, to the end of the log."""
         assert self.config.root is not None and self.config.storage is not None
-        geometry = self.geometry
-        writer = Writer(self.source, self.config.root, self.config.storage, geometry.slots, geometry.items, self.config_file)
+        follower = Follower(self.store, self.config.root, self.config.storage, self.geometry.slots, self.geometry.items, self.config_file)
+        store = StoreDirectory.open(self.store)
+        end = int(self.workload.offset[self.tail_start - 1] + self.workload.size[self.tail_start - 1])
         kills: list[dict[str, Any]] = []
+
+        def over() -> bool:
+            """Return whether all is written, taken and uploaded."""
+            written = store.log_end()
+            return written is not None and written.offset >= end and follower.files_begun() >= _FILES - 1 and follower.is_idle()
+
         with open_storage(self.config.storage, options=self.config.s3) as storage:
             moments: list[tuple[str, Callable[[], bool]]] = [
-                ("while writing", lambda: writer.files_begun() >= _FIRST_KILL_FILES),
+                ("while writing", lambda: follower.files_begun() >= _FIRST_KILL_FILES),
                 ("in the middle of an upload", lambda: upload_under_way(storage)),
             ]
             for text, moment in moments:
-                if writer.run_until(moment):
-                    recovered = writer.recover()
-                    row = max(recovered["sources"].values(), default=0)
-                    kills.append({"moment": text, "resumed_from": row, "notes": len(recovered["notes"])})
-                    self.say(f"SIGKILL {text}; {_told(recovered['notes'])}; goes on at row {row:,}")
+                if follower.run_until(moment, over):
+                    written = store.log_end()
+                    recovered = follower.recover()
+                    position = max(recovered["sources"].values(), default=0)
+                    kills.append({
+                        "moment": text, "resumed_from": position, "log_end": written.offset if written is not None else 0,
+                        "notes": len(recovered["notes"]),
+                    })  # fmt: skip
+                    self.say(f"SIGKILL {text}; {_told(recovered['notes'])}; goes on at byte {position:,} of the commit log")
                 else:
-                    self.say(f"the writer was too fast to be killed {text}")
-        summary = writer.finish()
+                    self.say(f"the process was too fast to be killed {text}")
+        self.broker.wait_written()
+        summary = follower.finish(end)
         self.figures["kills"] = kills
-        self.say(f"the same command again took rows {summary['resumed_from']:,} to {summary['position']:,}; files: {summary['files']}")
+        self.say(f"the same command again took bytes {summary['resumed_from']:,} to {summary['position']:,}; files: {summary['files']}")
 
     def walk_the_states(self) -> None:
         """Take the newest messages through every state in this process, and ask in each."""
+        self.broker.write_tail()
         questions = questions_of(self.workload, self.tail_start, self.lookups, self.seed)
         outage = _Outage(open_storage(str(self.config.storage), options=self.config.s3))
         with IndexService.open(self.config, storage_backend=outage) as index:
             started_s = time.monotonic()
-            entries = self._put_tail(index)
+            entries = self._dispatch_tail(index)
             put_s = time.monotonic() - started_s
             self._ask("write buffer", index, questions)
             started_s = time.monotonic()
@@ -164,15 +185,16 @@ class Stages:
         }  # fmt: skip
         return census
 
-    def _put_tail(self, index: IndexService) -> int:
+    def _dispatch_tail(self, index: IndexService) -> int:
+        dispatcher = Dispatcher(index, StoreDirectory.open(self.store), put=PatientPut(index, _PATIENCE_S))
         entries = 0
-        for start in range(self.tail_start, len(self.workload), _BATCH_MESSAGES):
-            batch = self.workload.entry_batch(start, min(start + _BATCH_MESSAGES, len(self.workload)))
-            try:
-                entries += index.put_batch(batch)
-            except BackPressure:
-                index.flush()
-                entries += index.put_batch(batch)
+        while True:
+            done = dispatcher.run_once()
+            entries += done.entries
+            if done.caught_up:
+                break
+        log = [path.stat().st_size for path in dispatcher.store.commitlog.iterdir()]
+        self.figures |= {"log_bytes": dispatcher.position, "log_segments": len(log)}
         return entries
 
     def _ask(

@@ -1,0 +1,67 @@
+"""The demo's broker: its store holds the stream, at the places that were computed without it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tiered_index.cli.demo import broker as module
+from tiered_index.cli.demo.broker import Broker, placed
+from tiered_index.cli.demo.follower import ProcessFailed
+from tiered_index.rocketmq.commitlog import CommitLogReader
+from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.testing.workload import TOPICS, Workload
+
+COUNT = 2_000
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return Workload.generate(COUNT, seed=7)
+
+
+def keys_of(workload, number):
+    return tuple(workload.keys[k] for k, m in zip(workload.entry_key, workload.entry_message, strict=True) if m == number)
+
+
+def check(workload, messages):
+    for number, message in enumerate(messages):
+        assert (message.physical_offset, message.size) == (workload.offset[number], workload.size[number])
+        assert (message.topic, message.queue_id) == (TOPICS[workload.topic[number]], workload.queue_id[number])
+        assert message.store_ms == workload.timestamp_ms[number]
+    for number in range(0, len(messages), 97):
+        assert messages[number].index_keys == keys_of(workload, number)
+
+
+def test_the_process_writes_what_was_placed_and_waits_before_the_tail(drawn, tmp_path):
+    workload = placed(drawn)
+    store = tmp_path / "store"
+    with Broker(drawn, store, tmp_path, 1_900) as broker:
+        broker.wait_written()
+        assert broker.is_writing()
+        assert len(list(CommitLogReader(store / "commitlog").messages())) == 1_900
+        broker.write_tail()
+        assert not broker.is_writing()
+    messages = list(CommitLogReader(store / "commitlog").messages())
+    assert len(messages) == COUNT
+    check(workload, messages)
+
+
+@pytest.mark.parametrize("segment_bytes", [400, 1_000, 4_096])
+def test_places_behind_blanks(drawn, tmp_path, segment_bytes):
+    workload = placed(drawn, segment_bytes)
+    with StoreWriter(tmp_path, segment_bytes=segment_bytes) as writer:
+        for number in range(300):
+            body = bytes(int(drawn.size[number]) % module._BODY_BYTES)
+            writer.put(
+                TOPICS[drawn.topic[number]], int(drawn.queue_id[number]), body, keys=keys_of(drawn, number),
+                store_ms=int(drawn.timestamp_ms[number]),
+            )  # fmt: skip
+    check(workload, list(CommitLogReader(tmp_path / "commitlog").messages()))
+
+
+def test_a_process_that_fails_says_why(drawn, tmp_path):
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    (tmp_path / "store" / "consumequeue").touch()
+    with Broker(drawn, tmp_path / "store", tmp_path, 10) as broker, pytest.raises(ProcessFailed, match="exit code"):
+        broker.wait_written()
+        broker.write_tail()
