@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, cut_log, names, rounds, scan
-from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.errors import CorruptFile, NotAnIndex, StorageUnavailable
 from tiered_index.rocketmq.dispatcher import RewrittenOffsets
 from tiered_index.rocketmq.witnesses import Trail, Verdict, Witness
 from tiered_index.storage.disk import Disk
@@ -249,6 +249,15 @@ def test_the_memory_is_written_whole_or_not_and_leftovers_go(followed):
     (folder / ".tmp-0123456789abcdef").write_bytes(b"half")
     followed.crash_index()
     assert [path.name for path in folder.iterdir()] == [file.name]
+
+
+def test_a_root_of_nobody_may_have_an_empty_folder_of_followers(tmp_path):
+    (tmp_path / "root" / "followers").mkdir(parents=True)
+    (tmp_path / "root" / "followers" / "x.json").touch()
+    with pytest.raises(NotAnIndex, match="followers"):
+        Followed(tmp_path)
+    (tmp_path / "root" / "followers" / "x.json").unlink()
+    Followed(tmp_path).index.close()
 
 
 def test_verdicts(followed):

@@ -113,13 +113,15 @@ class Follower:
         seconds = f", {human_seconds(lag.seconds)}" if lag.seconds else ""
         detail = f"{human_count(self.entries)} entries, {human_bytes(lag.bytes)}{seconds} behind"
         progress.update(self.dispatcher.position or 0, "; ".join([detail, *problems]))
-        state = (self.dispatcher.position, lag, self.loss_count, *problems)
+        archived = {"archived_segments": self.archiving.archived} if self.archiving is not None else {}
+        state = (self.dispatcher.position, lag, self.loss_count, *archived.values(), *problems)
         if not (self.options.follow and self.session.out.as_json) or state == self._said:
             return
         self._said = state
         self.session.out.record({
             "status": "following", "position": self.dispatcher.position or 0, "messages": self.messages, "entries": self.entries,
             "lag": asdict(lag), "losses": [asdict(loss) for loss in self._new_losses], "problems": problems,
+            **archived,
         })  # fmt: skip
         self._new_losses.clear()
         sys.stdout.flush()

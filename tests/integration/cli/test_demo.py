@@ -1,4 +1,4 @@
-"""The demo, scaled down: a live store is followed, both kills happen, nothing is lost, no answer is wrong; on the embedded server and on a folder."""
+"""The demo, scaled down: a store is followed, both kills happen, nothing is lost, no answer is wrong; on an S3 server and on a folder."""
 
 from __future__ import annotations
 

@@ -148,18 +148,20 @@ def test_kill_9_of_either_side_while_messages_come(start, tmp_path):
 
 def test_new_messages_are_in_lookups_while_the_command_runs_and_sigint_ends_it(start, tmp_path):
     store, root = tmp_path / "store", tmp_path / "root"
-    offsets = write(store, 0, 10)
-    follower = start.follower(store, root)
+    offsets = write(store, 0, 150)
+    closed = len(list((store / "commitlog").iterdir())) - 1
+    follower = start.follower(store, root, "--archive-segments")
     wait_until(lambda: follower.lines, "a first status line")
     with IndexReader.open(root=root) as reader:
-        for number in range(10, 13):
+        for number in range(150, 153):
             offsets += write(store, number, number + 1)
             wait_until(lambda n=number: len(reader.query("orders", f"own-{n}")) == 1, f"message {number} is found")
             assert reader.query("orders", f"own-{number}").items[0].offset == offsets[number]
+    wait_until(lambda: follower.lines[-1]["archived_segments"] == closed, "closed segments are archived")
     code, errors = follower.end(signal.SIGINT)
     assert (code, errors) == (130, "")
     assert follower.lines[-1]["status"] == "stopped"
-    assert (follower.lines[-1]["messages"], follower.lines[-1]["entries"]) == (13, 26)
+    assert (follower.lines[-1]["messages"], follower.lines[-1]["entries"]) == (153, 306)
     assert all(line["status"] == "following" for line in follower.lines[:-1])
 
 

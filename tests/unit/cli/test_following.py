@@ -1,0 +1,144 @@
+"""The loop of `ingest --follow` in parts: ending on signals, archiving beside it, status lines, another writer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+
+import pytest
+
+from tests.rocketmq.followed import Followed
+from tiered_index.cli.archiving import Archiving
+from tiered_index.cli.ending import Ending
+from tiered_index.cli.follow import Follower, FollowOptions
+from tiered_index.cli.output import Printer
+from tiered_index.cli.session import Session
+from tiered_index.errors import CorruptFile, StorageUnavailable, WriterFenced
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_the_first_signal_ends_in_good_order_and_the_second_at_once(number, code):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with Ending() as ending:
+        assert not ending.event.is_set()
+        os.kill(os.getpid(), number)
+        assert ending.event.wait(10)
+        assert ending.exit_code == code
+        assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+class Archiver:
+    """Rounds that end as they are told to, when `go` is set."""
+
+    def __init__(self, *rounds):
+        self.rounds = list(rounds)
+        self.go = threading.Event()
+        self.stopped = False
+
+    def run_once(self):
+        self.go.wait(10)
+        result = self.rounds.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def stop(self):
+        self.stopped = True
+        self.go.set()
+
+
+def ended(archiving):
+    archiving._round.exception(10)
+
+
+def test_archiving_goes_on_in_rounds_and_tells_its_problems():
+    archiver = Archiver(2, StorageUnavailable("down"), 3, CorruptFile("segment", "differs"), 0)
+    with Archiving(archiver) as archiving:
+        archiving.poll()
+        archiving.poll()  # the round is under way: nothing is waited for
+        assert archiving.archived == 0
+        archiver.go.set()
+        ended(archiving)
+        archiving.poll()
+        assert (archiving.archived, archiving.problem) == (2, None)
+        ended(archiving)
+        archiving.poll()
+        assert (archiving.archived, archiving.problem) == (2, "down")
+        ended(archiving)
+        archiving.poll()
+        assert (archiving.archived, archiving.problem) == (5, None)
+        ended(archiving)
+        with pytest.raises(CorruptFile):
+            archiving.poll()
+    assert archiver.stopped
+
+
+def test_finishing_waits_for_everything_and_raises_what_is_in_the_way():
+    archiver = Archiver(1, 2)
+    archiver.go.set()
+    with Archiving(archiver) as archiving:
+        archiving.poll()
+        archiving.finish()
+        assert archiving.archived == 3
+    failing = Archiver(StorageUnavailable("down"))
+    failing.go.set()
+    with Archiving(failing) as archiving, pytest.raises(StorageUnavailable):
+        archiving.finish()
+
+
+@pytest.fixture
+def followed(tmp_path):
+    made = Followed(tmp_path)
+    yield made
+    made.index.abandon()
+
+
+class Lines:
+    def __init__(self):
+        self.details = []
+
+    def update(self, _, detail=""):
+        self.details.append(detail)
+
+
+def follower_of(followed, **options):
+    session = Session(Printer(as_json=True, quiet=True))
+    made = FollowOptions(follow=True, poll_s=0.01, **options)
+    return Follower(session, followed.index, followed.dispatcher(skip_missing=True), made, Ending())
+
+
+def test_a_status_line_says_what_is_new_and_once_only(followed, capsys, monkeypatch):
+    monkeypatch.setattr("tiered_index.cli.follow._STATUS_INTERVAL_S", 0.0)
+    follower, progress = follower_of(followed), Lines()
+    looks = []
+
+    def wait(_):
+        looks.append(len(progress.details))
+        if len(looks) == 3:
+            followed.write(200)
+            followed.segment(0).unlink()
+        if len(looks) == 6:
+            follower.ending.event.set()
+        return False
+
+    monkeypatch.setattr(follower.ending.event, "wait", wait)
+    followed.write(2)
+    follower.run(progress)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0]["messages"] == 2
+    assert lines[-1]["messages"] == follower.messages > 100
+    assert sum(len(line["losses"]) for line in lines) == follower.loss_count == 1
+    assert len(lines) < len(progress.details) >= 6
+    assert all(line["status"] == "following" and line["problems"] == [] for line in lines)
+    assert lines[-1]["lag"]["bytes"] == 0
+
+
+def test_a_writer_that_was_fenced_is_told_so_also_while_nothing_comes(followed):
+    follower = follower_of(followed)
+    followed.index._session.fenced = WriterFenced("another writer has taken over")
+    with pytest.raises(WriterFenced):
+        follower.run(Lines())
+    followed.index._session.fenced = None
