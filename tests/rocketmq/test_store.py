@@ -38,6 +38,14 @@ def test_the_end_is_where_a_walk_ends(tmp_path, seed):
     assert len(list((tmp_path / "commitlog").iterdir())) > 2
 
 
+def test_a_large_segment_that_has_just_begun(tmp_path):
+    with StoreWriter(tmp_path, segment_bytes=1 << 28) as writer:
+        for number in range(20):
+            writer.put("orders", 0, b"x" * 900, keys="k", store_ms=number)
+        writer.flush()
+        assert StoreDirectory.open(tmp_path).log_end() == (writer.next_offset, 19)
+
+
 def test_torn_and_empty_ends(tmp_path):
     (tmp_path / "commitlog").mkdir()
     store = StoreDirectory.open(tmp_path)

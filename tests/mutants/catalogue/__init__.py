@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from tests.mutants.catalogue import answers, buffering, checks, codecs, durability, life, log, recovery, segments, storages, structures
+from tests.mutants.catalogue import (
+    answers,
+    buffering,
+    checks,
+    codecs,
+    durability,
+    following,
+    life,
+    log,
+    recovery,
+    segments,
+    storages,
+    structures,
+)
 
 __all__ = ["MUTANTS"]
 
@@ -17,5 +30,6 @@ MUTANTS = (
     *life.MUTANTS,
     *log.MUTANTS,
     *segments.MUTANTS,
+    *following.MUTANTS,
     *storages.MUTANTS,
 )

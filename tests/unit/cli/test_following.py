@@ -136,8 +136,9 @@ def test_a_status_line_says_what_is_new_and_once_only(followed, capsys, monkeypa
     assert lines[-1]["lag"]["bytes"] == 0
 
 
-def test_a_writer_that_was_fenced_is_told_so_also_while_nothing_comes(followed):
+def test_a_writer_that_was_fenced_is_told_so_also_while_nothing_comes(followed, monkeypatch):
     follower = follower_of(followed)
+    monkeypatch.setattr(follower.ending.event, "wait", lambda _: follower.ending.event.set())
     followed.index._session.fenced = WriterFenced("another writer has taken over")
     with pytest.raises(WriterFenced):
         follower.run(Lines())

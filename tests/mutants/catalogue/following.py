@@ -1,0 +1,107 @@
+"""Defects of following a store: positions, the end of a live log, logs that change, lag; and of importing a classic index."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+DISPATCHER = "tests/rocketmq/test_dispatcher.py"
+REWRITTEN = "tests/rocketmq/test_dispatcher_rewritten.py"
+STORE = "tests/rocketmq/test_store.py"
+IMPORT = "tests/integration/cli/test_import_classic.py"
+FOLLOWING = "tests/unit/cli/test_following.py"
+
+MUTANTS = (
+    Mutant(
+        "follow-starts-over", "every start takes the log from its beginning",
+        "rocketmq/dispatcher.py", "if restart or durable is None:", "if True:",
+        (f"{DISPATCHER}::test_a_restart_goes_on_at_the_durable_position_and_repeats_nothing_in_answers",),
+    ),
+    Mutant(
+        "follow-two-stores", "a second store is mixed into the index without a word",
+        "rocketmq/dispatcher.py", "if known and source not in known and not restart:", "if False:",
+        (f"{DISPATCHER}::test_one_index_is_of_one_store",),
+    ),
+    Mutant(
+        "follow-believes-the-first-reading", "messages read while they were written are put with holes",
+        "rocketmq/tail.py", "if not batch.messages or batch.end <= proven:", "if True:",
+        (f"{DISPATCHER}::test_what_was_read_with_holes_while_it_was_written_is_read_again[2]",),
+    ),
+    Mutant(
+        "follow-proves-too-much", "what is ahead of the reading counts as written before it, whatever stands there",
+        "rocketmq/tail.py", 'return ahead if any(stored_bytes(folder, ahead, _PAGE) or b"") else position', "return ahead",
+        (f"{DISPATCHER}::test_a_message_cut_anywhere_waits_until_it_is_whole",),
+    ),
+    Mutant(
+        "follow-takes-cut-properties", "a message cut within its properties is taken for whole",
+        "rocketmq/tail.py", 'return b"\\0" not in message.raw_properties', "return True",
+        (f"{DISPATCHER}::test_a_message_cut_anywhere_waits_until_it_is_whole",),
+    ),
+    Mutant(
+        "follow-no-look-behind", "a log that was rewritten is read on as if nothing had happened",
+        "rocketmq/dispatcher.py", "if newest is None or newest.look(self.store.commitlog) is not Verdict.CHANGED:", "if True:",
+        (f"{REWRITTEN}::test_a_tail_that_was_cut_and_rewritten_stops_the_follower[40]",),
+    ),
+    Mutant(
+        "follow-witness-behind-the-put", "a batch that the flusher makes durable at once has no witness after a crash",
+        "rocketmq/dispatcher.py", "            self._trail.save()\n        entries", "        entries",
+        (f"{REWRITTEN}::test_what_was_durable_when_the_follower_died_is_checked_when_it_comes_again",),
+    ),
+    Mutant(
+        "follow-witness-with-keys-only", "the witness is the last message with keys, and those behind it may change",
+        "rocketmq/tail.py", "last = int(positions[-1])", "last, data = 0, data[: int(positions[1])] if len(positions) > 1 else data",
+        (f"{REWRITTEN}::test_rewritten_messages_without_keys_are_noticed_too",),
+    ),
+    Mutant(
+        "follow-forgets-to-read-again", "a follower that dies while it reads a rewritten part again goes on behind it",
+        "rocketmq/dispatcher.py", "self.position = min(self._trail.continue_at, durable)", "self.position = durable",
+        (f"{REWRITTEN}::test_a_follower_killed_while_it_reads_again_misses_nothing",),
+    ),
+    Mutant(
+        "follow-continues-behind-the-durable", "what was put but not durable when the log changed is lost with the follower",
+        "rocketmq/dispatcher.py", "self.position = min(self._trail.continue_at, durable)", "self.position = self._trail.continue_at",
+        (f"{REWRITTEN}::test_a_life_with_every_kind_of_crash[4]",),
+    ),
+    Mutant(
+        "follow-loses-reports", "what was passed over before an error in the same round is never reported",
+        "rocketmq/dispatcher.py", "if self.position != begin or done.losses:", "if False:",
+        ("tests/integration/cli/test_follow.py::test_damage_and_missing_segments_are_code_4_and_can_be_passed_over",),
+    ),
+    Mutant(
+        "follow-unmounted-is-rewritten", "a commit log that isn't mounted counts as wiped, and is read again from its beginning",
+        "rocketmq/dispatcher.py", "if not self._reader.segments() and not self.store.commitlog.is_dir():", "if False:",
+        (f"{REWRITTEN}::test_a_log_that_is_moved_away_is_unavailable_not_rewritten",),
+    ),
+    Mutant(
+        "follow-trail-forgets-the-past", "old witnesses go first, and a rewritten log is read again from its beginning",
+        "rocketmq/witnesses.py", "(witness.end - later.end) // _SPARSE", "10**18",
+        (f"{REWRITTEN}::test_the_trail_keeps_what_is_not_durable_and_thins_out_what_is",),
+    ),
+    Mutant(
+        "follow-lag-of-preallocated", "the log's end is the end of its last segment, written or not",
+        "rocketmq/store.py", "low, high = (middle, high) if any(", "low, high = (middle, high) if True or any(",
+        (f"{STORE}::test_a_large_segment_that_has_just_begun",),
+    ),
+    Mutant(
+        "follow-checkpoint-too-late", "dispatch begins at a segment whose first message the checkpoint doesn't cover",
+        "rocketmq/store.py", "if first.store_ms <= checkpoint.safe_index_ms:", "if first.store_ms <= checkpoint.safe_ms:",
+        (f"{DISPATCHER}::test_from_the_checkpoint",),
+    ),
+    Mutant(
+        "follow-fenced-and-idle", "a follower that another writer has replaced sits there as if it were one",
+        "cli/follow.py", "self.index.put_batch({name: [] for name in", "dict({name: [] for name in",
+        (f"{FOLLOWING}::test_a_writer_that_was_fenced_is_told_so_also_while_nothing_comes",),
+    ),
+    Mutant(
+        "import-any-hash", "keys that no classic entry has are imported with those that one has",
+        "rocketmq/classic_import.py", "pa.array(np.isin(have, want))", "pa.array(np.ones(len(have), bool))",
+        (f"{IMPORT}::test_entries_of_nobody_and_hidden_messages_are_counted_apart",),
+    ),
+    Mutant(
+        "import-position-past-the-message", "keys that a message has in the next index file are lost when the import dies between them",
+        "rocketmq/classic_import.py", "self.put(pa.RecordBatch.from_pydict(_NOTHING), self.source, last)\n        self.position = last",
+        "self.put(pa.RecordBatch.from_pydict(_NOTHING), self.source, last + 1)\n        self.position = last + 1",
+        (f"{IMPORT}::test_golden_index_files_give_what_the_log_has",),
+    ),
+)  # fmt: skip
