@@ -20,7 +20,7 @@ from tiered_index.cli.progress import Progress
 from tiered_index.cli.putting import PatientPut, Stopped
 from tiered_index.cli.session import Session
 from tiered_index.cli.settling import settle
-from tiered_index.errors import TieredIndexError
+from tiered_index.errors import BackPressure, TieredIndexError
 from tiered_index.rocketmq.archive import SegmentArchiver
 from tiered_index.rocketmq.dispatcher import Dispatched, Dispatcher, Loss, Start
 from tiered_index.rocketmq.store import StoreDirectory
@@ -72,11 +72,20 @@ class Follower:
 
     def run(self, progress: Progress) -> None:
         """Dispatch to the end of the log, or until the command is to end. Raises as `Dispatcher.run_once` and the archiver do."""
+        waiting_since: float | None = None
         while not self.ending.event.is_set():
+            started_s = time.monotonic()
             try:
                 done = self.dispatcher.run_once()
             except Stopped:
                 return
+            except BackPressure:  # also of what is remembered of the log, which no put waits for
+                waiting_since = waiting_since or started_s
+                if time.monotonic() - waiting_since > self.options.patience_s:
+                    raise
+                self.ending.event.wait(self.options.poll_s)
+                continue
+            waiting_since = None
             self._count(done)
             if self.archiving is not None:
                 self.archiving.poll()
@@ -162,7 +171,7 @@ def ingest_store(session: Session, path: Path, options: FollowOptions, **setting
     config = session.config(offset_space="commitlog", **settings)
     started_s = time.monotonic()
     with contextlib.ExitStack() as stack:
-        ending = stack.enter_context(Ending())
+        ending = Ending()
         index = stack.enter_context(IndexService.open(config))
         dispatcher = Dispatcher(
             index, store, put=PatientPut(index, options.patience_s, ending.event), skip_corrupt=options.skip_corrupt,
@@ -174,7 +183,9 @@ def ingest_store(session: Session, path: Path, options: FollowOptions, **setting
         end = None if options.follow else store.log_end()
         with session.progress("following" if options.follow else "ingesting", end.offset if end is not None else None) as progress:
             try:
-                follower.run(progress)
+                # without --follow a signal ends the command at once, as any other that is simply given again
+                with ending if options.follow else contextlib.nullcontext():
+                    follower.run(progress)
             except TieredIndexError:
                 with contextlib.suppress(TieredIndexError):  # what stopped us is what is reported
                     index.flush()

@@ -189,11 +189,15 @@ class Dispatcher:
             return 0
         if batch.messages and (last := last_message(self.store.commitlog, batch)) is not None:
             offset, data = last
+            # before the put: whatever the flusher makes durable has its witness
             durable = self._index.durable_position(self.store.source) or 0
-            self._trail.cut(self.position or 0)  # of a batch that was refused
             self._trail.add(Witness.of(batch.end, offset, data, batch.messages), durable)
+        try:
             self._trail.save()
-        entries = self._put(batch.columns, self.store.source, batch.end)
+            entries = self._put(batch.columns, self.store.source, batch.end)
+        except TieredIndexError:
+            self._trail.cut(self.position or 0)
+            raise
         self.position = batch.end
         self._last_store_ms = batch.last_store_ms or self._last_store_ms
         return entries

@@ -26,17 +26,23 @@ _PAGE = 4_096
 
 def last_message(folder: Path, batch: IndexBatch) -> tuple[int, bytes] | None:
     """Return offset and stored bytes of the last message of a batch that has some, None where it is deleted meanwhile."""
-    offsets = batch.columns.column("offset")
-    # the last row is of the last message that has keys; behind it are only messages without
-    begin = offsets[-1].as_py() if len(offsets) else batch.begin
+    begin = batch.begin + _last_row(batch)
     data = stored_bytes(folder, begin, batch.end - begin)
     if data is None or len(data) < batch.end - begin:
         return None
-    positions = walk(data).positions
-    if not len(positions):  # rewritten since it was read
-        return None
-    last = int(positions[-1])
+    last = _last_position(data)
     return begin + last, data[last:]
+
+
+def _last_row(batch: IndexBatch) -> int:
+    """Return where the last message that has keys begins, counted from the batch's begin; behind it are only messages without."""
+    offsets = batch.columns.column("offset")
+    return offsets[-1].as_py() - batch.begin if len(offsets) else 0
+
+
+def _last_position(data: bytes) -> int:
+    positions = walk(data).positions
+    return int(positions[-1]) if len(positions) else 0  # none: rewritten since it was read
 
 
 def proven_end(folder: Path, position: int, chunk_bytes: int) -> int:
@@ -58,10 +64,12 @@ def settled(folder: Path, batch: IndexBatch, proven: int) -> IndexBatch:
     again = decode_index_columns(data, batch.begin, file=str(folder))
     if continued or again.end < batch.end:
         return replace(again, state=batch.state, damage=batch.damage, skipped=batch.skipped)
-    last = last_message(folder, again)
-    if last is None or _is_whole(folder, *last):
+    # judged by the bytes that were decoded: a third reading may find finished what they have only half
+    row = _last_row(again)
+    last = row + _last_position(data[row:])
+    if _is_whole(folder, batch.begin + last, data[last:]):
         return replace(again, state=batch.state, damage=batch.damage, skipped=batch.skipped)
-    before = decode_index_columns(data[: last[0] - batch.begin], batch.begin, file=str(folder))
+    before = decode_index_columns(data[:last], batch.begin, file=str(folder))
     return replace(before, state=End.TORN, damage=None, skipped=batch.skipped)
 
 

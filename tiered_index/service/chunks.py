@@ -75,6 +75,10 @@ class OpenChunk:
             at += self._size
         self.keys += keys
 
+    def trim(self) -> None:
+        """Give back the room that no row has taken."""
+        del self.data[len(self.keys) * self._size :]
+
     def columns(self) -> Columns:
         """Return the rows as hashed columns."""
         codec = self._codec
@@ -115,7 +119,8 @@ class Chunk:
 
     @classmethod
     def closed(cls, rows: OpenChunk) -> Chunk:
-        """Return what an open chunk took."""
+        """Return what an open chunk took, and give the rest of its block back."""
+        rows.trim()
         return cls(0, len(rows.keys), rows.size_bytes, rows.positions, rows)
 
     def merged_with(self, newer: Chunk) -> Chunk:

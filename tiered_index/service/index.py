@@ -321,12 +321,12 @@ class IndexService:
             self._closed = True
         for worker in self._workers:
             worker.stop()
-        trouble: list[TieredIndexError] = []
+        trouble: list[Exception] = []
         self._buffer.close()
         for step in (self._flusher.flush, self._flusher.end, *(lane.close for lane in self._lanes), self._lifecycle.close):
             try:
                 step()
-            except TieredIndexError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is raised once lock and files are let go of
                 trouble.append(error)
         self._release()
         if trouble:
@@ -388,6 +388,9 @@ class IndexService:
         if self._buffer.refusal is not None:
             errors.append(("put", BackPressure(self._buffer.refusal)))
         errors += list(self._lifecycle.errors.items())
+        errors += [(handle.file_id, handle.error) for handle in self._catalog.all() if isinstance(handle, DamagedFile)]
+        if self._session.log_error is not None:
+            errors.append(("log", self._session.log_error))
         # typed errors are told by whoever met them; what else a worker met is a defect, and mustn't be silent
         errors += [
             (worker.name, worker.error) for worker in self._workers if worker.error and not isinstance(worker.error, TieredIndexError)

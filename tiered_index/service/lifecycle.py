@@ -175,7 +175,12 @@ class Lifecycle:
         """Dispose of what is waiting and release the lease; a storage that is down or full is no reason to fail."""
         with self._lock:
             self._closed = True
-            self._catalog.reclaim()
+            try:
+                self._root.check()
+            except TieredIndexError as error:
+                _log.warning("nothing is deleted, the next start will: %s", error)
+            else:
+                self._catalog.reclaim()
             try:
                 self._session.release()
             except (StorageError, DiskFull) as error:

@@ -51,6 +51,9 @@ def ask(
     return Question(topic, key, key_hash(topic, key), fingerprint(topic, key), second_min, second_max, max_count, after)
 
 
+_FEW_ANSWERS = 4096
+
+
 class AnswerBudget:
     """The answers found so far, best first, and what they make needless. Safe under threads."""
 
@@ -59,6 +62,8 @@ class AnswerBudget:
         self._max_count = max_count
         self._lock = threading.Lock()
         self._rows = concatenate([], schema)
+        self._fresh: list[Array] = []
+        self._fresh_count = 0
         self._cutoff: int | None = None
         self.skipped = False
 
@@ -67,11 +72,20 @@ class AnswerBudget:
         if not len(rows):
             return 0
         with self._lock:
-            # one more than asked tells a full answer from a truncated one
-            self._rows = first_answers(concatenate([self._rows, rows], self._schema), self._schema, self._max_count + 1)
-            if len(self._rows) >= self._max_count:
-                self._cutoff = int(self._rows["second"][self._max_count - 1])
+            self._fresh.append(rows)
+            self._fresh_count += len(rows)
+            # many answers are brought in order when they have doubled, few at once: they may spare reads
+            if self._fresh_count >= len(self._rows) or len(self._rows) + self._fresh_count <= _FEW_ANSWERS:
+                self._settle()
         return len(rows)
+
+    def _settle(self) -> None:
+        # one more than asked tells a full answer from a truncated one
+        rows = concatenate([self._rows, *self._fresh], self._schema)
+        self._rows = first_answers(rows, self._schema, self._max_count + 1)
+        self._fresh, self._fresh_count = [], 0
+        if len(self._rows) >= self._max_count:
+            self._cutoff = int(self._rows["second"][self._max_count - 1])
 
     def spares(self, second_max: int) -> bool:
         """Return whether a file with this greatest second can't change the answer any more; if so the answer counts as truncated."""
@@ -84,6 +98,7 @@ class AnswerBudget:
     def answers(self) -> tuple[Array, bool]:
         """Return the first `max_count` answers, and whether there may be more."""
         with self._lock:
+            self._settle()
             return self._rows[: self._max_count], self.skipped or len(self._rows) > self._max_count
 
 

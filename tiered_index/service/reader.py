@@ -167,6 +167,7 @@ class IndexReader:
 
     def refresh(self) -> LogState:
         """Read what the log has gained; return its state."""
+        self._check_open()
         with self._lock:
             state = self._log.refresh() if self._log.state.number else self._log.open()
             self._log_error = None

@@ -35,13 +35,14 @@ _STEP_NS = 2_000_000_000
 
 
 class UnsealedView:
-    """The durable entries of an unsealed file at one moment."""
+    """The durable entries of an unsealed file at one moment; `state` is inode, size and time of its journal just before it was read."""
 
     place = UNSEALED
     is_local = True
 
-    def __init__(self, path: Path, journal: Journal) -> None:
+    def __init__(self, path: Path, journal: Journal, state: tuple[int, int, int]) -> None:
         self.path = path
+        self.state = state
         self.journal = journal
         self.file_id = journal.file_id
         self.lane = journal.lane
@@ -81,7 +82,6 @@ class RootView:
         self._root = root
         self._opened: dict[tuple[str, str], CompactedFile] = {}
         self._unsealed: dict[str, UnsealedView] = {}
-        self._states: dict[str, tuple[int, int, int]] = {}  # of the journals, as they were when they were read
 
     def changes(self) -> tuple[int, ...] | None:
         """Return a value that differs when files have entered or left the folders since.
@@ -96,7 +96,7 @@ class RootView:
 
     def clear(self) -> None:
         """Let go of every file that is kept open."""
-        self._opened, self._unsealed, self._states = {}, {}, {}
+        self._opened, self._unsealed = {}, {}
 
     def look(self) -> list[Handle]:
         """Return handles of every file with durable entries, each in its latest state; a file that can't be read is among them."""
@@ -160,7 +160,6 @@ class RootView:
                                 expected=claimed, found=counts[file_id])  # fmt: skip
             handles[file_id] = _damaged(file_id, UNSEALED, short)
         self._opened, self._unsealed = opened, unsealed
-        self._states = {file_id: state for file_id, state in self._states.items() if file_id in unsealed}
         return list(handles.values())
 
     def _view(self, file_id: str) -> UnsealedView | None:
@@ -168,15 +167,14 @@ class RootView:
         status = journal_path.stat()  # before it is read: what is appended in between is seen at the next look
         state = status.st_ino, status.st_size, status.st_mtime_ns
         known = self._unsealed.get(file_id)
-        if known is not None and self._states.get(file_id) == state:
+        if known is not None and known.state == state:
             return known
         journal = parse_journal(journal_path.read_bytes(), str(journal_path))
         if journal is None or not journal.count:
             return None
-        self._states[file_id] = state
         if known is not None and known.count == journal.count:
             return known
-        return UnsealedView(self._root.index_path(UNSEALED, file_id), journal)
+        return UnsealedView(self._root.index_path(UNSEALED, file_id), journal, state)
 
 
 def _damaged(file_id: str, place: str, error: Exception) -> DamagedFile:

@@ -295,6 +295,7 @@ class UnsealedFile:
         hashes, following = entries["key_hash"], entries[PREVIOUS]
         index = self.table.heads[batch.key_hash[wanted] % layout.slots].astype(np.int64)
         pairs: list[tuple[Array, Array]] = []
+        broken = False
         for _ in range(_CHAIN_LIMIT):
             going = np.flatnonzero(index > 0)
             if not len(going):
@@ -303,8 +304,11 @@ class UnsealedFile:
             hit = normal_hashes(hashes[index]) == batch.key_hash[wanted]
             pairs.append((index[hit], wanted[hit]))
             older = following[index].astype(np.int64)
-            index = np.where(older < index, older, -1)
-        if np.any(index != 0):  # chains of hundreds, or ones that run backwards: the scan decides for every question
+            broken = broken or bool(((older >= index) | (older < 0)).any())
+            index = older
+            if broken:
+                break
+        if broken or np.any(index > 0):  # chains of hundreds, or ones that run backwards: the scan decides for every question
             items, questions = batch.join(entries_view(self._map, layout, count)["key_hash"])
             items += 1
         else:

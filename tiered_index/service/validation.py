@@ -243,6 +243,8 @@ def _as_mapping(batch: Any) -> dict[str, Any]:
 
 def _arrow(name: str, values: Any, wanted: str) -> pa.Array:
     """Return `values` as one Arrow array without nulls."""
+    if isinstance(values, str | bytes | set | frozenset | Mapping):
+        raise InvalidArgument(f"column {name!r} must be a sequence of {wanted}, not a {type(values).__name__}")
     try:
         array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
@@ -311,8 +313,8 @@ def _number(name: str, values: Any) -> npt.NDArray[np.int64]:
     limit = _LIMITS[name]
     if numbers.dtype == np.uint64 and len(numbers) and int(numbers.max()) > limit:
         raise InvalidArgument(f"{name} {int(numbers.max())} is outside 0..{limit}")
-    # a copy, unless the caller can't change it: the entries outlive the call
-    signed = numbers.astype(np.int64, copy=not isinstance(values, pa.Array | pa.ChunkedArray))
+    # always a copy: the entries outlive the call, and an Arrow array may lie on memory that its maker goes on using
+    signed = numbers.astype(np.int64)
     if len(signed) and signed.min() >= 0 and signed.max() <= limit:
         return signed
     if len(signed) and (bad := np.flatnonzero((signed < 0) | (signed > limit))).size:

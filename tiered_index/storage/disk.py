@@ -131,7 +131,7 @@ class Disk:
                 self.sync(descriptor)
             finally:
                 self.close(descriptor)
-        except OSError:
+        except Exception:
             with contextlib.suppress(OSError):
                 self.unlink(temporary)
             raise

@@ -83,7 +83,7 @@ def _open_sqlite(parts: SplitResult, options: S3Options | None, disk: Disk | Non
     path = unquote(parts.path)
     if not path.startswith("/") or path.endswith("/") or "\0" in path:
         raise ConfigError("a sqlite URI names a file, absolute: sqlite:///file.db")
-    return SqliteStorage(Path(path))
+    return SqliteStorage(Path("/" + path.lstrip("/")))
 
 
 def _open_memory(parts: SplitResult, options: S3Options | None, disk: Disk | None) -> Storage:
