@@ -16,7 +16,7 @@ from tests.rocketmq.messages import blank
 from tiered_index import IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BackPressure, ConfigError, CorruptFile, DiskFull, InvalidArgument, StorageMisconfigured
-from tiered_index.rocketmq import commitlog
+from tiered_index.rocketmq import commitlog, tail
 from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.dispatcher import Dispatcher
 from tiered_index.rocketmq.layout import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
@@ -201,6 +201,30 @@ def test_a_message_cut_anywhere_waits_until_it_is_whole(followed):
         assert len(followed.index.query("payments", "last-key")) == len(followed.index.query("orders", "last-key")) == 0
     followed.segment(0).write_bytes(whole)
     assert dispatcher.run_once().messages == 1
+    followed.check()
+
+
+@pytest.mark.parametrize("finished_at", range(1, 7))
+def test_a_message_finished_between_two_looks_has_all_its_keys(followed, monkeypatch, finished_at):
+    followed.write(5)
+    (start,) = followed.write(1)
+    whole = followed.segment(0).read_bytes()
+    cut = whole.index(b"UNIQ_KEY", start) + 20
+    followed.segment(0).write_bytes(whole[:cut].ljust(SEGMENT, b"\0"))
+    dispatcher = followed.dispatcher()
+    real, looks = tail.stored_bytes, []
+
+    def look(*arguments):
+        looks.append(arguments)
+        if len(looks) == finished_at:
+            followed.segment(0).write_bytes(whole)
+        return real(*arguments)
+
+    monkeypatch.setattr(tail, "stored_bytes", look)
+    for _ in range(4):
+        dispatcher.run_once()
+        assert dispatcher.position in (start, followed.writer.next_offset)
+    assert dispatcher.position == followed.writer.next_offset
     followed.check()
 
 

@@ -39,18 +39,25 @@ MUTANTS = (
         (f"{DISPATCHER}::test_a_message_cut_anywhere_waits_until_it_is_whole",),
     ),
     Mutant(
+        "follow-judges-by-a-third-reading", "a message finished since it was read is put with the keys it had then",
+        "rocketmq/tail.py", "if _is_whole(folder, batch.begin + last, data[last:]):",
+        "if _is_whole(folder, *(last_message(folder, again) or (0, b''))):",
+        (f"{DISPATCHER}::test_a_message_finished_between_two_looks_has_all_its_keys[4]",),
+    ),
+    Mutant(
         "follow-no-look-behind", "a log that was rewritten is read on as if nothing had happened",
         "rocketmq/dispatcher.py", "if newest is None or newest.look(self.store.commitlog) is not Verdict.CHANGED:", "if True:",
         (f"{REWRITTEN}::test_a_tail_that_was_cut_and_rewritten_stops_the_follower[40]",),
     ),
     Mutant(
         "follow-witness-behind-the-put", "a batch that the flusher makes durable at once has no witness after a crash",
-        "rocketmq/dispatcher.py", "            self._trail.save()\n        entries", "        entries",
+        "rocketmq/dispatcher.py", "            self._trail.save()\n            entries", "            entries",
         (f"{REWRITTEN}::test_what_was_durable_when_the_follower_died_is_checked_when_it_comes_again",),
     ),
     Mutant(
         "follow-witness-with-keys-only", "the witness is the last message with keys, and those behind it may change",
-        "rocketmq/tail.py", "last = int(positions[-1])", "last, data = 0, data[: int(positions[1])] if len(positions) > 1 else data",
+        "rocketmq/tail.py", "return begin + last, data[last:]",
+        "return begin, data[: int(walk(data).positions[1])] if last else data",
         (f"{REWRITTEN}::test_rewritten_messages_without_keys_are_noticed_too",),
     ),
     Mutant(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -15,7 +16,8 @@ from tiered_index.cli.ending import Ending
 from tiered_index.cli.follow import Follower, FollowOptions
 from tiered_index.cli.output import Printer
 from tiered_index.cli.session import Session
-from tiered_index.errors import CorruptFile, StorageUnavailable, WriterFenced
+from tiered_index.errors import CorruptFile, DiskFull, StorageUnavailable, WriterFenced
+from tiered_index.testing.disk_faults import FaultDisk
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
@@ -134,6 +136,30 @@ def test_a_status_line_says_what_is_new_and_once_only(followed, capsys, monkeypa
     assert len(lines) < len(progress.details) >= 6
     assert all(line["status"] == "following" and line["problems"] == [] for line in lines)
     assert lines[-1]["lag"]["bytes"] == 0
+
+
+def test_a_full_disk_is_waited_out_also_by_what_is_remembered_of_the_log(followed, monkeypatch):
+    followed.write(5)
+    disk = FaultDisk()
+    follower = follower_of(followed)
+    follower.dispatcher = followed.dispatcher(disk=disk)
+    waits = []
+
+    def wait(_):
+        waits.append(follower.messages)
+        if follower.messages or len(waits) > 20:
+            follower.ending.event.set()
+
+    monkeypatch.setattr(follower.ending.event, "wait", wait)
+    disk.fail("sync", times=3, error=errno.ENOSPC)
+    follower.run(Lines())
+    assert (follower.messages, waits[:3]) == (5, [0, 0, 0])
+    disk.fail("sync", times=None, error=errno.ENOSPC)
+    followed.write(1)
+    impatient = follower_of(followed, patience_s=0)
+    impatient.dispatcher = followed.dispatcher(disk=disk)
+    with pytest.raises(DiskFull):
+        impatient.run(Lines())
 
 
 def test_a_writer_that_was_fenced_is_told_so_also_while_nothing_comes(followed, monkeypatch):
