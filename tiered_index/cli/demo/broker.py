@@ -27,7 +27,7 @@ __all__ = ["SEGMENT_BYTES", "Broker", "placed"]
 SEGMENT_BYTES = 64 << 20
 """Smaller than a broker's 1 GiB, so that the demo's log has several."""
 _BODY_BYTES = 64
-_FLUSH_MESSAGES = 2_000
+_FLUSH_MESSAGES = 5_000
 _WAIT_S = 300
 _WRITTEN = "written"
 _MODULE = "tiered_index.cli.demo.broker"
