@@ -1,0 +1,160 @@
+"""The answers of each file were sorted into those of all files before it, which took a time that grew with the square of the number of
+files. Now they are brought in order when they have doubled, which must change no answer."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from tiered_index.format.schema import ROCKETMQ_SCHEMA
+from tiered_index.service import query
+from tiered_index.service.query import AnswerBudget
+from tiered_index.service.rows import row_dtype
+from tiered_index.testing.model import Answer, ReferenceModel
+
+NOW_S = 1_700_000_000
+FEW = 4096
+# answers that are brought in order at once; from there on they are when they have doubled
+
+
+def make_rows(count, seed, *, identities, seconds):
+    """Return rows in no order; a few identities are there more than once."""
+    rng = np.random.default_rng(seed)
+    rows = np.zeros(count, row_dtype(ROCKETMQ_SCHEMA))
+    rows["second"] = NOW_S + rng.integers(0, seconds, count)
+    rows["queue_id"] = rng.integers(0, 3, count)
+    rows["offset"] = rng.integers(0, identities, count)
+    rows["size"] = rng.integers(0, 5, count)
+    return rows
+
+
+def sort_everything(rows):
+    """Return every answer as (second, offset, queue_id, size), by plain Python."""
+    newest = {}
+    for row in rows.tolist():
+        second, _, _, queue_id, offset, size = row
+        newest[queue_id, offset] = max((second, size), newest.get((queue_id, offset), (0, 0)))
+    answers = [(second, offset, queue_id, size) for (queue_id, offset), (second, size) in newest.items()]
+    return np.array(sorted(answers, key=lambda answer: (-answer[0], -answer[1], answer[2])), np.int64)
+
+
+def same(rows, wanted):
+    return np.array_equal(np.column_stack([rows[name] for name in ("second", "offset", "queue_id", "size")]), wanted)
+
+
+def in_parts(rows, rng, parts):
+    """Return the rows in `parts` pieces of any length, some of them empty, in any order."""
+    cuts = sorted(rng.randrange(len(rows) + 1) for _ in range(parts - 1))
+    pieces = [rows[a:b] for a, b in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
+    rng.shuffle(pieces)
+    return pieces
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("many", [0, 1, 2], ids=["few identities", "some twice", "hardly any twice"])
+def test_the_first_answers_are_those_of_sorting_everything(seed, many):
+    rng = random.Random(100 * many + seed)
+    count = rng.choice([FEW + 1, 2 * FEW + 50, 3 * FEW])
+    rows = make_rows(count, seed, identities=(200, 4000, 10**6)[many], seconds=rng.choice([3, 1000, 10**6]))
+    wanted = sort_everything(rows)
+    total = len(wanted)
+    for max_count in {1, 64, FEW, FEW + 1, total - 1, total, total + 1}:
+        budget = AnswerBudget(ROCKETMQ_SCHEMA, max_count)
+        for part in in_parts(rows, rng, rng.choice([2, 30, 90])):
+            assert budget.add(part) == len(part)
+            if rng.random() < 0.02:
+                budget.answers()  # to ask early changes nothing
+        found, more = budget.answers()
+        assert same(found, wanted[:max_count])
+        assert more == (total > max_count)
+        assert same(budget.answers()[0], wanted[:max_count])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_file_that_is_spared_holds_no_answer(seed):
+    rng = random.Random(seed)
+    rows = np.sort(make_rows(3 * FEW, seed, identities=10**6, seconds=50_000), order="second")
+    wanted = sort_everything(rows)
+    spared = 0
+    for max_count in (1, 100, FEW, FEW + 1, 2 * FEW, len(wanted) - 1, len(wanted)):
+        budget = AnswerBudget(ROCKETMQ_SCHEMA, max_count)
+        left_out = False
+        for part in in_parts(rows, rng, 60):
+            if len(part) and budget.spares(int(part["second"].max())):
+                left_out = True
+                spared += 1
+            else:
+                budget.add(part)
+        found, more = budget.answers()
+        assert same(found, wanted[:max_count])
+        assert more == (left_out or len(wanted) > max_count)
+    assert spared > 20
+
+
+def test_many_answers_are_not_sorted_for_each_file(monkeypatch):
+    sorted_rows, first_answers = [], query.first_answers
+
+    def counted(rows, *arguments):
+        sorted_rows.append(len(rows))
+        return first_answers(rows, *arguments)
+
+    monkeypatch.setattr(query, "first_answers", counted)
+    rows = make_rows(100 * 1000, 1, identities=10**9, seconds=10**6)
+    rows["offset"] = np.arange(len(rows))
+    budget = AnswerBudget(ROCKETMQ_SCHEMA, 10**6)
+    for part in np.split(rows, 100):
+        budget.add(part)
+    assert len(budget.answers()[0]) == len(rows)
+    assert sum(sorted_rows) < 5 * len(rows)  # one file after the other: 50 times
+
+
+ROWS = 6000
+
+
+@pytest.fixture
+def index(open_index):
+    """A model and an index that hold `ROWS` messages under key "k", in files of several states and in the buffer."""
+    service, model, rng = open_index(items=400, local_keep_s=0, query_threads=3), ReferenceModel(), random.Random(3)
+    offsets = list(range(ROWS - 500)) + [rng.randrange(ROWS - 500) for _ in range(500)]  # some messages were put twice
+    rng.shuffle(offsets)
+    for begin in range(0, ROWS, 1500):
+        piece = offsets[begin : begin + 1500]
+        columns = {
+            "topic": ["t"] * len(piece), "queue_id": [offset % 3 for offset in piece], "key": ["k"] * len(piece), "offset": piece,
+            "size": [1] * len(piece), "timestamp_ms": [(NOW_S + offset * 7 % 1000) * 1000 for offset in piece],
+        }  # fmt: skip
+        service.put_batch(columns)
+        for row in zip(*(columns[name] for name in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")), strict=True):
+            model.put(*row)
+        if begin < ROWS - 1500:
+            service.flush()
+        if begin == 1500:
+            service.run_lifecycle()
+    assert {handle.place for handle in service.files()} == {"storage", "unsealed"}
+    return service, model.query("t", "k", max_count=None)
+
+
+def test_a_large_answer_is_the_models_to_its_border(index):
+    service, wanted = index
+    total = len(wanted)
+    assert total == ROWS - 500 > FEW
+    for max_count in (FEW, FEW + 1, total - 1, total, total + 1):
+        result = service.query("t", "k", max_count=max_count)
+        assert [Answer.of(item) for item in result] == wanted[:max_count]
+        assert result.status == ("complete" if max_count >= total else "truncated")
+
+
+@pytest.mark.parametrize("page", [FEW + 100, 2750, 5499])
+def test_pages_of_a_large_answer_are_the_models(index, page):
+    service, wanted = index
+    found, cursor = [], None
+    for _ in range(len(wanted) // page + 1):
+        result = service.query("t", "k", max_count=page, cursor=cursor)
+        found += [Answer.of(item) for item in result]
+        cursor = result.cursor
+        if result.status == "complete":
+            break
+        assert len(result) == page
+    assert (cursor, found) == (None, wanted)

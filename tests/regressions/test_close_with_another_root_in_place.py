@@ -1,0 +1,70 @@
+"""`close` deleted by name what compaction had replaced, also where another folder had taken the root's place: a backup that had just been
+put back lost its only copy of the entries."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tiered_index.errors import StorageUnavailable
+from tiered_index.testing.storage_faults import FaultStorage
+
+NOW_MS = 1_700_000_000_000
+
+
+def contents(root):
+    """Return the files of a root with their bytes, half-made ones left out: those are anybody's to delete."""
+    paths = [path for path in root.rglob("*") if path.is_file() and not path.name.startswith(".tmp-")]
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("more", [False, True], ids=["nothing buffered", "a put buffered"])
+@pytest.mark.parametrize("copied", ["before", "after"])
+@pytest.mark.parametrize("uploads", [False, True], ids=["no upload", "uploaded"])
+def test_a_backup_in_the_roots_place_stays_as_it_is(open_index, storage, tmp_path, copied, uploads, more):
+    root, backup = tmp_path / "root", tmp_path / "backup"
+    faulty = FaultStorage(storage)
+    service = open_index(storage_backend=faulty, local_keep_s=0)
+    service.put("t", 0, "k", 1, 1, NOW_MS)
+    service.seal()
+    if copied == "before":
+        shutil.copytree(root, backup)
+    if not uploads:
+        faulty.fail("put", times=None, name_prefix="data/")
+    with service._catalog.reading():  # a lookup under way: what was replaced has to wait
+        if uploads:
+            service.run_lifecycle()
+        else:
+            with pytest.raises(StorageUnavailable):
+                service.run_lifecycle()
+    assert service._catalog._disposals
+    if copied == "after":
+        shutil.copytree(root, backup)
+    root.rename(tmp_path / "moved")
+    backup.rename(root)
+    before = contents(root)
+    assert any(name.startswith("unsealed/") for name in before)
+    with pytest.raises(StorageUnavailable, match="not the folder that was opened"):
+        service.run_lifecycle()
+    if more:  # it has no file to go to
+        service.put("t", 0, "k", 2, 1, NOW_MS)
+        with pytest.raises(StorageUnavailable, match="not the folder that was opened"):
+            service.close()
+    else:
+        service.close()
+    assert contents(root) == before
+    restored = open_index()
+    assert [(item.offset, item.size) for item in restored.query("t", "k")] == [(1, 1)]
+    assert restored.health()["problems"] == []
+
+
+def test_close_deletes_what_was_replaced_in_its_own_root(open_index, tmp_path):
+    service = open_index(local_keep_s=0)
+    service.put("t", 0, "k", 1, 1, NOW_MS)
+    service.seal()
+    with service._catalog.reading():
+        service.run_lifecycle()
+    assert contents(tmp_path / "root" / "unsealed")
+    service.close()
+    assert contents(tmp_path / "root" / "unsealed") == {}

@@ -1,0 +1,118 @@
+"""An error of no type of the engine's own ended `close` at the step where it was raised: the root's lock was held until the process ended,
+so that nothing could open it again."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.testing.disk_faults import FaultDisk
+
+NOW_MS = 1_700_000_000_000
+
+
+class ScantDisk(FaultDisk):
+    """A disk whose syncs find no memory while `scant`."""
+
+    scant = False
+
+    def sync(self, descriptor):
+        if self.scant:
+            raise MemoryError("no memory to sync")
+        super().sync(descriptor)
+
+
+def open_below(folder):
+    """Return the files below `folder` that this process has open."""
+    gc.collect()
+    links = []
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            links.append(str(link.readlink()))
+        except FileNotFoundError:  # the listing's own
+            continue
+    return [name for name in links if name.startswith(f"{folder}/")]
+
+
+def check_reopened(open_index):
+    service = open_index()
+    result = service.query("t", "k")
+    offsets = [item.offset for item in result]
+    assert result.status == "complete"
+    assert offsets in ([1], [2, 1])
+    service.put("t", 0, "k", 3, 1, NOW_MS)
+    service.flush()
+    assert [item.offset for item in service.query("t", "k")] == [3, *offsets]
+    service.close()
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("buffered", [False, True])
+def test_a_flush_or_a_close_of_files_without_memory(open_index, tmp_path, background, buffered):
+    disk = ScantDisk()
+    service = open_index(disk=disk, background=background)
+    service.put("t", 0, "k", 1, 1, NOW_MS)
+    service.flush()
+    if buffered:
+        service.put("t", 0, "k", 2, 1, NOW_MS)
+    disk.scant = True
+    with pytest.raises(MemoryError, match="no memory to sync"):
+        service.close()
+    disk.scant = False
+    assert [name for name in open_below(tmp_path) if " (deleted)" not in name] == []
+    service.close()  # again: nothing
+    with pytest.raises(InvalidArgument):
+        service.put("t", 0, "k", 9, 1, NOW_MS)
+    check_reopened(open_index)
+
+
+STEPS = {
+    "flush": lambda service: (service._flusher, "flush"),
+    "end of flushes": lambda service: (service._flusher, "end"),
+    "main files": lambda service: (service._lanes[0], "close"),
+    "quarantine files": lambda service: (service._lanes[1], "close"),
+    "life cycle": lambda service: (service._lifecycle, "close"),
+    "lease": lambda service: (service._session, "release"),
+}
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=list(STEPS))
+@pytest.mark.parametrize("error", [MemoryError("none"), RuntimeError("none"), OSError(5, "none")], ids=repr)
+def test_any_step_may_fail(open_index, tmp_path, monkeypatch, step, error):
+    service = open_index()
+    service.put("t", 0, "k", 1, 1, NOW_MS)
+    service.flush()
+    service.run_lifecycle()  # takes the lease
+    target, name = step(service)
+
+    def fail(*arguments):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target, name, fail)
+        with pytest.raises(type(error)) as raised:
+            service.close()
+    assert raised.value is error
+    assert [name for name in open_below(tmp_path) if " (deleted)" not in name] == []
+    check_reopened(open_index)
+
+
+def test_of_several_errors_the_first_is_raised(open_index, monkeypatch):
+    service = open_index()
+    errors = [MemoryError("first"), RuntimeError("second")]
+
+    def raise_first():
+        raise errors[0]
+
+    def raise_second():
+        raise errors[1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service._flusher, "flush", raise_first)
+        patch.setattr(service._lifecycle, "close", raise_second)
+        with pytest.raises(MemoryError, match="first"):
+            service.close()
+    open_index().close()

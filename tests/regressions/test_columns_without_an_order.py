@@ -1,0 +1,33 @@
+"""A batch whose column was a set, a text or a dict was taken: rows got values in an order that nobody had given them, or one letter
+each."""
+
+from __future__ import annotations
+
+import pytest
+
+from tiered_index.errors import InvalidArgument
+
+NOW_MS = 1_700_000_000_000
+GOOD = {"topic": ["t", "t"], "queue_id": [0, 1], "key": ["k", "l"], "offset": [1, 2], "size": [1, 1], "timestamp_ms": [NOW_MS] * 2}
+BAD = {
+    "a set": lambda values: {values[0], f"{values[0]}2" if isinstance(values[0], str) else values[0] + 1},
+    "a frozenset": lambda values: frozenset((values[0], f"{values[0]}2" if isinstance(values[0], str) else values[0] + 1)),
+    "a text": lambda values: "kl",
+    "text of other letters": lambda values: "kł",
+    "bytes": lambda values: b"kl",
+    "a dict": lambda values: dict.fromkeys(("k", "l"), values[0]),
+    "a dict of numbers": lambda values: dict.fromkeys((1, 2), values[0]),
+}
+
+
+@pytest.mark.parametrize("column", GOOD)
+@pytest.mark.parametrize("make", BAD.values(), ids=list(BAD))
+def test_a_column_that_is_no_sequence_is_refused(open_index, column, make):
+    service = open_index()
+    with pytest.raises(InvalidArgument, match=column):
+        service.put_batch({**GOOD, column: make(GOOD[column])})
+    assert service.health()["buffered_entries"] == 0
+    service.put_batch(GOOD)
+    service.put_batch({name: tuple(values) for name, values in GOOD.items()})
+    for key, queue_id, offset in (("k", 0, 1), ("l", 1, 2)):
+        assert [(item.queue_id, item.offset) for item in service.query("t", key)] == [(queue_id, offset)]

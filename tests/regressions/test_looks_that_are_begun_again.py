@@ -1,0 +1,164 @@
+"""A look at a root that was begun again, or ran beside another one, left the time of a journal's newest state with the view of an older
+one: from then on a reader called answers complete that lacked what had been flushed in between."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+
+from tiered_index import Lookup
+from tiered_index.service import root_view
+from tiered_index.storage.disk import Disk
+from tiered_index.testing.storage_faults import FaultStorage
+
+NOW_MS = 1_700_000_000_000
+ALL = 10**6
+ASK = {
+    "query": lambda reader: reader.query("t", "k", max_count=ALL),
+    "query_many": lambda reader: reader.query_many([Lookup(topic="t", key="k", max_count=ALL)])[0],
+}
+
+
+def put(service, number):
+    service.put("t", 0, "k", number, 1, NOW_MS + number * 1000)
+
+
+def seen(result):
+    return result.status, [item.offset for item in result]
+
+
+@pytest.fixture(params=ASK.values(), ids=list(ASK))
+def ask(request):
+    return request.param
+
+
+@pytest.fixture
+def grown(open_index, open_reader, ask):
+    """A writer with message 0 in a compacted file and 1, 2 in an active one, and a reader that has seen the active one without 2."""
+    service = open_index()
+    put(service, 0)
+    service.seal()
+    service.run_lifecycle()
+    put(service, 1)
+    service.flush()
+    reader = open_reader("root")
+    assert seen(ask(reader)) == ("complete", [1, 0])
+    put(service, 2)
+    service.flush()
+    return service, reader
+
+
+def test_a_file_that_is_gone_when_it_is_opened(grown, ask, monkeypatch):
+    _, reader = grown
+    reader._view._opened = {}
+    opened, armed = root_view.open_local, [True]
+
+    def gone_once(path):
+        if armed:
+            armed.clear()
+            raise FileNotFoundError(path)
+        return opened(path)
+
+    monkeypatch.setattr(root_view, "open_local", gone_once)
+    for _ in range(3):
+        assert seen(ask(reader)) == ("complete", [2, 1, 0])
+    assert not armed
+
+
+def test_a_file_that_is_retired_before_it_is_opened(open_index, open_reader, storage, ask, monkeypatch):
+    faulty = FaultStorage(storage)
+    service = open_index(storage_backend=faulty, local_keep_s=0)
+    faulty.fail("put", name_prefix="data/")
+    put(service, 1)
+    service.flush()
+    service.put("t", 0, "k", 0, 1, 5_000)  # goes to a file of the other lane, whose clock is bad
+    service.flush()
+    reader = open_reader("root")
+    assert seen(ask(reader)) == ("complete", [1, 0])
+    quarantined = next(handle for handle in service.files() if handle.lane == "quarantine")
+    lane = next(lane for lane in service._lanes if lane.active is quarantined)
+    lane.roll()
+    with pytest.raises(Exception, match="scripted fault"):
+        service.run_lifecycle()
+    assert sorted(handle.place for handle in service.files()) == ["compacted", "unsealed"]
+    put(service, 2)
+    service.flush()
+    opened, armed = root_view.open_local, [True]
+
+    def move_then_open(path):
+        if armed:
+            armed.clear()
+            service.run_lifecycle()
+        return opened(path)
+
+    monkeypatch.setattr(root_view, "open_local", move_then_open)
+    for _ in range(3):
+        assert seen(ask(reader)) == ("complete", [2, 1, 0])
+    assert not armed
+    assert sorted(handle.place for handle in service.files()) == ["storage", "unsealed"]
+
+
+def test_a_look_beside_one_that_is_not_over(grown, ask, beside, monkeypatch):
+    _, reader = grown
+    names = Disk.names
+    arrived, go_on = threading.Event(), threading.Event()
+
+    def wait_then_list(disk, folder):
+        if folder.name == "compacted" and threading.current_thread() is not threading.main_thread():
+            arrived.set()
+            assert go_on.wait(5)
+        return names(disk, folder)
+
+    monkeypatch.setattr(Disk, "names", wait_then_list)
+    other = beside(lambda: ask(reader))
+    assert arrived.wait(5)
+    assert seen(ask(reader)) == ("complete", [2, 1, 0])
+    go_on.set()
+    assert other.ended()
+    assert seen(other.value) == ("complete", [2, 1, 0])
+
+
+def test_two_threads_with_one_reader_beside_a_writer(open_index, open_reader, ask):
+    service = open_index(items=12, local_keep_s=0)
+    put(service, 0)
+    service.flush()
+    reader = open_reader("root")
+    stop, flushed, wrong, answers = threading.Event(), [1], [], [0, 0]
+
+    def look(place):
+        while not stop.is_set():
+            known = flushed[0]
+            status, offsets = seen(ask(reader))
+            if status != "complete" or not set(range(known)) <= set(offsets):
+                wrong.append((known, status, offsets))
+            answers[place] += 1
+
+    def run(place):
+        try:
+            look(place)
+        except BaseException as error:  # noqa: BLE001 - told below
+            wrong.append(repr(error))
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(2)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for number in range(1, 70):
+            put(service, number)
+            service.flush()
+            flushed[0] = number + 1
+            if number % 3 == 0:
+                service.run_lifecycle()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(10)
+        sys.setswitchinterval(before)
+    assert not any(thread.is_alive() for thread in threads)
+    assert min(answers) > 0
+    assert wrong == []
+    assert seen(ask(reader)) == ("complete", list(reversed(range(70))))

@@ -1,0 +1,41 @@
+"""`refresh` of a reader that was closed read the log once more, and filled the catalog that closing had emptied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tiered_index import IndexReader, IndexService
+from tiered_index.errors import InvalidArgument
+
+NOW_MS = 1_700_000_000_000
+
+
+def open_below(folder):
+    """Return how many files below `folder` this process has open."""
+    links = (Path("/proc/self/fd") / link.name for link in Path("/proc/self/fd").iterdir())
+    return sum(str(link.readlink()).startswith(f"{folder}/") for link in links if link.exists())
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "file"])
+@pytest.mark.parametrize("beside", [False, True], ids=["storage alone", "beside a root"])
+def test_a_closed_reader_reads_nothing_more(tmp_path, kind, beside):
+    uri = f"{kind}://{tmp_path}/storage"
+    with IndexService.open(root=tmp_path / "root", storage=uri, slots=7, items=20, background=False) as service:
+        service.put("t", 0, "k", 1, 1, NOW_MS)
+        service.seal()
+        service.run_lifecycle()
+    before = open_below(tmp_path)
+    reader = IndexReader.open(root=tmp_path / "root") if beside else IndexReader.open(uri)
+    assert len(reader.query("t", "k")) == 1
+    number = reader.refresh().number
+    assert number > 0
+    reader.close()
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="closed"):
+            reader.refresh()
+    with pytest.raises(InvalidArgument, match="closed"):
+        reader.query("t", "k")
+    assert open_below(tmp_path) == before
+    assert reader.log_state.number == number

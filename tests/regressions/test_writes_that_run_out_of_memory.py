@@ -1,0 +1,54 @@
+"""A file that was being written stayed behind, half made, where the making of its bytes failed with anything but an error of the operating
+system: each round of a life cycle that ran out of memory left one more."""
+
+from __future__ import annotations
+
+import pytest
+
+from tiered_index.format import compacted
+from tiered_index.storage import disk as disk_module
+from tiered_index.storage.disk import Disk
+from tiered_index.testing.disk_faults import FaultDisk
+
+NOW_MS = 1_700_000_000_000
+ERRORS = [MemoryError("no memory for a piece"), ValueError("no such piece"), OSError(5, "no disk")]
+
+
+@pytest.mark.parametrize("disk", [Disk(), FaultDisk()], ids=["disk", "fault disk"])
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+@pytest.mark.parametrize("pieces", [0, 1, 5])
+@pytest.mark.parametrize("large_bytes", [1 << 20, 250], ids=["small", "large"])  # large ones are written by a thread of their own
+def test_a_file_whose_making_fails_is_removed(tmp_path, monkeypatch, disk, error, pieces, large_bytes):
+    monkeypatch.setattr(disk_module, "_LARGE_BYTES", large_bytes)
+
+    def making():
+        for _ in range(pieces):
+            yield b"x" * 100
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        disk.write_file(tmp_path / ".tmp-1", making())
+    assert raised.value is error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_compaction_that_fails_leaves_nothing_behind(open_index, tmp_path, monkeypatch):
+    service = open_index()
+    for number in range(30):
+        service.put("t", 0, "k", number, 1, NOW_MS)
+    service.seal()
+
+    def fail(*arguments):
+        raise MemoryError("no memory for a chunk")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compacted, "order_chunk", fail)
+        for _ in range(3):
+            with pytest.raises(MemoryError):
+                service.run_lifecycle()
+            assert list((tmp_path / "root" / "compacted").iterdir()) == []
+    assert len(service.query("t", "k")) == 30
+    service.run_lifecycle()
+    assert [handle.place for handle in service.files()] == ["uploaded"]
+    assert len(service.query("t", "k")) == 30
+    assert [path.name for path in (tmp_path / "root").rglob(".tmp-*") if path.parent.name == "compacted"] == []
