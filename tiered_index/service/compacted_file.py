@@ -319,4 +319,4 @@ class DamagedFile:
 
     def search_many(self, batch: QuestionBatch) -> Found:
         """Raise the error that made the file unreadable."""
-        raise self.error
+        raise self.error.with_traceback(None)

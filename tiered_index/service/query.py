@@ -74,8 +74,9 @@ class AnswerBudget:
         with self._lock:
             self._fresh.append(rows)
             self._fresh_count += len(rows)
-            # many answers are brought in order when they have doubled, few at once: they may spare reads
-            if self._fresh_count >= len(self._rows) or len(self._rows) + self._fresh_count <= _FEW_ANSWERS:
+            # many answers are brought in order when they have doubled, few at once, and the first that may be enough: they may spare reads
+            total = len(self._rows) + self._fresh_count
+            if self._fresh_count >= len(self._rows) or total <= _FEW_ANSWERS or (self._cutoff is None and total >= self._max_count):
                 self._settle()
         return len(rows)
 
@@ -98,7 +99,8 @@ class AnswerBudget:
     def answers(self) -> tuple[Array, bool]:
         """Return the first `max_count` answers, and whether there may be more."""
         with self._lock:
-            self._settle()
+            if self._fresh:
+                self._settle()
             return self._rows[: self._max_count], self.skipped or len(self._rows) > self._max_count
 
 

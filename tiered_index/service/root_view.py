@@ -173,6 +173,7 @@ class RootView:
         if journal is None or not journal.count:
             return None
         if known is not None and known.count == journal.count:
+            known.state = state  # a seal, or a position, says nothing new of the entries
             return known
         return UnsealedView(self._root.index_path(UNSEALED, file_id), journal, state)
 
