@@ -1,6 +1,7 @@
 """Reading a `commitlog/` folder beside the broker that writes it, from any position, to the end of what is written.
 
-Segments are read a chunk at a time, so memory is bounded by the chunk or the longest message. The reader holds no state: every call looks
+Segments are read a chunk at a time, so memory is bounded by the chunk or the longest message; a longer one than a chunk is read when its
+head and its lengths agree, and when it has at most `MAX_MESSAGE_BYTES` (128 MiB). The reader holds no state: every call looks
 at the folder anew, and any thread may call. What can't be read is never passed over in silence:
 
 | found                                                        | what happens |
@@ -29,6 +30,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq.index_columns import IndexBatch, SkippedRange, decode_index_columns
 from tiered_index.rocketmq.layout import BLANK, BLANK_BYTES, MIN_MESSAGE_BYTES
 from tiered_index.rocketmq.message import Message, decode_message
+from tiered_index.rocketmq.message_head import HEAD_BYTES, check_head, check_tail
 from tiered_index.rocketmq.segments import Segment, list_segments, pread
 from tiered_index.rocketmq.walking import End, candidates
 
@@ -37,6 +39,8 @@ __all__ = ["CommitLogReader", "Fingerprint", "MissingOffsets", "PositionSource"]
 _BLANK = BLANK.to_bytes(4, "big")
 _ATTEMPTS = 3
 # a segment that is listed and gone when it is opened: look again, but not for ever
+_UNCHECKED_BYTES = 1 << 16
+# a message that is no longer is read before its lengths are looked at
 
 
 class MissingOffsets(CorruptFile):
@@ -103,11 +107,10 @@ class CommitLogReader:
             segment = self._segment_of(offset)
             at = offset - segment.start
             try:
-                data = pread(segment.path, size or MIN_MESSAGE_BYTES, at)
-                if size is None and len(data) == MIN_MESSAGE_BYTES:
-                    claimed = int.from_bytes(data[:4], "big")
-                    if len(data) < claimed <= segment.file_size - at:
-                        data = pread(segment.path, claimed, at)
+                if size is None or size > _UNCHECKED_BYTES:
+                    data = pread(segment.path, self._claimed(segment, at, offset), at)
+                else:
+                    data = pread(segment.path, size, at)
             except FileNotFoundError as error:
                 if attempt == _ATTEMPTS - 1:
                     raise self._missing("the segment was deleted", offset, segment.end) from error
@@ -117,6 +120,15 @@ class CommitLogReader:
                 raise CorruptFile(str(segment.path), "another message than the one expected", offset=at, expected=size, found=message.size)
             return message
         raise AssertionError("unreachable")
+
+    def _claimed(self, segment: Segment, at: int, offset: int, *, at_once: int = _UNCHECKED_BYTES) -> int:
+        """Return the size of the message whose head lies at byte `at`; one longer than `at_once` only where its lengths add up."""
+        file = str(segment.path)
+        claim = check_head(pread(segment.path, HEAD_BYTES, at), segment.file_size - at, file=file, file_offset=at, physical_offset=offset)
+        if claim.size > at_once:
+            tail = pread(segment.path, claim.size - claim.tail_at, at + claim.tail_at)
+            check_tail(claim, tail, file=file, file_offset=at)
+        return claim.size
 
     def fingerprint(self, offset: int) -> Fingerprint:
         """Return the fingerprint of the message at `offset`; raises as `read`."""
@@ -200,11 +212,16 @@ class CommitLogReader:
                 skipped = []
             if over:
                 return
-            if batch.damage is not None:
+            if (damage := batch.damage) is not None:
                 if not skip_corrupt:
-                    raise batch.damage
+                    # the error keeps this frame: without what was read, and without itself
+                    del batch, data
+                    try:
+                        raise damage
+                    finally:
+                        del damage
                 at = segment.end if readable is None else readable
-                skipped.append(SkippedRange(batch.end, at, batch.damage.problem, str(segment.path)))
+                skipped.append(SkippedRange(batch.end, at, damage.problem, str(segment.path)))
             elif batch.state is End.SEGMENT:
                 at = segment.end
 
@@ -232,8 +249,17 @@ class CommitLogReader:
                 # the file ends here, though its segment doesn't
                 problem = CorruptFile(str(segment.path), "the segment ends within a message", offset=at)
                 return replace(batch, state=End.DAMAGED, damage=problem), data
-            claimed = int.from_bytes(data[:4], "big") if len(data) >= BLANK_BYTES else BLANK_BYTES
-            chunk = max(claimed, MIN_MESSAGE_BYTES, chunk + 1)
+            if len(data) < HEAD_BYTES:
+                chunk = max(HEAD_BYTES, chunk + 1)
+                continue
+            if int.from_bytes(data[:4], "big") > segment.file_size - at:
+                problem = CorruptFile(str(segment.path), "the segment ends within a message", offset=at)
+                return replace(batch, state=End.DAMAGED, damage=problem), data
+            try:
+                chunk = max(self._claimed(segment, at, offset, at_once=chunk), chunk + 1)
+            except CorruptFile as error:
+                # without its traceback, which would keep what was read for as long as the error is kept
+                return replace(batch, state=End.DAMAGED, damage=error.with_traceback(None)), data
 
     def _judge(self, segment: Segment, batch: IndexBatch) -> tuple[IndexBatch, int | None]:
         """Tell the end of a live log from damage: return the batch, called torn or damaged, and where reading could go on after damage."""

@@ -157,5 +157,6 @@ def _what_is_wrong(data: Buffer, position: int, start_offset: int, file: str, fi
     try:
         decode_message(data, position, file=file, file_offset=file_offset, physical_offset=start_offset + position)
     except CorruptFile as error:
-        return error
+        # the traceback would keep `data` for as long as the error is kept
+        return error.with_traceback(None)
     return CorruptFile(file, "a message that contradicts itself", offset=file_offset + position)

@@ -20,6 +20,7 @@ from tiered_index.rocketmq.found_message import FoundRocketmqMessage
 from tiered_index.rocketmq.hosts import Host, decode_offset_msg_id
 from tiered_index.rocketmq.layout import MIN_MESSAGE_BYTES
 from tiered_index.rocketmq.message import Message, decode_message
+from tiered_index.rocketmq.message_head import MAX_MESSAGE_BYTES, check_head
 from tiered_index.rocketmq.segments import Segment
 from tiered_index.service.log_records import ArchivedSegment
 from tiered_index.service.messages import Fetched, MessageState
@@ -77,6 +78,12 @@ class _Search:
             self.found = fetched
         else:
             self.collision = self.collision or fetched
+
+    def fail(self, error: CorruptFile | StorageError) -> None:
+        """Note what kept the message from being read; without its traceback, which would keep what was read."""
+        self.problems.append(str(error))
+        if isinstance(error, StorageError):
+            self.error = error.with_traceback(None)
 
     def _contradiction(self, message: Message) -> str | None:
         """Return in what the message differs from what the place was said to hold, or None."""
@@ -173,8 +180,8 @@ class RocketmqMessages:
             search.read_from = error.file
             search.problems.append(str(error))
         except StorageError as error:
-            search.read_from, search.error = str(log.folder), error
-            search.problems.append(str(error))
+            search.read_from = str(log.folder)
+            search.fail(error)
         else:
             search.take(message, "local", str(log.folder))
 
@@ -186,8 +193,8 @@ class RocketmqMessages:
                 # unless it was deleted since that look
                 begin = CommitLogReader(log.folder).begin_offset()
         except StorageError as trouble:
-            search.read_from, search.error = str(log.folder), trouble
-            search.problems.append(str(trouble))
+            search.read_from = str(log.folder)
+            search.fail(trouble)
             return
         if begin is None:
             search.problems.append(f"{log.folder} holds no segments")
@@ -246,7 +253,7 @@ def _runs(wanted: Sequence[tuple[ArchivedSegment, _Search]]) -> list[_Run]:
     runs: list[_Run] = []
     for segment, search in sorted(wanted, key=lambda pair: (pair[0].name, pair[1].place.offset)):
         begin = search.place.offset
-        end = min(begin + (search.place.size or _GUESS_BYTES), segment.end)
+        end = min(begin + min(search.place.size or _GUESS_BYTES, MAX_MESSAGE_BYTES), segment.end)
         last = runs[-1] if runs else None
         if last is not None and last.segment == segment and begin <= last.end + _GAP_BYTES and end - last.begin <= _RUN_BYTES:
             last.end = max(last.end, end)
@@ -268,8 +275,7 @@ def _read_run(archive: SegmentArchive, run: _Run) -> None:
         return  # the log has removed the segment: it is not archived any more
     except (CorruptFile, StorageError) as error:
         for search in run.searches:
-            search.problems.append(str(error))
-            search.error = error if isinstance(error, StorageError) else search.error
+            search.fail(error)
         return
     first.bytes += len(data)
     for search in run.searches:
@@ -278,8 +284,7 @@ def _read_run(archive: SegmentArchive, run: _Run) -> None:
         except ObjectNotFound:
             continue
         except (CorruptFile, StorageError) as error:
-            search.problems.append(str(error))
-            search.error = error if isinstance(error, StorageError) else search.error
+            search.fail(error)
         else:
             search.take(message, "archived", segment.name)
 
@@ -289,8 +294,8 @@ def _decode(archive: SegmentArchive, segment: ArchivedSegment, search: _Search, 
     offset, size = search.place.offset, search.place.size
     at = offset - segment.start
     if size is None and len(data) >= MIN_MESSAGE_BYTES:
-        claimed = int.from_bytes(data[:4], "big")
-        if len(data) < claimed <= segment.end - offset:
+        claimed = check_head(data, segment.end - offset, file=segment.name, file_offset=at, physical_offset=offset).size
+        if len(data) < claimed:
             search.requests += 1
             search.bytes += claimed
             data = memoryview(archive.read(segment, offset, claimed))

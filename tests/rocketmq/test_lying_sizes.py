@@ -1,0 +1,159 @@
+"""A size that lies costs no more than a chunk of memory: neither to find out, nor for as long as the error is kept."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from tests.rocketmq.archived_store import open_index
+from tests.rocketmq.messages import full, joined, keyed, log, message, write_log
+from tiered_index.errors import CorruptFile
+from tiered_index.rocketmq import commitlog
+from tiered_index.rocketmq.archive import SegmentArchiver
+from tiered_index.rocketmq.commitlog import CommitLogReader
+from tiered_index.rocketmq.index_columns import decode_index_columns
+from tiered_index.rocketmq.layout import STORE_V6
+from tiered_index.rocketmq.message import Message
+from tiered_index.rocketmq.message_head import MAX_MESSAGE_BYTES
+from tiered_index.rocketmq.message_source import RocketmqMessages
+from tiered_index.rocketmq.segments import pread, segment_name
+from tiered_index.rocketmq.walking import End
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.storage_faults import FaultStorage
+
+SEGMENT = 160 << 20
+CHUNK = 1 << 22
+BEFORE = log(3)
+AT = BEFORE[-1].physical_offset + BEFORE[-1].size
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes each read of the commit log asked for."""
+    sizes: list[int] = []
+
+    def counted(path: Path, size_bytes: int, position: int) -> bytes:
+        sizes.append(size_bytes)
+        return pread(path, size_bytes, position)
+
+    monkeypatch.setattr(commitlog, "pread", counted)
+    return sizes
+
+
+def head(size: int, *, offset: int = AT, body: int | None = None, sys_flag: int = 0) -> bytes:
+    """Return the first bytes of a message that claims a size, by default with a body to match."""
+    made = message(offset, sys_flag=sys_flag)
+    data = bytearray(made.encode())
+    data[:4] = struct.pack(">i", size)
+    body_at = len(data) - len(made.raw_body) - 1 - len(made.topic) - 2
+    data[body_at - 4 : body_at] = struct.pack(">i", size - (len(data) - len(made.raw_body)) if body is None else body)
+    return bytes(data[:body_at])
+
+
+def sparse(folder: Path, behind: bytes) -> CommitLogReader:
+    """Return a log of one large segment, zeros but for three messages and what stands behind them."""
+    folder.mkdir(parents=True)
+    path = folder / segment_name(0)
+    path.write_bytes(joined(BEFORE) + behind)
+    os.truncate(path, SEGMENT)
+    return CommitLogReader(folder, chunk_bytes=CHUNK)
+
+
+LIES = {
+    "more than any message has": head(MAX_MESSAGE_BYTES + 1),
+    "half written": head(100 << 20),
+    "half written, IPv6": head(100 << 20, sys_flag=STORE_V6),
+    "a body that doesn't match": head(100 << 20, body=17),
+    "a negative body": head(100 << 20, body=-1),
+    "another place": head(100 << 20, offset=AT + 1),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
+def test_what_a_head_claims_is_not_read(tmp_path: Path, asked: list[int], lie: bytes) -> None:
+    reader = sparse(tmp_path / "log", lie)
+    for _ in range(2):
+        batches = list(reader.batches())
+        assert [(batch.messages, batch.end, batch.state) for batch in batches][-1] == (0, AT, End.TORN)
+        assert sum(batch.messages for batch in batches) == len(BEFORE)
+    assert max(asked) <= CHUNK + 91
+    asked.clear()
+    for size in (None, 100 << 20):
+        with pytest.raises(CorruptFile):
+            reader.read(AT, size)
+    assert sum(asked) < 1 << 19
+
+
+@pytest.mark.parametrize("flags", [0, STORE_V6])
+def test_a_message_longer_than_a_chunk_is_read(tmp_path: Path, flags: int) -> None:
+    big = keyed(AT, 3, body=os.urandom(300_000), sys_flag=flags)
+    write_log(tmp_path, 400_000, {0: joined([*BEFORE, big])})
+    for chunk in (1, 92, 5_000, 1 << 20):
+        reader = CommitLogReader(tmp_path, chunk_bytes=chunk)
+        assert list(reader.messages()) == [*BEFORE, big]
+        assert reader.read(AT) == reader.read(AT, big.size) == big
+
+
+@pytest.mark.parametrize(("patch", "said"), [(-3, "the topic's length lies"), (0, "lengths don't add up"), (2, "lengths don't add up")])
+def test_a_long_message_whose_end_lies(tmp_path: Path, asked: list[int], patch: int, said: str) -> None:
+    big = message(AT, body=bytes(300_000))
+    data = bytearray(big.encode())
+    if patch < 0:
+        data[-3 - len(big.topic)] = 0x80
+    else:
+        data[-2:] = struct.pack(">h", patch - 1)
+    write_log(tmp_path, 400_000, {0: joined(BEFORE) + bytes(data)})
+    with pytest.raises(CorruptFile, match=said) as caught:
+        CommitLogReader(tmp_path).read(AT)
+    assert caught.value.offset == AT
+    assert max(asked) < 1_000
+
+
+def test_an_error_that_is_kept_keeps_no_bytes(tmp_path: Path) -> None:
+    one = bytearray(message(0, body=bytes(1 << 20)).encode())
+    one[28] = 1  # it belongs elsewhere
+    batch = decode_index_columns(bytes(one), 0)
+    assert batch.damage is not None
+    assert batch.damage.__traceback__ is None
+    write_log(tmp_path, 3 << 20, {0: bytes(one), 3 << 20: message(3 << 20).encode()})
+    with pytest.raises(CorruptFile) as caught:
+        list(CommitLogReader(tmp_path).batches())
+    trace, frames, held = caught.value.__traceback__, 0, []
+    while trace is not None:
+        frames += 1
+        held += [name for name, value in trace.tb_frame.f_locals.items() if isinstance(value, bytes) or value is caught.value]
+        trace = trace.tb_next
+    assert frames > 1
+    assert held == []
+
+
+def archived(tmp_path: Path, first: bytes) -> tuple[RocketmqMessages, FaultStorage]:
+    storage = FaultStorage(MemoryStorage())
+    index = open_index(tmp_path / "root", storage)
+    whole = first.ljust(300_000, b"\0")
+    write_log(tmp_path / "log", len(whole), {0: whole, len(whole): message(len(whole)).encode()})
+    assert SegmentArchiver(index, "s", tmp_path / "log").run_once() == 1
+    index.abandon()
+    return RocketmqMessages(None, index.segment_archive), storage
+
+
+@pytest.mark.parametrize("lie", [head(250_000, offset=0, body=9), head(250_000, offset=5), head(299_999_999, offset=0)])
+def test_an_archived_head_that_lies_takes_one_request(tmp_path: Path, lie: bytes) -> None:
+    source, storage = archived(tmp_path, lie)
+    before = storage.calls("get_range")
+    fetched = source.at(0)
+    assert (fetched.state, fetched.message, fetched.requests) == ("missing", None, 1)
+    assert storage.calls("get_range") - before == 1
+    assert fetched.bytes <= 1 << 14
+    assert "lies" in str(fetched.problem) or "elsewhere" in str(fetched.problem)
+
+
+def test_an_archived_message_that_is_long_is_read(tmp_path: Path) -> None:
+    big: Message = message(0, body=os.urandom(200_000))
+    source, _ = archived(tmp_path, full([big], 300_000))
+    fetched = source.at(0)
+    assert (fetched.state, fetched.requests) == ("archived", 2)
+    assert fetched.bytes == (1 << 14) + big.size
