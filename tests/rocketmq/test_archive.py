@@ -95,6 +95,36 @@ def test_a_segment_that_was_cut_short_is_named_and_the_others_go_up(tmp_path, in
     assert starts(index) == [SEGMENT]
 
 
+def test_segments_that_are_passed_over_are_losses_until_they_change(tmp_path, index, storage):
+    folder = three_segments(tmp_path)
+    whole = (folder / segment_name(0)).read_bytes()
+    os.truncate(folder / segment_name(0), SEGMENT - 1)
+    archiver = SegmentArchiver(index, "s", folder, skip_corrupt=True)
+    assert archiver.run_once() == 1
+    (cut,) = archiver.losses
+    assert (cut.kind, cut.begin, cut.end, cut.messages) == ("corrupt", 0, SEGMENT, None)
+    assert "was cut short and is not archived" in cut.problem
+    assert archiver.run_once() == 0
+    os.truncate(folder / segment_name(0), SEGMENT - 2)
+    assert archiver.run_once() == 0
+    assert len(archiver.losses) == 2
+    (folder / segment_name(0)).write_bytes(whole)
+    assert archiver.run_once() == 1
+    assert starts(index) == [0, SEGMENT]
+    (folder / segment_name(SEGMENT)).write_bytes(whole)  # written anew since it was archived
+    assert archiver.run_once() == 0
+    assert [(loss.begin, "it was rewritten" in loss.problem) for loss in archiver.losses[2:]] == [(SEGMENT, True)]
+    calls = storage.calls("get"), storage.calls("list")
+    for _ in range(3):
+        assert archiver.run_once() == 0
+    assert len(archiver.losses) == 3
+    assert (storage.calls("get"), storage.calls("list")) == calls
+    assert archiver.passed_over == (archiver.losses[2],)
+    (folder / segment_name(SEGMENT)).unlink()
+    assert archiver.run_once() == 0
+    assert archiver.passed_over == ()
+
+
 @pytest.mark.parametrize("fresh", [True, False])
 @pytest.mark.parametrize("at", [10, SEGMENT - 1])
 def test_a_segment_that_was_rewritten_is_named_and_the_others_go_up(tmp_path, index, fresh, at):

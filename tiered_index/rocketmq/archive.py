@@ -1,15 +1,17 @@
 """Archiving a store's commit log: each closed segment goes into the index's storage once, before the broker deletes it.
 
 A segment is closed when something is written in a later one; a later file alone says nothing, since the broker makes the next file in
-advance. The broker's files are read by `pread` and never written to. One thread uses an archiver; `stop` and `archived` any.
+advance. The broker's files are read by `pread` and never written to. One thread uses an archiver; `stop`, `archived` and `losses` any.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 
 from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.rocketmq.dispatcher import Loss
 from tiered_index.rocketmq.layout import BLANK_BYTES
 from tiered_index.rocketmq.segments import Segment, list_segments, local_errors, pread
 from tiered_index.service.index import IndexService
@@ -36,16 +38,28 @@ def closed_segments(folder: Path) -> tuple[Segment, ...]:
 
 
 class SegmentArchiver:
-    """Archives the closed segments in `commitlog_folder` as those of the store `store_name`; every store of an index has its own name."""
+    """Archives the closed segments in `commitlog_folder` as those of the store `store_name`; every store of an index has its own name.
 
-    def __init__(self, index: IndexService, store_name: str, commitlog_folder: Path) -> None:
+    With `skip_corrupt` a segment that can't be archived is a loss instead of an error, and is left alone until its file changes.
+    """
+
+    def __init__(self, index: IndexService, store_name: str, commitlog_folder: Path, *, skip_corrupt: bool = False) -> None:
         self.index = index
         self.store_name = store_name
         self.folder = commitlog_folder
         self.archived = 0
         """How many segments it has archived so far, those of a round under way among them."""
+        self.skip_corrupt = skip_corrupt
+        self.losses: list[Loss] = []
+        """Segments that were passed over, in the order in which that was seen; only ever appended to."""
+        self._passed_over: dict[int, tuple[Stamp, Loss]] = {}  # as what file they were found corrupt
         self._done: dict[int, Stamp] = {}  # segments that are archived, and as what file they were compared
         self._stopped = threading.Event()
+
+    @property
+    def passed_over(self) -> tuple[Loss, ...]:
+        """The losses of segments that are there still and aren't archived."""
+        return tuple(loss for _, loss in self._passed_over.copy().values())
 
     def stop(self) -> None:
         """Let the round under way end soon, within a part of a segment, and later ones at once. What is archived stays so."""
@@ -54,13 +68,15 @@ class SegmentArchiver:
     def run_once(self) -> int:
         """Archive what is closed and isn't archived; return how many segments that was. May be called as often as one likes.
 
-        Every segment has its turn; then the first `CorruptFile` is raised: one that was cut short, or differs from what was archived of
-        it. Raises `StorageUnavailable`, `StorageMisconfigured` and `WriterFenced` at once. Whatever is raised, call it again later.
+        Every segment has its turn; then the first `CorruptFile` is raised, unless they are skipped: one that was cut short, or differs from
+        what was archived of it. Raises `StorageUnavailable`, `StorageMisconfigured` and `WriterFenced` at once. Whatever is raised, call it
+        again later.
         """
         before = self.archived
         first: CorruptFile | None = None
         segments = closed_segments(self.folder)
         self._done = {s.start: self._done[s.start] for s in segments if s.start in self._done}
+        self._passed_over = {s.start: self._passed_over[s.start] for s in segments if s.start in self._passed_over}
         for segment in segments:
             if self._stopped.is_set():
                 break
@@ -71,14 +87,25 @@ class SegmentArchiver:
             except FileNotFoundError:
                 continue  # the broker was faster
             except CorruptFile as error:
-                first = first or error
+                if self.skip_corrupt:
+                    self._pass_over(segment, error)
+                else:
+                    first = first or error
         if first is not None:
             raise first
         return self.archived - before
 
+    def _pass_over(self, segment: Segment, error: CorruptFile) -> None:
+        loss = Loss("corrupt", segment.start, segment.end, None, f"not archived: {error}")
+        self.losses.append(loss)
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile: there is nothing left to be archived
+            self._passed_over[segment.start] = _stamp(segment.path), loss
+
     def _archive(self, segment: Segment) -> bool:
         stamp = _stamp(segment.path)
         if self._done.get(segment.start) == stamp:
+            return False
+        if segment.start in self._passed_over and self._passed_over[segment.start][0] == stamp:
             return False
         if segment.file_size < segment.end - segment.start:
             raise CorruptFile(str(segment.path), "was cut short and is not archived", expected=segment.end - segment.start,
@@ -94,6 +121,7 @@ class SegmentArchiver:
 
         fresh = self.index.archive(self.store_name, segment.start, segment.file_size, read, stamp[1] // 1_000_000)
         self._done[segment.start] = stamp
+        self._passed_over.pop(segment.start, None)
         return fresh
 
 

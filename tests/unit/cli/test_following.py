@@ -17,6 +17,7 @@ from tiered_index.cli.follow import Follower, FollowOptions
 from tiered_index.cli.output import Printer
 from tiered_index.cli.session import Session
 from tiered_index.errors import CorruptFile, DiskFull, StorageUnavailable, WriterFenced
+from tiered_index.rocketmq.dispatcher import Loss
 from tiered_index.testing.disk_faults import FaultDisk
 
 
@@ -33,18 +34,27 @@ def test_the_first_signal_ends_in_good_order_and_the_second_at_once(number, code
 
 
 class Archiver:
-    """Rounds that end as they are told to, when `go` is set."""
+    """Rounds that end as they are told to, when `go` is set; a pair archives and then raises, a loss is passed over."""
 
     def __init__(self, *rounds):
         self.rounds = list(rounds)
+        self.archived = 0
+        self.losses = self.passed_over = []
         self.go = threading.Event()
         self.stopped = False
 
     def run_once(self):
         self.go.wait(10)
         result = self.rounds.pop(0)
+        if isinstance(result, Loss):
+            self.losses.append(result)
+            return 0
+        if isinstance(result, tuple):
+            self.archived += result[0]
+            raise result[1]
         if isinstance(result, Exception):
             raise result
+        self.archived += result
         return result
 
     def stop(self):
@@ -89,6 +99,37 @@ def test_finishing_waits_for_everything_and_raises_what_is_in_the_way():
     failing.go.set()
     with Archiving(failing) as archiving, pytest.raises(StorageUnavailable):
         archiving.finish()
+
+
+def test_a_round_that_ends_in_an_error_loses_no_count():
+    archiver = Archiver((2, StorageUnavailable("down")), 1, (4, CorruptFile("segment", "differs")))
+    archiver.go.set()
+    with Archiving(archiver) as archiving:
+        archiving.poll()
+        ended(archiving)
+        archiving.poll()
+        ended(archiving)
+        assert (archiving.archived, archiving.problem) == (3, "down")
+        with pytest.raises(CorruptFile):
+            archiving.finish()
+        assert archiving.archived == 7
+
+
+def test_segments_that_were_passed_over_are_told_once_and_stay_a_problem():
+    lost = [Loss("corrupt", begin, begin + 9, None, f"not archived: {begin}") for begin in (0, 9)]
+    archiver = Archiver(lost[0], StorageUnavailable("down"), lost[1], 1)
+    archiver.go.set()
+    with Archiving(archiver) as archiving:
+        told = []
+        for _ in range(3):
+            archiving.poll()
+            ended(archiving)
+            told.append(archiving.new_losses())
+        assert told == [[lost[0]], [], [lost[1]]]
+        assert archiving.problem == "down; 2 segments passed over, the last: not archived: 9"
+        archiving.finish()
+        assert archiving.problem == "2 segments passed over, the last: not archived: 9"
+        assert archiving.archived == 1
 
 
 @pytest.fixture
