@@ -6,12 +6,16 @@ import itertools
 import json
 import random
 import shutil
+import zlib
 
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, cut_log, names, rounds, scan
 from tiered_index.errors import CorruptFile, NotAnIndex, StorageUnavailable
+from tiered_index.rocketmq import tail
 from tiered_index.rocketmq.dispatcher import RewrittenOffsets
+from tiered_index.rocketmq.joined_crc import joined_crc
+from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.rocketmq.witnesses import Trail, Verdict, Witness
 from tiered_index.storage.disk import Disk
 
@@ -206,6 +210,136 @@ def test_a_life_with_every_kind_of_crash(tmp_path, seed):
         assert {(a.offset, a.size) for a in after.query(topic, key, max_count=None)} <= found, (topic, key)
     assert dispatcher.lag().bytes == 0
     made.index.abandon()
+
+
+# a log that was cut and not zeroed, as brokers do: old messages stay behind the cut until they are written over
+
+
+def old_and_new(followed: Followed, kept: int = 10) -> int:
+    """Write a segment of messages up to near its end, and return where it is to be cut."""
+    cut = followed.write(kept + 1, body=b"")[-1]
+    while followed.writer.next_offset < SEGMENT - 400:
+        followed.write(1, body=b"")
+    return cut
+
+
+def write_over(followed: Followed, cut: int, count: int, body: bytes = b"x" * 61) -> None:
+    """Let the broker come again, cut its log and write `count` messages, of other sizes, over what was there."""
+    followed.writer = StoreWriter(followed.path, segment_bytes=SEGMENT, queue_entries=50, cut=cut)
+    assert followed.writer.next_offset == cut
+    followed.number = max(followed.number, 1_000)
+    followed.write(count, body=body)
+
+
+def missing(followed: Followed) -> set[tuple[str, str]]:
+    """Return what a scan finds and the index doesn't."""
+    after = scan(followed.path)
+    found = {name: {item.offset for item in followed.index.query(*name, max_count=1_000)} for name in names(after)}
+    return {name for name in names(after) if not {a.offset for a in after.query(*name, max_count=None)} <= found[name]}
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_messages_written_below_the_position_while_the_last_one_stays_are_noticed(followed, restart):
+    """The broker closes the segment with a blank before the old messages at its end, so that they stay for ever."""
+    cut = old_and_new(followed)
+    dispatcher = followed.dispatcher()
+    dispatcher.run_once()
+    end = dispatcher.position
+    assert end is not None
+    last = dispatcher._trail.witnesses[-1]
+    write_over(followed, cut, 5)
+    followed.write(5, body=b"x" * 6_000)
+    assert last.look(followed.path / "commitlog") is Verdict.SAME
+    if restart:
+        followed.index.flush()
+        dispatcher = followed.dispatcher()
+    for _ in range(2):
+        with pytest.raises(RewrittenOffsets) as caught:
+            dispatcher.run_once()
+        assert caught.value.begin <= cut < caught.value.end == end
+    followed.index.flush()
+    again = followed.dispatcher(skip_missing=True)
+    assert [loss.kind for loss in again.run_once().losses] == ["rewritten"]
+    assert [loss for done in rounds(again) for loss in done.losses] == []
+    assert again.position == followed.writer.next_offset
+    assert missing(followed) == set()
+
+
+@pytest.mark.parametrize("same_sizes", [False, True])
+def test_what_is_written_over_little_by_little_is_read_again(followed, same_sizes):
+    cut = old_and_new(followed)
+    dispatcher = followed.dispatcher(skip_missing=True)
+    dispatcher.run_once()
+    write_over(followed, cut, 1, body=b"" if same_sizes else b"x" * 61)
+    (loss,) = dispatcher.run_once().losses
+    assert (loss.kind, loss.begin <= cut) == ("rewritten", True)
+    followed.writer.close()
+    followed.writer = StoreWriter(followed.path, segment_bytes=SEGMENT, queue_entries=50, cut=followed.writer.next_offset)
+    followed.number = 1_001
+    followed.write(100, body=b"y" * 33)
+    for _ in range(3):
+        list(rounds(dispatcher))
+    assert dispatcher.position == followed.writer.next_offset
+    assert missing(followed) == set()
+
+
+def test_far_behind_only_every_so_many_rounds_are_compared_but_all_of_it_after_a_start_of_the_broker(followed, monkeypatch):
+    monkeypatch.setattr("tiered_index.rocketmq.dispatcher._NEAR_WITNESSES", 2)
+    monkeypatch.setattr("tiered_index.rocketmq.dispatcher._FAR_ROUNDS", 10)
+    dispatcher = followed.dispatcher()
+    for _ in range(9):
+        followed.write(1)
+        dispatcher.run_once()
+    path = followed.segment(0)
+    data = bytearray(path.read_bytes())
+    data[60] ^= 1
+    path.write_bytes(data)
+    dispatcher.run_once()  # the ninth with something behind
+    with pytest.raises(RewrittenOffsets):
+        dispatcher.run_once()
+    data[60] ^= 1
+    path.write_bytes(data)
+    assert dispatcher.run_once().losses == ()
+    data[60] ^= 1
+    path.write_bytes(data)
+    (followed.path / "lock").write_text("lock")
+    dispatcher.run_once()
+    followed.write(1)
+    dispatcher.run_once()
+    with pytest.raises(RewrittenOffsets) as caught:
+        dispatcher.run_once()
+    assert caught.value.begin == 0
+
+
+def test_a_large_batch_has_witnesses_within_it(followed, monkeypatch):
+    monkeypatch.setattr(tail, "_PIECE_BYTES", 1_000)
+    cut = old_and_new(followed, 20)
+    dispatcher = followed.dispatcher(skip_missing=True)
+    done = dispatcher.run_once()
+    witnesses = dispatcher._trail.witnesses
+    assert len(witnesses) > 4
+    assert sum(witness.messages for witness in witnesses) == done.messages
+    assert all(witness.look_whole(followed.path / "commitlog") is Verdict.SAME for witness in witnesses)
+    assert [w.begin for w in witnesses] == [0] + [w.end for w in witnesses[:-1]]
+    write_over(followed, cut, 1)
+    (loss,) = dispatcher.run_once().losses
+    assert cut - 1_500 < loss.begin <= cut
+    assert loss.messages == sum(w.messages for w in witnesses if w.end > loss.begin)
+
+
+def test_stretches_that_become_one_keep_their_checksum(tmp_path):
+    data = random.Random(4).randbytes(10_000)
+    assert joined_crc(zlib.crc32(data[:77]), zlib.crc32(data[77:]), len(data) - 77) == zlib.crc32(data)
+    assert joined_crc(5, 0, 0) == 5
+    trail = Trail.load(tmp_path, "rocketmq:x", Disk())
+    for at in range(0, 5_000, 10):
+        trail.add(Witness(at + 10, at, 10, 0, 1, at, zlib.crc32(data[at : at + 10])), durable=at)
+    assert len(trail.witnesses) < 100
+    assert max(witness.end - witness.begin for witness in trail.witnesses) > 100
+    assert all(witness.stretch == zlib.crc32(data[witness.begin : witness.end]) for witness in trail.witnesses)
+    gap = Witness(6_010, 6_000, 10, 0, 1, 6_000, 7)
+    trail.add(gap, durable=0)
+    assert trail.witnesses[-1] == gap
 
 
 # the trail

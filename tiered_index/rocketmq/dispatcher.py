@@ -15,6 +15,7 @@ Everything before what is raised was put, and reported by a round before. One th
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -23,9 +24,9 @@ from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageU
 from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.index_columns import IndexBatch, SkippedRange
 from tiered_index.rocketmq.store import SOURCE_PREFIX, StoreDirectory
-from tiered_index.rocketmq.tail import last_message, proven_end, settled
+from tiered_index.rocketmq.tail import proven_end, settled, witnesses_of
 from tiered_index.rocketmq.walking import End
-from tiered_index.rocketmq.witnesses import Trail, Verdict, Witness
+from tiered_index.rocketmq.witnesses import Trail, Verdict
 from tiered_index.service.index import IndexService
 from tiered_index.storage.disk import Disk
 
@@ -35,6 +36,10 @@ Put = Callable[[Any, str, int], int]
 """As `IndexService.put_batch`: (columns, source, source position) -> entries."""
 Start = Literal["begin", "checkpoint"]
 _ROUND_BYTES = 1 << 26
+_NEAR_WITNESSES, _NEAR_BYTES = 8, 1 << 20
+# compared with the log in every round
+_FAR_ROUNDS, _FAR_BYTES = 32, 1 << 26
+# compared in every so many rounds
 _REWRITTEN = "the log was cut or rewritten after it was read"
 
 
@@ -133,6 +138,9 @@ class Dispatcher:
         self._trail.cut(self.position or 0)
         self.resumed_from = self.position
         self._last_store_ms: int | None = None
+        self._rounds = 0
+        self._compare_all = True
+        self._broker = self._broker_start()
 
     # one round
 
@@ -142,7 +150,7 @@ class Dispatcher:
         Raises `CorruptFile`, `MissingOffsets`, `RewrittenOffsets`, `StorageMisconfigured`, `StorageUnavailable`, and what `put` raises.
         """
         begin = self.position or 0
-        losses = self._check_log()
+        losses = self._check_log() or self._check_behind()
         done = Dispatched(begin=begin, end=begin, losses=losses)
         if not losses:
             done = self._round(done)
@@ -187,11 +195,10 @@ class Dispatcher:
     def _take(self, batch: IndexBatch) -> int:
         if batch.end == self.position and not batch.messages:
             return 0
-        if batch.messages and (last := last_message(self.store.commitlog, batch)) is not None:
-            offset, data = last
-            # before the put: whatever the flusher makes durable has its witness
-            durable = self._index.durable_position(self.store.source) or 0
-            self._trail.add(Witness.of(batch.end, offset, data, batch.messages), durable)
+        # before the put: whatever the flusher makes durable has its witness
+        durable = self._index.durable_position(self.store.source) or 0
+        for witness in witnesses_of(self.store.commitlog, batch) if batch.messages else ():
+            self._trail.add(witness, durable)
         try:
             self._trail.save()
             entries = self._put(batch.columns, self.store.source, batch.end)
@@ -199,6 +206,8 @@ class Dispatcher:
             self._trail.cut(self.position or 0)
             raise
         self.position = batch.end
+        if self._broker != (broker := self._broker_start()):  # and what it wrote before this place, it has written
+            self._broker, self._compare_all = broker, True
         self._last_store_ms = batch.last_store_ms or self._last_store_ms
         return entries
 
@@ -220,10 +229,35 @@ class Dispatcher:
             return ()
         return (self._rewritten(),)
 
+    def _check_behind(self) -> tuple[Loss, ...]:
+        """Look at what lies before the last message put: all of the last two segments at a start of ours or of the broker's, else some."""
+        if not self.position or not self._trail.witnesses:
+            return ()
+        self._rounds += 1
+        span, many = (_FAR_BYTES, None) if self._rounds % _FAR_ROUNDS == 0 else (_NEAR_BYTES, _NEAR_WITNESSES)
+        if self._compare_all:
+            span, many = self._span(), None
+        self._compare_all = self._trail.is_changed(self.store.commitlog, span, many)
+        return (self._rewritten(),) if self._compare_all else ()
+
+    def _span(self) -> int:
+        """Return how many bytes the segment of the position, and the one before it, have before the position."""
+        assert self.position is not None
+        starts = [segment.start for segment in self._reader.segments() if segment.start < self.position]
+        return self.position - starts[-2:][0] if starts else 0
+
+    def _broker_start(self) -> tuple[int, ...]:
+        """Return what changes whenever a broker starts: it writes both files then."""
+        times = []
+        for name in ("abort", "lock"):
+            with contextlib.suppress(OSError):
+                times.append((self.store.folder / name).stat().st_mtime_ns)
+        return tuple(times)
+
     def _rewritten(self) -> Loss:
         """Go back to the last message that is there, or to the beginning of the log; raises `RewrittenOffsets` where that isn't wanted."""
         assert self.position is not None
-        same = self._trail.last_same(self.store.commitlog)
+        same = self._trail.last_same(self.store.commitlog, max(self._span(), _FAR_BYTES))
         begin = same.end if same is not None else self._reader.begin_offset() or 0
         count = self._trail.messages_behind(begin) if self._trail.witnesses else None
         lost = RewrittenOffsets(str(self.store.commitlog), min(begin, self.position), self.position, count)
@@ -231,6 +265,7 @@ class Dispatcher:
             raise lost
         self._trail.cut(begin if same is not None else 0)
         self._trail.continue_at = self.position = begin
+        self._compare_all = False
         self._trail.save()
         return Loss("rewritten", lost.begin, lost.end, lost.messages, _REWRITTEN)
 

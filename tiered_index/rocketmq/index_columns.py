@@ -61,6 +61,8 @@ class IndexBatch:
     """What is wrong at `end` where `state` is `End.DAMAGED`; not raised, so that what lies before it isn't lost."""
     skipped: tuple[SkippedRange, ...] = field(default=())
     """What a reader skipped before this batch."""
+    positions: Int64 = field(default_factory=lambda: np.zeros(0, np.int64), compare=False, repr=False)
+    """Where each message begins (`messages`), counted from `begin`."""
 
 
 def decode_index_columns(
@@ -97,6 +99,7 @@ def decode_index_columns(
         columns=_record_batch(blocks), begin=start_offset, end=start_offset + stop, messages=count,
         hidden=sum(block.hidden for block in blocks), replaced_keys=sum(block.replaced for block in blocks),
         last_store_ms=next((block.last_store_ms for block in reversed(blocks) if block.count), None), state=state, damage=damage,
+        positions=found.positions[:count],
     )  # fmt: skip
 
 

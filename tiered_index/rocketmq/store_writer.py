@@ -66,13 +66,16 @@ class StoreWriter:
     """Appends messages to the store in `root`, which is made where it is missing, and recovered where it isn't.
 
     `segment_bytes` and `queue_entries` are the sizes of files; with `index` a classic index of that geometry is kept in memory and written
-    by `flush`, which is meant for small ones. Recovery cuts a torn tail off and writes queues again from the whole commit log.
+    by `flush`, which is meant for small ones. Recovery cuts a torn tail off and writes queues again from the whole commit log. With `cut`
+    it cuts at that offset at the latest and only moves the place to write on, as brokers do: what lies behind stays until it is written
+    over (RocketMQ's `MappedFileQueue.truncateDirtyFiles`).
     Raises `InvalidArgument` for what doesn't fit, and `OSError` as the disk does.
     """
 
     def __init__(
         self, root: Path, *, segment_bytes: int = 1 << 30, queue_entries: int = ENTRIES_PER_FILE, index: Geometry | None = None,
         index_name: Callable[[], str] | None = None, store_host: Host = _LOCALHOST, clock: Clock | None = None, disk: Disk | None = None,
+        cut: int | None = None,
     ) -> None:  # fmt: skip
         if segment_bytes < 256 or queue_entries < 1:
             raise InvalidArgument("a segment has at least 256 bytes and a queue's file at least one entry")
@@ -95,7 +98,7 @@ class StoreWriter:
             old = load_classic_index(root / "index", index)
             files = [ClassicIndexFile(bytearray(file.data), index, file=Path(file.file).name) for file in old.files]
             self._index = ClassicIndex(index, files, index_name or self._new_index_name)
-        self._recover()
+        self._recover(cut)
         (root / "abort").touch()
 
     @property
@@ -247,7 +250,7 @@ class StoreWriter:
 
     # after a crash
 
-    def _recover(self) -> None:
+    def _recover(self, cut: int | None) -> None:
         reader = CommitLogReader(self.root / "commitlog")
         segments = reader.segments()
         if not segments:
@@ -255,6 +258,8 @@ class StoreWriter:
         self._offset = segments[0].start
         with contextlib.suppress(CorruptFile):  # a broker, too, cuts its log at the first message that it can't read
             for message in reader.messages():
+                if cut is not None and message.physical_offset >= cut:
+                    break
                 self._again(message)
                 self._offset = message.physical_offset + message.size
         segment = next((s for s in segments if s.start <= self._offset < s.end), None)
@@ -265,7 +270,8 @@ class StoreWriter:
             return
         self._written = self._offset - segment.start
         self._descriptor = self._disk.open_rw(segment.path)
-        self._disk.truncate(self._descriptor, self._written)
+        if cut is None:
+            self._disk.truncate(self._descriptor, self._written)
         self._disk.truncate(self._descriptor, self.segment_bytes)
 
     def _again(self, message: Message) -> None:

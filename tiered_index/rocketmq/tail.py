@@ -8,8 +8,11 @@ reading saw. That one counts when something was behind it before, or when its bo
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.index_columns import IndexBatch, decode_index_columns
@@ -17,11 +20,14 @@ from tiered_index.rocketmq.layout import BLANK_BYTES
 from tiered_index.rocketmq.message import decode_message
 from tiered_index.rocketmq.segments import list_segments
 from tiered_index.rocketmq.walking import End, walk
-from tiered_index.rocketmq.witnesses import stored_bytes
+from tiered_index.rocketmq.witnesses import Witness, stored_bytes
 
-__all__ = ["last_message", "proven_end", "settled"]
+__all__ = ["last_message", "proven_end", "settled", "witnesses_of"]
 
 _PAGE = 4_096
+_PIECES = 8
+_PIECE_BYTES = 1 << 16
+# a batch has several witnesses, so that a log that was rewritten within it isn't read again from the batch's begin
 
 
 def last_message(folder: Path, batch: IndexBatch) -> tuple[int, bytes] | None:
@@ -32,6 +38,28 @@ def last_message(folder: Path, batch: IndexBatch) -> tuple[int, bytes] | None:
         return None
     last = _last_position(data)
     return begin + last, data[last:]
+
+
+def witnesses_of(folder: Path, batch: IndexBatch) -> list[Witness]:
+    """Return the witnesses of a batch that has messages, together with all its bytes; none where it is deleted meanwhile."""
+    found = last_message(folder, batch)
+    if found is None:
+        return []
+    newest = Witness.of(batch.end, *found, batch.messages)
+    size = batch.end - batch.begin
+    data = stored_bytes(folder, batch.begin, size) or b""
+    if len(data) < size:
+        return [newest]
+    pieces = min(_PIECES, size // _PIECE_BYTES)
+    rows = {int(np.searchsorted(batch.positions, size * piece // pieces)) for piece in range(1, pieces)}
+    made: list[Witness] = []
+    begin, done = 0, 0
+    for row in sorted(row for row in rows if 0 < row < batch.messages):
+        one, end = int(batch.positions[row - 1]), int(batch.positions[row])
+        witness = Witness.of(batch.begin + end, batch.begin + one, data[one:end], row - done)
+        made.append(witness._replace(begin=batch.begin + begin, stretch=zlib.crc32(memoryview(data)[begin:end])))
+        begin, done = end, row
+    return [*made, newest._replace(messages=batch.messages - done, begin=batch.begin + begin, stretch=zlib.crc32(memoryview(data)[begin:]))]
 
 
 def _last_row(batch: IndexBatch) -> int:

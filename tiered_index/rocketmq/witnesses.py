@@ -1,8 +1,9 @@
 """What a follower remembers of a log to notice that it was rewritten: fingerprints of messages that it has put.
 
 After a crash of its host a broker may cut off messages that others have read already, and write others in their place. Nothing in the log
-says so; but then a message that was read isn't there any more. A `Trail` holds the last message before each position that can become
-durable, and ever fewer of older ones, so that the place where the log still is what it was can be found again.
+says so, and nothing is zeroed: messages that were read may stand behind the cut as they were, with others written before them. A
+`Trail` holds the last message before each position that can become durable with a checksum of everything since the one before, and ever
+fewer of older ones, so that the place where the log still is what it was can be found again.
 
 The trail is kept in `followers/<hash of the source name>.json` in the index's root, written before what it describes is put: whichever
 position is durable after a crash has its witness. One thread uses a trail.
@@ -11,6 +12,7 @@ position is durable after a crash has its witness. One thread uses a trail.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import secrets
 import zlib
@@ -21,7 +23,8 @@ from typing import Any, NamedTuple
 
 from tiered_index.errors import MALFORMED, CorruptFile
 from tiered_index.rocketmq.commitlog import Fingerprint
-from tiered_index.rocketmq.segments import list_segments, pread
+from tiered_index.rocketmq.joined_crc import joined_crc
+from tiered_index.rocketmq.segments import Segment, list_segments, pread
 from tiered_index.service.root import FOLLOWERS, disk_error
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 
@@ -29,6 +32,7 @@ __all__ = ["Trail", "Verdict", "Witness", "stored_bytes"]
 
 _VERSION = 1
 _MANY = 64
+_CHUNK = 1 << 22
 _SPARSE = 4
 # a witness goes where the gap that it leaves is at most this part of its distance from the newest
 
@@ -44,7 +48,7 @@ class Verdict(Enum):
 
 
 class Witness(NamedTuple):
-    """The last message before position `end`; `messages` were put since the witness before."""
+    """The last message before position `end`, and what was put since the witness before: `messages`, of the bytes [begin, end)."""
 
     end: int
     offset: int
@@ -52,6 +56,10 @@ class Witness(NamedTuple):
     crc: int
     """CRC-32 of its stored bytes."""
     messages: int
+    begin: int = -1
+    """Negative: only the last message is remembered."""
+    stretch: int = 0
+    """CRC-32 of the bytes [begin, end)."""
 
     @classmethod
     def of(cls, end: int, offset: int, data: bytes, messages: int) -> Witness:
@@ -63,26 +71,51 @@ class Witness(NamedTuple):
         """What identifies the message."""
         return Fingerprint(self.offset, self.size, self.crc)
 
-    def look(self, folder: Path) -> Verdict:
-        """Compare with what is in the commit log now."""
+    def look_whole(self, folder: Path) -> Verdict:
+        """Compare every byte that is remembered with what is in the commit log now."""
         segments = list_segments(folder)
+        verdict = self.look(folder, segments)
+        if verdict is not Verdict.SAME or self.begin < 0:
+            return verdict
+        at, crc = self.begin, 0
+        while at < self.end:
+            data = stored_bytes(folder, at, min(_CHUNK, self.end - at), segments)
+            if not data:  # deleted meanwhile, or cut short
+                return Verdict.GONE if data is None else Verdict.CHANGED
+            at, crc = at + len(data), zlib.crc32(data, crc)
+        return Verdict.SAME if crc == self.stretch else Verdict.CHANGED
+
+    def look(self, folder: Path, segments: tuple[Segment, ...] | None = None) -> Verdict:
+        """Compare the last message with what is in the commit log now."""
+        segments = list_segments(folder) if segments is None else segments
         if segments and self.offset < segments[0].start:
             return Verdict.GONE
-        data = stored_bytes(folder, self.offset, self.size)
+        data = stored_bytes(folder, self.offset, self.size, segments)
         if data is None:
             return Verdict.GONE if segments and self.offset < segments[-1].start else Verdict.CHANGED
         return Verdict.SAME if Fingerprint(self.offset, len(data), zlib.crc32(data)) == self.fingerprint else Verdict.CHANGED
 
 
-def stored_bytes(folder: Path, offset: int, size: int) -> bytes | None:
-    """Return the bytes [offset, offset + size) of the commit log, fewer where the segment ends before, None where no segment has them."""
-    for segment in list_segments(folder):
+def stored_bytes(folder: Path, offset: int, size: int, segments: tuple[Segment, ...] | None = None) -> bytes | None:
+    """Return the bytes [offset, offset + size) of the commit log, fewer where the segment ends before, None where no segment has them.
+
+    `segments` are those of the folder, where they are known.
+    """
+    for segment in list_segments(folder) if segments is None else segments:
         if segment.start <= offset < segment.end:
             try:
                 return pread(segment.path, min(size, segment.end - offset), offset - segment.start)
             except FileNotFoundError:
                 return None
     return None
+
+
+def _joined(one: Witness, later: Witness) -> Witness:
+    """Return two witnesses that follow each other as one; what lies between segments isn't remembered, so then only the later's bytes."""
+    messages = one.messages + later.messages
+    if one.begin < 0 or one.end != later.begin:
+        return later._replace(messages=messages)
+    return later._replace(messages=messages, begin=one.begin, stretch=joined_crc(one.stretch, later.stretch, later.end - later.begin))
 
 
 @dataclass
@@ -141,14 +174,28 @@ class Trail:
         for place in range(1, len(settled) - 1):
             one, later = settled[place], settled[place + 1]
             if later.end - kept[-1].end <= (witness.end - later.end) // _SPARSE:
-                settled[place + 1] = later._replace(messages=one.messages + later.messages)
+                settled[place + 1] = _joined(one, later)
             else:
                 kept.append(one)
         self.witnesses[: len(settled)] = [*kept, settled[-1]]
 
-    def last_same(self, folder: Path) -> Witness | None:
-        """Return the newest witness that still is what it was."""
-        return next((w for w in reversed(self.witnesses) if w.look(folder) is Verdict.SAME), None)
+    def is_changed(self, folder: Path, span: int, many: int | None = None) -> bool:
+        """Return whether anything remembered of the last `span` bytes, or of the `many` newest witnesses within them, is changed."""
+        newest = reversed(self.witnesses[-many:] if many else self.witnesses)
+        return any(w.look_whole(folder) is Verdict.CHANGED for w in itertools.takewhile(lambda w: self._within(w, span), newest))
+
+    def _within(self, witness: Witness, span: int) -> bool:
+        return witness is self.witnesses[-1] or self.witnesses[-1].end - witness.end < span
+
+    def last_same(self, folder: Path, span: int) -> Witness | None:
+        """Return the newest witness before which, as far as the last `span` bytes go, nothing is changed; older ones by their message."""
+        found: Witness | None = None
+        for witness in reversed(self.witnesses):
+            if not self._within(witness, span):
+                return found or next((w for w in reversed(self.witnesses) if w.end <= witness.end and w.look(folder) is Verdict.SAME), None)
+            verdict = witness.look_whole(folder)
+            found = None if verdict is Verdict.CHANGED else found or (witness if verdict is Verdict.SAME else None)
+        return found
 
     def messages_behind(self, position: int) -> int:
         """Return how many messages were put behind a position, by the witnesses."""
