@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tiered_index.cli.apart import check_apart
 from tiered_index.cli.output import human_count, human_seconds
 from tiered_index.cli.putting import PatientPut
 from tiered_index.cli.session import Session, command
@@ -48,6 +49,7 @@ def import_classic(
         raise InvalidArgument(f"{folder} is not a folder")
     opened = StoreDirectory.open(store if store is not None else folder.resolve().parent, store_name)
     config = session.config(offset_space="commitlog", slots=slots, items=items)
+    check_apart(config, opened.folder, folder)
     started_s = time.monotonic()
     with IndexService.open(config) as index:
         work = ClassicImport(index, folder, opened, PatientPut(index, patience), restart)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from tiered_index.cli.apart import check_apart
 from tiered_index.cli.follow import FollowOptions, ingest_store
 from tiered_index.cli.output import human_count, human_seconds
 from tiered_index.cli.progress import Progress
@@ -141,6 +142,7 @@ def ingest(
         options = FollowOptions(
             store_name, follow, wait, restart, skip_corrupt, skip_missing, begin_from, poll, patience, archive_segments
         )  # fmt: skip
+        check_apart(session.config(), source)
         return ingest_store(session, source, options, slots=slots, items=items, preset=preset)
     of_stores = {"--follow": follow, "--store-name": store_name, "--skip-corrupt": skip_corrupt, "--skip-missing": skip_missing,
                  "--from": begin_from != "begin", "--archive-segments": archive_segments}  # fmt: skip

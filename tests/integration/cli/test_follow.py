@@ -234,7 +234,8 @@ def test_options_of_files_and_folders_that_are_no_stores(in_process, tmp_path):
     (tmp_path / "commitlog").mkdir()
     assert in_process("ingest", str(tmp_path), *where, "--skip-bad") == 2
     assert not (tmp_path / "root").exists()
-    assert in_process("ingest", str(tmp_path), *where, "--quiet") == 0
+    (tmp_path / "empty" / "commitlog").mkdir(parents=True)
+    assert in_process("ingest", str(tmp_path / "empty"), *where, "--quiet") == 0
 
 
 class NoRoom:

@@ -1,0 +1,65 @@
+"""Nothing is ever written into a broker's folders: such a root or storage is refused before it is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tiered_index.cli.apart import check_apart
+from tiered_index.config import IndexConfig
+from tiered_index.errors import ConfigError
+from tiered_index.rocketmq.classic_index import Geometry
+from tiered_index.rocketmq.store_writer import StoreWriter
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    with StoreWriter(tmp_path / "broker" / "store", segment_bytes=4096, index=Geometry(20, 100)) as writer:
+        writer.put("orders", 0, keys="k", uniq_key="U")
+    return tmp_path / "broker" / "store"
+
+
+def contents(folder: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+PLACES = {
+    "the store itself": ("broker/store", "file://{}/objects"),
+    "root within the store": ("broker/store/deep/root", "file://{}/objects"),
+    "root above the store": ("broker", "file://{}/objects"),
+    "root by a link": ("link/root", "file://{}/objects"),
+    "storage within the store": ("root", "file://{}/broker/store/objects"),
+    "storage within, written in another way": ("root", "FILE://localhost{}/broker/../broker/st%6Fre"),
+    "database within the store": ("root", "sqlite://{}/broker/store/index.db"),
+}
+
+
+@pytest.mark.parametrize("command", ["ingest", "import-classic"])
+@pytest.mark.parametrize(("root", "storage"), PLACES.values(), ids=PLACES.keys())
+def test_a_place_within_the_store_is_refused(in_process, tmp_path: Path, store: Path, command: str, root: str, storage: str) -> None:
+    (tmp_path / "link").symlink_to(store)
+    before = contents(tmp_path)
+    source = store if command == "ingest" else store / "index"
+    where = ("--root", str(tmp_path / root), "--storage", storage.format(tmp_path))
+    assert in_process(command, str(source), *where) == 2
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("command", ["ingest", "import-classic"])
+def test_places_beside_the_store_are_taken(in_process, tmp_path: Path, store: Path, command: str) -> None:
+    source = store if command == "ingest" else store / "index"
+    before = contents(store)
+    where = ("--root", str(tmp_path / "broker" / "store-index"), "--storage", f"file://{tmp_path}/broker/objects", "--quiet")
+    assert in_process(command, str(source), *where, "--slots", "50", "--items", "2000") == 0
+    assert contents(store) == before
+
+
+def test_parts_of_a_store_on_other_disks(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "log").mkdir(parents=True)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "commitlog").symlink_to(tmp_path / "disk" / "log")
+    with pytest.raises(ConfigError, match="disk/log"):
+        check_apart(IndexConfig(root=tmp_path / "disk" / "log" / "root", storage="memory://x"), tmp_path / "store")
+    check_apart(IndexConfig(root=tmp_path / "disk" / "root", storage="memory://x"), tmp_path / "store")
+    check_apart(IndexConfig(root=None, storage=None), tmp_path / "store")
