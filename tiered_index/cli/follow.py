@@ -92,7 +92,7 @@ class Follower:
             if done.caught_up and not self.options.follow:
                 return
             self._say(progress)
-            if done.caught_up:
+            if done.caught_up or done.state is End.OPEN:
                 self.ending.event.wait(self.options.poll_s)
 
     def _count(self, done: Dispatched) -> None:

@@ -7,6 +7,7 @@ at the folder anew, and any thread may call. What can't be read is never passed 
 | found                                                        | what happens |
 |--------------------------------------------------------------|--------------|
 | zeros in the segment that is being written                   | the end, for now (`End.OPEN`) |
+| zeros there at a place that the caller calls a hole, with something readable behind | as anything that is no message |
 | half a message there, with nothing readable behind it        | the end, for now (`End.TORN`): a write under way, or what a crash tore |
 | anything else that is no message                             | `CorruptFile`, or skipped to the next readable message |
 | a position whose segment is deleted, or never was            | `MissingOffsets`, or skipped to the next segment |
@@ -152,16 +153,19 @@ class CommitLogReader:
 
     # all messages from a position on
 
-    def batches(self, position: int | None = None, *, skip_corrupt: bool = False, skip_missing: bool = False) -> Iterator[IndexBatch]:
+    def batches(
+        self, position: int | None = None, *, skip_corrupt: bool = False, skip_missing: bool = False, hole_at: int | None = None
+    ) -> Iterator[IndexBatch]:
         """Yield the entries of all messages from `position` (None: the beginning) to the end of what is written, in order.
 
         Each batch continues where the last one ended. The last one says by `state` what stands there: `End.OPEN`, `End.TORN`, or
         `End.SEGMENT` where the next segment isn't there yet; continue from its `end` later. An empty log yields nothing.
 
         Raises `CorruptFile` at the first damage and `MissingOffsets` at the first gap, after everything before it was yielded; with
-        `skip_corrupt` and `skip_missing` the range is named in the next batch's `skipped` instead.
+        `skip_corrupt` and `skip_missing` the range is named in the next batch's `skipped` instead. Zeros at `hole_at` are damage where
+        something readable lies behind them, which is searched for.
         """
-        for batch, _ in self._stretches(position, skip_corrupt, skip_missing):
+        for batch, _ in self._stretches(position, skip_corrupt, skip_missing, hole_at):
             yield batch
 
     def messages(self, position: int | None = None, *, skip_corrupt: bool = False, skip_missing: bool = False) -> Iterator[Message]:
@@ -174,7 +178,9 @@ class CommitLogReader:
                 yield message
                 at += message.size
 
-    def _stretches(self, position: int | None, skip_corrupt: bool, skip_missing: bool) -> Iterator[tuple[IndexBatch, bytes]]:
+    def _stretches(
+        self, position: int | None, skip_corrupt: bool, skip_missing: bool, hole_at: int | None = None
+    ) -> Iterator[tuple[IndexBatch, bytes]]:
         """Yield batches as `batches` does, each with the bytes that it was decoded from."""
         segments = self.segments()
         if not segments and not position:
@@ -198,7 +204,7 @@ class CommitLogReader:
                 batch, data = self._decode(segment, at)
                 readable = None
                 if batch.state in (End.OPEN, End.DAMAGED):
-                    batch, readable = self._judge(segment, batch)
+                    batch, readable = self._judge(segment, batch, hole_at)
             except FileNotFoundError:
                 vanished += 1
                 if vanished == _ATTEMPTS:
@@ -261,18 +267,20 @@ class CommitLogReader:
                 # without its traceback, which would keep what was read for as long as the error is kept
                 return replace(batch, state=End.DAMAGED, damage=error.with_traceback(None)), data
 
-    def _judge(self, segment: Segment, batch: IndexBatch) -> tuple[IndexBatch, int | None]:
+    def _judge(self, segment: Segment, batch: IndexBatch, hole_at: int | None) -> tuple[IndexBatch, int | None]:
         """Tell the end of a live log from damage: return the batch, called torn or damaged, and where reading could go on after damage."""
         later = [other for other in self.segments() if other.start > segment.start]
         written_behind = any(pread(other.path, BLANK_BYTES, 0).strip(b"\0") for other in later)
-        if batch.state is End.OPEN:
-            if not written_behind:
-                return batch, None
-            problem = CorruptFile(str(segment.path), "zeros where the log goes on in the next segment", offset=batch.end - segment.start)
-            batch = replace(batch, state=End.DAMAGED, damage=problem)
+        zeros = batch.state is End.OPEN
+        if zeros and not written_behind and batch.end != hole_at:
+            return batch, None
         readable = self._readable_behind(segment, batch.end - segment.start)
         if readable is None and not written_behind:
-            return replace(batch, state=End.TORN, damage=None), None
+            return batch if zeros else replace(batch, state=End.TORN, damage=None), None
+        if zeros:
+            where = "in the next segment" if written_behind else f"at commit log offset {readable}"
+            problem = CorruptFile(str(segment.path), f"zeros where the log goes on {where}", offset=batch.end - segment.start)
+            batch = replace(batch, state=End.DAMAGED, damage=problem)
         # What was read before the broker finished this place isn't damage: now that more is written behind it, it can't change any more.
         again, _ = self._decode(segment, batch.end)
         if again.messages or again.state in (End.MORE, End.SEGMENT):

@@ -6,6 +6,7 @@ was put, so a restart goes on there, and what is put twice is one answer. Only r
 | found                                                | what happens |
 |------------------------------------------------------|--------------|
 | zeros, or half a message, at the end of the live log | the end for now |
+| zeros with something readable behind them            | the same for one look, then damage |
 | damage                                               | `CorruptFile`; with `skip_corrupt` on to the next readable message |
 | a segment deleted before it was read                 | `MissingOffsets`; with `skip_missing` on to the next segment |
 | a log that isn't what was read, or is shorter        | `RewrittenOffsets`; with `skip_missing` back to the last message that is there |
@@ -36,6 +37,9 @@ Put = Callable[[Any, str, int], int]
 """As `IndexService.put_batch`: (columns, source, source position) -> entries."""
 Start = Literal["begin", "checkpoint"]
 _ROUND_BYTES = 1 << 26
+_LOOKS = 300
+# at zeros, until the consume queues are asked again whether they name something behind them
+_END_OF_LOG = 2**63 - 1
 _NEAR_WITNESSES, _NEAR_BYTES = 8, 1 << 20
 # compared with the log in every round
 _FAR_ROUNDS, _FAR_BYTES = 32, 1 << 26
@@ -88,7 +92,7 @@ class Dispatched:
     state: End | None = None
     """What stands at `end`; None for an empty log."""
     caught_up: bool = False
-    """Whether the round ended at the end of the log."""
+    """Whether the round ended at the end of the log, and not at zeros that may be a hole in it."""
 
 
 def check_one_store(index: IndexService, source: str, *, restart: bool = False) -> None:
@@ -138,6 +142,10 @@ class Dispatcher:
         self._trail.cut(self.position or 0)
         self.resumed_from = self.position
         self._last_store_ms: int | None = None
+        self._hole: tuple[int, int] | None = None
+        """Where zeros stand before something readable, and the log's end then; the next look finds them written, or damaged."""
+        self._no_hole: tuple[int, int] | None = None
+        self._looks = 0
         self._rounds = 0
         self._compare_all = True
         self._broker = self._broker_start()
@@ -161,7 +169,8 @@ class Dispatcher:
         begin = self.position
         try:
             proven = self._proven_end()
-            for read in self._reader.batches(begin, skip_corrupt=self._skip_corrupt, skip_missing=self._skip_missing):
+            hole_at = self._hole[0] if self._hole is not None else None
+            for read in self._reader.batches(begin, skip_corrupt=self._skip_corrupt, skip_missing=self._skip_missing, hole_at=hole_at):
                 batch = settled(self.store.commitlog, read, proven)
                 # looked at behind the reading: what was read before the log was cut is put, and the next look sees that it is gone
                 if changed := self._check_log():
@@ -187,7 +196,24 @@ class Dispatcher:
             count = self.store.messages_named(error.begin, error.end)
             known = f" ({count:,} messages by the consume queues)" if count else ""
             raise MissingOffsets(error.file, _first_words(error) + known, error.begin, error.end) from error
-        return replace(done, caught_up=True)
+        return replace(done, caught_up=done.state is not End.OPEN or not self._may_be_hole())
+
+    def _may_be_hole(self) -> bool:
+        """Return whether the zeros at the position may be a hole, which the next look believes: this one may have met the writer."""
+        position = self.position or 0
+        looked, self._hole = self._hole, None
+        end = self.store.log_end()
+        behind = end.offset if end is not None else 0
+        if behind <= position:
+            self._looks += 1
+            if self._looks % _LOOKS != 1 or not self.store.messages_named(position, _END_OF_LOG):
+                return False
+        if looked == (position, behind):
+            self._no_hole = looked  # searched through, and nothing readable there
+        if self._no_hole == (position, behind):
+            return False
+        self._hole = position, behind
+        return True
 
     def _proven_end(self) -> int:
         return proven_end(self.store.commitlog, self.position or 0, self._reader.chunk_bytes)

@@ -210,3 +210,15 @@ def test_a_writer_that_was_fenced_is_told_so_also_while_nothing_comes(followed, 
     with pytest.raises(WriterFenced):
         follower.run(Lines())
     followed.index._session.fenced = None
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_hole_in_the_live_segment_ends_the_command(followed, follow):
+    offsets = followed.write(30)
+    data = followed.segment(0).read_bytes()
+    followed.segment(0).write_bytes(data[: offsets[10]] + bytes(40) + data[offsets[10] + 40 :])
+    follower = follower_of(followed)
+    follower.options = FollowOptions(follow=follow, poll_s=0.01)
+    with pytest.raises(CorruptFile, match="zeros"):
+        follower.run(Lines())
+    assert follower.messages == 10
