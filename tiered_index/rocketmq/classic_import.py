@@ -4,8 +4,9 @@ A classic entry holds a hash, a commit log offset and a time difference; topic, 
 from the first entry of a file to its last, and those keys of the messages found there are put whose hash an entry has. An entry is dropped,
 and counted, where its message is missing, hidden (prepared: no consumer ever saw it), or has no key of that hash.
 
-The source is `classic:FOLDER`, its position the commit log offset before which every entry was looked at. Files are taken in the order of
-their names, one in memory at a time. One thread.
+The source is `classic:FOLDER`, its position the commit log offset before which every entry was looked at. It stays before the last message
+while further keys of that one may come, since the broker writes them one by one. Files are taken in the order of their names, one in memory
+at a time. One thread.
 """
 
 from __future__ import annotations
@@ -66,6 +67,9 @@ class ClassicImport:
         check_one_store(self.index, self.store.source, restart=self.restart)
         self.position = 0 if self.restart else self.index.durable_position(self.source) or 0
         self._reader = CommitLogReader(self.store.commitlog)
+        self._judged = -1  # the last message that was counted as missing or hidden; the next file may have keys of it, too
+        self._last = -1
+        self._last_hashes: set[int] = set()  # of the entries seen of the message at `_last`
 
     @property
     def source(self) -> str:
@@ -84,6 +88,25 @@ class ClassicImport:
                 (file,) = load_classic_index(self.folder, names=[name]).files
                 yield from self._file(file)
             self.files += 1
+        if self._last >= 0 and self._is_settled():
+            self._advance(self._last + 1)
+            yield self.position
+
+    def _is_settled(self) -> bool:
+        """Return whether no further entry of the last message can give anything."""
+        if self._judged == self._last:
+            return True
+        try:
+            message = self._reader.read(self._last)
+        except (CorruptFile, InvalidArgument):
+            return False  # deleted since
+        keys = message.index_keys
+        hashed, _ = hash_batch([message.topic], np.zeros(len(keys), np.int64), code_units(pa.array(keys, pa.large_string())))
+        return set(hashed.tolist()) <= self._last_hashes
+
+    def _advance(self, position: int) -> None:
+        self.put(pa.RecordBatch.from_pydict(_NOTHING), self.source, position)
+        self.position = position
 
     def _names(self) -> list[str]:
         return [name for name in classic_file_names(self.folder) if len(name) == _NAME_DIGITS]
@@ -103,6 +126,8 @@ class ClassicImport:
         offsets, hashes = offsets[order], hashes[order]
         self.read += len(offsets)
         last = int(offsets[-1])
+        known = self._last_hashes if last == self._last else set()
+        self._last, self._last_hashes = last, known | set(hashes[offsets == last].tolist())
         unmatched: list[Int64] = []
         done = 0
         for batch in self._batches(int(offsets[0]), last):
@@ -112,8 +137,7 @@ class ClassicImport:
             yield self.position
         self._judge(np.concatenate([*unmatched, offsets[done:]]))
         # a message's further keys may be in the next file
-        self.put(pa.RecordBatch.from_pydict(_NOTHING), self.source, last)
-        self.position = last
+        self._advance(last)
 
     def _batches(self, first: int, last: int) -> Iterator[IndexBatch]:
         """Yield the batches of the log from an entry's offset on to the one that has the last; what can't be read is passed over."""
@@ -150,13 +174,17 @@ class ClassicImport:
             try:
                 message = self._reader.read(offset)
             except (CorruptFile, InvalidArgument):
+                if offset == self._judged:
+                    continue
+                self._judged = offset
                 self.missing += 1
                 if len(self.missing_offsets) < _NAMED:
                     self.missing_offsets.append(offset)
                 continue
             if message.is_visible:
                 self.mismatched += count
-            else:
+            elif offset != self._judged:
+                self._judged = offset
                 self.hidden += 1
 
 

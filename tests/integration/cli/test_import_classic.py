@@ -20,13 +20,15 @@ from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.storage.memory import MemoryStorage
 
 GEOMETRY = Geometry(20, 100)
+SPANNING = Geometry(20, 51)
+"""Files of 50 entries: a message of three has them in two files now and then."""
 SMALL = ("--slots", 50, "--items", 2_000)
 
 
-def made(folder, count=200, **fields):
+def made(folder, count=200, geometry=GEOMETRY, **fields):
     """Write a store with classic index files of 99 entries, two keys and a unique one a message; return its offsets."""
     names = iter(f"2026112010000{n:04d}" for n in range(1_000))
-    with StoreWriter(folder, segment_bytes=SEGMENT, index=GEOMETRY, index_name=lambda: next(names)) as writer:
+    with StoreWriter(folder, segment_bytes=SEGMENT, index=geometry, index_name=lambda: next(names)) as writer:
         offsets = []
         for n in range(count):
             topic = "orders" if n % 3 else "payments"
@@ -49,6 +51,7 @@ def open_index(folder, **settings):
 def imported(index, store, put=None):
     work = ClassicImport(index, store / "index", StoreDirectory.open(store), put or index.put_batch)
     list(work.run())
+    index.flush()
     return work
 
 
@@ -70,7 +73,7 @@ def test_golden_index_files_give_what_the_log_has(script, tmp_path, where):
                 assert set(query["phyOffsets"]) - hidden <= found
     again = script("import-classic", store / "index", *where).document
     assert again["resumed_from"] == document["position"]
-    assert again["entries_read"] < 5
+    assert again["entries_read"] == again["hidden_messages"] == 0
     # the store itself adds nothing to answers that are there
     assert script("ingest", store, *where).document["messages"] == 170
     with IndexReader.open(root=tmp_path / "root") as reader:
@@ -88,6 +91,49 @@ def test_missing_messages_are_counted_and_named(script, tmp_path, where):
         check(reader, scan(tmp_path / "store"))
     lines = script("import-classic", tmp_path / "store" / "index", *where[:-1], "--restart").out
     assert f"messages missing  {len(lost)} (at {lost[0]}" in lines
+
+
+@pytest.mark.parametrize("sys_flag", [0, TRANSACTION_PREPARED])
+def test_a_message_whose_keys_lie_in_two_files_is_counted_once(tmp_path, sys_flag):
+    store = tmp_path / "store"
+    offsets = made(store, 100, SPANNING, sys_flag=sys_flag)
+    assert len(list((store / "index").iterdir())) == 6
+    if not sys_flag:
+        shutil.rmtree(store / "commitlog")
+    with open_index(tmp_path) as index:
+        work = imported(index, store)
+        assert (work.read, work.entries, work.mismatched) == (300, 0, 0)
+        assert (work.missing, work.hidden) == ((0, 100) if sys_flag else (100, 0))
+        assert work.missing_offsets == ([] if sys_flag else offsets)
+        again = imported(index, store)
+        assert (again.read, again.entries, again.missing, again.hidden) == (0, 0, 0, 0)
+
+
+def test_a_second_run_looks_at_nothing_again(tmp_path):
+    made(tmp_path / "store", 100, SPANNING)
+    with open_index(tmp_path) as index:
+        assert imported(index, tmp_path / "store").entries == 300
+        again = imported(index, tmp_path / "store")
+        assert (again.read, again.entries, again.files) == (0, 0, 6)
+
+
+def test_further_keys_of_the_last_message_are_taken_when_they_come(tmp_path):
+    store = tmp_path / "store"
+    offsets = made(store, 100, SPANNING)
+    names = sorted(path.name for path in (store / "index").iterdir())
+    (tmp_path / "later").mkdir()
+    for name in names[1:]:
+        (store / "index" / name).rename(tmp_path / "later" / name)
+    with open_index(tmp_path) as index:
+        first = imported(index, store)
+        assert (first.entries, first.position) == (50, offsets[16])  # 16 messages, and two keys of the next
+        (tmp_path / "later" / names[1]).rename(store / "index" / names[1])
+        second = imported(index, store)
+        assert (second.read, second.position) == (52, offsets[33])
+        for name in names[2:]:
+            (tmp_path / "later" / name).rename(store / "index" / name)
+        imported(index, store)
+        check(index, scan(store))
 
 
 def test_a_log_that_is_gone_is_all_missing(tmp_path):
