@@ -22,6 +22,7 @@ from tiered_index.rocketmq.layout import MIN_MESSAGE_BYTES
 from tiered_index.rocketmq.message import Message, decode_message
 from tiered_index.rocketmq.message_head import MAX_MESSAGE_BYTES, check_head
 from tiered_index.rocketmq.segments import Segment
+from tiered_index.rocketmq.store import StoreDirectory
 from tiered_index.service.log_records import ArchivedSegment
 from tiered_index.service.messages import Fetched, MessageState
 from tiered_index.service.segment_archive import SegmentArchive
@@ -122,15 +123,13 @@ class RocketmqMessages:
     """The messages of one store directory and of an index's archived segments; either may be None.
 
     `store` is the folder that holds ``commitlog``; `store_name` narrows the archive to one store's segments (None: all are tried).
-    `threads` bounds requests at once.
+    `threads` bounds requests at once. Raises `InvalidArgument` where `store` is no RocketMQ store.
     """
 
     def __init__(
         self, store: Path | None, archive: SegmentArchive | None = None, *, store_name: str | None = None, threads: int = 8
     ) -> None:
-        if store is not None and not store.is_dir():
-            raise InvalidArgument(f"{store} is not a store's directory")
-        self._folder = store / "commitlog" if store is not None else None
+        self._folder = StoreDirectory.open(store).commitlog if store is not None else None
         self._archive = archive
         self._store_name = store_name
         self._threads = threads

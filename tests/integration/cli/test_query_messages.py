@@ -56,6 +56,20 @@ def made(script, tmp_path_factory):
     return Archived(folder, messages)
 
 
+@pytest.mark.parametrize("kind", ["none", "file", "another folder", "commitlog itself"])
+def test_a_folder_that_is_no_store_is_refused(script, made, tmp_path, kind):
+    places = {"none": tmp_path / "absent", "file": tmp_path / "file", "another folder": tmp_path}
+    store = places.get(kind, made.store / "commitlog")
+    (tmp_path / "file").write_bytes(b"")
+    said = "is no RocketMQ store" if store.is_dir() else "is not a folder"
+    index = ("--root", made.folder / "root", "--storage", made.uri)
+    for line in (("query", TOPIC, KEY, "--messages", *index), ("message", made.messages[0].offset_msg_id),
+                 ("message", made.messages[0].offset_msg_id, *index), ("message", "x", "--topic", TOPIC, *index)):  # fmt: skip
+        refused = script(*line, "--store", store, "--json")
+        assert (refused.code, refused.out, refused.error["type"]) == (2, "", "InvalidArgument"), line
+        assert f"{store} {said}" in refused.error["message"]
+
+
 @pytest.fixture
 def run_here(in_process):
     """Return a function that runs a command line in this process: what it reads is what counts here, not that it starts."""
