@@ -24,6 +24,7 @@ from tiered_index.errors import BackPressure, TieredIndexError
 from tiered_index.rocketmq.archive import SegmentArchiver
 from tiered_index.rocketmq.dispatcher import Dispatched, Dispatcher, Loss, Start
 from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.rocketmq.torn import TornTail
 from tiered_index.rocketmq.walking import End
 from tiered_index.service.index import IndexService
 
@@ -66,6 +67,9 @@ class Follower:
     losses: list[Loss] = field(default_factory=list)
     loss_count: int = 0
     _tail: End | None = None
+    _torn: TornTail | None = None
+    _torn_said: bool = False
+    """Whether half a message that stays at the end of the log was reported: it has to be there at two looks, for most are being written."""
     _said: tuple[object, ...] = ()
     _said_s: float = 0.0
     _new_losses: list[Loss] = field(default_factory=list)
@@ -97,6 +101,12 @@ class Follower:
 
     def _count(self, done: Dispatched) -> None:
         self._tail = done.state or self._tail
+        if done.torn is None or self._torn is None or done.torn[:2] != self._torn[:2]:
+            self._torn_said = False
+        elif not self._torn_said:
+            self._torn_said = True
+            self.session.out.note(_torn_words(done.torn))
+        self._torn = done.torn
         self.messages += done.messages
         self.entries += done.entries
         self.hidden += done.hidden
@@ -123,14 +133,15 @@ class Follower:
         detail = f"{human_count(self.entries)} entries, {human_bytes(lag.bytes)}{seconds} behind"
         progress.update(self.dispatcher.position or 0, "; ".join([detail, *problems]))
         archived = {"archived_segments": self.archiving.archived} if self.archiving is not None else {}
-        state = (self.dispatcher.position, lag, self.loss_count, *archived.values(), *problems)
+        torn = _range(self._torn) if self._torn_said else None
+        state = (self.dispatcher.position, lag, self.loss_count, str(torn), *archived.values(), *problems)
         if not (self.options.follow and self.session.out.as_json) or state == self._said:
             return
         self._said = state
         self.session.out.record({
             "status": "following", "position": self.dispatcher.position or 0, "messages": self.messages, "entries": self.entries,
             "lag": asdict(lag), "losses": [asdict(loss) for loss in self._new_losses], "problems": problems,
-            **archived,
+            "state": self._tail.value if self._tail is not None else None, "torn": torn, **archived,
         })  # fmt: skip
         self._new_losses.clear()
         sys.stdout.flush()
@@ -156,6 +167,7 @@ class Follower:
             "hidden": self.hidden,
             "replaced_keys": self.replaced_keys,
             "tail": self._tail.value if self._tail is not None else None,
+            "torn": _range(self._torn),
             "lag": asdict(dispatcher.lag()),
             "loss_count": self.loss_count,
             "losses": [asdict(loss) for loss in self.losses],
@@ -207,9 +219,17 @@ def ingest_store(session: Session, path: Path, options: FollowOptions, **setting
     return ending.exit_code
 
 
+def _range(torn: TornTail | None) -> dict[str, int] | None:
+    return None if torn is None else {"begin": torn.begin, "end": torn.end}
+
+
+def _torn_words(torn: TornTail) -> str:
+    return f"torn: commit log offsets {torn.begin} to {torn.end}: half a message at the end of the log; the broker's recovery cuts it off"
+
+
 def _facts(document: dict[str, Any]) -> dict[str, object]:
     resumed = f" (resumed from {human_count(document['resumed_from'])})" if document["resumed_from"] else ""
-    lag = document["lag"]
+    lag, torn = document["lag"], document["torn"]
     losses = document["loss_count"]
     return {
         "store": document["source"],
@@ -219,6 +239,7 @@ def _facts(document: dict[str, Any]) -> dict[str, object]:
         "entries": human_count(document["entries"]),
         "hidden": f"{human_count(document['hidden'])} prepared or rolled back" if document["hidden"] else None,
         "lost": f"{human_count(losses)} ranges of the commit log, named above" if losses else None,
+        "torn": f"commit log offsets {torn['begin']} to {torn['end']}, half a message at the end of the log" if torn else None,
         "archived": f"{human_count(document['archived_segments'])} segments" if "archived_segments" in document else None,
         "rate": f"{human_count(document['entries_per_s'])} entries/s" if document["entries_per_s"] else None,
         "time": human_seconds(document["elapsed_s"]),

@@ -26,6 +26,7 @@ from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.index_columns import IndexBatch, SkippedRange
 from tiered_index.rocketmq.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.rocketmq.tail import proven_end, settled, witnesses_of
+from tiered_index.rocketmq.torn import TornTail, torn_tail
 from tiered_index.rocketmq.walking import End
 from tiered_index.rocketmq.witnesses import Trail, Verdict
 from tiered_index.service.index import IndexService
@@ -93,6 +94,8 @@ class Dispatched:
     """What stands at `end`; None for an empty log."""
     caught_up: bool = False
     """Whether the round ended at the end of the log, and not at zeros that may be a hole in it."""
+    torn: TornTail | None = None
+    """Where `state` is `End.TORN`: what half a message stands at `end`."""
 
 
 def check_one_store(index: IndexService, source: str, *, restart: bool = False) -> None:
@@ -144,6 +147,8 @@ class Dispatcher:
         self._last_store_ms: int | None = None
         self._hole: tuple[int, int] | None = None
         """Where zeros stand before something readable, and the log's end then; the next look finds them written, or damaged."""
+        self._torn: TornTail | None = None
+        """What was looked at before the log was read and called torn: as long as it is the same, it isn't read again."""
         self._no_hole: tuple[int, int] | None = None
         self._looks = 0
         self._rounds = 0
@@ -167,6 +172,11 @@ class Dispatcher:
 
     def _round(self, done: Dispatched) -> Dispatched:
         begin = self.position
+        torn: TornTail | None = None
+        if begin is not None and self._torn is not None and self._torn.begin == begin:
+            torn = torn_tail(self.store, begin)
+            if torn.seen and torn == self._torn:
+                return replace(done, state=End.TORN, caught_up=True, torn=torn)
         try:
             proven = self._proven_end()
             hole_at = self._hole[0] if self._hole is not None else None
@@ -182,7 +192,7 @@ class Dispatcher:
                     state=batch.state,
                 )  # fmt: skip
                 if batch.end < read.end:
-                    return replace(done, caught_up=True)
+                    return replace(done, caught_up=True, torn=torn_tail(self.store, batch.end)._replace(end=read.end))
                 if batch.messages and batch.end - (begin or 0) >= self._round_bytes and batch.state in (End.MORE, End.SEGMENT):
                     return done
                 proven = self._proven_end()
@@ -196,6 +206,11 @@ class Dispatcher:
             count = self.store.messages_named(error.begin, error.end)
             known = f" ({count:,} messages by the consume queues)" if count else ""
             raise MissingOffsets(error.file, _first_words(error) + known, error.begin, error.end) from error
+        self._torn = None
+        if done.state is End.TORN and self.position is not None:
+            # believed only if it was seen before it was read: what is seen now may be whole by now
+            self._torn = torn if torn is not None and torn.begin == self.position else TornTail(self.position, self.position)
+            done = replace(done, torn=torn or torn_tail(self.store, self.position))
         return replace(done, caught_up=done.state is not End.OPEN or not self._may_be_hole())
 
     def _may_be_hole(self) -> bool:

@@ -222,3 +222,28 @@ def test_a_hole_in_the_live_segment_ends_the_command(followed, follow):
     with pytest.raises(CorruptFile, match="zeros"):
         follower.run(Lines())
     assert follower.messages == 10
+
+
+def test_half_a_message_that_stays_is_told_once_with_its_range(followed, capsys, monkeypatch):
+    monkeypatch.setattr("tiered_index.cli.follow._STATUS_INTERVAL_S", 0.0)
+    (start,) = followed.write(6)[-1:]
+    data = followed.segment(0).read_bytes()
+    followed.segment(0).write_bytes(data[: start + 60] + bytes(len(data) - start - 60))
+    follower = follower_of(followed)
+    follower.session.out.quiet = False
+    looks = []
+
+    def wait(_):
+        looks.append(1)
+        if len(looks) == 5:
+            follower.ending.event.set()
+
+    monkeypatch.setattr(follower.ending.event, "wait", wait)
+    follower.run(Lines())
+    out, err = capsys.readouterr()
+    told = [json.loads(line) for line in out.splitlines()]
+    assert [line["torn"] is None for line in told] == [True, False]
+    assert told[-1]["state"] == "torn"
+    assert told[-1]["torn"]["begin"] == start < told[-1]["torn"]["end"] <= start + 60
+    assert err.count("torn: commit log offsets") == 1
+    assert follower.document(taken_s=1.0)["torn"] == told[-1]["torn"]

@@ -1,0 +1,77 @@
+"""Half a message at the end of a live log: reported with its range, and searched behind once only."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.rocketmq.followed import SEGMENT, Followed, rounds
+from tiered_index.rocketmq.commitlog import CommitLogReader
+from tiered_index.rocketmq.walking import End
+
+
+@pytest.fixture
+def followed(tmp_path):
+    made = Followed(tmp_path)
+    yield made
+    made.index.abandon()
+
+
+def tear(followed: Followed, kept: int) -> tuple[int, bytes]:
+    """Leave only the first bytes of a message at the end of the log; return where it begins, and the segment with all of it."""
+    (start,) = followed.write(1, body=b"b" * 40)
+    whole = followed.segment(0).read_bytes()
+    followed.segment(0).write_bytes(whole[: start + kept].ljust(SEGMENT, b"\0"))
+    return start, whole
+
+
+def test_a_torn_tail_has_a_range_and_is_searched_behind_only_when_something_changed(followed, monkeypatch):
+    searched = []
+    real = CommitLogReader._readable_behind
+    monkeypatch.setattr(CommitLogReader, "_readable_behind", lambda *given: searched.append(given) or real(*given))
+    followed.write(5)
+    start, whole = tear(followed, 60)
+    written = start + len(whole[start : start + 60].rstrip(b"\0"))
+    dispatcher = followed.dispatcher()
+    for _ in range(6):
+        done = dispatcher.run_once()
+        assert (done.state, done.caught_up, done.end) == (End.TORN, True, start)
+        assert done.torn is not None and done.torn[:2] == (start, written)
+    assert len(searched) == 2  # the second time because the first may have met the writer
+    status = followed.segment(0).stat()
+    followed.segment(0).write_bytes(whole[: start + 70].ljust(SEGMENT, b"\0"))
+    os.utime(followed.segment(0), ns=(status.st_atime_ns, status.st_mtime_ns))  # as a mapped file that is dirty already
+    assert dispatcher.run_once().torn[1] > written
+    assert len(searched) == 3
+    followed.segment(0).write_bytes(whole)
+    os.utime(followed.segment(0), ns=(status.st_atime_ns, status.st_mtime_ns))
+    (done,) = rounds(dispatcher)
+    assert (done.messages, done.torn) == (1, None)
+    followed.check()
+
+
+def test_what_is_finished_just_after_it_was_called_torn_is_not_taken_for_torn_for_ever(followed, monkeypatch):
+    followed.write(5)
+    _, whole = tear(followed, 60)
+    real = CommitLogReader._readable_behind
+
+    def finish(*given):
+        found = real(*given)
+        followed.segment(0).write_bytes(whole)
+        return found
+
+    monkeypatch.setattr(CommitLogReader, "_readable_behind", finish)
+    dispatcher = followed.dispatcher()
+    assert dispatcher.run_once().state is End.TORN
+    assert dispatcher.run_once().messages == 1
+    followed.check()
+
+
+def test_a_message_with_a_bad_body_at_the_end_is_torn_as_a_whole(followed):
+    followed.write(5)
+    (start,) = followed.write(1, body=b"body of the last one")
+    data = followed.segment(0).read_bytes()
+    followed.segment(0).write_bytes(data.replace(b"body of the last", b"BODY of the last"))
+    done = followed.dispatcher().run_once()
+    assert (done.state, done.torn[:2]) == (End.TORN, (start, followed.writer.next_offset))

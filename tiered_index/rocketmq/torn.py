@@ -1,0 +1,45 @@
+"""Half a message at the end of a live log: where it is, and whether it is still what it was. Stateless.
+
+Telling it from damage takes a search through the rest of the segment. As long as nothing there changes, the search would find the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from typing import NamedTuple
+
+from tiered_index.rocketmq.layout import BLANK_BYTES
+from tiered_index.rocketmq.segments import list_segments
+from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.rocketmq.witnesses import stored_bytes
+
+__all__ = ["TornTail", "torn_tail"]
+
+_PAGE = 4_096
+_MAX_BYTES = 1 << 23
+# twice what brokers take as a message: a size that lies isn't followed further
+
+
+class TornTail(NamedTuple):
+    """Commit log offsets [begin, end) hold something that is no whole message; `seen` is what was seen of them and of what is behind."""
+
+    begin: int
+    end: int
+    seen: tuple[object, ...] = ()
+
+
+def torn_tail(store: StoreDirectory, position: int) -> TornTail:
+    """Look at what stands at a position where half a message was found.
+
+    Writing to a mapped file needn't change its time, so the bytes count as well: those of the message that seems to be there, and the end
+    of the log.
+    """
+    head = stored_bytes(store.commitlog, position, BLANK_BYTES) or b""
+    claimed = min(max(int.from_bytes(head[:4], "big", signed=True), 0), _MAX_BYTES)
+    data = stored_bytes(store.commitlog, position, claimed + _PAGE) or b""
+    files = []
+    for segment in list_segments(store.commitlog)[-3:]:
+        with contextlib.suppress(OSError):  # deleted meanwhile
+            files.append((segment.start, segment.file_size, segment.path.stat().st_mtime_ns))
+    return TornTail(position, position + len(data.rstrip(b"\0")), (zlib.crc32(data), len(data), store.log_end(), *files))
