@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,8 +27,7 @@ ENTRY_BYTES = ENTRY.itemsize
 ENTRIES_PER_FILE = 300_000
 _READ_ENTRIES = 1 << 18
 _READ_AHEAD = 1 << 13
-_CALLS_BETWEEN_LISTINGS = 16
-_END_OF_TIME = 2**63 - 1
+_BYTES_BETWEEN_LISTINGS = 1 << 28
 
 Entries = npt.NDArray[np.void]
 
@@ -142,54 +140,65 @@ def list_queues(folder: Path) -> list[ConsumeQueue]:
 class QueuePositions:
     """Where messages begin, out of all queues of a store: what `CommitLogReader` needs to save its walk.
 
-    Remembers how far each queue was read, so that a pass from front to back reads each entry once. Queues that name nothing more, and new
-    ones, are looked at now and then; what isn't named, or not readably, is walked to. Memory: 8 bytes for each entry read ahead.
+    Keeps a cursor for each queue, so that a pass from front to back reads each entry once. Queues that name nothing more, and new ones, are
+    looked at again only when the log has gone on by `_BYTES_BETWEEN_LISTINGS`: at the end of a live log the walk is cheaper than a look at
+    every queue. What isn't named, or not readably, is walked to. Memory: 8 bytes for each entry read ahead.
     """
 
     folder: Path
-    _queues: list[ConsumeQueue] = field(default_factory=list, init=False)
-    _next: dict[ConsumeQueue, int] = field(default_factory=dict, init=False)
-    """The queue offset at which each queue is read on."""
-    _reached: dict[ConsumeQueue, int] = field(default_factory=dict, init=False)
-    """The commit log offset up to which each queue was read; one that had nothing more counts as read to the end of time."""
-    _waiting: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), init=False)
+    _cursors: dict[ConsumeQueue, _Cursor] = field(default_factory=dict, init=False)
     _asked: int = field(default=0, init=False)
-    _calls: int = field(default=0, init=False)
+    _listed: int | None = field(default=None, init=False)
+    """Where the pass was when the queues were listed."""
 
     def between(self, begin: int, end: int) -> npt.NDArray[np.int64]:
         """Return the commit log offsets within [begin, end) that queues name, ascending, each once."""
         if begin < self._asked:
-            self._next.clear()
-            self._reached.clear()
-            self._waiting = np.zeros(0, np.int64)
-            self._calls = 0
+            self._cursors.clear()
+            self._listed = None
         self._asked = begin
-        if self._calls % _CALLS_BETWEEN_LISTINGS == 0:
-            self._queues = list_queues(self.folder)
-            self._reached = {queue: offset for queue, offset in self._reached.items() if offset < _END_OF_TIME}
-        self._calls += 1
-        found = [part for queue in self._queues if self._reached.get(queue, -1) < end for part in self._advance(queue, begin, end)]
-        if found:
-            # sorted runs, which a stable sort merges: far faster here than what np.unique does
-            known = np.sort(np.concatenate([self._waiting, *found]), kind="stable")
-            self._waiting = known[np.append(True, known[1:] != known[:-1])]
-        self._waiting = self._waiting[np.searchsorted(self._waiting, begin) :]
-        return self._waiting[: np.searchsorted(self._waiting, end)]
+        if self._listed is None or begin - self._listed >= _BYTES_BETWEEN_LISTINGS:
+            self._cursors = {queue: self._cursors.get(queue) or _Cursor(queue) for queue in list_queues(self.folder)}
+            for cursor in self._cursors.values():
+                cursor.is_at_end = False
+            self._listed = begin
+        found = [part for cursor in self._cursors.values() if len(part := cursor.between(begin, end))]
+        if not found:
+            return np.zeros(0, np.int64)
+        # sorted runs, which a stable sort merges: far faster here than what np.unique does
+        known = np.sort(np.concatenate(found), kind="stable")
+        distinct: npt.NDArray[np.int64] = known[np.append(True, known[1:] != known[:-1])]
+        return distinct
 
-    def _advance(self, queue: ConsumeQueue, begin: int, end: int) -> Iterator[npt.NDArray[np.int64]]:
-        """Read a queue until it names an offset at or behind `end`."""
-        reached = -1
-        while reached < end:
+
+@dataclass(slots=True)
+class _Cursor:
+    """How far one queue was read. `ahead`: the commit log offsets of entries that were read and not passed yet."""
+
+    queue: ConsumeQueue
+    next: int | None = None
+    """The queue offset at which it is read on; None: not looked up yet."""
+    ahead: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    is_at_end: bool = False
+    """Whether it had nothing more, or nothing readable."""
+
+    def between(self, begin: int, end: int) -> npt.NDArray[np.int64]:
+        """Return the offsets within [begin, end) that the queue names; later calls have no smaller `begin`."""
+        while not self.is_at_end and (not len(self.ahead) or self.ahead[-1] < end):
             try:
-                if queue not in self._next:
-                    self._next[queue] = queue.seek(begin)
-                start, entries = queue.read(self._next[queue], _READ_AHEAD)
+                if self.next is None:
+                    self.next = self.queue.seek(begin)
+                start, entries = self.queue.read(self.next, _READ_AHEAD)
             except (CorruptFile, StorageError):
                 entries = np.zeros(0, ENTRY)
             if not len(entries):
-                reached = _END_OF_TIME
+                self.is_at_end = True
                 break
-            self._next[queue] = start + len(entries)
-            yield entries["offset"].astype(np.int64)
-            reached = int(entries["offset"][-1])
-        self._reached[queue] = reached
+            self.next = start + len(entries)
+            self.ahead = np.concatenate([self.ahead[np.searchsorted(self.ahead, begin) :], entries["offset"].astype(np.int64)])
+        if not len(self.ahead) or self.ahead[0] >= end:
+            return self.ahead[:0]
+        self.ahead = self.ahead[np.searchsorted(self.ahead, begin) :]
+        part = self.ahead[: np.searchsorted(self.ahead, end)]
+        # offsets of a queue that is damaged may be in any order
+        return part[(part >= begin) & (part < end)]
