@@ -1,4 +1,4 @@
-"""Half a message at the end of a live log: reported with its range, and searched behind once only."""
+"""The end of a live log: half a message there is reported with its range, and a round that chases a writer ends."""
 
 from __future__ import annotations
 
@@ -75,3 +75,32 @@ def test_a_message_with_a_bad_body_at_the_end_is_torn_as_a_whole(followed):
     followed.segment(0).write_bytes(data.replace(b"body of the last", b"BODY of the last"))
     done = followed.dispatcher().run_once()
     assert (done.state, done.torn[:2]) == (End.TORN, (start, followed.writer.next_offset))
+
+
+# rounds that end
+
+
+def test_a_round_that_chases_a_writer_ends_after_some_time(followed):
+    followed.write(400)
+    times = iter(range(100))
+    dispatcher = followed.dispatcher(now_s=lambda: next(times) / 5)  # a fifth of a second for each look at the clock
+    done = dispatcher.run_once()
+    assert (done.caught_up, 0 < done.messages < 400, done.end) == (False, True, dispatcher.position)
+    assert done.messages + sum(later.messages for later in rounds(dispatcher)) == 400
+    followed.check()
+
+
+def test_a_round_ends_behind_the_batch_during_which_it_was_asked_to(followed):
+    followed.write(400)
+    asked = []
+    dispatcher = followed.dispatcher(stopping=lambda: bool(asked))
+    real = dispatcher._put
+
+    def put(*given):
+        asked.append(given)
+        return real(*given)
+
+    dispatcher._put = put
+    done = dispatcher.run_once()
+    assert (len(asked), done.caught_up, done.end) == (1, False, dispatcher.position)
+    assert 0 < done.messages < 400

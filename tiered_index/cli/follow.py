@@ -187,7 +187,7 @@ def ingest_store(session: Session, path: Path, options: FollowOptions, **setting
         index = stack.enter_context(IndexService.open(config))
         dispatcher = Dispatcher(
             index, store, put=PatientPut(index, options.patience_s, ending.event), skip_corrupt=options.skip_corrupt,
-            skip_missing=options.skip_missing, restart=options.restart, start=options.start,
+            skip_missing=options.skip_missing, restart=options.restart, start=options.start, stopping=ending.event.is_set,
         )  # fmt: skip
         follower = Follower(session, index, dispatcher, options, ending)
         if options.archive:

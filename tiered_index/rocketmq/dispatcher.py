@@ -17,6 +17,7 @@ Everything before what is raised was put, and reported by a round before. One th
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -38,6 +39,7 @@ Put = Callable[[Any, str, int], int]
 """As `IndexService.put_batch`: (columns, source, source position) -> entries."""
 Start = Literal["begin", "checkpoint"]
 _ROUND_BYTES = 1 << 26
+_ROUND_S = 0.5
 _LOOKS = 300
 # at zeros, until the consume queues are asked again whether they name something behind them
 _END_OF_LOG = 2**63 - 1
@@ -115,9 +117,11 @@ class Dispatcher:
     def __init__(
         self, index: IndexService, store: StoreDirectory, *, put: Put | None = None, skip_corrupt: bool = False, skip_missing: bool = False,
         restart: bool = False, start: Start = "begin", reader: CommitLogReader | None = None, round_bytes: int = _ROUND_BYTES,
-        disk: Disk | None = None,
+        disk: Disk | None = None, stopping: Callable[[], bool] = lambda: False, now_s: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """`put` stands in for `index.put_batch`, to wait out back-pressure. `start` counts only where the index doesn't know the store.
+
+        A round ends early once `stopping` says so; `now_s` is its clock.
 
         `restart` takes the log from its beginning. Raises `ConfigError` where the index follows another store, `CorruptFile` where what is
         remembered of this one can't be read, `StorageMisconfigured` where the log may not be read.
@@ -129,6 +133,7 @@ class Dispatcher:
         self._skip_corrupt, self._skip_missing = skip_corrupt, skip_missing
         self._reader = reader or CommitLogReader(store.commitlog)
         self._round_bytes = round_bytes
+        self._stopping, self._now_s = stopping, now_s
         self._trail = Trail.load(index.config.root, store.source, disk or Disk())
         durable = index.durable_position(store.source)
         self.position: int | None = durable
@@ -158,7 +163,7 @@ class Dispatcher:
     # one round
 
     def run_once(self) -> Dispatched:
-        """Put what the log holds behind the position, up to its end or some 64 MiB; return what was done.
+        """Put what the log holds behind the position, up to its end, some 64 MiB or half a second; return what was done.
 
         Raises `CorruptFile`, `MissingOffsets`, `RewrittenOffsets`, `StorageMisconfigured`, `StorageUnavailable`, and what `put` raises.
         """
@@ -172,6 +177,7 @@ class Dispatcher:
 
     def _round(self, done: Dispatched) -> Dispatched:
         begin = self.position
+        until_s = self._now_s() + _ROUND_S
         torn: TornTail | None = None
         if begin is not None and self._torn is not None and self._torn.begin == begin:
             torn = torn_tail(self.store, begin)
@@ -193,7 +199,8 @@ class Dispatcher:
                 )  # fmt: skip
                 if batch.end < read.end:
                     return replace(done, caught_up=True, torn=torn_tail(self.store, batch.end)._replace(end=read.end))
-                if batch.messages and batch.end - (begin or 0) >= self._round_bytes and batch.state in (End.MORE, End.SEGMENT):
+                enough = batch.end - (begin or 0) >= self._round_bytes or self._now_s() >= until_s or self._stopping()
+                if batch.messages and enough and batch.state in (End.MORE, End.SEGMENT):
                     return done
                 proven = self._proven_end()
         except TieredIndexError as error:
