@@ -34,7 +34,7 @@ class Archiving:
     def problem(self) -> str | None:
         """What kept the last round from its end, and which segments are passed over; None where all is archived."""
         losses = self._archiver.passed_over
-        named = f"{len(losses):,} segments passed over, the last: {losses[-1].problem}" if losses else None
+        named = f"segments passed over: {len(losses):,}, the last {losses[-1].problem}" if losses else None
         return "; ".join(filter(None, (self._trouble, named))) or None
 
     def new_losses(self) -> list[Loss]:

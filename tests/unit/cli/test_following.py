@@ -126,9 +126,9 @@ def test_segments_that_were_passed_over_are_told_once_and_stay_a_problem():
             ended(archiving)
             told.append(archiving.new_losses())
         assert told == [[lost[0]], [], [lost[1]]]
-        assert archiving.problem == "down; 2 segments passed over, the last: not archived: 9"
+        assert archiving.problem == "down; segments passed over: 2, the last not archived: 9"
         archiving.finish()
-        assert archiving.problem == "2 segments passed over, the last: not archived: 9"
+        assert archiving.problem == "segments passed over: 2, the last not archived: 9"
         assert archiving.archived == 1
 
 
