@@ -7,7 +7,9 @@ import os
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, rounds
+from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.commitlog import CommitLogReader
+from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.rocketmq.walking import End
 
 
@@ -75,6 +77,51 @@ def test_a_message_with_a_bad_body_at_the_end_is_torn_as_a_whole(followed):
     followed.segment(0).write_bytes(data.replace(b"body of the last", b"BODY of the last"))
     done = followed.dispatcher().run_once()
     assert (done.state, done.torn[:2]) == (End.TORN, (start, followed.writer.next_offset))
+
+
+# a log that was cut and not zeroed, read for the first time: old messages stand behind what is written
+
+
+@pytest.mark.parametrize("skip_corrupt", [False, True])
+@pytest.mark.parametrize("restart", [False, True])
+def test_old_messages_behind_the_end_are_waited_for_and_not_skipped_to(followed, skip_corrupt, restart):
+    offsets = followed.write(40)
+    followed.writer = StoreWriter(followed.path, segment_bytes=SEGMENT, queue_entries=50, cut=offsets[10])
+    followed.number = 1_000
+    dispatcher = followed.dispatcher(skip_corrupt=skip_corrupt)
+    states = set()
+    for number in range(12):
+        followed.write(1, body=b"x" * 101)
+        if restart:
+            followed.index.flush()
+            dispatcher = followed.dispatcher(skip_corrupt=skip_corrupt)
+        *_, done = rounds(dispatcher)
+        assert (done.caught_up, done.losses, done.end) == (True, (), followed.writer.next_offset), number
+        assert done.state in (End.TORN, End.OPEN)  # old messages have zeros, too
+        assert (done.torn is not None) == (done.state is End.TORN)
+        states.add(done.state)
+    assert End.TORN in states
+    followed.write(60, body=b"x" * 101)
+    assert [done.losses for done in rounds(dispatcher)] == [()]
+    assert dispatcher.position == followed.writer.next_offset
+    followed.check()
+
+
+def test_messages_behind_damage_that_are_younger_in_the_end_show_that_it_is_damage(followed):
+    """Times within a log may go back a little."""
+    followed.write(10)
+    (bad,) = followed.write(1)
+    followed.number -= 5
+    followed.write(1)
+    followed.number += 5
+    followed.write(5)
+    data = bytearray(followed.segment(0).read_bytes())
+    data[bad + 4 : bad + 8] = b"\xee" * 4
+    followed.segment(0).write_bytes(data)
+    dispatcher = followed.dispatcher()
+    assert dispatcher.run_once().messages == 10
+    with pytest.raises(CorruptFile):
+        dispatcher.run_once()
 
 
 # rounds that end

@@ -9,6 +9,7 @@ at the folder anew, and any thread may call. What can't be read is never passed 
 | zeros in the segment that is being written                   | the end, for now (`End.OPEN`) |
 | zeros there at a place that the caller calls a hole, with something readable behind | as anything that is no message |
 | half a message there, with nothing readable behind it        | the end, for now (`End.TORN`): a write under way, or what a crash tore |
+| that, with only older messages behind it than before          | the same: what a broker that cut its log hasn't written over yet |
 | anything else that is no message                             | `CorruptFile`, or skipped to the next readable message |
 | a position whose segment is deleted, or never was            | `MissingOffsets`, or skipped to the next segment |
 | a position behind the end of the log                         | `MissingOffsets`: the log was cut or made anew |
@@ -154,8 +155,9 @@ class CommitLogReader:
     # all messages from a position on
 
     def batches(
-        self, position: int | None = None, *, skip_corrupt: bool = False, skip_missing: bool = False, hole_at: int | None = None
-    ) -> Iterator[IndexBatch]:
+        self, position: int | None = None, *, skip_corrupt: bool = False, skip_missing: bool = False, hole_at: int | None = None,
+        newest_ms: int | None = None,
+    ) -> Iterator[IndexBatch]:  # fmt: skip
         """Yield the entries of all messages from `position` (None: the beginning) to the end of what is written, in order.
 
         Each batch continues where the last one ended. The last one says by `state` what stands there: `End.OPEN`, `End.TORN`, or
@@ -163,9 +165,9 @@ class CommitLogReader:
 
         Raises `CorruptFile` at the first damage and `MissingOffsets` at the first gap, after everything before it was yielded; with
         `skip_corrupt` and `skip_missing` the range is named in the next batch's `skipped` instead. Zeros at `hole_at` are damage where
-        something readable lies behind them, which is searched for.
+        something readable lies behind them, which is searched for. `newest_ms` is the store timestamp of the message before `position`.
         """
-        for batch, _ in self._stretches(position, skip_corrupt, skip_missing, hole_at):
+        for batch, _ in self._stretches(position, skip_corrupt, skip_missing, hole_at, newest_ms):
             yield batch
 
     def messages(self, position: int | None = None, *, skip_corrupt: bool = False, skip_missing: bool = False) -> Iterator[Message]:
@@ -179,8 +181,9 @@ class CommitLogReader:
                 at += message.size
 
     def _stretches(
-        self, position: int | None, skip_corrupt: bool, skip_missing: bool, hole_at: int | None = None
-    ) -> Iterator[tuple[IndexBatch, bytes]]:
+        self, position: int | None, skip_corrupt: bool, skip_missing: bool, hole_at: int | None = None,
+        newest_ms: int | None = None,
+    ) -> Iterator[tuple[IndexBatch, bytes]]:  # fmt: skip
         """Yield batches as `batches` does, each with the bytes that it was decoded from."""
         segments = self.segments()
         if not segments and not position:
@@ -203,8 +206,9 @@ class CommitLogReader:
             try:
                 batch, data = self._decode(segment, at)
                 readable = None
+                newest_ms = newest_ms if batch.last_store_ms is None else batch.last_store_ms
                 if batch.state in (End.OPEN, End.DAMAGED):
-                    batch, readable = self._judge(segment, batch, hole_at)
+                    batch, readable = self._judge(segment, batch, hole_at, newest_ms)
             except FileNotFoundError:
                 vanished += 1
                 if vanished == _ATTEMPTS:
@@ -267,7 +271,9 @@ class CommitLogReader:
                 # without its traceback, which would keep what was read for as long as the error is kept
                 return replace(batch, state=End.DAMAGED, damage=error.with_traceback(None)), data
 
-    def _judge(self, segment: Segment, batch: IndexBatch, hole_at: int | None) -> tuple[IndexBatch, int | None]:
+    def _judge(
+        self, segment: Segment, batch: IndexBatch, hole_at: int | None, newest_ms: int | None
+    ) -> tuple[IndexBatch, int | None]:
         """Tell the end of a live log from damage: return the batch, called torn or damaged, and where reading could go on after damage."""
         later = [other for other in self.segments() if other.start > segment.start]
         written_behind = any(pread(other.path, BLANK_BYTES, 0).strip(b"\0") for other in later)
@@ -275,7 +281,7 @@ class CommitLogReader:
         if zeros and not written_behind and batch.end != hole_at:
             return batch, None
         readable = self._readable_behind(segment, batch.end - segment.start)
-        if readable is None and not written_behind:
+        if not written_behind and (readable is None or self._is_old(segment, readable, newest_ms)):
             return batch if zeros else replace(batch, state=End.TORN, damage=None), None
         if zeros:
             where = "in the next segment" if written_behind else f"at commit log offset {readable}"
@@ -286,6 +292,13 @@ class CommitLogReader:
         if again.messages or again.state in (End.MORE, End.SEGMENT):
             return replace(batch, state=End.MORE, damage=None), None
         return batch, readable
+
+    def _is_old(self, segment: Segment, offset: int, newest_ms: int | None) -> bool:
+        """Return whether messages at an offset were stored before what is known to be written: a broker's recovery zeroes nothing."""
+        if newest_ms is None:
+            return False
+        last_ms = self._decode(segment, offset)[0].last_store_ms
+        return last_ms is not None and last_ms < newest_ms
 
     def _readable_behind(self, segment: Segment, at: int) -> int | None:
         """Return the first offset behind byte `at` of a segment where a whole, checked message or the final blank begins."""

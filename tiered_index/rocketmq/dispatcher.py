@@ -186,7 +186,9 @@ class Dispatcher:
         try:
             proven = self._proven_end()
             hole_at = self._hole[0] if self._hole is not None else None
-            for read in self._reader.batches(begin, skip_corrupt=self._skip_corrupt, skip_missing=self._skip_missing, hole_at=hole_at):
+            for read in self._reader.batches(
+                begin, skip_corrupt=self._skip_corrupt, skip_missing=self._skip_missing, hole_at=hole_at, newest_ms=self._store_ms_of_last()
+            ):
                 batch = settled(self.store.commitlog, read, proven)
                 # looked at behind the reading: what was read before the log was cut is put, and the next look sees that it is gone
                 if changed := self._check_log():
@@ -314,6 +316,7 @@ class Dispatcher:
         self._trail.cut(begin if same is not None else 0)
         self._trail.continue_at = self.position = begin
         self._compare_all = False
+        self._last_store_ms = None
         self._trail.save()
         return Loss("rewritten", lost.begin, lost.end, lost.messages, _REWRITTEN)
 
