@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,7 @@ class Follower:
             self._count(done)
             if self.archiving is not None:
                 self.archiving.poll()
+                self._lose(self.archiving.new_losses())
             if done.caught_up and not self.options.follow:
                 return
             self._say(progress)
@@ -111,7 +113,18 @@ class Follower:
         self.entries += done.entries
         self.hidden += done.hidden
         self.replaced_keys += done.replaced_keys
-        for loss in done.losses:
+        self._lose(done.losses)
+
+    def finish_archiving(self) -> None:
+        """Archive what is closed now."""
+        assert self.archiving is not None
+        try:
+            self.archiving.finish()
+        finally:
+            self._lose(self.archiving.new_losses())
+
+    def _lose(self, losses: Iterable[Loss]) -> None:
+        for loss in losses:
             count = f", {human_count(loss.messages)} messages" if loss.messages is not None else ""
             self.session.out.note(f"{loss.kind}: commit log offsets {loss.begin} to {loss.end}{count}: {loss.problem}")
             self.loss_count += 1
@@ -191,7 +204,8 @@ def ingest_store(session: Session, path: Path, options: FollowOptions, **setting
         )  # fmt: skip
         follower = Follower(session, index, dispatcher, options, ending)
         if options.archive:
-            follower.archiving = stack.enter_context(Archiving(SegmentArchiver(index, store.name, store.commitlog)))
+            archiver = SegmentArchiver(index, store.name, store.commitlog, skip_corrupt=options.skip_corrupt)
+            follower.archiving = stack.enter_context(Archiving(archiver))
         end = None if options.follow else store.log_end()
         with session.progress("following" if options.follow else "ingesting", end.offset if end is not None else None) as progress:
             try:
@@ -205,7 +219,7 @@ def ingest_store(session: Session, path: Path, options: FollowOptions, **setting
         index.flush()
         taken_s = time.monotonic() - started_s
         if follower.archiving is not None and (options.wait or not ending.event.is_set()):
-            follower.archiving.finish()
+            follower.finish_archiving()
         if options.wait and ending.exit_code == 0:
             settle(index, options.patience_s, lambda total: session.progress("compacting and uploading", total))
         document = follower.document(taken_s=taken_s)
