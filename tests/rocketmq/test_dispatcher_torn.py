@@ -124,6 +124,36 @@ def test_messages_behind_damage_that_are_younger_in_the_end_show_that_it_is_dama
         dispatcher.run_once()
 
 
+def test_older_bytes_behind_a_batch_do_not_prove_its_last_message(followed):
+    """The keys of the message that stood there before would be put, and never those of the one that is being written."""
+    followed.write(5)
+    (start,) = followed.write(1, body=b"new body", keys="key-new")
+    end = followed.writer.next_offset
+    whole = followed.segment(0).read_bytes()
+    half = whole[:end].replace(b"key-new", b"key-\0\0\0") + b"\x07older bytes that are no message"
+    followed.segment(0).write_bytes(half.ljust(SEGMENT, b"\0"))
+    dispatcher = followed.dispatcher()
+    assert dispatcher.run_once().messages == 5
+    assert dispatcher.position == start
+    followed.segment(0).write_bytes(whole)
+    assert dispatcher.run_once().messages == 1
+    followed.check()
+
+
+@pytest.mark.parametrize("behind", ["message", "blank"])
+def test_a_head_behind_a_batch_proves_its_last_message(followed, behind):
+    followed.write(5)
+    followed.write(1, body=b"body of the last one")
+    if behind == "message":
+        followed.write(1)
+    else:
+        followed.write(1, body=b"x" * 7_500)
+        followed.segment(1).write_bytes(bytes(SEGMENT))
+    data = followed.segment(0).read_bytes()
+    followed.segment(0).write_bytes(data.replace(b"body of the last", b"BODY of the last"))
+    assert followed.dispatcher().run_once().messages == (7 if behind == "message" else 6)
+
+
 # rounds that end
 
 

@@ -3,7 +3,8 @@
 A broker copies messages into its mapping from front to back while others read page by page. So what was read near the end can have holes
 of zeros, also before bytes that were written later, and within properties nothing shows that. But whatever was seen proves that all before
 it is written by then: a batch that isn't known to be older than its reading is read a second time, up to the last message that the first
-reading saw. That one counts when something was behind it before, or when its body has its CRC and its properties have no zero.
+reading saw. That one counts when the next message's head, or the segment's blank, was behind it before (other bytes may be older than it:
+brokers zero nothing), or when its body has its CRC and its properties have no zero.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from tiered_index.rocketmq.index_columns import IndexBatch, decode_index_columns
 from tiered_index.rocketmq.layout import BLANK_BYTES
 from tiered_index.rocketmq.message import decode_message
 from tiered_index.rocketmq.segments import list_segments
-from tiered_index.rocketmq.walking import End, walk
+from tiered_index.rocketmq.walking import End, candidates, walk
 from tiered_index.rocketmq.witnesses import Witness, stored_bytes
 
 __all__ = ["last_message", "proven_end", "settled", "witnesses_of"]
 
 _PAGE = 4_096
+_HEAD_BYTES = 36
+# of a message, up to its physical offset
 _PIECES = 8
 _PIECE_BYTES = 1 << 16
 # a batch has several witnesses, so that a log that was rewritten within it isn't read again from the batch's begin
@@ -87,7 +90,7 @@ def settled(folder: Path, batch: IndexBatch, proven: int) -> IndexBatch:
     if not batch.messages or batch.end <= proven:
         return batch
     # in this order: what is seen behind the batch proves that the reading after it sees all of it
-    continued = any(stored_bytes(folder, batch.end, BLANK_BYTES) or b"")
+    continued = _goes_on(folder, batch.end)
     data = stored_bytes(folder, batch.begin, batch.end - batch.begin) or b""
     again = decode_index_columns(data, batch.begin, file=str(folder))
     if continued or again.end < batch.end:
@@ -99,6 +102,15 @@ def settled(folder: Path, batch: IndexBatch, proven: int) -> IndexBatch:
         return replace(again, state=batch.state, damage=batch.damage, skipped=batch.skipped)
     before = decode_index_columns(data[:last], batch.begin, file=str(folder))
     return replace(before, state=End.TORN, damage=None, skipped=batch.skipped)
+
+
+def _goes_on(folder: Path, offset: int) -> bool:
+    """Return whether a message or the final blank begins at an offset, by its size, magic and physical offset."""
+    segment = next((one for one in list_segments(folder) if one.start <= offset < one.end), None)
+    head = stored_bytes(folder, offset, _HEAD_BYTES) or b""
+    if segment is None or len(head) < BLANK_BYTES:
+        return False
+    return next(candidates(head, 0, offset, segment_bytes=segment.end - offset), None) == 0
 
 
 def _is_whole(folder: Path, offset: int, data: bytes) -> bool:
