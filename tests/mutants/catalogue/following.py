@@ -106,8 +106,7 @@ MUTANTS = (
     ),
     Mutant(
         "import-position-past-the-message", "keys that a message has in the next index file are lost when the import dies between them",
-        "rocketmq/classic_import.py", "self.put(pa.RecordBatch.from_pydict(_NOTHING), self.source, last)\n        self.position = last",
-        "self.put(pa.RecordBatch.from_pydict(_NOTHING), self.source, last + 1)\n        self.position = last + 1",
+        "rocketmq/classic_import.py", "        self._advance(last)\n", "        self._advance(last + 1)\n",
         (f"{IMPORT}::test_golden_index_files_give_what_the_log_has",),
     ),
 )  # fmt: skip
