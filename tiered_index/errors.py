@@ -7,7 +7,7 @@
 | fix the call   | `InvalidArgument`, `InvalidCursor` |
 | fix the set-up | `ConfigError`, `StorageMisconfigured`, `SchemaMismatch`, `NotAnIndex`, `LockHeld`, `WriterFenced` |
 | repair         | `CorruptFile`, `UnsupportedVersion` |
-| accept less    | `PartialAnswer` |
+| accept less    | `PartialAnswer`, `BudgetExceeded` |
 
 Every class carries `exit_code`, the command line's exit status. A failure is never reported as success, as `None` or as a
 short list.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 __all__ = [
     "BackPressure",
+    "BudgetExceeded",
     "ConfigError",
     "CorruptFile",
     "DiskFull",
@@ -169,3 +170,15 @@ class PartialAnswer(TieredIndexError):
     def __init__(self, message: str, *, failed: tuple[object, ...] = ()) -> None:
         super().__init__(message)
         self.failed = failed
+
+
+class BudgetExceeded(PartialAnswer):
+    """A lookup reached its `max_requests`, `max_bytes` or `timeout_s` before it had read every file it needed.
+
+    Attributes: `failed` as in `PartialAnswer`; `result`, what was found until then (a partial `QueryResult` or `QueryResults`), where it
+    was raised by a lookup.
+    """
+
+    def __init__(self, message: str, *, failed: tuple[object, ...] = (), result: object = None) -> None:
+        super().__init__(message, failed=failed)
+        self.result = result

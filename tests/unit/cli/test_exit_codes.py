@@ -28,6 +28,7 @@ RAISED = {
     errors.LockHeld("bad", pid=1, host="h"): 5,
     errors.WriterFenced("bad"): 5,
     errors.PartialAnswer("bad"): 6,
+    errors.BudgetExceeded("bad"): 6,
     errors.BackPressure("bad"): 7,
     errors.DiskFull("bad"): 7,
     RuntimeError("bad"): 70,
