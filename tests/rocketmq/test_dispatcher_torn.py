@@ -13,13 +13,6 @@ from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.rocketmq.walking import End
 
 
-@pytest.fixture
-def followed(tmp_path):
-    made = Followed(tmp_path)
-    yield made
-    made.index.abandon()
-
-
 def tear(followed: Followed, kept: int) -> tuple[int, bytes]:
     """Leave only the first bytes of a message at the end of the log; return where it begins, and the segment with all of it."""
     (start,) = followed.write(1, body=b"b" * 40)

@@ -7,7 +7,12 @@ from tests.mutants.mutant import Mutant
 __all__ = ["MUTANTS"]
 
 DISPATCHER = "tests/rocketmq/test_dispatcher.py"
+END = "tests/rocketmq/test_dispatcher_end.py"
+INDEX = "tests/rocketmq/test_dispatcher_index.py"
+TRAIL = "tests/rocketmq/test_trail.py"
 REWRITTEN = "tests/rocketmq/test_dispatcher_rewritten.py"
+UNMOUNTED = "tests/rocketmq/test_dispatcher_unmounted.py"
+CLOSED = "tests/rocketmq/test_dispatcher_closed.py"
 STORE = "tests/rocketmq/test_store.py"
 IMPORT = "tests/integration/cli/test_import_classic.py"
 FOLLOWING = "tests/unit/cli/test_following.py"
@@ -21,28 +26,28 @@ MUTANTS = (
     Mutant(
         "follow-two-stores", "a second store is mixed into the index without a word",
         "rocketmq/dispatcher.py", "if known and source not in known and not restart:", "if False:",
-        (f"{DISPATCHER}::test_one_index_is_of_one_store",),
+        (f"{INDEX}::test_one_index_is_of_one_store",),
     ),
     Mutant(
         "follow-believes-the-first-reading", "messages read while they were written are put with holes",
         "rocketmq/tail.py", "if not batch.messages or batch.end <= proven:", "if True:",
-        (f"{DISPATCHER}::test_what_was_read_with_holes_while_it_was_written_is_read_again[2]",),
+        (f"{END}::test_what_was_read_with_holes_while_it_was_written_is_read_again[2]",),
     ),
     Mutant(
         "follow-proves-too-much", "what is ahead of the reading counts as written before it, whatever stands there",
         "rocketmq/tail.py", 'return ahead if any(stored_bytes(folder, ahead, _PAGE) or b"") else position', "return ahead",
-        (f"{DISPATCHER}::test_a_message_cut_anywhere_waits_until_it_is_whole",),
+        (f"{END}::test_a_message_cut_anywhere_waits_until_it_is_whole",),
     ),
     Mutant(
         "follow-takes-cut-properties", "a message cut within its properties is taken for whole",
         "rocketmq/tail.py", 'return b"\\0" not in message.raw_properties', "return True",
-        (f"{DISPATCHER}::test_a_message_cut_anywhere_waits_until_it_is_whole",),
+        (f"{END}::test_a_message_cut_anywhere_waits_until_it_is_whole",),
     ),
     Mutant(
         "follow-judges-by-a-third-reading", "a message finished since it was read is put with the keys it had then",
         "rocketmq/tail.py", "if _is_whole(folder, batch.begin + last, data[last:]):",
         "if _is_whole(folder, *(last_message(folder, again) or (0, b''))):",
-        (f"{DISPATCHER}::test_a_message_finished_between_two_looks_has_all_its_keys[4]",),
+        (f"{END}::test_a_message_finished_between_two_looks_has_all_its_keys[4]",),
     ),
     Mutant(
         "follow-no-look-behind", "a log that was rewritten is read on as if nothing had happened",
@@ -76,13 +81,18 @@ MUTANTS = (
     ),
     Mutant(
         "follow-unmounted-is-rewritten", "a commit log that isn't mounted counts as wiped, and is read again from its beginning",
-        "rocketmq/dispatcher.py", "if not self._reader.segments() and not self.store.commitlog.is_dir():", "if False:",
-        (f"{REWRITTEN}::test_a_log_that_is_moved_away_is_unavailable_not_rewritten",),
+        "rocketmq/dispatcher.py", "        if self.position or self._known:\n            self._begin_of_log()\n", "",
+        (f"{UNMOUNTED}::test_a_commit_log_without_segments_is_unavailable_and_the_position_stays[False-empty]",),
+    ),
+    Mutant(
+        "follow-closed-is-closed", "a broker that starts while a closed store is read counts as none",
+        "rocketmq/dispatcher.py", "proven = read.begin  # a broker has started since", "pass  # a broker has started since",
+        (f"{CLOSED}::test_a_broker_that_starts_while_the_log_is_read_may_be_writing",),
     ),
     Mutant(
         "follow-trail-forgets-the-past", "old witnesses go first, and a rewritten log is read again from its beginning",
         "rocketmq/witnesses.py", "(witness.end - later.end) // _SPARSE", "10**18",
-        (f"{REWRITTEN}::test_the_trail_keeps_what_is_not_durable_and_thins_out_what_is",),
+        (f"{TRAIL}::test_the_trail_keeps_what_is_not_durable_and_thins_out_what_is",),
     ),
     Mutant(
         "follow-lag-of-preallocated", "the log's end is the end of its last segment, written or not",

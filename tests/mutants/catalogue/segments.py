@@ -10,6 +10,8 @@ ARCHIVE = "tests/unit/service/test_segment_archive.py"
 CLOSED = "tests/rocketmq/test_archive.py"
 FETCHING = "tests/unit/service/test_messages.py"
 MESSAGES = "tests/rocketmq/test_messages.py"
+DAMAGED = "tests/rocketmq/test_messages_damaged.py"
+APART = "tests/rocketmq/test_messages_apart.py"
 
 MUTANTS = (
     Mutant(
@@ -65,22 +67,22 @@ MUTANTS = (
     Mutant(
         "stale-log-called-expired", "what was archived since the log was last read is called expired",
         "rocketmq/message_source.py", "                archive.refresh()\n", "                pass\n",
-        (f"{MESSAGES}::test_a_reader_that_is_behind_the_log_reads_it_before_it_says_expired",),
+        (f"{DAMAGED}::test_a_reader_that_is_behind_the_log_reads_it_before_it_says_expired",),
     ),
     Mutant(
         "collisions-answered", "a message of another key with an equal hash is an answer",
         "rocketmq/message_source.py", "message.topic == self.key[0] and self.key[1] in message.index_keys", "message.topic == self.key[0]",
-        (f"{MESSAGES}::test_keys_of_equal_hash_are_told_apart",),
+        (f"{APART}::test_keys_of_equal_hash_are_told_apart",),
     ),
     Mutant(
         "collisions-of-topics-answered", "a message of another topic is an answer",
         "rocketmq/message_source.py", "message.topic == self.key[0] and self.key[1] in", "self.key[1] in",
-        (f"{MESSAGES}::test_an_entry_of_another_topic_is_a_collision",),
+        (f"{APART}::test_an_entry_of_another_topic_is_a_collision",),
     ),
     Mutant(
         "rewritten-messages-answered", "a message of another queue or time passes for the one that was indexed",
         "rocketmq/message_source.py", "if problem := self._contradiction(message):", "if problem := None:",
-        (f"{MESSAGES}::test_a_log_that_was_written_anew_gives_no_wrong_message",),
+        (f"{DAMAGED}::test_a_log_that_was_written_anew_gives_no_wrong_message",),
     ),
     Mutant(
         "gaps-called-expired", "every offset that no segment holds is called expired",

@@ -1,0 +1,58 @@
+"""Messages asked for by their keys, and a store of one segment in which one of them lies: what tests of answers are made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.rocketmq.archived_store import index_log, put
+from tests.rocketmq.messages import full, log, write_log
+from tiered_index.rocketmq.archive import SegmentArchiver
+from tiered_index.rocketmq.found_message import FoundRocketmqMessage
+from tiered_index.rocketmq.message import Message
+from tiered_index.rocketmq.message_source import RocketmqMessages
+
+BEGIN_OF_LAST = 81_920
+
+
+def settled(index, store):
+    """Index the store, send every entry to the storage, archive what is closed; return all messages."""
+    messages = index_log(index, store)
+    index.seal()
+    index.run_lifecycle()
+    SegmentArchiver(index, "s", store / "commitlog").run_once()
+    return messages
+
+
+def source_of(index, store):
+    return RocketmqMessages(store, index.segment_archive)
+
+
+def stored_bytes(answer):
+    return [fetched.message.encode() if fetched.message else None for fetched in answer.messages]
+
+
+def same(fetched, wanted: Message):
+    return isinstance(fetched.message, FoundRocketmqMessage) and fetched.message.encode() == wanted.encode()
+
+
+def one_message(tmp_path, index, **fields):
+    """A store of one finished segment with three messages, archived; returns the store and the message in the middle."""
+    messages = log(3, **fields)
+    store = tmp_path / "small"
+    after = log(1, 2_000)
+    write_log(store / "commitlog", 2_000, {0: full(messages, 2_000), 2_000: after[0].encode()})
+    for one in messages:
+        put(index, one)
+    assert SegmentArchiver(index, "s", store / "commitlog").run_once() == 1
+    return store, messages[1]
+
+
+def damage(path: Path, at: int, bit: int = 1) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= bit
+    path.write_bytes(data)
+
+
+def asked(index, wanted, source):
+    (fetched,) = index.messages(wanted.topic, wanted.uniq_key, source=source).messages
+    return fetched

@@ -1,0 +1,146 @@
+"""The store's side: segments that go, folders that are no store or can't be read, files that stay as they are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.rocketmq.followed import SEGMENT, Followed, check, rounds, scan
+from tests.rocketmq.messages import blank
+from tiered_index.errors import InvalidArgument, StorageMisconfigured
+from tiered_index.rocketmq.commitlog import MissingOffsets
+from tiered_index.rocketmq.segments import segment_name
+from tiered_index.rocketmq.store import StoreDirectory
+
+
+def test_a_segment_deleted_before_it_was_read_is_reported_with_its_messages(followed):
+    offsets = followed.write(300)
+    dispatcher = followed.dispatcher(round_bytes=1)
+    dispatcher.run_once()
+    followed.segment(1).unlink()
+    followed.segment(2).unlink()
+    lost = sum(SEGMENT <= offset < 3 * SEGMENT for offset in offsets)
+    with pytest.raises(MissingOffsets, match=f"{lost} messages by the consume queues") as caught:
+        list(rounds(dispatcher))
+    assert (caught.value.begin, caught.value.end, caught.value.exit_code) == (SEGMENT, 3 * SEGMENT, 4)
+    assert dispatcher.position <= SEGMENT
+    skipping = followed.dispatcher(skip_missing=True)
+    losses = [loss for done in rounds(skipping) for loss in done.losses]
+    assert [(loss.kind, loss.begin, loss.end, loss.messages) for loss in losses] == [("missing", SEGMENT, 3 * SEGMENT, lost)]
+    followed.check()
+    shutil.rmtree(followed.path / "consumequeue")
+    assert followed.dispatcher(restart=True, skip_missing=True).run_once().losses[0].messages is None
+
+
+def test_segments_deleted_after_they_were_read_are_nobodys_loss(followed):
+    followed.write(300)
+    dispatcher = followed.dispatcher()
+    list(rounds(dispatcher))
+    model = scan(followed.path)
+    for path in sorted((followed.path / "commitlog").iterdir())[:-1]:
+        path.unlink()
+    offsets = followed.write(5)
+    assert [done.losses for done in rounds(dispatcher)] == [()]
+    model.entries += [entry for entry in scan(followed.path).entries if entry.offset in offsets]
+    check(followed.index, model)
+
+
+def test_segments_that_vanish_between_listing_and_reading(followed, monkeypatch):
+    followed.write(300)
+    dispatcher = followed.dispatcher(skip_missing=True)
+    real, gone = os.open, []
+
+    def vanishing(path, *arguments, **keywords):
+        if str(path) == str(followed.segment(1)):
+            Path(path).unlink(missing_ok=True)
+            gone.append(path)
+        return real(path, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "open", vanishing)
+    losses = [loss for done in rounds(dispatcher) for loss in done.losses]
+    assert [(loss.kind, loss.begin, loss.end) for loss in losses] == [("missing", SEGMENT, 2 * SEGMENT)]
+    assert gone
+    followed.check()
+
+
+# what isn't a store, or can't be read
+
+
+def test_an_empty_store_has_nothing_and_is_followed_from_its_first_message(followed):
+    dispatcher = followed.dispatcher()
+    done = dispatcher.run_once()
+    assert (done.messages, done.end, done.state, done.caught_up, dispatcher.position) == (0, 0, None, True, None)
+    assert dispatcher.lag().bytes == 0
+    followed.write(3)
+    assert dispatcher.run_once().messages == 3
+    followed.check()
+
+
+def test_a_log_of_only_a_blank(followed):
+    followed.segment(0).write_bytes(blank(SEGMENT))
+    dispatcher = followed.dispatcher()
+    done = dispatcher.run_once()
+    assert (done.messages, done.end, done.caught_up) == (0, SEGMENT, True)
+    followed.index.flush()
+    assert followed.index.durable_position(dispatcher.store.source) == SEGMENT
+    assert dispatcher.run_once().end == SEGMENT
+
+
+@pytest.mark.parametrize("parts", [[], ["something"]])
+def test_a_folder_that_is_no_store(tmp_path, parts):
+    for part in parts:
+        (tmp_path / part).mkdir()
+    with pytest.raises(InvalidArgument, match="no RocketMQ store"):
+        StoreDirectory.open(tmp_path)
+    with pytest.raises(InvalidArgument, match="not a folder"):
+        StoreDirectory.open(tmp_path / "absent")
+    (tmp_path / "abort").touch()
+    with pytest.raises(InvalidArgument, match="name"):
+        StoreDirectory.open(tmp_path, " ")
+    assert StoreDirectory.open(tmp_path).source == f"rocketmq:{tmp_path.resolve()}"
+
+
+def test_no_permission(followed, monkeypatch):
+    followed.write(3)
+    dispatcher = followed.dispatcher()
+    real = os.open
+
+    def denied(path, *arguments, **keywords):
+        if "commitlog" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "open", denied)
+    with pytest.raises(StorageMisconfigured, match=r"commitlog.*Permission denied"):
+        dispatcher.run_once()
+    monkeypatch.setattr(os, "open", real)
+    assert dispatcher.run_once().messages == 3
+
+
+def test_a_commit_log_that_is_no_folder(tmp_path):
+    made = Followed(tmp_path)
+    shutil.rmtree(made.path / "commitlog")
+    (made.path / "commitlog").touch()
+    with pytest.raises(StorageMisconfigured):
+        made.dispatcher().run_once()
+    made.index.abandon()
+
+
+def test_the_brokers_files_stay_as_they_are(followed):
+    followed.write(200)
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in followed.path.rglob("*") if path.is_file()}
+    folders = sorted(path for path in followed.path.rglob("*"))
+    list(rounds(followed.dispatcher(round_bytes=1)))
+    followed.dispatcher(restart=True, start="checkpoint").lag()
+    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in before} == before
+    assert sorted(path for path in followed.path.rglob("*")) == folders
+
+
+def test_no_segment_name_but_twenty_digits_counts(followed):
+    followed.write(3)
+    (followed.path / "commitlog" / "00000000000000000000.bak").write_bytes(b"junk")
+    (followed.path / "commitlog" / segment_name(SEGMENT)).mkdir()
+    assert followed.dispatcher().run_once().messages == 3

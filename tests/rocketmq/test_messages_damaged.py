@@ -1,0 +1,141 @@
+"""Damaged, lost and rewritten messages: never an answer, always with the reason, and from the archive where its copy is whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.rocketmq import golden_store
+from tests.rocketmq.answered import BEGIN_OF_LAST, asked, damage, one_message, same, source_of
+from tests.rocketmq.archived_store import delete_segments, index_log
+from tests.rocketmq.messages import message
+from tiered_index import IndexReader
+from tiered_index.errors import StorageUnavailable
+from tiered_index.rocketmq.archive import SegmentArchiver
+from tiered_index.rocketmq.message_source import RocketmqMessages
+from tiered_index.rocketmq.segments import segment_name
+
+
+def test_no_damaged_byte_ever_becomes_an_answer(tmp_path, index, storage):
+    """Every byte of the message, in the store and in the archived segment: the body's CRC, or a field, tells."""
+    store, wanted = one_message(tmp_path, index)
+    path = store / "commitlog" / segment_name(0)
+    (segment,) = index.archived()
+    whole, object_bytes = path.read_bytes(), storage.get(segment.name)
+    local, archive = RocketmqMessages(store), RocketmqMessages(None, index.segment_archive)
+    unchecked = []
+    for at in range(wanted.physical_offset, wanted.physical_offset + wanted.size):
+        damage(path, at)
+        changed = bytearray(object_bytes)
+        changed[at] ^= 1
+        storage.put(segment.name, bytes(changed))
+        for source in (local, archive):
+            answer = index.messages(wanted.topic, wanted.uniq_key, source=source)
+            if answer.collisions:  # a topic or key that is another one now
+                assert answer.messages == ()
+                continue
+            (fetched,) = answer.messages
+            if fetched.message is not None:
+                unchecked.append(at - wanted.physical_offset)
+                assert wanted.uniq_key in fetched.message.index_keys
+            else:
+                assert fetched.state == "missing"
+                assert fetched.problem
+        path.write_bytes(whole)
+    # what the format doesn't protect: flag, queue offset, sys flag, times below the second, hosts, counts, property values
+    checked_always = {*range(4), *range(4, 8), *range(8, 12), *range(12, 16), *range(28, 36)}
+    body = wanted.encode().index(wanted.raw_body)
+    checked_always |= set(range(body - 4, body + len(wanted.raw_body)))
+    assert not checked_always & set(unchecked)
+
+
+def test_a_body_whose_crc_is_wrong_is_missing_locally_and_archived_where_the_copy_is_whole(tmp_path, index):
+    store, wanted = one_message(tmp_path, index)
+    damage(store / "commitlog" / segment_name(0), wanted.physical_offset + wanted.encode().index(b"body"))
+    fetched = asked(index, wanted, RocketmqMessages(store))
+    assert (fetched.state, fetched.message) == ("missing", None)
+    assert "the body contradicts its CRC" in fetched.problem
+    assert segment_name(0) in fetched.problem
+    fetched = asked(index, wanted, source_of(index, store))
+    assert fetched.state == "archived"
+    assert same(fetched, wanted)
+    assert "the body contradicts its CRC" in fetched.problem  # why it did not come from the store
+
+
+def test_a_damaged_archived_segment_is_missing_with_its_reason(tmp_path, index, storage):
+    store, wanted = one_message(tmp_path, index)
+    (segment,) = index.archived()
+    data = bytearray(storage.get(segment.name))
+    data[wanted.physical_offset + wanted.encode().index(b"body")] ^= 4
+    storage.put(segment.name, bytes(data))
+    delete_segments(store, 2_000)
+    fetched = asked(index, wanted, source_of(index, store))
+    assert (fetched.state, fetched.message, fetched.read_from) == ("missing", None, segment.name)
+    assert f"{segment.name}: the body contradicts its CRC" in fetched.problem
+
+
+@pytest.mark.parametrize("change", ["cut", "gone"])
+def test_a_lost_archived_segment_is_missing_with_its_reason(tmp_path, index, storage, change):
+    _store, wanted = one_message(tmp_path, index)
+    (segment,) = index.archived()
+    if change == "cut":
+        storage.put(segment.name, storage.get(segment.name)[: wanted.physical_offset + 10])
+    else:
+        storage.delete(segment.name)
+    fetched = asked(index, wanted, RocketmqMessages(None, index.segment_archive))
+    assert (fetched.state, fetched.message) == ("missing", None)
+    assert segment.name in fetched.problem
+
+
+def test_a_segment_that_the_log_removed_is_not_archived_any_more(tmp_path, index, storage):
+    store, wanted = one_message(tmp_path, index)
+    (segment,) = index.archived()
+    with IndexReader.open(storage_backend=storage) as reader:
+        index._session.log.publish(index._session.epoch, (), remove=(segment.name,))
+        storage.delete(segment.name)
+        delete_segments(store, 2_000)
+        source = RocketmqMessages(store, reader.segment_archive)
+        item = index.query(wanted.topic, wanted.uniq_key).items[0]
+        (fetched,) = source.fetch([item], wanted.topic, wanted.uniq_key)
+        assert (fetched.state, fetched.requests) == ("expired", 1)
+
+
+def test_a_reader_that_is_behind_the_log_reads_it_before_it_says_expired(index, store, storage):
+    """Archived and then deleted by the broker, both since the reader last looked at the log."""
+    messages = index_log(index, store)
+    index.seal()
+    index.run_lifecycle()
+    wanted = next(m for m in messages if m.is_visible and m.uniq_key)
+    with IndexReader.open(storage_backend=storage, refresh_interval_s=3600) as reader:
+        source = RocketmqMessages(store, reader.segment_archive)
+        assert asked(reader, wanted, source).state == "local"
+        SegmentArchiver(index, "s", store / "commitlog").run_once()
+        delete_segments(store, BEGIN_OF_LAST)
+        assert reader.archived() == ()
+        fetched = asked(reader, wanted, source)
+        assert fetched.state == "archived"
+        assert same(fetched, wanted)
+
+
+def test_nothing_is_called_expired_while_the_log_can_not_be_read(index, store, storage):
+    messages = index_log(index, store)
+    delete_segments(store, BEGIN_OF_LAST)
+    wanted = next(m for m in messages if m.is_visible and m.uniq_key)
+    storage.fail("get", times=None, name_prefix="log/")
+    with pytest.raises(StorageUnavailable):
+        index.messages(wanted.topic, wanted.uniq_key, source=source_of(index, store))
+    storage.clear()
+    assert asked(index, wanted, source_of(index, store)).state == "expired"
+
+
+@pytest.mark.parametrize("fields", [{"queue_id": 2}, {"body": b"bod"}, {"store_ms": golden_store.END}])
+def test_a_log_that_was_written_anew_gives_no_wrong_message(tmp_path, index, fields):
+    store, wanted = one_message(tmp_path, index)
+    other = message(wanted.physical_offset, properties=wanted.raw_properties, **{"store_ms": wanted.store_ms, **fields})
+    path = store / "commitlog" / segment_name(0)
+    data = bytearray(path.read_bytes())
+    data[wanted.physical_offset : wanted.physical_offset + other.size] = other.encode()
+    path.write_bytes(data)
+    fetched = asked(index, wanted, RocketmqMessages(store))
+    assert (fetched.state, fetched.message) == ("missing", None)
+    assert "another message" in fetched.problem
+    assert asked(index, wanted, source_of(index, store)).state == "archived"
