@@ -135,7 +135,7 @@ class Dispatcher:
         self._round_bytes = round_bytes
         self._stopping, self._now_s = stopping, now_s
         self._trail = Trail.load(index.config.root, store.source, disk or Disk())
-        durable = index.durable_position(store.source)
+        durable = self._known = index.durable_position(store.source)
         self.position: int | None = durable
         """Commit log offset behind everything put; None before the first message of an empty log."""
         if restart or durable is None:
@@ -189,7 +189,7 @@ class Dispatcher:
             for read in self._reader.batches(
                 begin, skip_corrupt=self._skip_corrupt, skip_missing=self._skip_missing, hole_at=hole_at, newest_ms=self._store_ms_of_last()
             ):
-                batch = settled(self.store.commitlog, read, proven)
+                batch = self._settled(read, proven)
                 # looked at behind the reading: what was read before the log was cut is put, and the next look sees that it is gone
                 if changed := self._check_log():
                     return replace(done, losses=(*done.losses, *changed))
@@ -240,7 +240,14 @@ class Dispatcher:
         return True
 
     def _proven_end(self) -> int:
+        if self.store.is_closed:
+            return _END_OF_LOG
         return proven_end(self.store.commitlog, self.position or 0, self._reader.chunk_bytes)
+
+    def _settled(self, read: IndexBatch, proven: int) -> IndexBatch:
+        if proven == _END_OF_LOG and not self.store.is_closed:
+            proven = read.begin  # a broker has started since, so nothing is proven
+        return settled(self.store.commitlog, read, proven)
 
     def _take(self, batch: IndexBatch) -> int:
         if batch.end == self.position and not batch.messages:
@@ -270,14 +277,23 @@ class Dispatcher:
 
     def _check_log(self) -> tuple[Loss, ...]:
         """Look at the last message put. Return what was lost where another stands there and that is to be passed over."""
+        if self.position or self._known:
+            self._begin_of_log()
         if not self.position:
             return ()
-        if not self._reader.segments() and not self.store.commitlog.is_dir():
-            raise StorageUnavailable(f"{self.store.commitlog} is not there: it was moved, or isn't mounted")
         newest = self._trail.witnesses[-1] if self._trail.witnesses else None
         if newest is None or newest.look(self.store.commitlog) is not Verdict.CHANGED:
             return ()
         return (self._rewritten(),)
+
+    def _begin_of_log(self) -> int:
+        """Return where a log that was read begins. Raises `StorageUnavailable` where there is no segment: brokers always leave one."""
+        begin = self._reader.begin_offset()
+        if begin is None:
+            found = "has no segment" if self.store.commitlog.is_dir() else "is not there"
+            read = max(self.position or 0, self._known or 0)
+            raise StorageUnavailable(f"{self.store.commitlog} {found}, and was read up to offset {read}: it was moved, or isn't mounted")
+        return begin
 
     def _check_behind(self) -> tuple[Loss, ...]:
         """Look at what lies before the last message put: all of the last two segments at a start of ours or of the broker's, else some."""
@@ -308,7 +324,7 @@ class Dispatcher:
         """Go back to the last message that is there, or to the beginning of the log; raises `RewrittenOffsets` where that isn't wanted."""
         assert self.position is not None
         same = self._trail.last_same(self.store.commitlog, max(self._span(), _FAR_BYTES))
-        begin = same.end if same is not None else self._reader.begin_offset() or 0
+        begin = self._begin_of_log() if same is None else same.end
         count = self._trail.messages_behind(begin) if self._trail.witnesses else None
         lost = RewrittenOffsets(str(self.store.commitlog), min(begin, self.position), self.position, count)
         if not self._skip_missing:

@@ -76,6 +76,18 @@ class StoreDirectory:
         """Folder of the classic index."""
         return self.folder / "index"
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether its broker has ended well: what it wrote is complete, and nobody writes.
+
+        Brokers make `abort` when they start, before they take messages, and delete it last. A part of a store that was copied from a live
+        one has none either, but no checkpoint.
+        """
+        try:
+            return not (self.folder / "abort").exists() and (self.folder / "checkpoint").exists()
+        except OSError:  # it may not be looked at
+            return False
+
     def checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint, None where there is none. Raises `CorruptFile`, `StorageMisconfigured`."""
         path = self.folder / "checkpoint"
