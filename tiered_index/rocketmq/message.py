@@ -32,15 +32,19 @@ from tiered_index.rocketmq.layout import (
 from tiered_index.rocketmq.properties import TAGS, UNIQ_KEY, index_keys, java_text, parse_properties, tags_code
 from tiered_index.types import MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
 
-__all__ = ["Buffer", "Host", "Message", "body_crc", "decode_message", "encode_fields", "message_size", "problem_of_values"]
+__all__ = ["BODY_CRC_MASK", "Buffer", "Host", "Message", "body_crc", "decode_message", "encode_fields", "message_size", "problem_of_values"]
 
 Buffer = bytes | bytearray | memoryview
 """Bytes to decode; nothing of them is kept beyond the call but copies."""
 
 
+BODY_CRC_MASK = 0x7FFFFFFF
+"""Which bits of a body's CRC-32 are stored: all but the highest."""
+
+
 def body_crc(body: Buffer) -> int:
     """Return the CRC as RocketMQ stores it: CRC-32 without the highest bit; 0 for an empty body."""
-    return zlib.crc32(body) & 0x7FFFFFFF
+    return zlib.crc32(body) & BODY_CRC_MASK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,13 @@ Every length is checked before it is used as a position, in the order in which a
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import numpy.typing as npt
 
 from tiered_index.rocketmq.layout import BORN_V6, MAGIC_V2, STORE_V6, header_dtype
-from tiered_index.rocketmq.message import Buffer, body_crc, problem_of_values
+from tiered_index.rocketmq.message import BODY_CRC_MASK, Buffer, problem_of_values
 from tiered_index.rocketmq.property_columns import spans
 from tiered_index.types import MAX_TIMESTAMP_MS
 
@@ -97,13 +99,11 @@ class MessageColumns:
 
     def check_bodies(self, data: Buffer) -> None:
         """Compare every body with its CRC."""
-        view = memoryview(data)
-        stored = self.head["body_crc"].tolist()
-        lengths = self.head["body_length"]
-        for i, (begin, end) in enumerate(zip(self.body_at.tolist(), (self.body_at + lengths[: self.count]).tolist(), strict=True)):
-            if body_crc(view[begin:end]) != stored[i]:
-                self.count = i
-                break
+        view, crc32 = memoryview(data), zlib.crc32
+        begins, ends = self.body_at.tolist(), (self.body_at + self.head["body_length"][: self.count]).tolist()
+        # one call a body and nothing else in the loop: slicing takes longer than the CRC of a few hundred bytes
+        found = np.array([crc32(view[begin:end]) for begin, end in zip(begins, ends, strict=True)], np.uint32)
+        self._cut((found & BODY_CRC_MASK) != self.head["body_crc"][: self.count])
         self._narrow()
 
     def topics(self) -> tuple[list[str], npt.NDArray[np.int32]]:
