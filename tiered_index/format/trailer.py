@@ -61,12 +61,16 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One range to read and its check: absolute byte position, length, CRC32, and how many items it holds."""
+    """One range to read and its check: absolute byte position, length, CRC32, how many items it holds.
+
+    `second_max` is the greatest second among them where the directory tells (of blocks), else one that no item passes.
+    """
 
     offset: int
     length: int
     crc32: int
     count: int
+    second_max: int = 2**62
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,8 @@ class Directory:
 
 def _runs(table: Array) -> list[Run]:
     """Return the runs of rows of either table."""
-    return list(map(Run, *(table[name].tolist() for name in ("offset", "length", "crc32", "count"))))
+    names = ("offset", "length", "crc32", "count", "second_max")
+    return list(map(Run, *(table[name].tolist() for name in names if name in (table.dtype.names or ()))))
 
 
 @dataclass(frozen=True)
