@@ -106,11 +106,13 @@ def block_numbers(hashes: UInt64, blocks: int) -> npt.NDArray[np.int64]:
 def blocks_may_hold(words: npt.NDArray[np.uint32], hashes: UInt64) -> npt.NDArray[np.bool_]:
     """Return `block_may_hold` (bool, n) of `hashes` (u64, n), given the words (u32, n x 8) of each one's block."""
     masks = _masks(hashes).T
-    return ((words & masks) == masks).all(axis=1)  # type: ignore[no-any-return]
+    held: npt.NDArray[np.bool_] = ((words & masks) == masks).all(axis=1)
+    return held
 
 
 def _masks(hashes: UInt64) -> npt.NDArray[np.uint32]:
     """Return the bit that each hash has in each word (u32, 8 x n)."""
-    masks = hashes.astype(np.uint32) * _SALT_COLUMN
+    masks: npt.NDArray[np.uint32] = hashes.astype(np.uint32) * _SALT_COLUMN
     masks >>= np.uint32(27)
-    return np.left_shift(np.uint32(1), masks, out=masks)
+    np.left_shift(np.uint32(1), masks, out=masks)
+    return masks
