@@ -284,6 +284,57 @@ def test_single_messages(log):
         reader.read(99 * SEGMENT)
 
 
+def test_single_messages_list_the_folder_only_where_the_last_look_does_not_give_them(log, monkeypatch):
+    reader, looks = log.reader(), []
+    real = commitlog.list_segments
+    monkeypatch.setattr(commitlog, "list_segments", lambda folder: looks.append(folder) or real(folder))
+    for one in log.made:
+        assert reader.read(one.physical_offset) == one
+    assert len(looks) == 1
+    more = messages.log(2, 3 * SEGMENT, 40)
+    messages.write_log(log.folder, SEGMENT, {3 * SEGMENT: messages.joined(more)})
+    assert [reader.read(one.physical_offset) for one in more] == more
+    assert len(looks) == 2
+    log.path(0).unlink()
+    with pytest.raises(MissingOffsets, match="deleted before"):
+        reader.read(0)
+    with pytest.raises(CorruptFile, match="wrong magic"):
+        reader.read(more[-1].physical_offset + more[-1].size)
+    # made anew, of larger segments: what the last look says of the place is no longer true
+    log.path(0).write_bytes(messages.joined(messages.log(60)).ljust(4 * SEGMENT, b"\0"))
+    for number in (1, 2, 3):
+        log.path(number).unlink()
+    assert reader.read(0) == messages.log(1)[0]
+    assert reader.read(messages.log(60)[-1].physical_offset) == messages.log(60)[-1]
+
+
+def test_messages_beside_a_writer_have_all_their_properties_or_wait(log, monkeypatch):
+    """Pages are read one by one while the broker writes: the first reading has holes of zeros, which nothing but their content shows."""
+    holes, real = [log.made[14], log.made[-3], log.made[-1]], commitlog.pread
+
+    def with_holes(path, size_bytes, position):
+        data = real(path, size_bytes, position)
+        if size_bytes >= SEGMENT // 2:
+            for one in holes:
+                data = data.replace(one.uniq_key.encode(), one.uniq_key[:20].encode() + bytes(12))
+        return data
+
+    monkeypatch.setattr(commitlog, "pread", with_holes)
+    assert list(log.reader().messages()) == log.made[:-1]
+    holes.pop()
+    assert list(log.reader().messages()) == log.made
+
+
+def test_zeros_that_are_a_producers_are_read(log):
+    odd = messages.message(log.end, properties=b"KEYS\x01a\0b\x02")
+    after = messages.keyed(log.end + odd.size, 80)
+    log.patch(log.end, odd.encode())
+    assert list(log.reader().messages()) == log.made
+    assert list(log.reader().messages(closed=True)) == [*log.made, odd]
+    log.patch(after.physical_offset, after.encode())
+    assert list(log.reader().messages()) == [*log.made, odd, after]
+
+
 def test_a_rewritten_message_shows_by_its_fingerprint(log):
     reader = log.reader()
     at = log.made[26].physical_offset

@@ -105,6 +105,23 @@ def test_a_store_is_recovered(tmp_path, torn):
     assert all(loaded.find("T", f"u-{number}") == [offset] for number, offset in enumerate(offsets))
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_last_message_cut_within_its_properties_is_cut_off_unless_the_store_was_closed(tmp_path, closed):
+    """Its body has its CRC and its lengths agree; only the zeros tell, which are the producer's where nobody died while writing."""
+    writer = StoreWriter(tmp_path, **SMALL)
+    fill(writer, 5)
+    start = writer.put("T", 0, b"body", keys="first-key second-key", store_ms=1_700_000_000_000).offset
+    end = writer.next_offset
+    writer.close()
+    segment = tmp_path / "commitlog" / f"{start // 2_000 * 2_000:020d}"
+    data = segment.read_bytes()
+    segment.write_bytes(data.replace(b"second-key", b"seco\0\0\0\0\0\0"))
+    assert segment.read_bytes() != data
+    if not closed:
+        (tmp_path / "abort").touch()
+    assert StoreWriter(tmp_path, **SMALL).next_offset == (end if closed else start)
+
+
 def test_recovery_at_the_end_of_a_segment(tmp_path):
     writer = StoreWriter(tmp_path, **SMALL)
     offsets = fill(writer, 11)

@@ -38,6 +38,7 @@ from tiered_index.rocketmq.message import Message, body_crc, encode_fields, mess
 from tiered_index.rocketmq.properties import KEYS, TAGS, UNIQ_KEY, format_properties, parse_properties, tags_code
 from tiered_index.rocketmq.queue_writer import QueueWriter, open_sized
 from tiered_index.rocketmq.segments import segment_name
+from tiered_index.rocketmq.store import StoreDirectory
 from tiered_index.storage.disk import Disk
 
 __all__ = ["Put", "StoreWriter"]
@@ -257,7 +258,7 @@ class StoreWriter:
             return
         self._offset = segments[0].start
         with contextlib.suppress(CorruptFile):  # a broker, too, cuts its log at the first message that it can't read
-            for message in reader.messages():
+            for message in reader.messages(closed=StoreDirectory.open(self.root).is_closed):
                 if cut is not None and message.physical_offset >= cut:
                     break
                 self._again(message)
