@@ -26,13 +26,15 @@ _T = TypeVar("_T")
 class Call:
     """One call of a storage: the operation (the method's name), the object or prefix, and what it sends.
 
-    `requests` is how many requests it would be on an object store; `sent_bytes` counts the payload.
+    `requests` is how many requests it would be on an object store; `sent_bytes` counts the payload. `asked_bytes` is the most payload
+    that the answer may hold: the sum of the ranges, 0 for what reads no object, None where nobody knows (a whole object).
     """
 
     operation: str
     name: str
     requests: int = 1
     sent_bytes: int = 0
+    asked_bytes: int | None = 0
 
 
 class WrapperStorage(Storage):
@@ -52,21 +54,23 @@ class WrapperStorage(Storage):
 
     def get(self, name: str) -> bytes:
         """As the inner storage's."""
-        return self._around(Call("get", name), lambda: self.inner.get(name))
+        return self._around(Call("get", name, asked_bytes=None), lambda: self.inner.get(name))
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """As the inner storage's."""
-        call = Call("get_range", name, requests=int(length > 0))
+        call = Call("get_range", name, requests=int(length > 0), asked_bytes=max(length, 0))
         return self._around(call, lambda: self.inner.get_range(name, start, length))
 
     def get_ranges(self, name: str, ranges: Sequence[ByteRange]) -> list[bytes]:
         """As the inner storage's; one call."""
-        call = Call("get_ranges", name, requests=sum(r.length > 0 for r in ranges))
+        lengths = [r.length for r in ranges if r.length > 0]
+        call = Call("get_ranges", name, requests=len(lengths), asked_bytes=sum(lengths))
         return self._around(call, lambda: self.inner.get_ranges(name, ranges))
 
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
         """As the inner storage's."""
-        return self._around(Call("get_suffix", name), lambda: self.inner.get_suffix(name, length))
+        call = Call("get_suffix", name, asked_bytes=max(length, 0))
+        return self._around(call, lambda: self.inner.get_suffix(name, length))
 
     def put(self, name: str, data: Bytes) -> None:
         """As the inner storage's."""

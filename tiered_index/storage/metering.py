@@ -1,4 +1,4 @@
-"""What a storage's requests amount to: how many, how many bytes, what they would cost.
+"""What a storage's requests amount to: how many, how many bytes, what they would cost; and limits that no call gets past.
 
 `MeteredStorage.total` counts everything; `measure()` counts one piece of work on its own, however many threads work at the same
 time. The scope travels in a context variable: work handed to another thread counts if it runs in a copy of the context
@@ -6,6 +6,9 @@ time. The scope travels in a context variable: work handed to another thread cou
 
 Counts are of calls as an object store would see them (a listing: one a page of 1,000; a range of length 0: none), made when the
 call is made, so failed ones count. Repeats inside a backend are not seen. Bytes are payload that was delivered.
+
+A `Usage` with limits admits each call before it is passed on: what would pass a limit raises `BudgetExceeded`, is not sent and not
+counted, by no usage in scope. Admitting and counting are one step, and bytes that calls under way have asked for are held.
 Threads: any number.
 """
 
@@ -14,56 +17,41 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TypeVar
 
+from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.storage.base import Storage
 from tiered_index.storage.delegation import Call, WrapperStorage
+from tiered_index.storage.prices import PriceTable
 
 __all__ = ["MeteredStorage", "PriceTable", "Usage"]
 
 _T = TypeVar("_T")
-_READS = frozenset({"get", "get_range", "get_ranges", "get_suffix", "head"})
-_FREE = frozenset({"delete", "delete_many", "abort_upload"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriceTable:
-    """US dollars a request and a byte. Defaults: Amazon S3 Standard, us-east-1, list prices as of `as_of`."""
-
-    put_per_1000_usd: float = 0.005
-    """PUT, COPY, POST, LIST, and each call of a multipart upload."""
-    get_per_1000_usd: float = 0.0004
-    """GET and HEAD."""
-    delete_per_1000_usd: float = 0.0
-    """DELETE and aborting an upload."""
-    egress_per_gib_usd: float = 0.0
-    """Bytes read; 0 within the region."""
-    as_of: str = "2026-11"
-
-    def cost_usd(self, requests: Mapping[str, int], bytes_read: int) -> float:
-        """Return the price of `requests` (operation -> count) and `bytes_read`."""
-        total = bytes_read / 2**30 * self.egress_per_gib_usd
-        for operation, count in requests.items():
-            if operation in _FREE:
-                price = self.delete_per_1000_usd
-            else:
-                price = self.get_per_1000_usd if operation in _READS else self.put_per_1000_usd
-            total += count * price / 1000
-        return total
 
 
 class Usage:
-    """A running count; every property is a consistent reading at one moment."""
+    """A running count; every property is a consistent reading at one moment.
 
-    def __init__(self, prices: PriceTable | None = None) -> None:
+    Limits are inclusive, None: no limit. `max_bytes` is of bytes read. A call whose answer's size nobody knows (a whole object)
+    is admitted below that limit and counted afterwards, so it may pass it once; the next call is refused.
+    """
+
+    def __init__(
+        self, prices: PriceTable | None = None, *, max_requests: int | None = None, max_bytes: int | None = None
+    ) -> None:
+        for name, limit in (("max_requests", max_requests), ("max_bytes", max_bytes)):
+            if limit is not None and limit < 0:
+                raise InvalidArgument(f"{name} must not be negative, not {limit}")
         self.prices = prices or PriceTable()
-        self._lock = threading.Lock()
+        self.max_requests = max_requests
+        self.max_bytes = max_bytes
+        self._lock = threading.RLock()
         self._requests: Counter[str] = Counter()
         self._bytes_read = 0
         self._bytes_written = 0
+        self._bytes_held = 0
 
     def __repr__(self) -> str:
         return f"Usage(requests={self.requests_by_kind}, bytes_read={self.bytes_read}, bytes_written={self.bytes_written})"
@@ -98,18 +86,46 @@ class Usage:
         with self._lock:
             return self.prices.cost_usd(self._requests, self._bytes_read)
 
-    def count_requests(self, operation: str, requests: int) -> None:
-        """Add `requests` of one kind."""
-        if requests:
-            with self._lock:
-                self._requests[operation] += requests
+    @property
+    def limited(self) -> bool:
+        """Whether there is a limit at all."""
+        return self.max_requests is not None or self.max_bytes is not None
 
-    def count_bytes(self, *, read: int = 0, written: int = 0) -> None:
-        """Add payload bytes."""
-        if read or written:
-            with self._lock:
-                self._bytes_read += read
-                self._bytes_written += written
+    def begin(self, call: Call) -> None:
+        """Admit and count a call's requests and hold the bytes it asks for. Raises `BudgetExceeded`; then nothing is counted."""
+        with self._lock:
+            if call.requests:
+                self._admit(call)
+                self._requests[call.operation] += call.requests
+            self._bytes_held += call.asked_bytes or 0
+
+    def end(self, call: Call, *, read: int = 0, written: int = 0) -> None:
+        """Count the payload of a call that `begin` admitted, and hold nothing for it any more; a failed one has none."""
+        with self._lock:
+            self._bytes_held -= call.asked_bytes or 0
+            self._bytes_read += read
+            self._bytes_written += written
+
+    def _admit(self, call: Call) -> None:
+        if self.max_requests is not None:
+            requests = self._requests.total() + call.requests
+            if requests > self.max_requests:
+                raise BudgetExceeded(f"max_requests={self.max_requests} reached: {call.operation} of {call.name!r} is request {requests}")
+        if self.max_bytes is not None:
+            known = self._bytes_read + self._bytes_held
+            past = known >= self.max_bytes if call.asked_bytes is None else known + call.asked_bytes > self.max_bytes
+            if past:
+                asks = "an unknown number of" if call.asked_bytes is None else call.asked_bytes
+                raise BudgetExceeded(
+                    f"max_bytes={self.max_bytes} reached: {call.operation} of {call.name!r} asks for {asks} bytes after {known}"
+                )
+
+    def _take_back(self, call: Call) -> None:
+        """Undo `begin` for a call that another usage refused; the lock has been held since."""
+        self._requests[call.operation] -= call.requests
+        if not self._requests[call.operation]:
+            del self._requests[call.operation]
+        self._bytes_held -= call.asked_bytes or 0
 
 
 _scopes: ContextVar[tuple[tuple[MeteredStorage, Usage], ...]] = ContextVar("tiered_index_metering_scopes", default=())
@@ -127,8 +143,8 @@ class MeteredStorage(WrapperStorage):
     def measure(self, into: Usage | None = None) -> Iterator[Usage]:
         """Count this storage's calls made in this context until the block ends; scopes may nest, and each counts.
 
-        Pass `into` to add up several storages in one `Usage`. Work still running in other threads goes on counting after the
-        block, so wait for it inside.
+        Pass `into` to add up several storages in one `Usage`, or one with limits. Work still running in other threads goes on
+        counting after the block, so wait for it inside.
         """
         usage = into if into is not None else Usage(self.prices)
         token = _scopes.set((*_scopes.get(), (self, usage)))
@@ -139,13 +155,37 @@ class MeteredStorage(WrapperStorage):
 
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
         usages = [self.total, *(usage for owner, usage in _scopes.get() if owner is self)]
-        for usage in usages:
-            usage.count_requests(call.operation, call.requests)
-        result = act()
+        _begin(usages, call)
+        try:
+            result = act()
+        except BaseException:
+            for usage in usages:
+                usage.end(call)
+            raise
         read = _payload_bytes(call, result)
         for usage in usages:
-            usage.count_bytes(read=read, written=call.sent_bytes)
+            usage.end(call, read=read, written=call.sent_bytes)
         return result
+
+
+def _begin(usages: Sequence[Usage], call: Call) -> None:
+    """Begin `call` in all of `usages`, or in none where one refuses it."""
+    limited = [usage for usage in usages if usage.limited]
+    with contextlib.ExitStack() as held:
+        for usage in sorted(limited, key=id):  # one order for every thread, so that none waits for another in a circle
+            held.enter_context(usage._lock)
+        begun: list[Usage] = []
+        try:
+            for usage in limited:
+                usage.begin(call)
+                begun.append(usage)
+        except BudgetExceeded:
+            for usage in begun:
+                usage._take_back(call)
+            raise
+    for usage in usages:
+        if not usage.limited:
+            usage.begin(call)
 
 
 def _payload_bytes(call: Call, result: object) -> int:
