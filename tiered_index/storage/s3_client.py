@@ -15,10 +15,12 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
-from tiered_index.errors import StorageUnavailable
+from tiered_index.errors import BudgetExceeded, StorageUnavailable
 from tiered_index.storage.base import Bytes
+from tiered_index.storage.deadline import check_deadline
 from tiered_index.storage.s3_errors import translate
 from tiered_index.storage.s3_options import S3Options
+from tiered_index.storage.s3_retry import bound_repeats
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -39,6 +41,7 @@ def build_client(options: S3Options, uri: str) -> S3Client:
             client = _client(session, options, "path")
     except (BotoCoreError, ValueError) as error:
         raise translate(error, doing="opening the storage", uri=uri, name="") from error
+    bound_repeats(client, options.max_attempts)
     return client
 
 
@@ -75,9 +78,15 @@ class S3Calls:
         self.uri = uri
 
     def __call__(self, operation: str, doing: str, name: str = "", **parameters: Any) -> dict[str, Any]:
-        """Send one request (botocore repeats it within its bound) and return the parsed answer."""
+        """Send one request (botocore repeats it within its bound) and return the parsed answer.
+
+        Raises `BudgetExceeded` where the deadline is reached before an attempt or a wait.
+        """
+        check_deadline(f"{doing} in {self.uri}")
         try:
             answer: dict[str, Any] = getattr(self._client, operation)(Bucket=self._bucket, **parameters)
+        except BudgetExceeded as error:
+            raise BudgetExceeded(f"{doing} in {self.uri}: {error}") from error
         except (BotoCoreError, ClientError, ResponseParserError, OSError) as error:
             raise translate(error, doing=doing, uri=self.uri, name=name) from error
         return answer

@@ -1,4 +1,7 @@
-"""Bounded repeats with jitter, for what botocore does not repeat by itself. Thread-safe; holds no state of a call."""
+"""Bounded repeats with jitter, and no wait that would pass the caller's deadline. Thread-safe; holds no state of a call.
+
+`RetryPolicy` repeats what botocore does not; `bound_repeats` puts botocore's own repeats under the deadline, too.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,22 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from tiered_index.errors import StorageUnavailable
+from botocore.retries import standard
+
+from tiered_index.errors import BudgetExceeded, StorageUnavailable
+from tiered_index.storage.deadline import check_deadline, remaining_s
 from tiered_index.storage.s3_errors import PassingFault
 
-__all__ = ["RetryPolicy"]
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+__all__ = ["RetryPolicy", "bound_repeats"]
 
 _LONGEST_WAIT_S = 5.0
+_STANDARD = "retry-config-s3"
+# the name under which botocore registers its repeats
 _T = TypeVar("_T")
 
 
@@ -27,7 +38,10 @@ class RetryPolicy:
     uniform: Callable[[float, float], float] = random.uniform
 
     def run(self, action: Callable[[], _T]) -> _T:
-        """Return what `action` returns; repeat it while it raises `PassingFault`, then raise `StorageUnavailable`."""
+        """Return what `action` returns; repeat it while it raises `PassingFault`, then raise `StorageUnavailable`.
+
+        Raises `BudgetExceeded`, naming the fault, instead of a wait that would pass the deadline.
+        """
         attempt = 1
         while True:
             try:
@@ -35,5 +49,46 @@ class RetryPolicy:
             except PassingFault as fault:
                 if attempt >= self.attempts:
                     raise StorageUnavailable(f"{fault} ({attempt} attempts)") from fault
-            self.sleep(self.uniform(0, min(_LONGEST_WAIT_S, self.backoff_s * 2**attempt)))
+                wait_s = self.uniform(0, min(_LONGEST_WAIT_S, self.backoff_s * 2**attempt))
+                _check_wait(wait_s, str(fault), fault)
+            self.sleep(wait_s)
             attempt += 1
+
+
+def bound_repeats(client: S3Client, attempts: int) -> None:
+    """Let `client` begin no attempt, and no wait before one, that would pass the deadline: then `BudgetExceeded` is raised.
+
+    botocore's standard repeats are registered afresh, since what decides on them tells nobody how long it will wait.
+    """
+    events = client.meta.events
+    events.unregister("needs-retry.s3", unique_id=_STANDARD)
+    decide = standard.register_retry_handler(client, attempts).needs_retry
+    events.unregister("needs-retry.s3", unique_id=_STANDARD)
+
+    def needs_retry(**answered: Any) -> float | None:
+        wait_s = decide(**answered)
+        if wait_s is not None:
+            fault = answered.get("caught_exception")
+            _check_wait(wait_s, _told(fault, answered.get("response")), fault)
+        return wait_s
+
+    def before_send(**sending: Any) -> None:
+        check_deadline(f"sending {sending['event_name'].rpartition('.')[2]}")
+
+    events.register("needs-retry.s3", cast("Callable[..., None]", needs_retry), unique_id=_STANDARD)
+    events.register("before-send.s3", before_send, unique_id="tiered-index-deadline")
+
+
+def _check_wait(wait_s: float, fault: str, cause: Exception | None) -> None:
+    left = remaining_s()
+    if left is not None and wait_s >= left:
+        raise BudgetExceeded(f"timeout_s leaves no time to repeat what failed: {fault}") from cause
+
+
+def _told(fault: Exception | None, response: Any) -> str:
+    """Return what went wrong in an attempt that botocore repeats."""
+    if fault is not None or response is None:
+        return str(fault)
+    http, parsed = response
+    details = parsed.get("Error", {})
+    return f"{http.status_code} {details.get('Code', '')} {details.get('Message', '')}".rstrip()

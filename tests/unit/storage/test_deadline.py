@@ -1,0 +1,72 @@
+"""The deadline of a context, and retries that keep to it."""
+
+from __future__ import annotations
+
+import contextvars
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tiered_index.errors import BudgetExceeded
+from tiered_index.storage.deadline import check_deadline, deadline_at, remaining_s
+from tiered_index.storage.s3_errors import PassingFault
+from tiered_index.storage.s3_retry import RetryPolicy
+
+FAR_S = 3600.0
+
+
+def test_without_a_deadline_nothing_is_checked() -> None:
+    assert remaining_s() is None
+    check_deadline("reading")
+    with deadline_at(None):
+        assert remaining_s() is None
+        check_deadline("reading")
+
+
+def test_a_deadline_that_is_reached_says_what_was_not_begun() -> None:
+    with deadline_at(time.monotonic() + FAR_S):
+        left = remaining_s()
+        assert left is not None
+        assert 0 < left <= FAR_S
+        check_deadline("reading 'object'")
+    with deadline_at(time.monotonic() - 1), pytest.raises(BudgetExceeded, match="timeout_s was reached while reading 'object'"):
+        check_deadline("reading 'object'")
+    assert remaining_s() is None
+
+
+def test_of_nested_deadlines_the_nearest_holds() -> None:
+    past, far = time.monotonic() - 1, time.monotonic() + FAR_S
+    for outer, inner in ((past, far), (far, past), (past, None)):
+        with deadline_at(outer), deadline_at(inner), pytest.raises(BudgetExceeded):
+            check_deadline("reading")
+    with deadline_at(far):
+        with deadline_at(past):
+            pass
+        check_deadline("reading")
+
+
+def test_it_travels_with_a_copy_of_the_context_only() -> None:
+    with ThreadPoolExecutor(1) as pool, deadline_at(time.monotonic() + FAR_S):
+        assert pool.submit(contextvars.copy_context().run, remaining_s).result() is not None
+        assert pool.submit(remaining_s).result() is None
+
+
+class Failing:
+    def __init__(self) -> None:
+        self.attempts = 0
+
+    def __call__(self) -> None:
+        self.attempts += 1
+        raise PassingFault(f"fault {self.attempts}")
+
+
+def test_a_wait_that_would_pass_the_deadline_is_not_begun() -> None:
+    waits: list[float] = []
+    policy = RetryPolicy(10, 1.0, sleep=waits.append, uniform=lambda low, high: high)
+    action = Failing()
+    with deadline_at(time.monotonic() + 4.9), pytest.raises(BudgetExceeded, match=r"timeout_s .*fault 3") as caught:
+        policy.run(action)
+    assert waits == [2.0, 4.0]  # the next would be 5 s
+    assert action.attempts == 3
+    assert isinstance(caught.value.__cause__, PassingFault)
