@@ -1,0 +1,141 @@
+"""One deadline over everything an `S3Storage` does for one caller: attempts, botocore's repeats and our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from tests.storage.scripted_server import Answer, ScriptedServer, error, part, scripted_server
+from tiered_index.errors import BudgetExceeded, ObjectNotFound, StorageUnavailable
+from tiered_index.storage.base import PartInfo, UploadHandle
+from tiered_index.storage.deadline import deadline_at
+from tiered_index.storage.s3 import S3Options, S3Storage
+
+DATA = bytes(range(256)) * 4
+LEFT_S = 100.0
+SLOW_DOWN = error(503, "SlowDown", "please")
+
+
+class Waits:
+    """Stands for `time.sleep` and `time.monotonic`: waiting moves the clock, and nobody waits."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.waited: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.waited.append(seconds)
+        self.now_s += seconds
+
+    def deadline_in(self, seconds: float) -> float:
+        return self.now_s + seconds
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[ScriptedServer]:
+    with scripted_server() as server:
+        yield server
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
+    waits = Waits()
+    monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=waits.sleep))
+    monkeypatch.setattr("tiered_index.storage.deadline.time", SimpleNamespace(monotonic=lambda: waits.now_s))
+    longest = "botocore.retries.standard.ExponentialBackoff.delay_amount"  # without the chance in it: 1, 2, 4, ... s
+    monkeypatch.setattr(longest, lambda self, context: 2.0 ** (context.attempt_number - 1))
+    return waits
+
+
+@pytest.fixture
+def s3(scripted: ScriptedServer, waits: Waits, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Storage]:
+    scripted.reset()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASCRIPTED")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "scripted-secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    options = S3Options(endpoint_url=scripted.endpoint_url, max_attempts=8, transfer_attempts=8, backoff_s=1.0)
+    with S3Storage("bucket", "", options, sleep=waits.sleep, uniform=lambda low, high: high) as storage:
+        yield storage
+
+
+HANDLE = UploadHandle("object", "upload", 0)
+READS: tuple[Callable[[S3Storage], object], ...] = (
+    lambda s3: s3.get("object"),
+    lambda s3: s3.get_range("object", 0, 10),
+    lambda s3: s3.get_suffix("object", 10),
+    lambda s3: s3.head("object"),
+    lambda s3: list(s3.list()),
+)
+WRITES: tuple[Callable[[S3Storage], object], ...] = (
+    lambda s3: s3.put("object", b"x"),
+    lambda s3: s3.put_if_absent("object", b"x"),
+    lambda s3: s3.delete("object"),
+    lambda s3: s3.complete_upload(HANDLE, [PartInfo(1, '"tag"', 1)]),
+    lambda s3: s3.abort_upload(HANDLE),
+)
+
+
+def test_past_the_deadline_nothing_is_sent(s3: S3Storage, scripted: ScriptedServer, waits: Waits) -> None:
+    for call in (*READS, *WRITES):
+        with deadline_at(waits.deadline_in(0)), pytest.raises(BudgetExceeded, match=r"timeout_s was reached while .*s3://bucket"):
+            call(s3)
+    assert scripted.requests == []
+
+
+@pytest.mark.parametrize("calls", [READS, WRITES], ids=["reads", "writes"])
+def test_botocores_repeats_end_before_a_wait_that_would_pass_the_deadline(
+    s3: S3Storage, scripted: ScriptedServer, waits: Waits, calls: tuple[Callable[[S3Storage], object], ...]
+) -> None:
+    scripted.answers(error(500, "InternalError", "not today"))
+    for call in calls:
+        scripted.requests.clear()
+        waits.waited.clear()
+        with deadline_at(waits.deadline_in(4)), pytest.raises(BudgetExceeded, match=r"timeout_s .*: 500") as caught:
+            call(s3)
+        assert waits.waited == [1, 2]  # the next would be 4 s, and 1 is left
+        assert len(scripted.requests) == 3
+        if scripted.requests[0].method != "HEAD":
+            assert "InternalError not today" in str(caught.value)
+
+
+def test_within_the_deadline_repeats_go_on_as_without(s3: S3Storage, scripted: ScriptedServer, waits: Waits) -> None:
+    scripted.answers(SLOW_DOWN, SLOW_DOWN, Answer(200, DATA))
+    with deadline_at(waits.deadline_in(LEFT_S)):
+        assert s3.get("object") == DATA
+    assert len(scripted.requests) == 3
+    scripted.answers(error(404, "NoSuchKey"))  # what is not repeated is told as it is, however little time is left
+    with deadline_at(waits.deadline_in(0.001)), pytest.raises(ObjectNotFound):
+        s3.get("object")
+
+
+def test_repeats_of_bodies_and_of_requests_share_the_deadline(s3: S3Storage, scripted: ScriptedServer, waits: Waits) -> None:
+    cut = Answer(206, DATA[:5], {"Content-Range": "bytes 0-9/1024"}, announced=10)
+    scripted.answers(cut, SLOW_DOWN, cut)  # waits: 2 s of ours, 1 s of botocore's, and the next would be 4 s of ours
+    with deadline_at(waits.deadline_in(6)), pytest.raises(BudgetExceeded, match=r"timeout_s .*bytes 0-9 of 'object'.* broke off"):
+        s3.get_range("object", 0, 10)
+    assert len(scripted.requests) == 3
+    assert waits.waited == [2, 1]
+    scripted.answers(cut, part(DATA, 0, 10))
+    with deadline_at(waits.deadline_in(9)):
+        assert s3.get_range("object", 0, 10) == DATA[:10]
+
+
+def test_an_attempt_that_a_wait_left_no_time_for_is_not_sent(s3: S3Storage, scripted: ScriptedServer, waits: Waits) -> None:
+    """A wait that took longer than it should: the check before the attempt finds the deadline behind it."""
+
+    scripted.answers(SLOW_DOWN)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: waits.sleep(seconds + LEFT_S)))
+        with deadline_at(waits.deadline_in(LEFT_S)), pytest.raises(BudgetExceeded, match=r"reading .*'object'.*while sending GetObject"):
+            s3.get_range("object", 0, 10)
+    assert len(scripted.requests) == 1
+
+
+def test_without_a_deadline_every_attempt_is_made(s3: S3Storage, scripted: ScriptedServer, waits: Waits) -> None:
+    scripted.answers(SLOW_DOWN)
+    with pytest.raises(StorageUnavailable, match="SlowDown"):
+        s3.get("object")
+    assert len(scripted.requests) == 8
+    assert waits.waited == [1, 2, 4, 8, 16, 32, 64]
