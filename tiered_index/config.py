@@ -16,6 +16,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from tiered_index.errors import ConfigError
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.schema import Schema
+from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.prices import PriceTable
 from tiered_index.storage.s3_options import S3Options
 from tiered_index.types import IndexItem
 
@@ -51,13 +53,21 @@ class IndexConfig(BaseSettings):
     max_late_s: float = Field(20 * _YEAR_S, gt=0, description="entries older than this go to quarantine")
     max_early_s: float = Field(86400, gt=0, description="entries further in the future than this go to quarantine")
     upload_part_bytes: int = Field(16 << 20, ge=5 << 20, description="larger files are uploaded in parts of this size")
-    query_threads: int = Field(16, gt=0, le=256, description="searches in the storage at once")
+    query_threads: int = Field(32, gt=0, le=256, description="ranges read from the storage at once")
+    coalesce_gap_bytes: int = Field(256 << 10, ge=0, description="slot groups at most this far apart are read by one range")
+    block_cache_bytes: int = Field(64 << 20, ge=0, description="memory for verified slot groups of stored files")
+    directory_cache_bytes: int = Field(256 << 20, ge=0, description="memory for directories of stored files, half as much for filters")
+    cache_dir: Path | None = Field(None, description="local cache of directories and filters; None: below the root, none without a root")
+    cache_max_bytes: int = Field(4 << 30, gt=0, description="bound of the local cache")
+    filter_after_probes: int = Field(8, gt=0, description="reads in vain of one stored file before its filter is fetched")
+    prices: PriceTable = Field(default_factory=PriceTable, description="price list for estimated costs; S3 Standard's as of 2026-11")
     lease_ttl_s: float = Field(60, gt=0, description="how long a dead writer keeps another host waiting")
     lifecycle_interval_s: float = Field(1.0, gt=0, description="pause between rounds of sealing, compacting, uploading, retiring")
     refresh_interval_s: float = Field(30, ge=0, description="how often the log is read for others' records")
     checkpoint_every: int = Field(32, gt=0, description="log records between checkpoints")
     background: bool = Field(True, description="run the flusher and the life cycle in threads of their own")
     s3: S3Options = Field(default_factory=S3Options, description="how to reach S3")
+    prices: PriceTable = Field(default_factory=PriceTable, description="what requests and bytes cost, for estimates")
 
     def __init__(self, **values: Any) -> None:
         """Take settings by name, the environment's below them. Raises `ConfigError` naming every key that is unknown or wrong."""
@@ -71,7 +81,7 @@ class IndexConfig(BaseSettings):
         except ValueError as error:
             raise ConfigError(f"configuration: {error}") from error
 
-    @field_validator("root")
+    @field_validator("root", "cache_dir")
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
         return value.expanduser().absolute() if value is not None else None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tiered_index import IndexConfig
+from tiered_index.storage.prices import PriceTable
 from tiered_index.storage.s3_options import S3Options
 
 _PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
@@ -21,11 +22,13 @@ def table() -> str:
     """Return the table of settings."""
     lines = ["| setting | default | environment | meaning |", "|---|---|---|---|"]
     for name, field in IndexConfig.model_fields.items():
-        if name in ("item_type", "s3"):
+        if name in ("item_type", "s3", "prices"):
             continue
         lines.append(f"| `{name}` | {_shown(field.default)} | `TIERED_INDEX_{name.upper()}` | {field.description} |")
-    for option in dataclasses.fields(S3Options):
-        lines.append(f"| `s3.{option.name}` | {_shown(option.default)} | `TIERED_INDEX_S3__{option.name.upper()}` | see `S3Options` |")
+    for table, kind in (("s3", S3Options), ("prices", PriceTable)):
+        for option in dataclasses.fields(kind):
+            variable = f"TIERED_INDEX_{table.upper()}__{option.name.upper()}"
+            lines.append(f"| `{table}.{option.name}` | {_shown(option.default)} | `{variable}` | see `{kind.__name__}` |")
     return "\n".join(lines) + "\n"
 
 

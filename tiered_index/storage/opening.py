@@ -32,11 +32,14 @@ _S3_PARAMETERS = ("addressing_style", "endpoint_url", "profile", "region")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
 
-def open_storage(uri: str, *, options: S3Options | None = None, disk: Disk | None = None) -> Storage:
+def open_storage(
+    uri: str, *, options: S3Options | None = None, disk: Disk | None = None, parallel_reads: int | None = None
+) -> Storage:
     """Return the storage that `uri` names; no request is sent yet.
 
-    `options` apply to `s3://`, where the URI's own parameters win; `disk` applies to `file://`. Raises `ConfigError`, among them
-    `StorageMisconfigured` for an unknown profile.
+    `options` apply to `s3://`, where the URI's own parameters win; `disk` applies to `file://`. `parallel_reads`, how many reads the
+    caller will have under way at once, sizes the pool of connections to `max(10, parallel_reads + 4)` unless `options` say how many.
+    Raises `ConfigError`, among them `StorageMisconfigured` for an unknown profile.
     """
     scheme, separator, _ = uri.partition("://")
     opener = _OPENERS.get(scheme.lower()) if separator else None
@@ -50,10 +53,10 @@ def open_storage(uri: str, *, options: S3Options | None = None, disk: Disk | Non
         raise ConfigError(f"a {scheme}:// URI has no #fragment (write %23 for the character)")
     if "@" in parts.netloc:
         raise ConfigError(f"a {scheme}:// URI holds no credentials; they come from the environment or a profile")
-    return opener(parts, options, disk)
+    return opener(parts, (options or S3Options()).sized_for(parallel_reads), disk)
 
 
-def _open_file(parts: SplitResult, options: S3Options | None, disk: Disk | None) -> Storage:
+def _open_file(parts: SplitResult, options: S3Options, disk: Disk | None) -> Storage:
     _parameters(parts, ())
     if parts.netloc not in {"", "localhost"}:
         raise ConfigError(f"file://{parts.netloc}... is not absolute: write file:///dir")
@@ -63,7 +66,7 @@ def _open_file(parts: SplitResult, options: S3Options | None, disk: Disk | None)
     return LocalStorage(Path(folder), disk=disk)
 
 
-def _open_s3(parts: SplitResult, options: S3Options | None, disk: Disk | None) -> Storage:
+def _open_s3(parts: SplitResult, options: S3Options, disk: Disk | None) -> Storage:
     # Imported when asked for: boto3 takes longer to load than everything else here together.
     from tiered_index.storage.s3 import S3Storage
 
@@ -73,10 +76,10 @@ def _open_s3(parts: SplitResult, options: S3Options | None, disk: Disk | None) -
     if any(segment in {"", ".", ".."} for segment in prefix.split("/")) and prefix:
         raise ConfigError(f"an s3 URI's prefix has no empty, '.' or '..' part: {prefix!r}")
     parameters: dict[str, Any] = {**_parameters(parts, _S3_PARAMETERS)}
-    return S3Storage(parts.netloc, prefix, replace(options or S3Options(), **parameters))
+    return S3Storage(parts.netloc, prefix, replace(options, **parameters))
 
 
-def _open_sqlite(parts: SplitResult, options: S3Options | None, disk: Disk | None) -> Storage:
+def _open_sqlite(parts: SplitResult, options: S3Options, disk: Disk | None) -> Storage:
     _parameters(parts, ())
     if parts.netloc not in {"", "localhost"}:
         raise ConfigError(f"sqlite://{parts.netloc}... is not absolute: write sqlite:///file.db")
@@ -86,7 +89,7 @@ def _open_sqlite(parts: SplitResult, options: S3Options | None, disk: Disk | Non
     return SqliteStorage(Path("/" + path.lstrip("/")))
 
 
-def _open_memory(parts: SplitResult, options: S3Options | None, disk: Disk | None) -> Storage:
+def _open_memory(parts: SplitResult, options: S3Options, disk: Disk | None) -> Storage:
     _parameters(parts, ())
     try:
         return MemoryStorage(unquote(parts.netloc + parts.path).rstrip("/"))
@@ -107,7 +110,7 @@ def _parameters(parts: SplitResult, known: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-_OPENERS: dict[str, Callable[[SplitResult, S3Options | None, Disk | None], Storage]] = {
+_OPENERS: dict[str, Callable[[SplitResult, S3Options, Disk | None], Storage]] = {
     "file": _open_file,
     "memory": _open_memory,
     "s3": _open_s3,

@@ -6,7 +6,7 @@ between calls but one boto3 client. Failures are sorted by `s3_errors`; every re
 Promises asked of the service: put-if-absent (`If-None-Match: *`), strong reads after writes, listings in order of UTF-8 bytes.
 `probe.probe_put_if_absent` tests the first; a listing out of order is refused.
 
-Threads: any number; `max_pool_connections` bounds how many requests travel at once. After a fork, open a new storage.
+Threads: any number; `max_pool_connections` is how many connections are kept for them. After a fork, open a new storage.
 """
 
 from __future__ import annotations

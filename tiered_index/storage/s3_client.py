@@ -60,7 +60,7 @@ def _client(session: boto3.Session, options: S3Options, addressing_style: str | 
             s3=style,
             connect_timeout=options.connect_timeout_s,
             read_timeout=options.read_timeout_s,
-            max_pool_connections=options.max_pool_connections,
+            max_pool_connections=options.pool_connections,
             retries={"mode": mode, "total_max_attempts": options.max_attempts},
             request_checksum_calculation="when_supported",
             response_checksum_validation="when_supported",

@@ -5,7 +5,7 @@ Credentials are never among them: they come from the usual chain (environment, p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from tiered_index.errors import ConfigError
@@ -14,6 +14,9 @@ __all__ = ["S3Options"]
 
 _STYLES = (None, "auto", "path", "virtual")
 _SSE = (None, "AES256", "aws:kms", "aws:kms:dsse")
+_FEWEST_CONNECTIONS = 10
+_SPARE_CONNECTIONS = 4
+# beside lookups: the log, uploads, the lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +37,8 @@ class S3Options:
     """The key for `aws:kms*`; None: the account's default key."""
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 30.0
-    max_pool_connections: int = 32
-    """Connections kept open; more threads than this take turns."""
+    max_pool_connections: int | None = None
+    """Connections kept open (requests beyond them open further ones and close them again); None: what the opener's parallel reads need."""
     max_attempts: int = 5
     """Attempts of one HTTP request (botocore's standard mode: jittered back-off on 5xx, throttling and lost connections)."""
     transfer_attempts: int = 4
@@ -51,12 +54,24 @@ class S3Options:
         if self.sse_kms_key_id is not None and (self.sse is None or not self.sse.startswith("aws:kms")):
             raise ConfigError("sse_kms_key_id needs sse=aws:kms (or aws:kms:dsse)")
         for name in ("connect_timeout_s", "read_timeout_s", "max_pool_connections", "max_attempts", "transfer_attempts"):
-            if not getattr(self, name) > 0:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be positive, not {getattr(self, name)!r}")
         if self.backoff_s < 0:
             raise ConfigError(f"backoff_s must not be negative, not {self.backoff_s!r}")
         if self.endpoint_url is not None:
             _check_endpoint(self.endpoint_url)
+
+    @property
+    def pool_connections(self) -> int:
+        """How many connections are kept open."""
+        return _FEWEST_CONNECTIONS if self.max_pool_connections is None else self.max_pool_connections
+
+    def sized_for(self, parallel_reads: int | None) -> S3Options:
+        """Return options whose pool holds a connection for each of `parallel_reads` and a few for other work, where nobody set its size."""
+        if self.max_pool_connections is not None or parallel_reads is None:
+            return self
+        return replace(self, max_pool_connections=max(_FEWEST_CONNECTIONS, parallel_reads + _SPARE_CONNECTIONS))
 
 
 def _check_endpoint(endpoint_url: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tiered_index import IndexConfig
 from tiered_index.errors import ConfigError
+from tiered_index.storage.prices import PriceTable
 
 
 @pytest.fixture
@@ -83,6 +86,30 @@ def test_an_unknown_key_is_an_error_wherever_it_stands(toml, monkeypatch):
 def test_a_wrong_value_is_named(setting):
     with pytest.raises(ConfigError, match=next(iter(setting))):
         IndexConfig.load(**setting)
+
+
+def test_prices_are_settings(toml, monkeypatch):
+    assert IndexConfig.load().prices == PriceTable()
+    file = toml("[prices]\nget_per_1000_usd = 1\negress_per_gib_usd = 0.09")
+    monkeypatch.setenv("TIERED_INDEX_PRICES__GET_PER_1000_USD", "0.5")
+    prices = IndexConfig.load(file, prices={"as_of": "2027-01"}).prices
+    assert prices == PriceTable(get_per_1000_usd=0.5, egress_per_gib_usd=0.09, as_of="2027-01")
+
+
+@pytest.mark.parametrize("wrong", ["-0.1", "nan", "inf", "-inf", "cheap"])
+@pytest.mark.parametrize("name", ["put_per_1000_usd", "get_per_1000_usd", "delete_per_1000_usd", "egress_per_gib_usd"])
+def test_a_price_that_can_not_be_is_named(name, wrong, monkeypatch):
+    monkeypatch.setenv(f"TIERED_INDEX_PRICES__{name.upper()}", wrong)
+    with pytest.raises(ConfigError, match=name):
+        IndexConfig.load()
+    monkeypatch.delenv(f"TIERED_INDEX_PRICES__{name.upper()}")
+    with pytest.raises(ConfigError, match="dollars"):
+        IndexConfig.load(prices={"dollars": 1})
+
+
+def test_settings_do_not_load_boto3():
+    loaded = "import sys, tiered_index.config; sys.exit('boto3' in sys.modules or 'botocore' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0
 
 
 def test_a_configuration_is_immutable_and_its_root_absolute(monkeypatch, tmp_path):

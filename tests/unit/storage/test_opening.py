@@ -80,6 +80,17 @@ def test_s3_parameters_win_over_options() -> None:
     assert storage.client.meta.config.retries == {"mode": "standard", "total_max_attempts": 2}
 
 
+@pytest.mark.parametrize(
+    ("option", "parallel_reads", "connections"),
+    [(None, None, 10), (None, 1, 10), (None, 16, 20), (None, 256, 260), (7, 16, 7), (7, None, 7)],
+)
+def test_the_pool_is_sized_by_the_parallel_reads(option: int | None, parallel_reads: int | None, connections: int) -> None:
+    options = S3Options(region="eu-west-1", max_pool_connections=option)
+    with open_storage("s3://bucket", options=options, parallel_reads=parallel_reads) as storage:
+        assert isinstance(storage, S3Storage)
+        assert storage.client.meta.config.max_pool_connections == connections
+
+
 def test_amazons_own_endpoint_keeps_botocores_style(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
@@ -159,6 +170,7 @@ def test_the_known_schemes_are_listed() -> None:
         {"sse": "AES256", "sse_kms_key_id": "key"},
         {"max_attempts": 0},
         {"transfer_attempts": 0},
+        {"max_pool_connections": 0},
         {"read_timeout_s": 0},
         {"backoff_s": -1},
         {"addressing_style": "round"},
