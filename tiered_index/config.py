@@ -17,7 +17,6 @@ from tiered_index.errors import ConfigError
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.schema import Schema
 from tiered_index.storage.prices import PriceTable
-from tiered_index.storage.prices import PriceTable
 from tiered_index.storage.s3_options import S3Options
 from tiered_index.types import IndexItem
 
@@ -67,7 +66,6 @@ class IndexConfig(BaseSettings):
     checkpoint_every: int = Field(32, gt=0, description="log records between checkpoints")
     background: bool = Field(True, description="run the flusher and the life cycle in threads of their own")
     s3: S3Options = Field(default_factory=S3Options, description="how to reach S3")
-    prices: PriceTable = Field(default_factory=PriceTable, description="what requests and bytes cost, for estimates")
 
     def __init__(self, **values: Any) -> None:
         """Take settings by name, the environment's below them. Raises `ConfigError` naming every key that is unknown or wrong."""
