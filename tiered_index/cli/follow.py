@@ -23,6 +23,7 @@ from tiered_index.cli.session import Session
 from tiered_index.cli.settling import settle
 from tiered_index.errors import BackPressure, TieredIndexError
 from tiered_index.rocketmq.archive import SegmentArchiver
+from tiered_index.rocketmq.commitlog import CommitLogReader
 from tiered_index.rocketmq.dispatcher import Dispatched, Dispatcher, Loss, Start
 from tiered_index.rocketmq.store import StoreDirectory
 from tiered_index.rocketmq.torn import TornTail
@@ -49,6 +50,7 @@ class FollowOptions:
     poll_s: float = 0.2
     patience_s: float = 60.0
     archive: bool = False
+    check_bodies: bool = True
 
 
 @dataclass
@@ -70,7 +72,7 @@ class Follower:
     _tail: End | None = None
     _torn: TornTail | None = None
     _torn_said: bool = False
-    """Whether half a message that stays at the end of the log was reported: it has to be there at two looks, for most are being written."""
+    """Whether what stays at the end of the log and is no whole message was reported: it has to be there at two looks, for most are being written."""
     _said: tuple[object, ...] = ()
     _said_s: float = 0.0
     _new_losses: list[Loss] = field(default_factory=list)
@@ -201,6 +203,7 @@ def ingest_store(session: Session, path: Path, options: FollowOptions, **setting
         dispatcher = Dispatcher(
             index, store, put=PatientPut(index, options.patience_s, ending.event), skip_corrupt=options.skip_corrupt,
             skip_missing=options.skip_missing, restart=options.restart, start=options.start, stopping=ending.event.is_set,
+            reader=CommitLogReader(store.commitlog, check_crc=options.check_bodies),
         )  # fmt: skip
         follower = Follower(session, index, dispatcher, options, ending)
         if options.archive:
@@ -233,12 +236,13 @@ def ingest_store(session: Session, path: Path, options: FollowOptions, **setting
     return ending.exit_code
 
 
-def _range(torn: TornTail | None) -> dict[str, int] | None:
-    return None if torn is None else {"begin": torn.begin, "end": torn.end}
+def _range(torn: TornTail | None) -> dict[str, int | str] | None:
+    return None if torn is None else {"begin": torn.begin, "end": torn.end, "what": torn.what}
 
 
 def _torn_words(torn: TornTail) -> str:
-    return f"torn: commit log offsets {torn.begin} to {torn.end}: half a message at the end of the log; the broker's recovery cuts it off"
+    why = "the broker's recovery cuts it off" if torn.is_half else "the broker left them where it cut its log, and writes over them"
+    return f"torn: commit log offsets {torn.begin} to {torn.end}: {torn.what} at the end of the log; {why}"
 
 
 def _facts(document: dict[str, Any]) -> dict[str, object]:
@@ -253,7 +257,7 @@ def _facts(document: dict[str, Any]) -> dict[str, object]:
         "entries": human_count(document["entries"]),
         "hidden": f"{human_count(document['hidden'])} prepared or rolled back" if document["hidden"] else None,
         "lost": f"{human_count(losses)} ranges of the commit log, named above" if losses else None,
-        "torn": f"commit log offsets {torn['begin']} to {torn['end']}, half a message at the end of the log" if torn else None,
+        "torn": f"commit log offsets {torn['begin']} to {torn['end']}, {torn['what']} at the end of the log" if torn else None,
         "archived": f"{human_count(document['archived_segments'])} segments" if "archived_segments" in document else None,
         "rate": f"{human_count(document['entries_per_s'])} entries/s" if document["entries_per_s"] else None,
         "time": human_seconds(document["elapsed_s"]),

@@ -120,6 +120,10 @@ def ingest(
     archive_segments: Annotated[
         bool, typer.Option("--archive-segments", help="Upload each closed segment of the commit log.", rich_help_panel=_STORE),
     ] = False,
+    check_bodies: Annotated[
+        bool,
+        typer.Option("--check-bodies/--no-check-bodies", help="Compare each message's body with its CRC.", rich_help_panel=_STORE),
+    ] = True,
 ) -> int:
     """Index the messages of a RocketMQ store or a file; the same source again continues where it stopped.
 
@@ -140,12 +144,14 @@ def ingest(
         if skip_bad:
             raise InvalidArgument("--skip-bad is for files of messages; a store has --skip-corrupt")
         options = FollowOptions(
-            store_name, follow, wait, restart, skip_corrupt, skip_missing, begin_from, poll, patience, archive_segments
+            store_name, follow, wait, restart, skip_corrupt, skip_missing, begin_from, poll, patience, archive_segments,
+            check_bodies,
         )  # fmt: skip
         check_apart(session.config(), source)
         return ingest_store(session, source, options, slots=slots, items=items, preset=preset)
     of_stores = {"--follow": follow, "--store-name": store_name, "--skip-corrupt": skip_corrupt, "--skip-missing": skip_missing,
-                 "--from": begin_from != "begin", "--archive-segments": archive_segments}  # fmt: skip
+                 "--from": begin_from != "begin", "--archive-segments": archive_segments,
+                 "--no-check-bodies": not check_bodies}  # fmt: skip
     if wrong := [name for name, given in of_stores.items() if given]:
         raise InvalidArgument(f"{wrong[0]} is for a RocketMQ store, and {source} is not a folder")
     opened = open_source(source)

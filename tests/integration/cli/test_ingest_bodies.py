@@ -1,0 +1,77 @@
+"""`ingest STORE_DIR` compares every body with its CRC, also beside a broker; what contradicts it is an error that names file and offset."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.integration.cli.followers import SMALL, starting, wait_until
+from tests.rocketmq.followed import SEGMENT
+from tiered_index import IndexReader
+from tiered_index.rocketmq.store_writer import StoreWriter
+
+BAD = 40
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store of a broker that runs, with one flipped bit in the body of message 40 of 100."""
+    writer = StoreWriter(tmp_path / "store", segment_bytes=SEGMENT)
+    put = [writer.put("orders", 0, b"body %d" % n, keys=f"own-{n}", store_ms=1_700_000_000_000 + n) for n in range(100)]
+    writer.flush()
+    segment = tmp_path / "store" / "commitlog" / f"{put[BAD].offset // SEGMENT * SEGMENT:020d}"
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"body 40")] ^= 1
+    segment.write_bytes(data)
+    return writer, put[BAD], segment
+
+
+def found(root):
+    with IndexReader.open(root=root) as reader:
+        return [n for n in range(100) if len(reader.query("orders", f"own-{n}"))]
+
+
+@pytest.mark.parametrize("options", [(), ("--follow",)])
+def test_a_body_that_contradicts_its_crc_stops_before_it(script, tmp_path, store, options):
+    writer, bad, segment = store
+    where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path / 'objects'}", *SMALL, "--json")
+    done = script("ingest", writer.root, *where, *options)
+    assert (done.code, done.error["type"]) == (4, "CorruptFile")
+    assert (done.error["file"], done.error["offset"]) == (str(segment), bad.offset % SEGMENT)
+    assert "the body contradicts its CRC" in done.error["message"]
+    assert found(tmp_path / "root") == list(range(BAD))
+
+
+def test_it_is_skipped_and_reported_or_not_looked_at(script, tmp_path, store):
+    writer, bad, _ = store
+    where = ("--storage", f"file://{tmp_path / 'objects'}", *SMALL, "--json")
+    skipped = script("ingest", writer.root, "--root", tmp_path / "root", *where, "--skip-corrupt")
+    assert skipped.code == 0, skipped.err
+    (loss,) = skipped.document["losses"]
+    assert (loss["kind"], loss["begin"], loss["end"]) == ("corrupt", bad.offset, bad.offset + bad.size)
+    assert "the body contradicts its CRC" in loss["problem"]
+    assert skipped.document["messages"] == 99
+    assert found(tmp_path / "root") == [n for n in range(100) if n != BAD]
+    unchecked = script("ingest", writer.root, "--root", tmp_path / "other", "--storage", f"file://{tmp_path / 'more'}", *SMALL, "--json",
+                       "--no-check-bodies")  # fmt: skip
+    assert (unchecked.code, unchecked.document["messages"], unchecked.document["losses"]) == (0, 100, [])
+
+
+def test_a_follower_passes_over_it_and_goes_on(tmp_path, store):
+    writer, bad, _ = store
+    with starting() as started:
+        follower = started.follower(writer.root, tmp_path / "root", "--skip-corrupt")
+        wait_until(lambda: follower.lines, "a first status line")
+        end = writer.put("orders", 0, b"more", keys="more", store_ms=1_700_000_001_000)
+        writer.flush()
+        wait_until(lambda: follower.position == end.offset + end.size, "the message behind is taken")
+        losses = [loss for line in follower.lines for loss in line["losses"]]
+        assert [(loss["kind"], loss["begin"], loss["end"]) for loss in losses] == [("corrupt", bad.offset, bad.offset + bad.size)]
+
+
+def test_files_of_messages_have_no_bodies(in_process, tmp_path):
+    source = tmp_path / "m.ndjson"
+    source.write_text(json.dumps({}) + "\n")
+    assert in_process("ingest", str(source), "--root", str(tmp_path / "root"), "--storage", f"file://{tmp_path}", "--no-check-bodies") == 2
+    assert not (tmp_path / "root").exists()
