@@ -19,6 +19,7 @@ from tiered_index.format.hashing import normal_hashes
 __all__ = [
     "BITS_PER_KEY",
     "FILTER_BLOCK_BYTES",
+    "FilterBuilder",
     "block_may_hold",
     "block_number",
     "block_numbers",
@@ -37,8 +38,10 @@ _SALT_COLUMN = np.array(_SALTS, np.uint32)[:, None]
 _WORDS = struct.Struct("<8I")
 _MIX = ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53))
 # MurmurHash3's fmix64: shift, multiply, twice, and a last shift
-_CHUNK = 1 << 15
-# hashes at a time: what they need stays within the cache, and other threads get a turn between
+_CHUNK, _MASKED = 1 << 16, 1 << 14
+# hashes ordered and hashes masked at a time: what they need stays within the cache, and other threads get a turn between
+_FIRST, _FIRST_SHIFT, _NEXT_SHIFT = 1 << 8, np.uint64(64 - 8), np.uint64(64 - 8 - 16)
+_FIRST_VALUES = np.arange(_FIRST, dtype=np.uint64)
 
 Array = npt.NDArray[Any]
 UInt64 = npt.NDArray[np.uint64]
@@ -67,24 +70,71 @@ def filter_hashes(key_hash: Array, fingerprint: Array | None) -> UInt64:
 
 
 def build_filter(hashes: UInt64) -> bytes:
-    """Return the filter that holds `hashes` (u64, n; repeats count once): max(1, ceil(10.5 * distinct / 256)) blocks.
+    """Return the filter that holds `hashes` (u64, n; repeats count once): max(1, ceil(10.5 * distinct / 256)) blocks."""
+    builder = FilterBuilder(len(hashes))
+    builder.add(hashes)
+    return builder.build()
 
-    In order of hashes blocks come in order too: a chunk's masks are joined block by block and no block is touched by more than two chunks.
-    Memory: 8 bytes a hash for a sorted copy, 72 a hash of one chunk, and twice the filter.
+
+class FilterBuilder:
+    """Collects the hashes of one filter, at most `capacity`, and builds it once. Not for several threads at once.
+
+    In order of hashes, equal ones are neighbours and so are those of one block, whose masks are then joined at once. A sort of all would
+    take longer than the rest: each chunk is ordered by its first 8 bits as it comes, then those of all chunks with the same first 8 bits
+    by the next 16, and what is left is nearly in order.
+    Memory: 8 bytes a hash that was added, in `build` 8 more and 48 for each of the hashes with the most common first 8 bits.
     """
-    ordered = np.sort(hashes)
-    distinct = min(len(ordered), 1)
-    for start in range(0, len(ordered) - 1, _CHUNK):
-        part = ordered[start : start + _CHUNK + 1]
-        distinct += int(np.count_nonzero(part[1:] != part[:-1]))
-    blocks = max(1, math.ceil(BITS_PER_KEY * distinct / (8 * FILTER_BLOCK_BYTES)))
-    words = np.zeros((8, blocks), np.uint32)
-    for start in range(0, len(ordered), _CHUNK):
-        part = ordered[start : start + _CHUNK]
-        numbers = block_numbers(part, blocks)
-        firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
-        words[:, numbers[firsts]] |= np.bitwise_or.reduceat(_masks(part), firsts, axis=1)
-    return words.T.astype("<u4", order="C").tobytes()
+
+    def __init__(self, capacity: int) -> None:
+        self._hashes: UInt64 = np.empty(capacity, np.uint64)
+        self._ends = [np.zeros(_FIRST, np.int64)]
+        # of each chunk, where in `_hashes` the run of each first 8 bits ends; before the first chunk there is nothing
+
+    def add(self, hashes: UInt64) -> None:
+        """Take `hashes` (u64, n), in any order and with any repeats."""
+        for start in range(0, len(hashes), _CHUNK):
+            part = hashes[start : start + _CHUNK]
+            part = _without_repeats(part.take(np.argsort((part >> _FIRST_SHIFT).astype(np.uint8), kind="stable")))
+            at = int(self._ends[-1][-1])
+            self._hashes[at : at + len(part)] = part
+            self._ends.append(at + np.searchsorted(part >> _FIRST_SHIFT, _FIRST_VALUES, "right"))
+
+    def build(self) -> bytes:
+        """Return the filter."""
+        ordered = self._in_order()
+        blocks = max(1, math.ceil(BITS_PER_KEY * len(ordered) / (8 * FILTER_BLOCK_BYTES)))
+        words = np.zeros((blocks, 8), "<u4")
+        for start in range(0, len(ordered), _MASKED):
+            part = ordered[start : start + _MASKED]
+            numbers = block_numbers(part, blocks)
+            firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
+            words[numbers[firsts]] |= np.bitwise_or.reduceat(_masks(part), firsts, axis=1).T
+        return words.tobytes()
+
+    def _in_order(self) -> UInt64:
+        """Return the distinct hashes in order, and give up the collected ones."""
+        ends = np.array(self._ends)
+        starts = np.column_stack((np.append(0, ends[:-1, -1]), ends[:, :-1]))
+        ordered: UInt64 = np.empty(int(ends[-1, -1]), np.uint64)
+        distinct = 0
+        for first in range(_FIRST):
+            runs = zip(starts[:, first].tolist(), ends[:, first].tolist(), strict=True)
+            part = np.concatenate([self._hashes[low:high] for low, high in runs])
+            part = part.take(np.argsort((part >> _NEXT_SHIFT).astype(np.uint16), kind="stable"))
+            part.sort(kind="stable")  # which merges the runs that it finds
+            part = _without_repeats(part)
+            ordered[distinct : distinct + len(part)] = part
+            distinct += len(part)
+        del self._hashes, self._ends
+        return ordered[:distinct]
+
+
+def _without_repeats(hashes: UInt64) -> UInt64:
+    """Return `hashes` without those that equal their predecessor."""
+    new = np.empty(len(hashes), bool)
+    new[:1] = True
+    np.not_equal(hashes[1:], hashes[:-1], out=new[1:])
+    return hashes if new.all() else hashes[new]
 
 
 def block_number(hash64: int, blocks: int) -> int:
