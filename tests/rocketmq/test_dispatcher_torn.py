@@ -26,8 +26,8 @@ def test_a_torn_tail_has_a_range_and_is_searched_behind_only_when_something_chan
     real = CommitLogReader._readable_behind
     monkeypatch.setattr(CommitLogReader, "_readable_behind", lambda *given: searched.append(given) or real(*given))
     followed.write(5)
-    start, whole = tear(followed, 60)
-    written = start + len(whole[start : start + 60].rstrip(b"\0"))
+    start, whole = tear(followed, 90)
+    written = start + len(whole[start : start + 90].rstrip(b"\0"))
     dispatcher = followed.dispatcher()
     for _ in range(6):
         done = dispatcher.run_once()
@@ -35,7 +35,7 @@ def test_a_torn_tail_has_a_range_and_is_searched_behind_only_when_something_chan
         assert done.torn is not None and done.torn[:2] == (start, written)
     assert len(searched) == 2  # the second time because the first may have met the writer
     status = followed.segment(0).stat()
-    followed.segment(0).write_bytes(whole[: start + 70].ljust(SEGMENT, b"\0"))
+    followed.segment(0).write_bytes(whole[: start + 100].ljust(SEGMENT, b"\0"))
     os.utime(followed.segment(0), ns=(status.st_atime_ns, status.st_mtime_ns))  # as a mapped file that is dirty already
     assert dispatcher.run_once().torn[1] > written
     assert len(searched) == 3

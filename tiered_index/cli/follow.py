@@ -72,7 +72,7 @@ class Follower:
     _tail: End | None = None
     _torn: TornTail | None = None
     _torn_said: bool = False
-    """Whether what stays at the end of the log and is no whole message was reported: it has to be there at two looks, for most are being written."""
+    """Whether what is no whole message at the end of the log was reported: it has to stay for two looks, for most are being written."""
     _said: tuple[object, ...] = ()
     _said_s: float = 0.0
     _new_losses: list[Loss] = field(default_factory=list)
@@ -102,6 +102,8 @@ class Follower:
             self._say(progress)
             if done.caught_up or done.state is End.OPEN:
                 self.ending.event.wait(self.options.poll_s)
+            elif done.state is End.TORN:  # the second look at a message is for what is new now
+                self.ending.event.wait(self.options.poll_s / 4)
 
     def _count(self, done: Dispatched) -> None:
         self._tail = done.state or self._tail

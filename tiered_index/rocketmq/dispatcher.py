@@ -6,6 +6,7 @@ was put, so a restart goes on there, and what is put twice is one answer. Only r
 | found                                                | what happens |
 |------------------------------------------------------|--------------|
 | zeros, or half a message, at the end of the live log | the end for now |
+| a last message with older bytes behind it            | put if the next look finds it the same |
 | zeros with something readable behind them            | the same for one look, then damage |
 | damage                                               | `CorruptFile`; with `skip_corrupt` on to the next readable message |
 | a segment deleted before it was read                 | `MissingOffsets`; with `skip_missing` on to the next segment |
@@ -25,8 +26,9 @@ from typing import Any, Literal
 from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.index_columns import IndexBatch, SkippedRange
+from tiered_index.rocketmq.patrol import Patrol
 from tiered_index.rocketmq.store import SOURCE_PREFIX, StoreDirectory
-from tiered_index.rocketmq.tail import proven_end, settled, witnesses_of
+from tiered_index.rocketmq.tail import EVERYTHING, NOTHING, Proof, Seen, Settled, proven_end, settled, witnesses_of
 from tiered_index.rocketmq.torn import TornTail, torn_tail
 from tiered_index.rocketmq.walking import End
 from tiered_index.rocketmq.witnesses import Trail, Verdict
@@ -97,7 +99,7 @@ class Dispatched:
     caught_up: bool = False
     """Whether the round ended at the end of the log, and not at zeros that may be a hole in it."""
     torn: TornTail | None = None
-    """Where `state` is `End.TORN`: what half a message stands at `end`."""
+    """Where `state` is `End.TORN`: what stands at `end`; None where that is to be looked at once more."""
 
 
 def check_one_store(index: IndexService, source: str, *, restart: bool = False) -> None:
@@ -152,6 +154,8 @@ class Dispatcher:
         self._last_store_ms: int | None = None
         self._hole: tuple[int, int] | None = None
         """Where zeros stand before something readable, and the log's end then; the next look finds them written, or damaged."""
+        self._seen: Seen | None = None
+        """The last message, where older bytes behind it prove nothing: put once the next look finds it the same."""
         self._torn: TornTail | None = None
         """What was looked at before the log was read and called torn: as long as it is the same, it isn't read again."""
         self._no_hole: tuple[int, int] | None = None
@@ -159,6 +163,7 @@ class Dispatcher:
         self._rounds = 0
         self._compare_all = True
         self._broker = self._broker_start()
+        self._patrol = Patrol(store.commitlog)
 
     # one round
 
@@ -184,27 +189,30 @@ class Dispatcher:
             if torn.seen and torn == self._torn:
                 return replace(done, state=End.TORN, caught_up=True, torn=torn)
         try:
-            proven = self._proven_end()
+            proof = self._proof()
             hole_at = self._hole[0] if self._hole is not None else None
-            for read in self._reader.batches(
+            for read, data in self._reader.stretches(
                 begin, skip_corrupt=self._skip_corrupt, skip_missing=self._skip_missing, hole_at=hole_at, newest_ms=self._store_ms_of_last()
             ):
-                batch = self._settled(read, proven)
+                found = self._settled(read, data, proof)
+                batch = found.batch
                 # looked at behind the reading: what was read before the log was cut is put, and the next look sees that it is gone
                 if changed := self._check_log():
                     return replace(done, losses=(*done.losses, *changed))
-                entries = self._take(batch)
+                entries = self._take(batch, found.data)
                 done = replace(
                     done, messages=done.messages + batch.messages, entries=done.entries + entries, hidden=done.hidden + batch.hidden,
                     replaced_keys=done.replaced_keys + batch.replaced_keys, losses=(*done.losses, *map(self._loss, batch.skipped)),
                     state=batch.state,
                 )  # fmt: skip
+                self._seen = found.again
                 if batch.end < read.end:
-                    return replace(done, caught_up=True, torn=torn_tail(self.store, batch.end)._replace(end=read.end))
+                    torn = None if found.again is not None else torn_tail(self.store, batch.end)._replace(end=read.end)
+                    return replace(done, caught_up=found.again is None, torn=torn)
                 enough = batch.end - (begin or 0) >= self._round_bytes or self._now_s() >= until_s or self._stopping()
                 if batch.messages and enough and batch.state in (End.MORE, End.SEGMENT):
                     return done
-                proven = self._proven_end()
+                proof = self._proof()
         except TieredIndexError as error:
             if self.position != begin or done.losses:
                 return done  # what was done is told first; the next round meets the same again
@@ -239,22 +247,22 @@ class Dispatcher:
         self._hole = position, behind
         return True
 
-    def _proven_end(self) -> int:
+    def _proof(self) -> Proof:
         if self.store.is_closed:
-            return _END_OF_LOG
+            return EVERYTHING
         return proven_end(self.store.commitlog, self.position or 0, self._reader.chunk_bytes)
 
-    def _settled(self, read: IndexBatch, proven: int) -> IndexBatch:
-        if proven == _END_OF_LOG and not self.store.is_closed:
-            proven = read.begin  # a broker has started since, so nothing is proven
-        return settled(self.store.commitlog, read, proven)
+    def _settled(self, read: IndexBatch, data: bytes, proof: Proof) -> Settled:
+        if proof == EVERYTHING and not self.store.is_closed:
+            proof = NOTHING  # a broker has started since
+        return settled(self.store.commitlog, read, data, proof, self._seen)
 
-    def _take(self, batch: IndexBatch) -> int:
+    def _take(self, batch: IndexBatch, data: bytes) -> int:
         if batch.end == self.position and not batch.messages:
             return 0
         # before the put: whatever the flusher makes durable has its witness
         durable = self._index.durable_position(self.store.source) or 0
-        for witness in witnesses_of(self.store.commitlog, batch) if batch.messages else ():
+        for witness in witnesses_of(batch, data) if batch.messages else ():
             self._trail.add(witness, durable)
         try:
             self._trail.save()
@@ -296,14 +304,18 @@ class Dispatcher:
         return begin
 
     def _check_behind(self) -> tuple[Loss, ...]:
-        """Look at what lies before the last message put: all of the last two segments at a start of ours or of the broker's, else some."""
+        """Look at what lies before the last message put: all of the last two segments at a start of ours or of the broker's, else some.
+
+        And some more of the two segments in each round, so that all of them are looked at in some minutes.
+        """
         if not self.position or not self._trail.witnesses:
             return ()
         self._rounds += 1
         span, many = (_FAR_BYTES, None) if self._rounds % _FAR_ROUNDS == 0 else (_NEAR_BYTES, _NEAR_WITNESSES)
         if self._compare_all:
             span, many = self._span(), None
-        self._compare_all = self._trail.is_changed(self.store.commitlog, span, many)
+        changed = self._trail.is_changed(self.store.commitlog, span, many)
+        self._compare_all = changed or self._patrol.step(self._trail, self.position - self._span())
         return (self._rewritten(),) if self._compare_all else ()
 
     def _span(self) -> int:

@@ -3,8 +3,14 @@
 A broker copies messages into its mapping from front to back while others read page by page. So what was read near the end can have holes
 of zeros, also before bytes that were written later, and within properties nothing shows that. But whatever was seen proves that all before
 it is written by then: a batch that isn't known to be older than its reading is read a second time, up to the last message that the first
-reading saw. That one counts when the next message's head, or the segment's blank, was behind it before (other bytes may be older than it:
-brokers zero nothing), or when its body has its CRC and its properties have no zero.
+reading saw. That last one counts
+
+- when a message's head that isn't older, or the segment's blank, was behind it before, or damage before a message that isn't older; or
+- when its body has its CRC, its properties have no zero, and nothing is behind it; or the same bytes were there a look before.
+
+For brokers zero nothing: one that cuts its log moves a position, and what is behind stays until it is written over. Such bytes prove
+nothing, and they can complete half a message to one that looks whole, if its lengths are those of the one before it. A message that is
+completed so for two looks, or whose last bytes nothing follows, is put and noticed as soon as it changes: its witness is of the bytes put.
 """
 
 from __future__ import annotations
@@ -12,105 +18,140 @@ from __future__ import annotations
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.index_columns import IndexBatch, decode_index_columns
-from tiered_index.rocketmq.layout import BLANK_BYTES
+from tiered_index.rocketmq.layout import BLANK, BLANK_BYTES, MIN_MESSAGE_BYTES, header_dtype
 from tiered_index.rocketmq.message import decode_message
 from tiered_index.rocketmq.segments import list_segments
-from tiered_index.rocketmq.walking import End, candidates, walk
+from tiered_index.rocketmq.walking import End, candidates
 from tiered_index.rocketmq.witnesses import Witness, stored_bytes
 
-__all__ = ["last_message", "proven_end", "settled", "witnesses_of"]
+__all__ = ["EVERYTHING", "NOTHING", "Proof", "Seen", "Settled", "proven_end", "settled", "witnesses_of"]
 
+_BLANK = BLANK.to_bytes(4, "big")
 _PAGE = 4_096
-_HEAD_BYTES = 36
-# of a message, up to its physical offset
+_AHEAD_BYTES = 1 << 16
+# where a message's head is looked for
+_HEAD_BYTES = 1 << 7
 _PIECES = 8
 _PIECE_BYTES = 1 << 16
 # a batch has several witnesses, so that a log that was rewritten within it isn't read again from the batch's begin
+_FOR_EVER = 2**63 - 1
 
 
-def last_message(folder: Path, batch: IndexBatch) -> tuple[int, bytes] | None:
-    """Return offset and stored bytes of the last message of a batch that has some, None where it is deleted meanwhile."""
-    begin = batch.begin + _last_row(batch)
-    data = stored_bytes(folder, begin, batch.end - begin)
-    if data is None or len(data) < batch.end - begin:
-        return None
-    last = _last_position(data)
-    return begin + last, data[last:]
+class Proof(NamedTuple):
+    """The log was written up to `end`, as far as its messages aren't younger than `store_ms`: what is behind may be from before a cut."""
+
+    end: int
+    store_ms: int
+
+    def covers(self, batch: IndexBatch) -> bool:
+        """Return whether a batch that was read after this was seen is whole."""
+        return batch.end <= self.end and (batch.last_store_ms or 0) <= self.store_ms
 
 
-def witnesses_of(folder: Path, batch: IndexBatch) -> list[Witness]:
-    """Return the witnesses of a batch that has messages, together with all its bytes; none where it is deleted meanwhile."""
-    found = last_message(folder, batch)
-    if found is None:
-        return []
-    newest = Witness.of(batch.end, *found, batch.messages)
+NOTHING, EVERYTHING = Proof(-1, 0), Proof(_FOR_EVER, _FOR_EVER)
+
+
+class Seen(NamedTuple):
+    """A last message that was seen once: its place, and the CRC-32 of its stored bytes."""
+
+    offset: int
+    crc: int
+
+
+class Settled(NamedTuple):
+    """What of a batch is whole, the bytes that it was decoded from, and the message behind it that is to be looked at once more."""
+
+    batch: IndexBatch
+    data: bytes
+    again: Seen | None = None
+
+
+def witnesses_of(batch: IndexBatch, data: bytes) -> list[Witness]:
+    """Return the witnesses of a batch that has messages; `data` are the bytes that it was decoded from."""
     size = batch.end - batch.begin
-    data = stored_bytes(folder, batch.begin, size) or b""
-    if len(data) < size:
-        return [newest]
-    pieces = min(_PIECES, size // _PIECE_BYTES)
+    positions = [*batch.positions.tolist(), size]
+    pieces = max(1, min(_PIECES, size // _PIECE_BYTES))
     rows = {int(np.searchsorted(batch.positions, size * piece // pieces)) for piece in range(1, pieces)}
+    view = memoryview(data)
     made: list[Witness] = []
     begin, done = 0, 0
-    for row in sorted(row for row in rows if 0 < row < batch.messages):
-        one, end = int(batch.positions[row - 1]), int(batch.positions[row])
+    for row in sorted({row for row in rows if row > 0} | {batch.messages}):
+        one, end = positions[row - 1], positions[row]
         witness = Witness.of(batch.begin + end, batch.begin + one, data[one:end], row - done)
-        made.append(witness._replace(begin=batch.begin + begin, stretch=zlib.crc32(memoryview(data)[begin:end])))
+        made.append(witness._replace(begin=batch.begin + begin, stretch=zlib.crc32(view[begin:end])))
         begin, done = end, row
-    return [*made, newest._replace(messages=batch.messages - done, begin=batch.begin + begin, stretch=zlib.crc32(memoryview(data)[begin:]))]
+    return made
 
 
-def _last_row(batch: IndexBatch) -> int:
-    """Return where the last message that has keys begins, counted from the batch's begin; behind it are only messages without."""
-    offsets = batch.columns.column("offset")
-    return offsets[-1].as_py() - batch.begin if len(offsets) else 0
-
-
-def _last_position(data: bytes) -> int:
-    positions = walk(data).positions
-    return int(positions[-1]) if len(positions) else 0  # none: rewritten since it was read
-
-
-def proven_end(folder: Path, position: int, chunk_bytes: int) -> int:
-    """Return an offset up to which the log is certainly written: a chunk on, or the segment's end; `position` where nobody knows."""
+def proven_end(folder: Path, position: int, chunk_bytes: int) -> Proof:
+    """Return up to where the log is certainly written: a chunk on, or the segment's end; `NOTHING` where nobody knows."""
     for segment in list_segments(folder):
         if segment.start <= position < segment.end:
             ahead = min(position + chunk_bytes, segment.end)
-            return ahead if any(stored_bytes(folder, ahead, _PAGE) or b"") else position
-    return position
+            data = stored_bytes(folder, ahead, _AHEAD_BYTES) or b""
+            if ahead == segment.end:  # brokers that cut their log delete later segments
+                return Proof(ahead, _FOR_EVER) if any(data[:_PAGE]) else NOTHING
+            left = segment.end - ahead
+            # what was stored before the messages here may be what a cut left
+            store_ms = next(
+                (ms for ms in (_store_ms(data, at) for at in candidates(data, 0, ahead, segment_bytes=left)) if ms is not None), None
+            )
+            return NOTHING if store_ms is None else Proof(ahead, store_ms)
+    return NOTHING
 
 
-def settled(folder: Path, batch: IndexBatch, proven: int) -> IndexBatch:
-    """Return the batch with whole messages only; what lies before `proven` was written before it was read."""
-    if not batch.messages or batch.end <= proven:
-        return batch
+def settled(folder: Path, batch: IndexBatch, data: bytes, proof: Proof, seen: Seen | None = None) -> Settled:
+    """Return the batch with whole messages only. `data` are the bytes it was decoded from, `seen` what the look before wanted to see again.
+
+    `proof` is what was seen before they were read.
+    """
+    size = batch.end - batch.begin
+    if not batch.messages or proof.covers(batch):
+        return Settled(batch, data)
     # in this order: what is seen behind the batch proves that the reading after it sees all of it
-    continued = _goes_on(folder, batch.end)
-    data = stored_bytes(folder, batch.begin, batch.end - batch.begin) or b""
+    behind = stored_bytes(folder, batch.end, _HEAD_BYTES) or b""
+    # damage is called so where messages that aren't older are behind it
+    continued = batch.state is End.DAMAGED or _goes_on(folder, batch, behind)
+    data = stored_bytes(folder, batch.begin, size) or b""
     again = decode_index_columns(data, batch.begin, file=str(folder))
-    if continued or again.end < batch.end:
-        return replace(again, state=batch.state, damage=batch.damage, skipped=batch.skipped)
+    whole = replace(again, state=batch.state, damage=batch.damage, skipped=batch.skipped)
+    if (continued and again.end == batch.end) or not again.messages:
+        return Settled(whole, data)
     # judged by the bytes that were decoded: a third reading may find finished what they have only half
-    row = _last_row(again)
-    last = row + _last_position(data[row:])
-    if _is_whole(folder, batch.begin + last, data[last:]):
-        return replace(again, state=batch.state, damage=batch.damage, skipped=batch.skipped)
+    last = int(again.positions[-1])
+    message = data[last : again.end - batch.begin]
+    now: Seen | None = None
+    if _is_whole(folder, batch.begin + last, message):
+        now = Seen(batch.begin + last, zlib.crc32(message))
+        if now == seen or (again.end == batch.end and not any(behind[:BLANK_BYTES])):
+            return Settled(whole, data)
     before = decode_index_columns(data[:last], batch.begin, file=str(folder))
-    return replace(before, state=End.TORN, damage=None, skipped=batch.skipped)
+    return Settled(replace(before, state=End.TORN, damage=None, skipped=batch.skipped), data, now)
 
 
-def _goes_on(folder: Path, offset: int) -> bool:
-    """Return whether a message or the final blank begins at an offset, by its size, magic and physical offset."""
-    segment = next((one for one in list_segments(folder) if one.start <= offset < one.end), None)
-    head = stored_bytes(folder, offset, _HEAD_BYTES) or b""
-    if segment is None or len(head) < BLANK_BYTES:
+def _goes_on(folder: Path, batch: IndexBatch, behind: bytes) -> bool:
+    """Return whether the bytes behind a batch begin with a message that isn't older, or with the final blank."""
+    segment = next((one for one in list_segments(folder) if one.start <= batch.end < one.end), None)
+    if segment is None or len(behind) < BLANK_BYTES:
         return False
-    return next(candidates(head, 0, offset, segment_bytes=segment.end - offset), None) == 0
+    if next(candidates(behind, 0, batch.end, segment_bytes=segment.end - batch.end), None) != 0:
+        return False
+    store_ms = _store_ms(behind, 0)
+    return store_ms is None or store_ms >= (batch.last_store_ms or 0)
+
+
+def _store_ms(data: bytes, at: int) -> int | None:
+    """Return the store timestamp of the message whose head is at a position, None for a blank, or where the data ends before it."""
+    if len(data) - at < MIN_MESSAGE_BYTES or data[at + 4 : at + 8] == _BLANK:
+        return None
+    dtype = header_dtype(int.from_bytes(data[at + 36 : at + 40], "big", signed=True))
+    return int(np.frombuffer(data, dtype, 1, at)["store_ms"][0]) if len(data) - at >= dtype.itemsize else None
 
 
 def _is_whole(folder: Path, offset: int, data: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Half a message at the end of a live log: where it is, and whether it is still what it was. Stateless.
+"""What is no whole message at the end of a live log: where it is, what it is, and whether it is still what it was. Stateless.
 
 Telling it from damage takes a search through the rest of the segment. As long as nothing there changes, the search would find the same.
 """
@@ -9,13 +9,16 @@ import contextlib
 import zlib
 from typing import NamedTuple
 
-from tiered_index.rocketmq.layout import BLANK_BYTES
+from tiered_index.rocketmq.layout import BLANK_BYTES, MAGIC_V1, MAGIC_V2
 from tiered_index.rocketmq.segments import list_segments
 from tiered_index.rocketmq.store import StoreDirectory
 from tiered_index.rocketmq.witnesses import stored_bytes
 
 __all__ = ["TornTail", "torn_tail"]
 
+_MAGICS = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
+_HEAD_BYTES = 36
+# of a message, up to its physical offset
 _PAGE = 4_096
 _MAX_BYTES = 1 << 23
 # twice what brokers take as a message: a size that lies isn't followed further
@@ -27,10 +30,18 @@ class TornTail(NamedTuple):
     begin: int
     end: int
     seen: tuple[object, ...] = ()
+    is_half: bool = True
+    """Whether a message begins there: half of one, or one whose body contradicts its CRC. Else they are bytes that a broker left where it
+    cut its log, and will write over: it zeroes nothing."""
+
+    @property
+    def what(self) -> str:
+        """What it is, in words."""
+        return "half a message" if self.is_half else "older bytes"
 
 
 def torn_tail(store: StoreDirectory, position: int) -> TornTail:
-    """Look at what stands at a position where half a message was found.
+    """Look at what stands at a position where no whole message was found.
 
     Writing to a mapped file needn't change its time, so the bytes count as well: those of the message that seems to be there, and the end
     of the log.
@@ -42,4 +53,6 @@ def torn_tail(store: StoreDirectory, position: int) -> TornTail:
     for segment in list_segments(store.commitlog)[-3:]:
         with contextlib.suppress(OSError):  # deleted meanwhile
             files.append((segment.start, segment.file_size, segment.path.stat().st_mtime_ns))
-    return TornTail(position, position + len(data.rstrip(b"\0")), (zlib.crc32(data), len(data), store.log_end(), *files))
+    written = len(data.rstrip(b"\0"))
+    is_half = written < _HEAD_BYTES or (data[4:8] in _MAGICS and int.from_bytes(data[28:_HEAD_BYTES], "big") == position)
+    return TornTail(position, position + written, (zlib.crc32(data), len(data), store.log_end(), *files), is_half)

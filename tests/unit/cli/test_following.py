@@ -228,7 +228,7 @@ def test_half_a_message_that_stays_is_told_once_with_its_range(followed, capsys,
     monkeypatch.setattr("tiered_index.cli.follow._STATUS_INTERVAL_S", 0.0)
     (start,) = followed.write(6)[-1:]
     data = followed.segment(0).read_bytes()
-    followed.segment(0).write_bytes(data[: start + 60] + bytes(len(data) - start - 60))
+    followed.segment(0).write_bytes(data[: start + 90] + bytes(len(data) - start - 60))
     follower = follower_of(followed)
     follower.session.out.quiet = False
     looks = []
@@ -244,6 +244,6 @@ def test_half_a_message_that_stays_is_told_once_with_its_range(followed, capsys,
     told = [json.loads(line) for line in out.splitlines()]
     assert [line["torn"] is None for line in told] == [True, False]
     assert told[-1]["state"] == "torn"
-    assert told[-1]["torn"]["begin"] == start < told[-1]["torn"]["end"] <= start + 60
+    assert told[-1]["torn"]["begin"] == start < told[-1]["torn"]["end"] <= start + 90
     assert err.count("torn: commit log offsets") == 1
     assert follower.document(taken_s=1.0)["torn"] == told[-1]["torn"]
