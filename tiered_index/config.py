@@ -63,7 +63,7 @@ class IndexConfig(BaseSettings):
     lease_ttl_s: float = Field(60, gt=0, description="how long a dead writer keeps another host waiting")
     lifecycle_interval_s: float = Field(1.0, gt=0, description="pause between rounds of sealing, compacting, uploading, retiring")
     refresh_interval_s: float = Field(30, ge=0, description="how often the log is read for others' records")
-    checkpoint_every: int = Field(32, gt=0, description="log records between checkpoints")
+    checkpoint_every: int | None = Field(None, gt=0, description="log records between checkpoints; None: one, more for each MiB of state")
     background: bool = Field(True, description="run the flusher and the life cycle in threads of their own")
     s3: S3Options = Field(default_factory=S3Options, description="how to reach S3")
 

@@ -10,7 +10,7 @@ import json
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -79,6 +79,11 @@ class ArchivedSegment:
     def end(self) -> int:
         """The offset behind the last byte."""
         return self.start + self.size_bytes
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Store and start: of one store, one segment begins at an offset."""
+        return self.store, self.start
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as stored in a record."""
@@ -160,32 +165,14 @@ class LogState:
 
     def apply(self, record: LogRecord, file: str) -> LogState:
         """Return the state after `record`, which must be the next one. Raises `CorruptFile` for one that contradicts the state."""
-        if record.number != self.number + 1:
-            raise CorruptFile(file, "log record has another number than its name", expected=self.number + 1, found=record.number)
-        if (record.number == 1) != (record.genesis is not None):
-            raise CorruptFile(file, "only record 1 creates an index")
-        objects, archive = dict(self.objects), dict(self.archive) if record.archive or record.remove else self.archive
-        for name in record.remove:
-            if objects.pop(name, None) is None and archive.pop(name, None) is None:
-                raise CorruptFile(file, f"removes {name!r}, which does not exist")
-        for added in record.add:
-            if added.name in objects:
-                raise CorruptFile(file, f"adds {added.name!r}, which exists already")
-            objects[added.name] = added
-        for segment in record.archive:
-            there = self.segment_at(segment.store, segment.start)
-            if segment.name in archive or (there is not None and there.name in archive):
-                raise CorruptFile(file, f"archives {segment.name!r} of {segment.store!r}, which is archived already")
-            archive[segment.name] = segment
-        return replace(
-            self,
-            number=record.number,
-            epoch=max(self.epoch, record.epoch),
-            genesis=self.genesis or record.genesis,
-            objects=objects,
-            positions=later_positions(self.positions, record.positions),
-            archive=archive,
-        )
+        return self.fold([(record, file)])
+
+    def fold(self, records: Iterable[tuple[LogRecord, str]]) -> LogState:
+        """Return the state after `records`, each with its name, in order; one copy is made for all. Errors as `apply`."""
+        fold = _Fold(self)
+        for record, file in records:
+            fold.add(record, file)
+        return fold.state() if fold.number > self.number else self
 
     def object_of(self, file_id: str) -> StoredObject | None:
         """Return the object that holds file `file_id`, or None."""
@@ -245,6 +232,50 @@ class LogState:
             )  # fmt: skip
         except MALFORMED as error:
             raise CorruptFile(file, f"checkpoint is not what this version writes: {error!r}") from error
+
+
+class _Fold:
+    """A state that changes in place while records are added to it."""
+
+    def __init__(self, begun: LogState) -> None:
+        self.number, self._epoch, self._genesis, self._positions = begun.number, begun.epoch, begun.genesis, begun.positions
+        self._objects, self._archive, self._copied = begun.objects, begun.archive, False
+        self._places: set[tuple[str, int]] | None = None  # of the segments in the archive, once they matter
+
+    def add(self, record: LogRecord, file: str) -> None:
+        """Add the next record. Raises `CorruptFile` where it contradicts those before; nothing may be added after that."""
+        if record.number != self.number + 1:
+            raise CorruptFile(file, "log record has another number than its name", expected=self.number + 1, found=record.number)
+        if (record.number == 1) != (record.genesis is not None):
+            raise CorruptFile(file, "only record 1 creates an index")
+        if not self._copied:
+            self._objects, self._archive, self._copied = dict(self._objects), dict(self._archive), True
+        if record.archive and self._places is None:
+            self._places = {segment.place for segment in self._archive.values()}
+        places = self._places if self._places is not None else set()
+        for name in record.remove:
+            if self._objects.pop(name, None) is None:
+                segment = self._archive.pop(name, None)
+                if segment is None:
+                    raise CorruptFile(file, f"removes {name!r}, which does not exist")
+                places.discard(segment.place)
+        for added in record.add:
+            if added.name in self._objects:
+                raise CorruptFile(file, f"adds {added.name!r}, which exists already")
+            self._objects[added.name] = added
+        for segment in record.archive:
+            if segment.name in self._archive or segment.place in places:
+                raise CorruptFile(file, f"archives {segment.name!r} of {segment.store!r}, which is archived already")
+            self._archive[segment.name] = segment
+            places.add(segment.place)
+        self.number = record.number
+        self._epoch = max(self._epoch, record.epoch)
+        self._genesis = self._genesis or record.genesis
+        self._positions = later_positions(self._positions, record.positions)
+
+    def state(self) -> LogState:
+        """Return the state reached."""
+        return LogState(self.number, self._epoch, self._genesis, self._objects, self._positions, self._archive)
 
 
 def _archive_json(segments: Iterable[ArchivedSegment]) -> dict[str, Any]:

@@ -8,25 +8,24 @@ Threads: every method from any thread; appends of one process are serialised by 
 
 from __future__ import annotations
 
-import logging
+import itertools
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
 from tiered_index.clock import Clock
 from tiered_index.errors import (
     CorruptFile,
-    DiskFull,
     NotAnIndex,
     ObjectExists,
     ObjectNotFound,
-    StorageError,
     StorageUnavailable,
     WriterFenced,
 )
-from tiered_index.format.names import CHECKPOINT_PREFIX, LOG_PREFIX, checkpoint_name, epoch_name, log_name, number_of
+from tiered_index.format.names import LOG_PREFIX, epoch_name, log_name, number_of
+from tiered_index.service.checkpoints import Checkpoints
 from tiered_index.service.log_records import ArchivedSegment, Genesis, LogRecord, LogState, StoredObject
 from tiered_index.storage.base import Storage
 
@@ -34,8 +33,6 @@ __all__ = ["Genesis", "LogRecord", "LogState", "StorageLog", "StoredObject", "fe
 
 _MAX_RACES = 1000
 # numbers that may be lost to other writers in one append before it gives up
-_KEPT_CHECKPOINTS = 2
-_log = logging.getLogger(__name__)
 
 Make = Callable[[LogState], LogRecord | None]
 
@@ -43,10 +40,10 @@ Make = Callable[[LogState], LogRecord | None]
 class StorageLog:
     """One process's view of the log."""
 
-    def __init__(self, storage: Storage, clock: Clock, *, checkpoint_every: int = 32) -> None:
+    def __init__(self, storage: Storage, clock: Clock, *, checkpoint_every: int | None = None) -> None:
         self._storage = storage
         self._clock = clock
-        self._checkpoint_every = checkpoint_every
+        self._checkpoints = Checkpoints(storage, checkpoint_every)
         self._state = LogState()
         self._append_lock = threading.Lock()
         self._advance_lock = threading.Lock()
@@ -57,16 +54,15 @@ class StorageLog:
         return self._state
 
     def open(self) -> LogState:
-        """Read the newest checkpoint and the records behind it. Raises `NotAnIndex` where there is no log."""
-        state = self._newest_checkpoint()
+        """Read the newest checkpoint and the records behind it: three requests, and one more a record. Raises `NotAnIndex`."""
+        state = self._checkpoints.newest()
         last = state.number
         for info in self._storage.list(LOG_PREFIX, start_after=log_name(state.number) if state.number else ""):
             number = number_of(info.name)
             if number != last + 1:
                 raise CorruptFile(info.name, "the log has a hole before this record", expected=last + 1, found=number)
             last = number
-        for number in range(state.number + 1, last + 1):
-            state = self._read(number, state)
+        state = state.fold(self._records(range(state.number + 1, last + 1)))
         if not state.number:
             raise NotAnIndex(f"{self._storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
         self._advance(state)
@@ -75,23 +71,20 @@ class StorageLog:
     def refresh(self) -> LogState:
         """Read records that others have added since; costs one request where there are none."""
         state = self._state
-        while True:
-            try:
-                state = self._read(state.number + 1, state)
-            except ObjectNotFound:
-                break
-        self._advance(state)
+        self._advance(state.fold(self._records_to_the_end(state.number + 1)))
         return self._state
 
     def create(self, genesis: Genesis) -> LogState:
         """Write record 1 unless there is one; return the state with whoever's genesis it is."""
         record = LogRecord(1, "create", 0, secrets.token_hex(8), self._clock.now_ms(), genesis=genesis)
-        try:
-            self._storage.put_if_absent(log_name(1), record.encode())
-        except ObjectExists:
-            return self.open()
-        self._advance(LogState().apply(record, log_name(1)))
-        return self._state
+        with self._append_lock:
+            try:
+                self._storage.put_if_absent(log_name(1), record.encode())
+            except ObjectExists:
+                return self.open()
+            self._advance(LogState().apply(record, log_name(1)))
+            self._checkpoints.write(self._state)
+            return self._state
 
     def claim_epoch(self) -> int:
         """Take the next writer epoch and append its fence; from then on every older writer is fenced."""
@@ -156,7 +149,7 @@ class StorageLog:
                         self._advance(state)
                         continue
                 self._advance(state.apply(record, log_name(record.number)))
-                self._write_checkpoint(self._state)
+                self._checkpoints.write(self._state)
                 return self._state
         raise StorageUnavailable(f"{self._storage.uri}: lost {_MAX_RACES} log numbers in a row while appending {what}")
 
@@ -180,33 +173,15 @@ class StorageLog:
             if state.number > self._state.number:
                 self._state = state
 
-    def _read(self, number: int, state: LogState) -> LogState:
-        name = log_name(number)
-        return state.apply(LogRecord.decode(self._storage.get(name), name), name)
+    def _records(self, numbers: Iterable[int]) -> Iterator[tuple[LogRecord, str]]:
+        for name in map(log_name, numbers):
+            yield LogRecord.decode(self._storage.get(name), name), name
 
-    def _newest_checkpoint(self) -> LogState:
-        names = [info.name for info in self._storage.list(CHECKPOINT_PREFIX)]
-        for name in reversed(names):
-            # a checkpoint is a cache: one that is gone or damaged costs time, not data
-            try:
-                state = LogState.decode(self._storage.get(name), name)
-            except (ObjectNotFound, CorruptFile) as error:
-                _log.warning("checkpoint %s passed over: %s", name, error)
-                continue
-            if checkpoint_name(state.number) == name:
-                return state
-            _log.warning("checkpoint %s passed over: it says number %d", name, state.number)
-        return LogState()
-
-    def _write_checkpoint(self, state: LogState) -> None:
-        if state.number % self._checkpoint_every:
-            return
+    def _records_to_the_end(self, first: int) -> Iterator[tuple[LogRecord, str]]:
         try:
-            self._storage.put(checkpoint_name(state.number), state.encode())
-            names = [info.name for info in self._storage.list(CHECKPOINT_PREFIX)]
-            self._storage.delete_many(names[:-_KEPT_CHECKPOINTS])
-        except (StorageError, DiskFull) as error:
-            _log.warning("checkpoint %d not written, the next one will be: %s", state.number, error)
+            yield from self._records(itertools.count(first))
+        except ObjectNotFound:
+            return
 
 
 def fenced(uri: str, newer: int, epoch: int) -> WriterFenced:

@@ -7,6 +7,8 @@ from tests.mutants.mutant import Mutant
 __all__ = ["MUTANTS"]
 
 LOG = "tests/unit/service/test_log_and_lease.py"
+CHECKPOINTS = "tests/unit/service/test_checkpoints.py"
+DAMAGED_LOG = "tests/faults/test_damaged_log.py"
 WRITERS = "tests/faults/test_writers.py"
 LEASE = f"{LOG}::test_a_lease_holds_off_other_roots_until_it_ends"
 
@@ -49,7 +51,7 @@ MUTANTS = (
     Mutant(
         "log-positions-go-back", "a record with smaller positions takes the log's positions back",
         "service/log_records.py",
-        "positions=later_positions(self.positions, record.positions),", "positions=self.positions | record.positions,",
+        "later_positions(self._positions, record.positions)", "self._positions | record.positions",
         (f"{LOG}::test_states_are_folds_and_readers_keep_theirs",),
     ),
     Mutant(
@@ -60,8 +62,48 @@ MUTANTS = (
     ),
     Mutant(
         "checkpoints-all-deleted", "a new checkpoint's sweep takes the new one, too",
-        "service/storage_log.py", "names[:-_KEPT_CHECKPOINTS]", "names",
-        (f"{LOG}::test_states_are_folds_and_readers_keep_theirs",),
+        "service/checkpoints.py", "if number < kept[0]]", "if number]",
+        (f"{CHECKPOINTS}::test_the_newest_two_are_kept_and_nothing_is_listed_for_it",),
+    ),
+    Mutant(
+        "checkpoints-never-swept", "checkpoints of earlier writers stay for good",
+        "service/checkpoints.py", "            self._sweep()\n", "",
+        (f"{CHECKPOINTS}::test_what_short_lived_writers_leave_is_swept_by_the_next",),
+    ),
+    Mutant(
+        "checkpoint-not-after-creation", "a new index has no checkpoint",
+        "service/storage_log.py", "            self._checkpoints.write(self._state)\n            return", "            return",
+        (f"{CHECKPOINTS}::test_every_kind_of_record_counts",),
+    ),
+    Mutant(
+        "checkpoint-failure-fatal", "a record fails for the checkpoint behind it",
+        "service/checkpoints.py", "except (StorageError, DiskFull) as error:", "except TypeError as error:",
+        (f"{CHECKPOINTS}::test_an_append_never_fails_for_a_checkpoint",),
+    ),
+    Mutant(
+        "checkpoints-never-rarer", "each record of a large log writes the whole state once more",
+        "service/checkpoints.py", "1 + self._size_bytes // _BYTES_A_RECORD", "1",
+        (f"{CHECKPOINTS}::test_checkpoints_of_a_large_state_are_rarer",),
+    ),
+    Mutant(
+        "checkpoints-listed-once", "a reader whose checkpoint is swept before it is read reads the whole log",
+        "service/checkpoints.py", "_LISTINGS = 3", "_LISTINGS = 1",
+        (f"{CHECKPOINTS}::test_a_checkpoint_that_is_swept_before_it_is_read",),
+    ),
+    Mutant(
+        "checkpoint-number-unchecked", "a checkpoint that stands under another number is believed",
+        "service/checkpoints.py", "if state.number != number:", "if state.number is None:",
+        (f"{DAMAGED_LOG}::test_a_damaged_checkpoint_is_passed_over",),
+    ),
+    Mutant(
+        "fold-shares-its-state", "a fold changes the state that it began with, under whoever reads at it",
+        "service/log_records.py", "dict(self._objects), dict(self._archive), True", "self._objects, self._archive, True",
+        (f"{CHECKPOINTS}::test_a_fold_leaves_the_state_it_began_with_as_it_was",),
+    ),
+    Mutant(
+        "place-kept-after-removal", "a segment that was removed keeps its place in the log taken",
+        "service/log_records.py", "                places.discard(segment.place)\n", "",
+        (f"{CHECKPOINTS}::test_from_every_checkpoint_the_state_is_the_fold_of_all_records",),
     ),
     Mutant(
         "lease-honoured-too-long", "a lease holds in the millisecond in which it ends",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, LockHeld, NotAnIndex, StorageUnavailable, UnsupportedVersion, WriterFenced
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
-from tiered_index.format.names import log_name
+from tiered_index.format.names import checkpoint_name, log_name
 from tiered_index.service.lease import Lease, check_lease
 from tiered_index.service.log_records import Genesis, LogRecord, LogState, StoredObject, decode_document, encode_document
 from tiered_index.service.storage_log import StorageLog
@@ -80,7 +80,7 @@ def test_states_are_folds_and_readers_keep_theirs(log, storage, clock):
     assert log.state.positions == {"s": 8, "t": 5}  # positions never go back
     assert sorted(o.sequence for o in log.state.objects.values()) == [0, 1, 2, 5, 6, 7, 8, 20]
     assert StorageLog(storage, clock).open() == log.state
-    assert len(list(storage.list("checkpoint/"))) == 2
+    assert [info.name for info in storage.list("checkpoint/")] == [checkpoint_name(number) for number in (4, 8, 12)]
     assert log.state.object_of("x20") == an_object(20)
     assert log.state.object_of("x3") is None
     number = log.state.number

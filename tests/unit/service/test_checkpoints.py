@@ -1,0 +1,389 @@
+"""Checkpoints of the storage's log: what opening costs, when they are written, which are kept, and who may be in the middle of what."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiered_index import IndexReader
+from tiered_index.clock import ManualClock
+from tiered_index.errors import DiskFull, ObjectNotFound, StorageUnavailable, WriterFenced
+from tiered_index.format.layout import NATIVE, Layout
+from tiered_index.format.names import checkpoint_name, log_name
+from tiered_index.service import checkpoints
+from tiered_index.service.log_records import ArchivedSegment, Genesis, LogRecord, LogState, StoredObject
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.wrappers import MeteredStorage, WrapperStorage
+from tiered_index.testing.storage_faults import FaultStorage
+
+GENESIS = Genesis("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom")
+EPOCH = 1
+
+
+def an_object(number):
+    file_id = f"{1_700_000_000_000 + number:015d}-{number:012x}"
+    return StoredObject(f"data/{file_id}/0.index", file_id, "main", number, 0, 1, 1, 100, 50, 0, 10, 10, 0)
+
+
+def a_segment(number, store="s"):
+    return ArchivedSegment(f"segments/{store}/{number:020d}/a.log", store, number * 100, 100, 1, 2, 152, 3)
+
+
+def a_log(storage, every=None, objects=0, at_once=1):
+    log = StorageLog(storage, ManualClock(), checkpoint_every=every)
+    log.create(GENESIS)
+    assert log.claim_epoch() == EPOCH
+    for begin in range(0, objects, at_once):
+        log.publish(EPOCH, tuple(an_object(n) for n in range(begin, min(begin + at_once, objects))))
+    return log
+
+
+def opened(storage):
+    """Return what a fresh reader sees, and its requests."""
+    metered = MeteredStorage(storage)
+    return StorageLog(metered, ManualClock()).open(), metered.total.requests_by_kind
+
+
+def stored_checkpoints(storage):
+    return [int(info.name.rpartition("/")[2]) for info in storage.list("checkpoint/")]
+
+
+# What opening costs
+
+
+@pytest.mark.parametrize(("objects", "at_once"), [(0, 1), (1, 1), (10, 1), (100, 1), (1000, 10)])
+def test_a_reader_of_any_number_of_files_opens_with_three_requests(objects, at_once):
+    storage = MemoryStorage()
+    log = a_log(storage, objects=objects, at_once=at_once)
+    state, requests = opened(storage)
+    assert state == log.state
+    assert len(state.objects) == objects
+    assert requests == {"list": 2, "get": 1}
+    with IndexReader.open(storage_backend=storage, background=False) as reader:
+        assert reader.storage.total.requests_by_kind == {"list": 2, "get": 1}
+        assert len(reader.files()) == objects
+        reader.refresh()
+        assert reader.storage.total.requests_by_kind == {"list": 2, "get": 2}
+
+
+@pytest.mark.parametrize("lost", [1, 2, 5])
+def test_each_record_without_its_checkpoint_costs_one_request_more(lost):
+    storage = FaultStorage(MemoryStorage())
+    log = a_log(storage, objects=1000, at_once=50)
+    storage.fail("put", name_prefix="checkpoint/", times=None)
+    for n in range(lost):
+        log.publish(EPOCH, (an_object(2000 + n),))
+    storage.clear()
+    state, requests = opened(storage.inner)
+    assert state == log.state
+    assert requests == {"list": 2, "get": 1 + lost}
+    log.publish(EPOCH, (an_object(3000),))  # makes up for it
+    assert opened(storage.inner) == (log.state, {"list": 2, "get": 1})
+
+
+def test_refreshing_costs_one_request_and_one_more_a_record():
+    storage = MemoryStorage()
+    log = a_log(storage, objects=3)
+    metered = MeteredStorage(storage)
+    reader = StorageLog(metered, ManualClock())
+    reader.open()
+    for new in (0, 1, 4):
+        for n in range(new):
+            log.publish(EPOCH, (an_object(10 * new + n),))
+        with metered.measure() as usage:
+            assert reader.refresh() == log.state
+        assert usage.requests_by_kind == {"get": 1 + new}
+
+
+def test_without_checkpoints_the_whole_log_is_read():
+    storage = MemoryStorage()
+    log = a_log(storage, objects=10)
+    storage.delete_many([info.name for info in storage.list("checkpoint/")])
+    assert opened(storage) == (log.state, {"list": 2, "get": 12})
+
+
+def test_an_index_opens_with_three_requests_also_after_a_crash(open_index, storage, clock):
+    index = open_index("a")
+    for n in range(3):
+        index.put("t", 0, ["k"], n, 1, clock.now_ms())
+        index.seal()
+        index.run_lifecycle()
+    for _ in range(2):
+        with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+            assert reader.storage.total.requests_by_kind == {"list": 2, "get": 1}
+            assert len(reader.query("t", "k")) == 3
+        index.abandon()
+        index = open_index("a")
+
+
+# When they are written
+
+
+def test_every_kind_of_record_counts():
+    storage = MemoryStorage()
+    log = StorageLog(storage, ManualClock())
+    appends = [
+        lambda: log.create(GENESIS),
+        log.claim_epoch,
+        lambda: log.publish(EPOCH, (an_object(1),)),
+        lambda: log.archive(EPOCH, a_segment(1)),
+        lambda: log.publish(EPOCH, (), remove=(an_object(1).name,)),
+    ]
+    for number, append in enumerate(appends, 1):
+        append()
+        assert stored_checkpoints(storage)[-1] == log.state.number == number
+        assert opened(storage) == (log.state, {"list": 2, "get": 1})
+
+
+def test_a_given_number_of_records_lies_between_them():
+    storage = MemoryStorage()
+    a_log(storage, every=4, objects=13)
+    assert stored_checkpoints(storage) == [4, 8, 12]
+
+
+def test_checkpoints_of_a_large_state_are_rarer(monkeypatch):
+    monkeypatch.setattr(checkpoints, "_BYTES_A_RECORD", 5000)
+    metered = MeteredStorage(MemoryStorage())
+    log = a_log(metered)
+    written, sizes = [], []
+    for n in range(400):
+        log.publish(EPOCH, (an_object(n),))
+        newest = stored_checkpoints(metered.inner)[-1]
+        if newest not in written:
+            written.append(newest)
+            sizes.append(metered.inner.head(checkpoint_name(newest)).size_bytes)
+    gaps = [after - before for before, after in itertools.pairwise(written)]
+    assert gaps == [min(32, 1 + size // 5000) for size in sizes[: len(gaps)]]
+    assert gaps[0] == 1 < 15 < max(gaps)
+    assert sum(sizes) < 400 * 5000
+    # the next writer goes on in the same step
+    again = StorageLog(metered, ManualClock())
+    again.open()
+    behind = again.state.number - written[-1]
+    for n in range(1 + sizes[-1] // 5000 - behind):
+        assert stored_checkpoints(metered.inner)[-1] == written[-1]
+        again.publish(EPOCH, (an_object(1000 + n),))
+    assert stored_checkpoints(metered.inner)[-1] == again.state.number
+
+
+def test_a_reader_never_has_more_than_32_records_to_read(monkeypatch):
+    monkeypatch.setattr(checkpoints, "_BYTES_A_RECORD", 1)
+    storage = MemoryStorage()
+    a_log(storage, objects=100)
+    assert stored_checkpoints(storage) == [1, 33, 65, 97]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("error", [StorageUnavailable, DiskFull])
+@pytest.mark.parametrize("operation", ["put", "delete_many"])
+def test_an_append_never_fails_for_a_checkpoint(operation, error, when):
+    storage = FaultStorage(MemoryStorage())
+    log = a_log(storage)
+    storage.fail(operation, name_prefix="checkpoint/" if operation == "put" else "", times=None, when=when, error=error)
+    for n in range(30):
+        assert an_object(n).name in log.publish(EPOCH, (an_object(n),)).objects
+    assert opened(storage.inner)[0] == log.state
+    storage.clear()
+    for n in range(40, 60):
+        log.publish(EPOCH, (an_object(n),))
+    assert opened(storage.inner) == (log.state, {"list": 2, "get": 1})
+    # what a lost answer left behind is swept by the next who opens the log
+    next_one = StorageLog(storage, ManualClock())
+    next_one.open()
+    for n in range(80, 89):
+        next_one.publish(EPOCH, (an_object(n),))
+    assert len(stored_checkpoints(storage.inner)) <= 10
+
+
+# Which are kept
+
+
+def test_the_newest_two_are_kept_and_nothing_is_listed_for_it():
+    metered = MeteredStorage(MemoryStorage())
+    log = a_log(metered)
+    with metered.measure() as usage:
+        for n in range(100):
+            log.publish(EPOCH, (an_object(n),))
+            there = stored_checkpoints(metered.inner)
+            assert there[-2:] == [log.state.number - 1, log.state.number]
+            assert len(there) < 10
+    assert usage.requests_by_kind["put"] == usage.requests_by_kind["put_if_absent"] == 100
+    assert usage.requests_by_kind["delete_many"] <= 100 / 8
+    assert "list" not in usage.requests_by_kind
+
+
+def test_what_short_lived_writers_leave_is_swept_by_the_next():
+    storage = MemoryStorage()
+    storage.put("checkpoint/readme", b"not ours")
+    storage.put("checkpoint/00000000000000000001/00000000000000000001", b"not ours")
+    a_log(storage)
+    for n in range(40):
+        log = StorageLog(storage, ManualClock())
+        log.open()
+        log.publish(EPOCH, (an_object(2 * n),))
+        log.publish(EPOCH, (an_object(2 * n + 1),))
+        names = [info.name for info in storage.list("checkpoint/")]
+        assert len(names) < 2 + 12
+        assert names[-2] == checkpoint_name(log.state.number)
+        assert names[-1] == "checkpoint/readme"
+        assert names.count("checkpoint/00000000000000000001/00000000000000000001") == 1
+
+
+def test_a_damaged_checkpoint_is_not_one_of_the_two():
+    storage = MemoryStorage()
+    a_log(storage)
+    storage.put(checkpoint_name(10**6), b"ahead of the log, and damaged")
+    log = StorageLog(storage, ManualClock())
+    log.open()
+    for n in range(20):
+        log.publish(EPOCH, (an_object(n),))
+        assert stored_checkpoints(storage)[-2] == log.state.number
+    assert stored_checkpoints(storage)[-3] == log.state.number - 1
+    assert opened(storage) == (log.state, {"list": 2, "get": 2})
+
+
+def test_a_fenced_writer_takes_nothing_from_its_successor():
+    storage = MemoryStorage()
+    old = a_log(storage, objects=9)
+    new = StorageLog(storage, ManualClock())
+    new.open()
+    epoch = new.claim_epoch()
+    for n in range(20, 23):
+        new.publish(epoch, (an_object(n),))
+    before = stored_checkpoints(storage)
+    with pytest.raises(WriterFenced):
+        old.publish(EPOCH, (an_object(100),))
+    assert stored_checkpoints(storage) == before
+    assert opened(storage) == (new.state, {"list": 2, "get": 1})
+
+
+def test_two_that_append_side_by_side_leave_the_newest():
+    storage = MemoryStorage()
+    both = [a_log(storage), StorageLog(storage, ManualClock())]
+    both[1].open()
+    for n in range(60):
+        log = both[n % 7 % 2]
+        log.publish(EPOCH, (an_object(n),))
+        assert opened(storage) == (log.state, {"list": 2, "get": 1})
+        assert len(stored_checkpoints(storage)) < 20
+
+
+# Opening while they are swept
+
+
+class Meanwhile(WrapperStorage):
+    """Lets others act between the listing of the checkpoints and what follows."""
+
+    def __init__(self, inner, acts):
+        super().__init__(inner)
+        self.acts = acts
+
+    def list(self, prefix="", *, start_after=""):
+        found = list(self.inner.list(prefix, start_after=start_after))
+        if prefix == "checkpoint/" and self.acts:
+            self.acts.pop()()
+        return iter(found)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 10])
+def test_a_checkpoint_that_is_swept_before_it_is_read(times):
+    storage = MemoryStorage()
+    log = a_log(storage, objects=3)
+    numbers = iter(range(100, 1000))
+
+    def go_on():
+        for _ in range(20):
+            log.publish(EPOCH, (an_object(next(numbers)),))
+
+    metered = MeteredStorage(Meanwhile(storage, [go_on] * times))
+    state = StorageLog(metered, ManualClock()).open()
+    assert state == log.state
+    requests = metered.total.requests_by_kind
+    assert requests["list"] == min(times, 2) + 2
+    if times < 3:
+        assert requests["get"] == times + 1
+    else:  # it gives up, and reads the log from its beginning
+        assert log.state.number <= requests["get"] <= log.state.number + 2 + 10
+
+
+def test_records_that_arrive_between_the_two_listings_are_read():
+    storage = MemoryStorage()
+    log = a_log(storage, objects=3)
+    racing = Meanwhile(storage, [lambda: log.publish(EPOCH, (an_object(10),))])
+    assert opened(racing) == (log.state, {"list": 2, "get": 2})
+
+
+def test_checkpoints_that_are_listed_but_never_there_cost_time_only():
+    class Forgetful(WrapperStorage):
+        def get(self, name):
+            if name.startswith("checkpoint/"):
+                raise ObjectNotFound(name, self.uri)
+            return self.inner.get(name)
+
+    storage = MemoryStorage()
+    log = a_log(storage, objects=3)
+    assert opened(Forgetful(storage))[0] == log.state
+
+
+# What they hold
+
+
+@st.composite
+def logs(draw):
+    """Records as a writer may append them, and by plain dicts what exists after each."""
+    objects, segments, records, expected = {}, {}, [LogRecord(1, "create", 0, "x", 0, genesis=GENESIS)], [([], [], {}, 0)]
+    positions, epoch = {}, 0
+    for number in range(2, draw(st.integers(2, 14))):
+        epoch += draw(st.integers(0, 1))
+        fresh = {o.name: o for o in map(an_object, range(100 * number, 100 * number + draw(st.integers(0, 3))))}
+        archived = {s.name: s for s in (a_segment(number, store) for store in draw(st.sets(st.sampled_from("st"))))}
+        gone = draw(st.sets(st.sampled_from([*objects, *segments]))) if objects or segments else set()
+        again = {s.name: s for s in (segments[name] for name in sorted(gone & segments.keys())[:1])}
+        at = draw(st.dictionaries(st.sampled_from("ab"), st.integers(0, 9)))
+        adds, removes = tuple(fresh.values()), tuple(sorted(gone))
+        segs = tuple((archived | again).values())  # one that goes may come back at its place in the same record
+        records.append(LogRecord(number, draw(st.sampled_from(["publish", "new"])), epoch, "x", 0, adds, removes, at, None, segs))
+        objects = {name: o for name, o in objects.items() if name not in gone} | fresh
+        segments = {name: s for name, s in segments.items() if name not in gone} | archived | again
+        positions = positions | {name: max(value, positions.get(name, 0)) for name, value in at.items()}
+        expected.append((list(objects), list(segments), positions, epoch))
+    return records, expected
+
+
+@settings(deadline=None)
+@given(logs(), st.integers(0, 13), st.integers(0, 13))
+def test_from_every_checkpoint_the_state_is_the_fold_of_all_records(made, cut, damaged):
+    records, expected = made
+    names = [log_name(record.number) for record in records]
+    pairs = list(zip(records, names, strict=True))
+    states = [LogState()]
+    for record, name in pairs:
+        states.append(states[-1].apply(record, name))
+    for state, (objects, segments, positions, epoch) in zip(states[1:], expected, strict=True):
+        assert (list(state.objects), list(state.archive)) == (objects, segments)
+        assert (state.positions, state.epoch, state.genesis) == (positions, epoch, GENESIS)
+    assert LogState().fold(pairs) == states[-1]
+    assert states[min(cut, len(records))].fold(pairs[cut:]) == states[-1]
+    storage = MemoryStorage()
+    for record, name in pairs:
+        storage.put(name, record.encode())
+    for state in states[1:]:
+        storage.put(checkpoint_name(state.number), state.encode())
+        found, requests = opened(storage)
+        assert (found, list(found.objects), list(found.archive)) == (states[-1], *map(list, (states[-1].objects, states[-1].archive)))
+        assert requests["get"] == 1 + len(records) - state.number
+    for state in states[damaged + 1 :]:
+        storage.put(checkpoint_name(state.number), state.encode()[:-3])
+    assert opened(storage)[0] == states[-1]
+
+
+def test_a_fold_leaves_the_state_it_began_with_as_it_was():
+    begun = LogState().apply(LogRecord(1, "create", 0, "x", 0, genesis=GENESIS), "x")
+    after = begun.fold([(LogRecord(n, "publish", 1, "x", 0, (an_object(n),), archive=(a_segment(n),)), "x") for n in range(2, 9)])
+    assert (begun.number, begun.objects, begun.archive) == (1, {}, {})
+    assert (after.number, len(after.objects), len(after.archive)) == (8, 7, 7)
+    assert after.fold([]) is after
