@@ -85,7 +85,7 @@ MUTANTS = (
     ),
     Mutant(
         "checkpoint-damage-fatal", "a damaged checkpoint, which is but a cache, keeps the index from opening",
-        "service/storage_log.py", "except (ObjectNotFound, CorruptFile) as error:", "except ObjectNotFound as error:",
+        "service/checkpoints.py", "except CorruptFile as error:", "except TypeError as error:",
         (f"{DAMAGED_LOG}::test_a_damaged_checkpoint_is_passed_over",),
     ),
     Mutant(
