@@ -12,6 +12,7 @@ SIZES = ("--items", 2_000, "--slots", 100, "--rounds", 2)
 GOALS = {
     "put": {"put_batch and durable flush", "put, one entry a call"}, "pause": set(), "compact": set(),
     "lookup": {"hot lookup p50", "hot query_many"}, "recovery": set(), "upload": set(),
+    "commitlog": {"extraction, walking", "extraction, with consume queues", "extraction, walking, bodies checked"},
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from tiered_index.cli.bench.figures import Figure, Frame, Spec, Suite
 from tiered_index.cli.bench.meter import Meter
 from tiered_index.cli.bench.setting import Setting, scratch
+from tiered_index.cli.bench.suites.commitlog import CommitLog
 from tiered_index.cli.bench.suites.compact import Compact
 from tiered_index.cli.bench.suites.lookup import Lookups
 from tiered_index.cli.bench.suites.pause import Pause
@@ -20,7 +21,7 @@ from tiered_index.cli.bench.suites.upload import Upload
 
 __all__ = ["SUITES", "run_suites"]
 
-SUITES: dict[str, Suite] = {suite.name: suite for suite in (Put(), Pause(), Compact(), Lookups(), Recovery(), Upload())}
+SUITES: dict[str, Suite] = {suite.name: suite for suite in (Put(), Pause(), Compact(), Lookups(), Recovery(), Upload(), CommitLog())}
 _FRAMES = 8
 
 

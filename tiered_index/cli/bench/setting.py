@@ -62,6 +62,7 @@ class Setting:
     pause_rows: int
     pause_seal_s: float
     idle_s: float
+    log_messages: int
 
     @classmethod
     def of(cls, layout: Layout, rounds: int, *, quick: bool) -> Setting:
@@ -78,6 +79,7 @@ class Setting:
             pause_rows=min(1_000, max(1, items // 100)),
             pause_seal_s=min(5.0, max(0.5, items / 1_000_000)),
             idle_s=min(1.0 if quick else 3.0, items / 100_000),
+            log_messages=min(100_000 if quick else 500_000, items),
         )
 
     @property
@@ -98,7 +100,7 @@ class Setting:
     @property
     def space_bytes(self) -> int:
         """Disk space that the greediest suite takes: files, the reserved next one, and their copies in the storage."""
-        return max((4 + self.pause_files) * 2 * self.layout.unsealed_size, 64 << 20)
+        return max((4 + self.pause_files) * 2 * self.layout.unsealed_size, 64 << 20, self.log_messages << 10)
 
     def open(self, folder: Path, *, disk: Disk | None = None, storage: Storage | None = None, **changes: Any) -> IndexService:
         """Open the index in `folder`; its storage is a folder too, its workers don't run, whatever `changes` say."""
@@ -117,7 +119,7 @@ class Setting:
             "unsealed_file_bytes": layout.unsealed_size, "batch_rows": _BATCH, "flush_entries": FLUSH_ENTRIES, "rounds": self.rounds,
             "single_puts": self.singles, "lookups": self.lookups, "query_many_keys": self.many, "small_files": self.small_files,
             "pause_files": self.pause_files, "pause_batch_rows": self.pause_rows,
-            "pause_seal_after_s": self.pause_seal_s,
+            "pause_seal_after_s": self.pause_seal_s, "commit_log_messages": self.log_messages,
         }  # fmt: skip
 
 
