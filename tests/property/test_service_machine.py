@@ -83,7 +83,7 @@ class IndexMachine(RuleBasedStateMachine):
         items=st.sampled_from([2, 5, 9, 40]),
         keep_s=st.sampled_from([0, 50, 86400]),
         on_disk=st.booleans(),
-        checkpoint_every=st.sampled_from([1, 3, 32]),
+        checkpoint_every=st.sampled_from([None, 1, 3, 32]),
     )
     def create(self, preset, slots, items, keep_s, on_disk, checkpoint_every):
         self.clock = ManualClock(NOW_MS)
