@@ -8,7 +8,6 @@ from tests.rocketmq.followed import SEGMENT, Followed, rounds
 from tiered_index.rocketmq import dispatcher as dispatching
 from tiered_index.rocketmq.commitlog import CommitLogReader
 from tiered_index.rocketmq.dispatcher import Dispatcher, RewrittenOffsets
-from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.rocketmq.walking import End
 
 JUNK = b"\x07junk of a torn message"
@@ -105,10 +104,6 @@ def test_older_messages_ahead_prove_nothing(followed):
     reader = CommitLogReader(followed.path / "commitlog", chunk_bytes=len(half) + 50)
     done = followed.dispatcher(reader=reader).run_once()
     assert (done.messages, done.end, done.caught_up) == (5, start, False)
-    followed.number = 1_000
-    followed.segment(0).write_bytes(bytes(SEGMENT))
-    followed.writer = StoreWriter(followed.path, segment_bytes=SEGMENT, queue_entries=50)
-    assert followed.writer.next_offset == 0
 
 
 def test_what_is_newer_behind_a_chunk_proves_it(followed, monkeypatch):

@@ -1,0 +1,91 @@
+"""What lies further back than a round compares is compared little by little: a deep cut is noticed while the follower runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.rocketmq.followed import SEGMENT, Followed, rounds
+from tiered_index.rocketmq import dispatcher as dispatching
+from tiered_index.rocketmq import patrol, witnesses
+from tiered_index.rocketmq.dispatcher import Dispatcher, RewrittenOffsets
+from tiered_index.rocketmq.patrol import Patrol
+from tiered_index.rocketmq.store_writer import StoreWriter
+
+STEP = 500
+ROUNDS = 2 * SEGMENT // STEP + 40
+"""All of two segments, and a round more for each witness."""
+
+
+@pytest.fixture
+def dispatcher(followed, monkeypatch) -> Dispatcher:
+    """A dispatcher that compares the newest 600 bytes in every round, 500 others little by little, and everything only at a start."""
+    monkeypatch.setattr(dispatching, "_NEAR_BYTES", 600)
+    monkeypatch.setattr(dispatching, "_FAR_BYTES", 600)
+    monkeypatch.setattr(patrol, "PATROL_BYTES", STEP)
+    made = followed.dispatcher(skip_missing=True)
+    while followed.writer.next_offset < 2 * SEGMENT - 800:
+        followed.write(4, body=b"")
+        list(rounds(made))
+    return made
+
+
+def flip(followed: Followed, offset: int) -> None:
+    path = followed.segment(offset // SEGMENT)
+    data = bytearray(path.read_bytes())
+    data[offset % SEGMENT] ^= 1
+    path.write_bytes(data)
+
+
+def test_what_stays_as_it_was_is_compared_over_and_over_in_bounded_steps(followed, dispatcher, monkeypatch):
+    read = []
+    real = witnesses.stored_bytes
+    monkeypatch.setattr(patrol, "stored_bytes", lambda folder, offset, size: read.append((offset, size)) or real(folder, offset, size))
+    for _ in range(3 * ROUNDS):
+        assert dispatcher.run_once().losses == ()
+    assert max(size for _, size in read) <= STEP
+    begins = [offset for offset, _ in read].count(0)
+    assert begins > 2
+    covered = {at for offset, size in read for at in range(offset, offset + size)}
+    assert {w.begin for w in dispatcher._trail.witnesses} <= covered
+    assert len(covered) >= dispatcher.position - 200  # but for the blank between the segments
+
+
+@pytest.mark.parametrize("at", [40, 3_000, SEGMENT + 100])
+def test_a_byte_that_is_changed_far_back_is_noticed_without_a_start(followed, dispatcher, at):
+    flip(followed, at)
+    losses = [loss for _ in range(ROUNDS) for loss in dispatcher.run_once().losses]
+    assert [loss.kind for loss in losses] == ["rewritten"]
+    assert losses[0].begin <= at < losses[0].end
+
+
+def test_a_deep_cut_is_written_over_and_its_messages_are_found(followed, dispatcher):
+    """The broker is still far from the position, and what stands before the position is what was read."""
+    offset = min(w.end for w in dispatcher._trail.witnesses if w.end > SEGMENT + 1_000)
+    followed.writer = StoreWriter(followed.path, segment_bytes=SEGMENT, queue_entries=50, cut=offset)
+    followed.number = 1_000
+    offsets = followed.write(3, body=b"x" * 41)
+    (loss,) = [loss for _ in range(ROUNDS) for loss in dispatcher.run_once().losses]
+    assert (loss.kind, loss.begin) == ("rewritten", offset)
+    for number, place in zip(range(1_000, 1_003), offsets, strict=True):
+        found = followed.index.query("orders" if number % 3 else "payments", f"own-{number}")
+        assert [item.offset for item in found] == [place]
+
+
+def test_without_skip_missing_it_stops_the_follower(followed, dispatcher):
+    flip(followed, 40)
+    careful = followed.dispatcher()
+    careful.position, careful._trail, careful._compare_all = dispatcher.position, dispatcher._trail, False
+    with pytest.raises(RewrittenOffsets) as caught:
+        for _ in range(ROUNDS):
+            careful.run_once()
+    assert caught.value.begin == 0
+
+
+def test_segments_that_are_deleted_meanwhile_are_nothing_changed(followed, dispatcher):
+    followed.segment(0).unlink()
+    assert all(dispatcher.run_once().losses == () for _ in range(ROUNDS))
+
+
+def test_a_trail_of_nothing(followed):
+    made = followed.dispatcher()
+    assert not Patrol(followed.path / "commitlog").step(made._trail, 0)
