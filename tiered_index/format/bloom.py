@@ -19,6 +19,7 @@ from tiered_index.format.hashing import normal_hashes
 __all__ = [
     "BITS_PER_KEY",
     "FILTER_BLOCK_BYTES",
+    "SALTS",
     "FilterBuilder",
     "block_may_hold",
     "block_number",
@@ -33,8 +34,8 @@ FILTER_BLOCK_BYTES = 32
 BITS_PER_KEY = 10.5
 """Bits a distinct key: some 1.1% of absent keys are taken for present."""
 
-_SALTS = (0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31)
-_SALT_COLUMN = np.array(_SALTS, np.uint32)[:, None]
+SALTS = (0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31)
+_SALT_COLUMN = np.array(SALTS, np.uint32)[:, None]
 _WORDS = struct.Struct("<8I")
 _MIX = ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53))
 # MurmurHash3's fmix64: shift, multiply, twice, and a last shift
@@ -145,7 +146,7 @@ def block_number(hash64: int, blocks: int) -> int:
 def block_may_hold(block: bytes | memoryview, hash64: int) -> bool:
     """Return whether `block` (32 bytes, the one of `block_number`) may hold `hash64`; False is certain."""
     low = hash64 & 0xFFFFFFFF
-    return all(word >> ((low * salt & 0xFFFFFFFF) >> 27) & 1 for word, salt in zip(_WORDS.unpack(block), _SALTS, strict=True))
+    return all(word >> ((low * salt & 0xFFFFFFFF) >> 27) & 1 for word, salt in zip(_WORDS.unpack(block), SALTS, strict=True))
 
 
 def block_numbers(hashes: UInt64, blocks: int) -> npt.NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """Proof of one compacted file or shard with trailer: every byte against its checksum, every item against what the file says of itself.
 
 `verify_compacted` believes nothing it hasn't checked and reports everything it finds, instead of stopping at the first defect. Memory:
-24 bytes a slot and one run of items. Pure: reads through `read(position, length)`; one thread. SPEC.md sections 2, 4 and 6.
+24 bytes a slot, the filter and one run of items. Pure: reads through `read(position, length)`; one thread. SPEC.md sections 2, 4 and 6.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, UnsupportedVersion
+from tiered_index.format.bloom import FILTER_BLOCK_BYTES, block_numbers, blocks_may_hold, filter_hashes
 from tiered_index.format.foreign import Read, read_exactly
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Header, read_header
@@ -56,11 +57,11 @@ def verify_compacted(read: Read, file_size: int, file: str, slot_of: SlotOf | No
         def slot_of(hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
             return hashes.astype(np.int64) % slots
 
-    check.filter(trailer.tail)
+    words = check.filter(trailer.tail)
     check.header(meta)
     starts = check.slot_table(trailer)
     if starts is not None and check.directory(trailer, starts):
-        check.runs(trailer, starts, slot_of)
+        check.runs(trailer, starts, slot_of, words)
     return check.findings
 
 
@@ -104,10 +105,18 @@ class _Check:
             return None
         return trailer
 
-    def filter(self, tail: Tail) -> None:
+    def filter(self, tail: Tail) -> Array | None:
+        """Return the filter's words (u32, blocks x 8), or None where there is none or it can't be believed."""
         data = self._bytes("filter", tail.position, tail.filter_length)
-        if data is not None and zlib.crc32(data) != tail.filter_crc32:
+        if data is None:
+            return None
+        if zlib.crc32(data) != tail.filter_crc32:
             self._add("filter", "CRC32 does not match", tail.position)
+            return None
+        if tail.filter_length % FILTER_BLOCK_BYTES:
+            self._add("filter", f"{tail.filter_length} bytes are no whole number of blocks", tail.position)
+            return None
+        return np.frombuffer(data, "<u4").reshape(-1, 8) if data else None
 
     def header(self, meta: Metadata) -> None:
         data = self._bytes("header", 0, HEADER_SIZE)
@@ -179,14 +188,15 @@ class _Check:
             self._add("directory", f"{len(blocks)} blocks, groups name {used}")
         return len(self.findings) == before
 
-    def runs(self, trailer: Trailer, starts: Array, slot_of: SlotOf) -> None:
-        """Check every run's bytes and, where they are sound, its items."""
+    def runs(self, trailer: Trailer, starts: Array, slot_of: SlotOf, words: Array | None) -> None:
+        """Check every run's bytes and, where they are sound, its items; `words` are the filter's."""
         meta, dtype = trailer.metadata, trailer.metadata.layout.schema.item
         bounds = {int(block["offset"]): block for block in trailer.directory.blocks}
         topics = np.array(sorted({topic_id for topic_id, _ in meta.topics}), np.int64)
         seconds_seen: list[int] = []
         whole = True
         last = b""
+        denied = first_denied = 0
         for run in trailer.directory.all_runs():
             data = self._bytes("run", run.offset, run.length)
             if data is None or zlib.crc32(data) != run.crc32:
@@ -198,11 +208,16 @@ class _Check:
             seconds = items["time_diff_s"].astype(np.int64) + meta.begin_ms // 1000
             seconds_seen += [int(seconds.min()), int(seconds.max())]
             self._items(run, items, seconds, meta, starts, slot_of, topics)
+            if words is not None and len(absent := self._denied(items, meta, words)):
+                first_denied = run.offset + items.itemsize * int(absent[0]) if not denied else first_denied
+                denied += len(absent)
             if run.offset in bounds:
                 self._block_bounds(run, bounds[run.offset], items, seconds)
             if not meta.layout.preset.newest_first:
                 self._order(run.offset - len(last), np.frombuffer(last + data, dtype), meta, starts)
             last = data[-dtype.itemsize :]
+        if denied:
+            self._add("filter", f"{denied} items are absent, says the filter", first_denied)
         if whole and (not seconds_seen or (min(seconds_seen), max(seconds_seen)) != (meta.second_min, meta.second_max)):
             found = (min(seconds_seen), max(seconds_seen)) if seconds_seen else None
             self._add("interval", f"seconds are {found}, the metadata says {(meta.second_min, meta.second_max)}")
@@ -223,6 +238,11 @@ class _Check:
             if wrong.any():
                 at = int(np.flatnonzero(wrong)[0])
                 self._add(part, f"{int(wrong.sum())} items {problem}", run.offset + size * at)
+
+    def _denied(self, items: Array, meta: Metadata, words: Array) -> Array:
+        """Return which items are absent, says the filter."""
+        hashes = filter_hashes(items["key_hash"], items["fingerprint"] if meta.layout.schema.keyed else None)
+        return np.flatnonzero(~blocks_may_hold(words[block_numbers(hashes, len(words))], hashes))
 
     def _block_bounds(self, run: Run, block: Any, items: Array, seconds: Array) -> None:
         hashes = normal_hashes(items["key_hash"])

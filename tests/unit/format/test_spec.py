@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import tiered_index.format.layout as layout_module
+from tiered_index.format.bloom import SALTS, block_number, build_filter, filter_hash
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.foreign import ForeignUnsealed
 from tiered_index.format.hashing import code_units, fingerprint, hash_batch, java_string_hash, key_hash
@@ -101,6 +102,7 @@ def compacted_dump():
     parts = list(HEADER_PARTS) + [(8, f"slot {s}: position, length") for s in range(3)]
     for index in range(len(ROWS)):
         parts += [(n, f"item {index}: {name}" if name == "key_hash" else name) for n, name in ITEM_PARTS]
+    parts += [(4, f"filter: block 0, word {word}" if not word else f"word {word}") for word in range(8)]
     parts += [(4, "directory: groups"), (4, "blocks")]
     parts += [(4, "group 0: first_slot"), (4, "count"), (8, "offset"), (4, "length"), (4, "crc32"), (4, "first_block"), (4, "blocks")]
     parts += [(tail.metadata_length, "text"), (8, "tail: magic"), (4, "format version"), (4, "reserved"), (8, "trailer position")]
@@ -135,6 +137,17 @@ def vectors():
     return "\n".join(rows)
 
 
+def filter_table():
+    """One key with a fingerprint, one without, and the hash that RocketMQ leaves negative."""
+    rows = ["| key hash | fingerprint | mixed x | block | bits of words 0 to 7 |", "|---:|---|---|---:|---|"]
+    for hashed, second in ((key_hash("orders", "A-1"), fingerprint("orders", "A-1")), (key_hash("orders", "A-1"), 0), (-(2**31), 0)):
+        mixed = filter_hash(hashed, second)
+        alone = build_filter(np.array([mixed], np.uint64))
+        bits = [int(word).bit_length() - 1 for word in np.frombuffer(alone, "<u4")]
+        rows.append(f"| {hashed} | {second:08x} | {mixed:016x} | {block_number(mixed, 3)} | {' '.join(map(str, bits))} |")
+    return "\n".join(rows)
+
+
 def presets():
     rows = ["| preset | begin magic | end magic | order in a slot | item bytes | entry bytes | slots | items |"]
     rows.append("|---|---|---|---|---:|---:|---:|---:|")
@@ -151,7 +164,7 @@ def fenced(text):
 
 GENERATED = {
     "presets": presets, "vectors": vectors, "unsealed": lambda: fenced(unsealed_dump()), "compacted": lambda: fenced(compacted_dump()),
-    "journal": lambda: fenced(journal_dump()),
+    "journal": lambda: fenced(journal_dump()), "filter": filter_table,
 }  # fmt: skip
 _BLOCK = re.compile(r"<!-- generated: (\w+) -->\n(.*?)\n<!-- end -->", re.S)
 
@@ -212,7 +225,11 @@ def test_sections_are_the_ones_that_the_code_cites():
 
 def test_constants_are_stated():
     text = SPEC.read_text()
-    for phrase in ("2,147,483,647", "0x9E3779B1", "0x85EBCA6B", "0xC2B2AE35", "TIXTAIL\\n", "TIXJRNL\\n", "16,384", "262,144"):
+    assert all(f"0x{salt:08X}" in text for salt in SALTS)
+    for phrase in (
+        "2,147,483,647", "0x9E3779B1", "0x85EBCA6B", "0xC2B2AE35", "0xFF51AFD7ED558CCD", "0xC4CEB9FE1A85EC53", "10.5", "TIXTAIL\\n",
+        "TIXJRNL\\n", "16,384", "262,144",
+    ):  # fmt: skip
         assert phrase in text, phrase
     assert ROCKETMQ.items == 20_000_000
 

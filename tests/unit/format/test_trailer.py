@@ -71,9 +71,10 @@ def test_lone_surrogates_and_unknown_fields_survive(small):
 
 def test_filter_lies_between_arrays_and_directory(small):
     trailer = parse_trailer(small, "file", len(small))
-    data = small[: trailer.tail.position] + build_trailer(trailer.tail.position, trailer.directory, trailer.metadata, b"filter bytes")
+    full = b"\xff" * 96
+    data = small[: trailer.tail.position] + build_trailer(trailer.tail.position, trailer.directory, trailer.metadata, full)
     again = parse_trailer(data, "file", len(data))
-    assert data[again.tail.position : again.tail.directory_position] == b"filter bytes"
+    assert data[again.tail.position : again.tail.directory_position] == full
     assert verify(data) == []
     damaged = bytearray(data)
     damaged[again.tail.position] ^= 1
@@ -96,6 +97,7 @@ def test_every_flipped_bit_is_noticed(small):
     """Reading through the trailer gives a typed error or provably unaffected parts; verify finds every one of them."""
     sound = read_through_trailer(small)
     trailer = parse_trailer(small, "file", len(small))
+    unread = {*range(LAYOUT.items_position), *range(trailer.tail.position, trailer.tail.directory_position)}
     unaffected = 0
     for at in range(len(small)):
         for bit in range(8):
@@ -105,19 +107,20 @@ def test_every_flipped_bit_is_noticed(small):
             try:
                 assert read_through_trailer(damaged) == sound
                 unaffected += 1
-                # no lookup through the directory reads header and slot table; only verify does
-                assert at < LAYOUT.items_position
+                # no lookup through the directory reads header, slot table and filter; verify does
+                assert at in unread
             except CorruptFile:
-                assert at >= LAYOUT.items_position
+                assert at not in unread
             findings = verify(damaged)
             assert findings
             expected = (
                 {"header"} if at < 28 else {"slots"} if at < LAYOUT.items_position else {"run"} if at < trailer.tail.position
+                else {"filter"} if at < trailer.tail.directory_position
                 else {"directory"} if at < trailer.tail.directory_position + trailer.tail.directory_length
                 else {"metadata"} if at < len(small) - TAIL_SIZE else {"tail"}
             )  # fmt: skip
             assert parts(findings) == expected
-    assert unaffected == 8 * LAYOUT.items_position
+    assert unaffected == 8 * len(unread)
 
 
 def test_future_versions_are_refused_by_name(small):

@@ -48,7 +48,7 @@ def giant(make):
     return b"".join(bytes(p) for p in Compaction(entries, layout, make.begin_ms, table.end_ms).pieces(**make.about))
 
 
-def rebuilt(data, *, body=None, metadata=None, directory=None, recompute=True):
+def rebuilt(data, *, body=None, metadata=None, directory=None, recompute=True, filter_bytes=None):
     """Return the file with a changed body or trailer, all checksums right again: only its content is wrong."""
     trailer = parse_trailer(data, "file", len(data))
     body = bytearray(body if body is not None else data[: trailer.tail.position])
@@ -62,7 +62,9 @@ def rebuilt(data, *, body=None, metadata=None, directory=None, recompute=True):
     layout = trailer.metadata.layout
     crcs = {"header_crc32": zlib.crc32(body[:28]), "slots_crc32": zlib.crc32(body[28 : layout.items_position])}
     meta = dataclasses.replace(trailer.metadata, **(crcs | (metadata or {})))
-    return bytes(body) + build_trailer(trailer.tail.position, Directory(groups, blocks), meta)
+    if filter_bytes is None:
+        filter_bytes = data[trailer.tail.position : trailer.tail.directory_position]
+    return bytes(body) + build_trailer(trailer.tail.position, Directory(groups, blocks), meta, filter_bytes)
 
 
 def change_item(data, index, **fields):
@@ -206,7 +208,45 @@ def test_rocketmq_order_is_not_judged_by_time(make):
     layout = Layout(ROCKETMQ, ROCKETMQ.schema, 5, 20)
     data, _ = make.file(layout, 12, distinct_hashes=4)
     assert verify(data) == []
-    assert parts(verify(rebuilt(data, body=change_item(data, 0, key_hash=int(items_in(data)["key_hash"][0]) ^ 1)))) == {"slot"}
+    changed = change_item(data, 0, key_hash=int(items_in(data)["key_hash"][0]) ^ 1)
+    assert parts(verify(rebuilt(data, body=changed, filter_bytes=b""))) == {"slot"}
+
+
+@pytest.mark.parametrize("column", ["key_hash", "fingerprint"])
+def test_items_that_the_filter_denies(small, column):
+    """Every item must be in the filter; all that are not make one finding, at the first of them."""
+    wrong = int(items_in(small)[column][3]) ^ 1 << 20
+    findings = [f for f in verify(rebuilt(small, body=change_item(small, 3, **{column: wrong}))) if f.part == "filter"]
+    assert [(f.problem, f.offset) for f in findings] == [("1 items are absent, says the filter", LAYOUT.items_position + 3 * 32)]
+    (finding,) = verify(rebuilt(small, filter_bytes=bytes(32)))
+    assert (finding.part, finding.offset) == ("filter", LAYOUT.items_position)
+    assert finding.problem.startswith("12 items")
+
+
+def test_every_bit_of_the_filter_counts(make):
+    """With one bit less, in whichever block, a filter denies an item."""
+    data, _ = make.file(Layout(NATIVE, NATIVE.schema, 50, 500), 400)
+    tail = parse_trailer(data, "file", len(data)).tail
+    held = data[tail.position : tail.directory_position]
+    assert len(held) > 10 * 32
+    words = np.frombuffer(held, "<u4")
+    for at in (0, len(words) // 2, len(words) - 1):
+        less = words.copy()
+        less[at] &= less[at] - np.uint32(1)  # its lowest bit
+        assert parts(verify(rebuilt(data, filter_bytes=less.tobytes()))) == {"filter"}
+
+
+def test_files_of_earlier_versions_have_no_filter(small, giant):
+    for data in (small, giant):
+        bare = rebuilt(data, filter_bytes=b"")
+        assert parse_trailer(bare, "file", len(bare)).tail.filter_length == 0
+        assert verify(bare) == []
+
+
+def test_a_filter_is_whole_blocks(small):
+    (finding,) = verify(rebuilt(small, filter_bytes=b"\xff" * 33))
+    assert finding.part == "filter"
+    assert "no whole number of blocks" in finding.problem
 
 
 def test_shards_need_their_slot_function(make):

@@ -1,0 +1,176 @@
+"""Filters against Parquet's own implementation, byte for byte; no key is ever denied, few absent ones pass."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiered_index.format import bloom
+from tiered_index.format.bloom import (
+    BITS_PER_KEY,
+    FILTER_BLOCK_BYTES,
+    FilterBuilder,
+    block_may_hold,
+    block_number,
+    block_numbers,
+    blocks_may_hold,
+    build_filter,
+    filter_hash,
+    filter_hashes,
+)
+from tiered_index.format.compacted import Compaction
+from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
+from tiered_index.format.schema import Column, Schema
+from tiered_index.format.trailer import parse_trailer
+
+PARQUET = json.loads((Path(__file__).parent / "data" / "bloom.json").read_text())
+u64 = st.integers(0, 2**64 - 1)
+hash_lists = st.lists(u64, max_size=60)
+
+
+def seeded(seed, count):
+    """The first `count` numbers of SplitMix64, as the maker of the vectors has them."""
+    state = np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ state >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ state >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return state ^ state >> np.uint64(31)
+
+
+def words_of(data):
+    return np.frombuffer(data, "<u4").astype(np.uint32).reshape(-1, 8)
+
+
+def found_in(data, hashes):
+    words = words_of(data)
+    return blocks_may_hold(words[block_numbers(hashes, len(words))], hashes)
+
+
+def scalar_found_in(data, hash64):
+    at = FILTER_BLOCK_BYTES * block_number(hash64, len(data) // FILTER_BLOCK_BYTES)
+    return block_may_hold(memoryview(data)[at : at + FILTER_BLOCK_BYTES], hash64)
+
+
+@pytest.mark.parametrize("vector", PARQUET["whole"], ids=lambda vector: str(len(vector["hashes"])))
+def test_whole_filters_are_parquets(vector):
+    hashes = np.array([int(text, 16) for text in vector["hashes"]], np.uint64)
+    data = build_filter(hashes)
+    assert len(data) == FILTER_BLOCK_BYTES * vector["blocks"]
+    assert data.hex() == vector["bitset"]
+    assert build_filter(np.repeat(hashes, 3)[::-1]) == data
+
+
+@pytest.mark.parametrize("vector", PARQUET["large"], ids=lambda vector: str(vector["count"]))
+def test_large_filters_are_parquets(vector):
+    hashes = seeded(vector["seed"], vector["count"])
+    assert [f"{int(h):016x}" for h in hashes[[0, -1]]] == [vector["first"], vector["last"]]
+    data = build_filter(hashes)
+    assert len(data) == FILTER_BLOCK_BYTES * vector["blocks"]
+    assert hashlib.sha256(data).hexdigest() == vector["sha256"]
+
+
+def test_parquet_finds_the_same():
+    vector = PARQUET["found"]
+    data = build_filter(seeded(vector["seed"], vector["count"]))
+    probes = seeded(vector["probe_seed"], vector["probes"])
+    assert len(data) == FILTER_BLOCK_BYTES * vector["blocks"]
+    assert np.flatnonzero(found_in(data, probes)).tolist() == vector["found"]
+    assert [index for index, probe in enumerate(probes.tolist()) if scalar_found_in(data, probe)] == vector["found"]
+
+
+@given(hash_lists, st.lists(u64, max_size=20))
+def test_nothing_is_denied_and_scalars_agree(held, others):
+    data = build_filter(np.array(held, np.uint64))
+    blocks = max(1, math.ceil(BITS_PER_KEY * len(set(held)) / 256))
+    assert len(data) == FILTER_BLOCK_BYTES * blocks
+    probes = np.array(held + others, np.uint64)
+    assert block_numbers(probes, blocks).tolist() == [block_number(probe, blocks) for probe in held + others]
+    found = found_in(data, probes)
+    assert found[: len(held)].all()
+    assert found.tolist() == [scalar_found_in(data, probe) for probe in held + others]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2**16), st.integers(1, 9)), max_size=30), st.data())
+def test_order_and_repeats_make_no_difference(rows, data):
+    """Hashes that share their first bits, in any order, in any pieces, whatever the chunks: the filter of the distinct ones."""
+    hashes = np.array([first << 62 | low << data.draw(st.sampled_from([0, 8, 40])) for first, low, _ in rows], np.uint64)
+    repeated = np.repeat(hashes, [times for _, _, times in rows])
+    expected = build_filter(np.array(sorted(set(hashes.tolist())), np.uint64))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bloom, "_CHUNK", 7)
+        patch.setattr(bloom, "_MASKED", 5)
+        builder = FilterBuilder(len(repeated))
+        shuffled = np.random.default_rng(0).permutation(repeated)
+        for part in np.array_split(shuffled, data.draw(st.integers(1, 4))):
+            builder.add(part)
+        assert builder.build() == expected
+
+
+@given(st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1).map(lambda h: h if h == -(2**31) else abs(h)), st.integers(0, 2**32 - 1))))
+def test_mix_of_columns_and_of_scalars(rows):
+    hashes, fingerprints = np.array([h for h, _ in rows], ">i4"), np.array([f for _, f in rows], ">u4")
+    assert filter_hashes(hashes, fingerprints).tolist() == [filter_hash(h, f) for h, f in rows]
+    assert filter_hashes(hashes.astype("<i4"), None).tolist() == [filter_hash(h, 0) for h, _ in rows]
+    assert len({filter_hash(h, f) for h, f in rows}) == len({(0 if h < 0 else h, f) for h, f in rows})
+
+
+@pytest.mark.parametrize(
+    ("key_hash", "fingerprint", "mixed"),
+    [(0, 0, 0), (0, 1, 0xB456BCFC34C2CB2C), (-(2**31), 1, 0xB456BCFC34C2CB2C)],
+)
+def test_mix_is_murmurs(key_hash, fingerprint, mixed):
+    """fmix64(1) as MurmurHash3's authors' code gives it."""
+    assert filter_hash(key_hash, fingerprint) == mixed
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_false_positives(keyed):
+    """Of 200,000 absent keys fewer than 2% pass a filter of 50,000, however alike the keys are."""
+    hashes = np.arange(250_000, dtype=np.int32) * np.int32(8)
+    fingerprints = np.arange(250_000, dtype=np.uint32) if keyed else None
+    mixed = filter_hashes(hashes, fingerprints)
+    held, absent = mixed[:50_000], mixed[50_000:]
+    data = build_filter(held)
+    assert found_in(data, held).all()
+    assert 0.005 < found_in(data, absent).mean() < 0.02
+    again = build_filter(seeded(20, 50_000))
+    assert 0.005 < found_in(again, seeded(21, 200_000)).mean() < 0.02
+
+
+WEIGHED = Schema("WeightItem", (Column("weight", ">f8", False),))
+
+
+@pytest.mark.parametrize(
+    ("preset", "schema"),
+    [(NATIVE, NATIVE.schema), (ROCKETMQ, ROCKETMQ.schema), (NATIVE, WEIGHED)],
+    ids=["native", "rocketmq", "unkeyed"],
+)
+def test_compacted_files_hold_the_filter_of_their_items(make, preset, schema):
+    layout = Layout(preset, schema, 50, 5_000)
+    data, entries = make.file(layout, 4_000, distinct_hashes=900)
+    tail = parse_trailer(data, "file", len(data)).tail
+    fingerprints = entries["fingerprint"].tolist() if schema.keyed else [0] * len(entries)
+    mixed = {filter_hash(h, f) for h, f in zip(entries["key_hash"].tolist(), fingerprints, strict=True)}
+    held = data[tail.position : tail.directory_position]
+    assert len(held) == FILTER_BLOCK_BYTES * math.ceil(BITS_PER_KEY * len(mixed) / 256)
+    assert held == build_filter(np.array(sorted(mixed), np.uint64))
+    # directory, metadata and tail alone are enough for a reader
+    assert parse_trailer(data[tail.directory_position :], "file", len(data)).tail == tail
+
+
+def test_a_hash_that_stayed_negative_is_held_as_0(make):
+    layout = Layout(ROCKETMQ, ROCKETMQ.schema, 7, 10)
+    columns = {name: np.arange(3) for name in ("topic_id", "queue_id", "offset", "size")}
+    table, entries = make.entries(layout, np.array([3, 8, 5], np.int32), np.full(3, make.begin_ms), columns)
+    entries = entries.copy()
+    entries["key_hash"][2] = -(2**31)
+    data = b"".join(bytes(piece) for piece in Compaction(entries, layout, make.begin_ms, table.end_ms).pieces(**make.about))
+    tail = parse_trailer(data, "file", len(data)).tail
+    assert data[tail.position : tail.directory_position] == build_filter(np.array([filter_hash(h, 0) for h in (3, 8, 0)], np.uint64))
