@@ -1,8 +1,9 @@
 """Messages of a RocketMQ store for the index's answers: from the store's own commit log, else from archived segments.
 
 Each message is checked whatever it was read from: magic, lengths, physical offset, body CRC, then queue, size and store time against the
-entry, then topic and keys. A message that contradicts its entry is another one, written since in its place; one that agrees and does
-not carry the key has a hash in common with it. Threads: any.
+entry, then topic and keys. A message that agrees and does not carry the key has a hash in common with it. One that contradicts its entry is
+another one, written since in its place: of another time it is answered where the index has an entry of it, too (`Fetched.instead`), of
+another size where none agrees and it carries the key, for of entries with one place and second the index keeps one. Threads: any.
 """
 
 from __future__ import annotations
@@ -57,6 +58,10 @@ class _Search:
     host: Host | None = None
     found: Fetched | None = None
     collision: Fetched | None = None
+    other: Fetched | None = None
+    """A message of the entry's place, second and key, and of another size."""
+    instead: IndexItem | None = None
+    """The entry that a message of the entry's place and key, and of another time, would have."""
     problems: list[str] = field(default_factory=list)
     error: StorageError | None = None
     read_from: str | None = None
@@ -67,15 +72,22 @@ class _Search:
     def take(self, message: Message, state: MessageState, read_from: str) -> None:
         """Judge a message that was read at the place."""
         self.read_from = read_from
-        if problem := self._contradiction(message):
-            self.problems.append(f"{read_from}: {problem}")
-            return
         carries = self.key is None or (message.topic == self.key[0] and self.key[1] in message.index_keys)
+        problem = self._contradiction(message)
+        if problem is not None:
+            self.problems.append(f"{read_from}: {problem}")
+            if self.item is None or not carries or message.queue_id != self.item.queue_id:
+                return
+            if not self._is_of_the_second(message):
+                self.instead = self.instead or replace(self.item, size=message.size, timestamp_ms=message.store_ms)
+                return
         fetched = Fetched(
             item=self.item, state=state, message=FoundRocketmqMessage.of(message), carries_key=carries, read_from=read_from,
             problem="; ".join(self.problems) or None,
         )  # fmt: skip
-        if carries:
+        if problem is not None:
+            self.other = self.other or fetched
+        elif carries:
             self.found = fetched
         else:
             self.collision = self.collision or fetched
@@ -92,9 +104,14 @@ class _Search:
             return f"the message there was stored by {message.store_host}, not by {self.host}"
         if self.item is None:
             return None
-        second = self.item.timestamp_ms // 1000
-        differs = message.queue_id != self.item.queue_id or abs(message.store_ms // 1000 - second) > _CLOCK_STEP_S
-        return "another message lies there: the log was written anew" if differs else None
+        agrees = (
+            message.queue_id == self.item.queue_id and self._is_of_the_second(message) and message.size == (self.item.size or message.size)
+        )
+        return None if agrees else "another message lies there: the log was written anew"
+
+    def _is_of_the_second(self, message: Message) -> bool:
+        assert self.item is not None
+        return abs(message.store_ms // 1000 - self.item.timestamp_ms // 1000) <= _CLOCK_STEP_S
 
 
 @dataclass(slots=True)
@@ -177,7 +194,10 @@ class RocketmqMessages:
             self._judge_gap(log, search, error)
         except CorruptFile as error:
             search.read_from = error.file
-            search.problems.append(str(error))
+            if (other := _other_message(log, search)) is None:
+                search.problems.append(str(error))
+            else:
+                search.take(other, "local", str(log.folder))
         except StorageError as error:
             search.read_from = str(log.folder)
             search.fail(error)
@@ -231,7 +251,7 @@ class RocketmqMessages:
         return "no archived segment holds it" if self._archive is not None else "no archive was given"
 
     def _outcome(self, search: _Search) -> Fetched:
-        known = search.found or (search.collision if search.error is None else None)
+        known = search.found or (search.other or search.collision if search.error is None else None)
         if known is not None:
             return replace(known, requests=search.requests, bytes=search.bytes)
         problem = "; ".join(search.problems) or None
@@ -243,8 +263,18 @@ class RocketmqMessages:
                 problem = self._not_archived + ("" if self._folder is not None else ", and no store directory was given")
         return Fetched(
             item=search.item, state=state, read_from=search.read_from, problem=problem, error=search.error, requests=search.requests,
-            bytes=search.bytes,
+            bytes=search.bytes, instead=search.instead,
         )  # fmt: skip
+
+
+def _other_message(log: CommitLogReader, search: _Search) -> Message | None:
+    """Return the message of any size that begins where an entry's should, None where there is none."""
+    if search.item is None:
+        return None
+    try:
+        return log.read(search.place.offset)
+    except (CorruptFile, StorageError):
+        return None
 
 
 def _runs(wanted: Sequence[tuple[ArchivedSegment, _Search]]) -> list[_Run]:
@@ -292,6 +322,8 @@ def _decode(archive: SegmentArchive, segment: ArchivedSegment, search: _Search, 
     """Return the message at the beginning of `data`; one of unknown size that is longer is fetched whole."""
     offset, size = search.place.offset, search.place.size
     at = offset - segment.start
+    if search.item is not None and size is not None and int.from_bytes(data[:4], "big") != size:
+        size = None  # of an entry's place every message is of interest
     if size is None and len(data) >= MIN_MESSAGE_BYTES:
         claimed = check_head(data, segment.end - offset, file=segment.name, file_offset=at, physical_offset=offset).size
         if len(data) < claimed:

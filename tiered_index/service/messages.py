@@ -54,6 +54,8 @@ class Fetched:
     problem: str | None = None
     error: TieredIndexError | None = None
     """Why the place could not be asked; asking again may help."""
+    instead: IndexItem | None = None
+    """Where the state is ``missing`` and another message of the key lies in the entry's place: the entry that one would have."""
     requests: int = 0
     bytes: int = 0
     """What it cost in requests to the storage. Neighbours fetched by one request stand with the first of them."""
@@ -134,6 +136,7 @@ def find_messages(
     started = time.perf_counter()
     found: list[Fetched] = []
     spent: list[Fetched] = []
+    replaced: list[IndexItem | None] = []
     pages: list[QueryResult] = []
     cursor, page = asked.cursor, asked.max_count
     while True:
@@ -147,11 +150,17 @@ def find_messages(
             if [one.item for one in fetched] != list(items):
                 raise AssertionError("a message source answers for every item, in order")
             spent += fetched
-            found += [one for one in fetched if one.carries_key]
+            for one in fetched:
+                other = _fetch_instead(query, asked, source, one, pages, spent) if one.instead is not None else None
+                replaced += [other.item] if other is not None else []
+                if one.carries_key and not (other is None and one.item in replaced):
+                    found.append(other or one)
         cursor = answer.cursor if taken == len(answer.items) else _cursor_behind(answer.items[taken - 1], asked, schema)
         if len(found) >= asked.max_count or cursor is None:
             break
         page = max(asked.max_count - len(found), _PAGE)
+    if replaced:
+        found.sort(key=_order)
     failed = {report.file: report for answer in pages for report in answer.failed}
     failed |= _failures(spent, allow_partial=asked.allow_partial)
     requests, read = sum(one.requests for one in spent), sum(one.bytes for one in spent)
@@ -165,6 +174,37 @@ def find_messages(
         message_requests=requests,
         message_bytes=read,
     )
+
+
+def _fetch_instead(
+    query: Callable[..., QueryResult], asked: Asked, source: MessageSource, one: Fetched, pages: list[QueryResult], spent: list[Fetched]
+) -> Fetched | None:
+    """Return the message that lies in the place of `one`, None where it isn't of the asked range, or the index has no entry of it.
+
+    Entries of one place are one answer, the newest; a log that was written anew, under a clock that was set back, may have another message
+    there. Its own second is asked for. What that costs is added to `pages` and `spent`.
+    """
+    there = one.instead
+    assert there is not None
+    second = there.timestamp_ms // 1000
+    second_min, second_max, _ = check_range(asked.begin_ms, asked.end_ms, asked.max_count)
+    cursor: str | None = None
+    while second_min <= second <= second_max:
+        answer = query(asked.topic, asked.key, second * 1000, second * 1000, _PAGE, cursor, asked.allow_partial)
+        pages.append(answer)
+        for item in answer.items:
+            if (item.queue_id, item.offset, item.size) == (there.queue_id, there.offset, there.size):
+                (fetched,) = source.fetch([item], asked.topic, asked.key)
+                spent.append(fetched)
+                return fetched if fetched.message is not None and fetched.carries_key else None
+        if (cursor := answer.cursor) is None:
+            break
+    return None
+
+
+def _order(fetched: Fetched) -> tuple[int, int, int]:
+    assert fetched.item is not None
+    return -(fetched.item.timestamp_ms // 1000), -fetched.item.offset, fetched.item.queue_id
 
 
 def _cursor_behind(item: IndexItem, asked: Asked, schema: Schema) -> str:
