@@ -56,8 +56,9 @@ def s3(scripted: ScriptedServer, waits: Waits, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "scripted-secret")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     options = S3Options(endpoint_url=scripted.endpoint_url, max_attempts=8, transfer_attempts=8, backoff_s=1.0)
-    with S3Storage("bucket", "", options, sleep=waits.sleep, uniform=lambda low, high: high) as storage:
-        yield storage
+    storage = S3Storage("bucket", "", options, sleep=waits.sleep, uniform=lambda low, high: high)
+    yield storage
+    storage.close()
 
 
 HANDLE = UploadHandle("object", "upload", 0)

@@ -161,7 +161,7 @@ def test_many_threads_never_get_more_than_the_limit(
     sent: Sent, metered: MeteredStorage, limits: dict[str, int], admitted: int
 ) -> None:
     barrier = threading.Barrier(THREADS)
-    first, second = Usage(**limits), Usage(**limits)
+    first, second = (Usage(max_requests=limits.get("max_requests"), max_bytes=limits.get("max_bytes")) for _ in range(2))
 
     def work(worker: int) -> int:
         done = 0

@@ -1,0 +1,219 @@
+"""The counting proxy: it changes nothing, counts everything, and spoils exactly what it is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from tests.counting_proxy import Action, Count, CountingProxy, Exchange, Request, counting_proxy, times
+from tests.s3_server import S3Server
+from tests.storage.scripted_server import Answer, ScriptedServer, error, scripted_server
+from tiered_index.errors import ObjectExists, ObjectNotFound
+from tiered_index.storage.base import ByteRange
+from tiered_index.storage.s3 import S3Options, S3Storage
+from tiered_index.storage.wrappers import MeteredStorage
+
+DATA = bytes(range(256)) * 64
+
+
+@pytest.fixture(scope="module")
+def proxy(server: S3Server) -> Iterator[CountingProxy]:
+    with counting_proxy(server.endpoint_url) as running:
+        yield running
+
+
+@pytest.fixture
+def storage(s3_environment: S3Server, proxy: CountingProxy) -> Iterator[S3Storage]:
+    options = S3Options(endpoint_url=proxy.endpoint_url, max_attempts=1, transfer_attempts=1)
+    storage = S3Storage(s3_environment.new_bucket(), "pre fix", options)
+    proxy.reset()
+    yield storage
+    storage.close()
+
+
+def test_every_kind_of_call_passes_and_is_counted_as_the_meter_counts_it(storage: S3Storage, proxy: CountingProxy) -> None:
+    metered = MeteredStorage(storage)
+    metered.put("a", DATA)
+    metered.put_if_absent("b=1/c@d+e", b"x")
+    with pytest.raises(ObjectExists):
+        metered.put_if_absent("b=1/c@d+e", b"y")
+    assert metered.get("a") == DATA
+    assert metered.get_range("a", 5, 70) == DATA[5:75]
+    assert metered.get_ranges("a", [ByteRange(0, 10), ByteRange(100, 20)]) == [DATA[:10], DATA[100:120]]
+    assert metered.get_suffix("a", 10) == (DATA[-10:], len(DATA))
+    assert metered.head("a").size_bytes == len(DATA)
+    with pytest.raises(ObjectNotFound):
+        metered.get("missing")
+    assert [info.name for info in metered.list()] == ["a", "b=1/c@d+e"]
+    metered.delete("a")
+    metered.delete_many(["b=1/c@d+e"])
+    counts = proxy.counts()
+    bucket = storage.bucket
+    assert counts["GET", True, f"{bucket}/pre fix/a"] == Count(4, 70 + 10 + 20 + 10)
+    assert counts["GET", False, f"{bucket}/pre fix/a"] == Count(1, len(DATA))
+    assert counts["PUT", False, f"{bucket}/pre fix/b=1/c@d+e"].requests == 2
+    assert counts["HEAD", False, f"{bucket}/pre fix/a"] == Count(1, 0)
+    assert counts["DELETE", False, f"{bucket}/pre fix/a"] == Count(1, 0)
+    assert counts["GET", False, bucket].requests == counts["POST", False, bucket].requests == 1
+    assert sum(count.requests for count in counts.values()) == metered.total.requests == len(proxy.exchanges)
+    assert sum(e.bytes for e in proxy.exchanges if e.method == "GET" and e.status in (200, 206) and e.key != bucket) == (
+        metered.total.bytes_read
+    )
+    assert proxy.reset()
+    assert proxy.counts() == {}
+
+
+def test_multipart_uploads_pass(storage: S3Storage) -> None:
+    big = DATA * 330  # 5.2 MiB
+    handle = storage.begin_upload("big")
+    storage.complete_upload(handle, [storage.upload_part(handle, 1, big), storage.upload_part(handle, 2, b"tail")])
+    assert storage.get_suffix("big", 10) == (big[-6:] + b"tail", len(big) + 4)
+
+
+def test_what_the_client_sent_arrives_unchanged() -> None:
+    with scripted_server() as upstream, counting_proxy(upstream.endpoint_url) as proxy:
+        upstream.answers(Answer(200, b"body", {"X-Odd": "a, b", "ETag": '"e"'}))
+        client = http.client.HTTPConnection(proxy.endpoint_url.removeprefix("http://"), timeout=30)
+        for _ in range(2):
+            headers = {"Host": "elsewhere.example", "Authorization": "AWS4 x=y", "X-Amz-Meta-A": "v", "Range": "bytes=0-3"}
+            client.request("PUT", "/bucket/a%20b/c?x=1&y=%2F", body=b"\0\xff" * 500, headers=headers)
+            answer = client.getresponse()
+            assert (answer.status, answer.read()) == (200, b"body")
+            assert (answer.getheader("X-Odd"), answer.getheader("ETag"), answer.getheader("Content-Length")) == ("a, b", '"e"', "4")
+        client.close()
+        assert proxy.connections == 1
+        assert proxy.counts() == {("PUT", True, "bucket/a b/c"): Count(2, 8)}
+    sent = upstream.requests[0]
+    assert (sent.method, sent.path, sent.body) == ("PUT", "/bucket/a%20b/c?x=1&y=%2F", b"\0\xff" * 500)
+    assert {name: sent.headers[name] for name in headers} == headers
+    assert sent.headers.keys() == headers.keys() | {"Accept-Encoding", "Content-Length"}
+
+
+def test_many_clients_at_once_are_counted_exactly(storage: S3Storage, proxy: CountingProxy) -> None:
+    for n in range(4):
+        storage.put(f"object-{n}", DATA)
+    proxy.reset()
+
+    def read(n: int) -> bool:
+        return storage.get_range(f"object-{n % 4}", n, 100) == (DATA + DATA)[n : n + 100]
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(read, range(200)))
+    assert proxy.counts() == {("GET", True, f"{storage.bucket}/pre fix/object-{n}"): Count(50, 5000) for n in range(4)}
+
+
+@contextlib.contextmanager
+def plain(proxy: CountingProxy, storage: S3Storage, *, method: str = "GET", span: str = "") -> Iterator[http.client.HTTPResponse]:
+    """Send a request by hand, so that no client library looks at the answer."""
+    operation = {"GET": "get_object", "DELETE": "delete_object"}[method]
+    url = storage.client.generate_presigned_url(operation, {"Bucket": storage.bucket, "Key": "pre fix/a"})
+    connection = http.client.HTTPConnection(proxy.endpoint_url.removeprefix("http://"), timeout=30)
+    try:
+        connection.request(method, url[url.index("/", 8) :], headers={"Range": span} if span else {})
+        yield connection.getresponse()
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def stored(storage: S3Storage, proxy: CountingProxy) -> S3Storage:
+    storage.put("a", DATA)
+    proxy.reset()
+    return storage
+
+
+def test_answers_are_spoiled_as_told(stored: S3Storage, proxy: CountingProxy) -> None:
+    key = f"{stored.bucket}/pre fix/a"
+    proxy.fault = times(1, Action(answer=error(503, "SlowDown")))
+    with plain(proxy, stored) as answer:
+        assert answer.status == 503
+    with plain(proxy, stored) as answer:  # struck once only
+        assert (answer.status, answer.read()) == (200, DATA)
+    proxy.fault = times(1, Action(flip_byte=-1))
+    with plain(proxy, stored, span="bytes=0-9") as answer:
+        assert (answer.status, answer.read()) == (206, DATA[:9] + bytes([DATA[9] ^ 1]))
+    proxy.fault = times(1, Action(ask_range=""))
+    with plain(proxy, stored, span="bytes=0-9") as answer:
+        assert (answer.status, answer.read(), answer.getheader("Content-Range")) == (200, DATA, None)
+    proxy.fault = times(1, Action(ask_range="bytes=3-5", headers={"Content-Range": "bytes 0-9/16384"}))
+    with plain(proxy, stored, span="bytes=0-9") as answer:
+        assert (answer.read(), answer.getheader("Content-Range")) == (DATA[3:6], "bytes 0-9/16384")
+    statuses = [(exchange.ranged, exchange.status) for exchange in proxy.exchanges]
+    assert statuses == [(False, 503), (False, 200), (True, 206), (True, 200), (True, 206)]
+    assert {exchange.key for exchange in proxy.exchanges} == {key}
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_body_breaks_off_where_told(stored: S3Storage, proxy: CountingProxy, reset: bool) -> None:
+    proxy.fault = times(1, Action(cut_at=100, reset=reset))
+    with plain(proxy, stored) as answer:
+        assert answer.getheader("Content-Length") == str(len(DATA))
+        with pytest.raises(ConnectionResetError if reset else http.client.IncompleteRead):
+            answer.read()
+    assert [exchange.bytes for exchange in proxy.exchanges] == [100]
+
+
+def test_a_lost_answer_leaves_the_work_done(stored: S3Storage, proxy: CountingProxy) -> None:
+    held: list[str] = []
+    proxy.fault = times(1, Action(lose_answer=True, hold=lambda: held.append("answered")), lambda request: request.method == "DELETE")
+    with pytest.raises(http.client.RemoteDisconnected), plain(proxy, stored, method="DELETE"):
+        pass
+    assert held == ["answered"]
+    assert proxy.exchanges == [Exchange("DELETE", False, f"{stored.bucket}/pre fix/a", None, 0)]
+    with pytest.raises(ObjectNotFound):
+        stored.get("a")
+
+
+def test_a_fault_sees_the_request(stored: S3Storage, proxy: CountingProxy) -> None:
+    seen: list[Request] = []
+    proxy.fault = lambda request: seen.append(request)
+    stored.get_range("a", 1, 2)
+    assert (seen[0].method, seen[0].key, seen[0].headers["RANGE"]) == ("GET", f"{stored.bucket}/pre fix/a", "bytes=1-2")
+
+
+def test_signatures_hold() -> None:
+    """The headers that the client signed reach the endpoint with the values that it signed."""
+    with scripted_server() as upstream, counting_proxy(upstream.endpoint_url) as proxy:
+        upstream.answers(Answer(200))
+        client = boto3.client(
+            "s3",
+            endpoint_url=proxy.endpoint_url,
+            region_name="us-east-1",
+            aws_access_key_id="key",
+            aws_secret_access_key="secret",
+            config=Config(s3={"addressing_style": "path"}),
+        )
+        signed: list[tuple[str, dict[str, str]]] = []
+
+        def before_send(request: object, **_: object) -> None:
+            headers = request.headers  # type: ignore[attr-defined]
+            plain = {name.lower(): value.decode() if isinstance(value, bytes) else value for name, value in headers.items()}
+            signed.append((request.url, plain))  # type: ignore[attr-defined]
+
+        client.meta.events.register("before-send.s3", before_send)
+        client.put_object(Bucket="bucket", Key="a b", Body=b"x", IfNoneMatch="*")
+        client.close()
+    _check_signed(upstream, signed[0], proxy)
+
+
+def _check_signed(upstream: ScriptedServer, sent: tuple[str, dict[str, str]], proxy: CountingProxy) -> None:
+    url, headers = sent
+    got = {name.lower(): value for name, value in upstream.requests[0].headers.items()}
+    names = headers["authorization"].split("SignedHeaders=")[1].split(",")[0].split(";")
+    assert {"host", "x-amz-date", "if-none-match"} <= set(names)
+    for name in names:
+        assert got[name] == headers.get(name, proxy.endpoint_url.removeprefix("http://")), name
+    assert got["authorization"] == headers["authorization"]
+    assert upstream.requests[0].path == url.removeprefix(proxy.endpoint_url)
+
+
+def test_an_endpoint_that_is_gone_is_a_bad_gateway(stored: S3Storage) -> None:
+    with counting_proxy("http://127.0.0.1:9") as proxy:
+        with plain(proxy, stored) as answer:
+            assert (answer.status, b"did not answer" in answer.read()) == (502, True)
