@@ -7,7 +7,7 @@
                 yield storage
 
 The fixture's storage must be empty. Override `another` where a second instance can open the same place, as another process would.
-Objects stay below 16 MiB. Threads: races use `racers` threads.
+Objects stay below 16 MiB. Threads: races use `racers` threads, parallel reads `readers`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class StorageConformance(UploadConformance):
     """What every `Storage` must do."""
 
     racers = 8
+    readers = 16
     many = 1_100
     """More objects than one listing's page holds."""
     longest_name = 512
@@ -165,6 +166,23 @@ class StorageConformance(UploadConformance):
         assert storage.get_ranges("object", []) == []
         with pytest.raises(InvalidArgument):
             storage.get_ranges("object", [ByteRange(0, 10), ByteRange(4999, 2)])
+
+    def test_many_ranges_of_one_object_at_once(self, storage: Storage, another: Storage) -> None:
+        data = random.Random(6).randbytes(300_000)
+        storage.put("object", data)
+        barrier = threading.Barrier(self.readers)
+
+        def read(reader: int) -> int:
+            rng = random.Random(reader)
+            barrier.wait(30)
+            wrong = 0
+            for _ in range(20):
+                start, length = rng.randrange(len(data) - 20_000), rng.randint(1, 20_000)
+                wrong += (storage, another)[reader % 2].get_range("object", start, length) != data[start : start + length]
+            return wrong
+
+        with ThreadPoolExecutor(self.readers) as pool:
+            assert sum(pool.map(read, range(self.readers))) == 0
 
     def test_suffix(self, storage: Storage) -> None:
         data = random.Random(3).randbytes(1000)
