@@ -1,13 +1,15 @@
-"""The S3 server that the storage tests share: one a test process, started when the first test asks for it."""
+"""What storage tests share: an S3 server, one a test process, started when the first test asks for it; and a database file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.s3_server import S3Server, s3_server
 from tiered_index.storage import sqlite_bodies
+from tiered_index.storage.sqlite import SqliteStorage
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +26,19 @@ def s3_environment(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Serve
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     return server
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the storage has its database file."""
+    return tmp_path / "objects.db"
+
+
+@pytest.fixture
+def storage(path: Path) -> Iterator[SqliteStorage]:
+    """A storage in the database file; suites of other backends have their own."""
+    with SqliteStorage(path) as storage:
+        yield storage
 
 
 @pytest.fixture

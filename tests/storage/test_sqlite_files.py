@@ -24,17 +24,6 @@ from tiered_index.storage.sqlite import SqliteStorage
 from tiered_index.storage.sqlite_schema import APPLICATION_ID
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "objects.db"
-
-
-@pytest.fixture
-def storage(path: Path) -> Iterator[SqliteStorage]:
-    with SqliteStorage(path) as storage:
-        yield storage
-
-
 def test_a_full_disk_refuses_whole_and_the_next_put_works(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = sqlite_connections.adopt
 

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -21,17 +21,6 @@ from tiered_index.errors import (
 )
 from tiered_index.storage import sqlite_connections
 from tiered_index.storage.sqlite import SqliteStorage
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "objects.db"
-
-
-@pytest.fixture
-def storage(path: Path) -> Iterator[SqliteStorage]:
-    with SqliteStorage(path) as storage:
-        yield storage
 
 
 def test_a_locked_database_is_unavailable_for_writers_and_readable(storage: SqliteStorage, path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,17 +17,6 @@ from tiered_index.errors import (
 from tiered_index.storage.base import ByteRange
 from tiered_index.storage.sqlite import SqliteStorage
 from tiered_index.storage.sqlite_schema import CHUNK_BYTES
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "objects.db"
-
-
-@pytest.fixture
-def storage(path: Path) -> Iterator[SqliteStorage]:
-    with SqliteStorage(path) as storage:
-        yield storage
 
 
 def test_ranges_across_rows_and_transactions(storage: SqliteStorage, path: Path, small_rows: int) -> None:
