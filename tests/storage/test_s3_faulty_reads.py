@@ -18,6 +18,7 @@ from tests.s3_server import S3Server
 from tests.storage.scripted_server import error
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Storage
+from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3 import S3Options, S3Storage
 
 DATA = bytes(range(256)) * 16
@@ -206,3 +207,20 @@ def test_parallel_reads_over_a_bad_network_get_their_own_bytes(s3: S3Storage, pr
     assert answers == [DATA[start : start + 64] for start in starts]
     assert struck == 160
     assert len(proxy.exchanges) == 320 + 160
+
+
+def test_parallel_reads_keep_their_connections_in_a_pool_of_their_size(s3: S3Storage, proxy: CountingProxy) -> None:
+    readers = 16
+    barrier = threading.Barrier(readers)
+
+    def read(reader: int) -> None:
+        for n in range(10):
+            barrier.wait(30)
+            assert s3_sized.get_range("object", reader + n, 64) == DATA[reader + n : reader + n + 64]
+
+    uri = f"s3://{s3.bucket}/pre/fix?endpoint_url={proxy.endpoint_url}"
+    with open_storage(uri, parallel_reads=readers) as s3_sized, ThreadPoolExecutor(readers) as pool:
+        before = proxy.connections
+        list(pool.map(read, range(readers)))
+        assert proxy.connections - before <= readers
+    assert len(proxy.exchanges) == 10 * readers

@@ -9,6 +9,8 @@ __all__ = ["MUTANTS"]
 CONFORMANCE = "tests/storage/test_conformance.py"
 ROWS = "tests/storage/test_sqlite_rows.py"
 S3 = "tests/storage/test_s3_answers.py"
+DEADLINE = "tests/storage/test_s3_deadline.py"
+BUDGETS = "tests/unit/storage/test_budgets.py"
 
 MUTANTS = (
     Mutant(
@@ -109,5 +111,46 @@ MUTANTS = (
         "s3-suffix-unchecked", "other bytes than the object's last ones are returned as its end",
         "storage/s3_reads.py", " or got.start + got.length != got.total", "",
         (f"{S3}::test_suffix_answers_are_verified",),
+    ),
+    Mutant(
+        "s3-repeats-past-the-deadline", "a wait before a repeat passes the caller's deadline",
+        "storage/s3_retry.py", "if left is not None and wait_s >= left:", "if wait_s < 0:",
+        (f"{DEADLINE}::test_botocores_repeats_end_before_a_wait_that_would_pass_the_deadline",
+         "tests/unit/storage/test_deadline.py::test_a_wait_that_would_pass_the_deadline_is_not_begun"),
+    ),
+    Mutant(
+        "s3-attempts-past-the-deadline", "botocore sends a repeat after the caller's deadline",
+        "storage/s3_retry.py", """check_deadline(f"sending {sending['event_name'].rpartition('.')[2]}")""", "sending.clear()",
+        (f"{DEADLINE}::test_an_attempt_that_a_wait_left_no_time_for_is_not_sent",),
+    ),
+    Mutant(
+        "s3-pool-of-any-size", "parallel reads share too few connections, and each opens one more",
+        "storage/s3_options.py", "max(_FEWEST_CONNECTIONS, parallel_reads + _SPARE_CONNECTIONS)", "1",
+        ("tests/storage/test_s3_faulty_reads.py::test_parallel_reads_keep_their_connections_in_a_pool_of_their_size",),
+    ),
+    Mutant(
+        "deadline-of-the-outer-scope-lost", "a nested deadline that is further away replaces the nearer one",
+        "storage/deadline.py", "min((at for at in (outer, monotonic_s)", "max((at for at in (outer, monotonic_s)",
+        ("tests/unit/storage/test_deadline.py::test_of_nested_deadlines_the_nearest_holds",),
+    ),
+    Mutant(
+        "budget-one-request-too-many", "a lookup makes one request more than its budget allows",
+        "storage/metering.py", "if requests > self.max_requests:", "if requests > self.max_requests + 1:",
+        (f"{BUDGETS}::test_what_would_pass_max_requests_is_neither_sent_nor_counted",),
+    ),
+    Mutant(
+        "budget-bytes-under-way-forgotten", "ranges under way at the same time pass the limit of bytes together",
+        "storage/metering.py", "known = self._bytes_read + self._bytes_held", "known = self._bytes_read",
+        (f"{BUDGETS}::test_bytes_of_calls_under_way_are_held",),
+    ),
+    Mutant(
+        "budget-refusal-counted", "a call that one limit refused counts towards another",
+        "storage/metering.py", "usage._take_back(call)", "usage.end(call)",
+        (f"{BUDGETS}::test_of_several_limits_the_narrowest_holds_and_a_refusal_counts_nowhere",),
+    ),
+    Mutant(
+        "budget-failed-bytes-kept", "bytes that a failed call did not deliver stay taken from the budget",
+        "storage/metering.py", "            for usage in usages:\n                usage.end(call)\n            raise", "            raise",
+        (f"{BUDGETS}::test_a_failed_call_gives_its_bytes_back_but_not_its_request",),
     ),
 )  # fmt: skip
