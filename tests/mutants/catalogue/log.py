@@ -8,7 +8,6 @@ __all__ = ["MUTANTS"]
 
 LOG = "tests/unit/service/test_log_and_lease.py"
 CHECKPOINTS = "tests/unit/service/test_checkpoints.py"
-DAMAGED_LOG = "tests/faults/test_damaged_log.py"
 WRITERS = "tests/faults/test_writers.py"
 LEASE = f"{LOG}::test_a_lease_holds_off_other_roots_until_it_ends"
 
@@ -93,7 +92,7 @@ MUTANTS = (
     Mutant(
         "checkpoint-number-unchecked", "a checkpoint that stands under another number is believed",
         "service/checkpoints.py", "if state.number != number:", "if state.number is None:",
-        (f"{DAMAGED_LOG}::test_a_damaged_checkpoint_is_passed_over",),
+        (f"{CHECKPOINTS}::test_a_damaged_checkpoint_is_not_one_of_the_two",),
     ),
     Mutant(
         "fold-shares-its-state", "a fold changes the state that it began with, under whoever reads at it",

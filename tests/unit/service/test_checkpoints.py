@@ -233,10 +233,11 @@ def test_what_short_lived_writers_leave_is_swept_by_the_next():
         assert names.count("checkpoint/00000000000000000001/00000000000000000001") == 1
 
 
-def test_a_damaged_checkpoint_is_not_one_of_the_two():
+@pytest.mark.parametrize("damaged", [b"ahead of the log", LogState(1, 0, GENESIS).encode()])
+def test_a_damaged_checkpoint_is_not_one_of_the_two(damaged):
     storage = MemoryStorage()
     a_log(storage)
-    storage.put(checkpoint_name(10**6), b"ahead of the log, and damaged")
+    storage.put(checkpoint_name(10**6), damaged)
     log = StorageLog(storage, ManualClock())
     log.open()
     for n in range(20):

@@ -1,0 +1,241 @@
+"""Cursors that travel: each page is taken in another state of the files, and by another of writer, reader beside it, stateless reader.
+
+Every page is compared with the model's, which knows nothing of files: what was put meanwhile with an older second comes on a later page,
+what was put with a newer one on none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiered_index import IndexReader, IndexService, Lookup, QueryResult
+from tiered_index.clock import ManualClock
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.disk_faults import FaultDisk
+from tiered_index.testing.model import Answer, OrderKey, ReferenceModel
+
+NOW_MS = 1_700_000_000_000
+KEEP_S = 100
+SPAN_S = 500
+ASKERS = ("service", "beside", "stateless")
+
+
+class Travels:
+    """One index, its three askers, and what was put to it."""
+
+    def __init__(self, folder: Path, preset: str, items: int) -> None:
+        self.clock = ManualClock(NOW_MS)
+        self.storage = MemoryStorage()
+        self.model = ReferenceModel(keyed=preset == "native")
+        self._settings = {
+            "root": folder / "root", "preset": preset, "slots": 7, "items": items, "local_keep_s": KEEP_S, "background": False,
+            "query_threads": 2, "refresh_interval_s": 10**6,
+        }  # fmt: skip
+        self._numbers = itertools.count()
+        self._readers: list[IndexReader] = []
+        self.buffered = self.unpublished = False
+        self.open()
+        self.stateless = self._reader()
+        self.beside = self._reader(root=folder / "root")
+
+    def _reader(self, **settings: object) -> IndexReader:
+        reader = IndexReader.open(storage_backend=self.storage, clock=self.clock, refresh_interval_s=10**6, **settings)
+        self._readers.append(reader)
+        return reader
+
+    def open(self) -> None:
+        self.service = IndexService.open(storage_backend=self.storage, clock=self.clock, disk=FaultDisk(), **self._settings)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for reader in self._readers:
+            reader.close()
+        self.service.abandon()
+
+    # What may happen between two pages
+
+    def put(self, count: int, rng: random.Random) -> None:
+        """Put `count` entries of the key in any order of time, and others among them."""
+        rows = [(n, rng.choice(["hot", "hot", "hot", "cold"]), NOW_MS - 1000 * rng.randrange(SPAN_S)) for n in range(count)]
+        rows = [(next(self._numbers), key, ms) for _, key, ms in rows]
+        for n, key, ms in rows:
+            self.model.put("t", n % 3, key, n, 1, ms)
+        self.service.put_batch({
+            "topic": ["t"] * count, "queue_id": [n % 3 for n, _, _ in rows], "key": [key for _, key, _ in rows],
+            "offset": [n for n, _, _ in rows], "size": [1] * count, "timestamp_ms": [ms for _, _, ms in rows],
+        })  # fmt: skip
+        self.buffered = self.unpublished = True
+
+    def flush(self) -> None:
+        self.service.flush()
+        self.buffered = False
+
+    def seal(self) -> None:
+        self.service.seal()
+        self.buffered = False
+
+    def upload(self) -> None:
+        """Compact and publish all there is."""
+        self.seal()
+        self.service.run_lifecycle()
+        assert "unsealed" not in self.service.health()["files"]
+        self.unpublished = False
+
+    def retire(self) -> None:
+        """Let the local copies of what is published go."""
+        self.clock.advance(KEEP_S + 1)
+        self.service.run_lifecycle()
+        self.service.run_lifecycle()
+
+    def reopen(self) -> None:
+        self.service.close()
+        self.open()
+        self.buffered = False
+
+    def crash(self) -> None:
+        """A process that dies, after a flush."""
+        self.flush()
+        self.service.abandon()
+        self.open()
+
+    def another_reader(self) -> None:
+        self.stateless = self._reader()
+
+    def moves(self, rng: random.Random) -> dict[str, Callable[[], object]]:
+        """Return what may happen, by name."""
+        return {
+            "put": lambda: self.put(20, rng), "flush": self.flush, "seal": self.seal, "upload": self.upload, "retire": self.retire,
+            "reopen": self.reopen, "crash": self.crash, "another_reader": self.another_reader,
+        }  # fmt: skip
+
+    # Asking
+
+    def askers(self) -> list[str]:
+        """Return who can see everything now."""
+        return [asker for asker, blind in zip(ASKERS, (False, self.buffered, self.unpublished), strict=True) if not blind]
+
+    def page(self, asker: str, count: int, cursor: str | None, *, many: bool = False) -> QueryResult:
+        index = {"service": self.service, "beside": self.beside, "stateless": self.stateless}[asker]
+        if asker == "stateless":
+            self.stateless.refresh()
+        if many:
+            (answer,) = index.query_many([Lookup(topic="t", key="hot", max_count=count, cursor=cursor)])
+            return answer
+        return index.query("t", "hot", max_count=count, cursor=cursor)
+
+
+def check_pages(
+    travels: Travels, plan: Iterator[tuple[list[str], int, int]], rng: random.Random, kinds: set[tuple[str, str]] | None = None
+) -> list[Answer]:
+    """Follow `plan` (moves before a page, which asker, how many answers) to the last page; return all answers."""
+    model, seen = travels.model, []
+    cursor: str | None = None
+    after: OrderKey | None = None
+    moves = travels.moves(rng)
+    rest, known = model.query("t", "hot", max_count=None), len(model.entries)
+    last = "begun"
+    while True:
+        todo, which, count = next(plan)
+        for last in todo:
+            moves[last]()
+        if len(model.entries) > known:
+            rest, known = model.query("t", "hot", max_count=None, after=after), len(model.entries)
+        askers = travels.askers()
+        asker = askers[which % len(askers)]
+        result = travels.page(asker, count, cursor, many=which % 5 == 0)
+        if kinds is not None:
+            kinds.add((asker, last))
+        found = [Answer.of(item) for item in result]
+        assert found == rest[:count], (asker, last, len(seen))
+        seen += found
+        rest = rest[count:]
+        if result.cursor is None:
+            assert (result.status, rest) == ("complete", [])
+            return seen
+        assert result.status == "truncated"
+        cursor, after = result.cursor, model.order_key_of(found[-1])
+
+
+LIFE = ["flush", "seal", "upload", "retire", "another_reader", "reopen"]
+
+
+LATER = ("put", "flush", "upload", "another_reader", "put", "crash", "upload", "retire")
+
+
+def along_a_life(first: int, counts: Iterable[int]) -> Iterator[tuple[list[str], int, int]]:
+    """One step of a life before each page, the first `first` together; then any step now and then, 40 in all."""
+    steps = [LIFE[:first], *([step] for step in LIFE[first:])]
+    later = itertools.cycle(LATER)
+    left = 40
+    for n, count in enumerate(counts):
+        if n < len(steps):
+            yield steps[n], first + n, count
+        elif left and n % (1 + 16 // count) == 0:
+            left -= 1
+            yield [next(later)], n, count
+        else:
+            yield [], n, count
+
+
+@pytest.mark.parametrize(
+    ("preset", "first", "counts"),
+    [
+        ("native", 0, [1] * 150 + [64] * 100),
+        pytest.param("native", 0, [1] * 10_000, marks=pytest.mark.slow),
+        ("native", 0, [7] * 1000),
+        ("native", 0, [64] * 100),
+        ("rocketmq", 0, [64] * 100),
+        *(("native", first, [1000] * 10) for first in range(len(LIFE))),
+    ],
+    ids=lambda value: f"{value[0]}-{value[-1]}" if isinstance(value, list) else str(value),
+)
+def test_pages_of_a_key_with_thousands_of_entries(tmp_path, preset, first, counts):
+    rng = random.Random(counts[0] + first)
+    travels = Travels(tmp_path, preset, 400)
+    try:
+        travels.put(4000, rng)
+        whole = travels.model.query("t", "hot", max_count=None)
+        assert len(whole) > 2900
+        kinds: set[tuple[str, str]] = set()
+        seen = check_pages(travels, along_a_life(first, counts), rng, kinds)
+        there = set(whole)
+        assert [answer for answer in seen if answer in there] == whole
+        assert len(set(seen)) == len(seen)
+        if counts[0] < 1000:
+            assert {asker for asker, _ in kinds} == set(ASKERS)
+            assert {step for _, step in kinds} >= {*LIFE, *LATER}
+            assert len(seen) > len(whole)  # what was put meanwhile with an older second
+            assert len(travels.service.log_state.objects) > 10
+    finally:
+        travels.close()
+
+
+plans = st.lists(
+    st.tuples(
+        st.lists(st.sampled_from(["put", "flush", "seal", "upload", "upload", "retire", "reopen", "crash", "another_reader"]), max_size=3),
+        st.integers(0, 9),
+        st.sampled_from([1, 2, 7, 64]),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(plans, st.sampled_from(["native", "rocketmq"]), st.sampled_from([9, 40]), st.integers(0, 2**32))
+def test_pages_along_any_life(plan, preset, items, seed):
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        travels = Travels(Path(folder), preset, items)
+        try:
+            travels.put(60, rng)
+            check_pages(travels, itertools.chain(plan, itertools.repeat(([], 2, 7))), rng)
+        finally:
+            travels.close()
