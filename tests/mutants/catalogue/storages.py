@@ -153,4 +153,9 @@ MUTANTS = (
         "storage/metering.py", "            for usage in usages:\n                usage.end(call)\n            raise", "            raise",
         (f"{BUDGETS}::test_a_failed_call_gives_its_bytes_back_but_not_its_request",),
     ),
+    Mutant(
+        "budget-not-atomic", "threads that ask at the same moment are all admitted",
+        "storage/metering.py", "self._lock = threading.RLock()", "self._lock = contextlib.nullcontext()",
+        (f"{BUDGETS}::test_many_threads_never_get_more_than_the_limit",),
+    ),
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -156,12 +157,20 @@ def test_one_limit_holds_over_several_storages() -> None:
     assert (one.total.requests, two.total.requests) == (1, 1)
 
 
+class Yielding(Usage):
+    """Lets other threads run between admitting a call and counting it, so that a step that isn't atomic shows."""
+
+    def _admit(self, call: Call) -> None:
+        super()._admit(call)
+        time.sleep(0)
+
+
 @pytest.mark.parametrize(("limits", "admitted"), [({"max_requests": 100}, 100), ({"max_bytes": 1000}, 100), ({}, THREADS * 20)])
 def test_many_threads_never_get_more_than_the_limit(
     sent: Sent, metered: MeteredStorage, limits: dict[str, int], admitted: int
 ) -> None:
     barrier = threading.Barrier(THREADS)
-    first, second = (Usage(max_requests=limits.get("max_requests"), max_bytes=limits.get("max_bytes")) for _ in range(2))
+    first, second = (Yielding(max_requests=limits.get("max_requests"), max_bytes=limits.get("max_bytes")) for _ in range(2))
 
     def work(worker: int) -> int:
         done = 0
