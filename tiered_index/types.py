@@ -96,7 +96,9 @@ class FileReport:
     """What a lookup did with one file.
 
     `outcome` is ``read`` or ``failed``, or why the file was not read: ``skipped_time``, ``skipped_topic``, ``skipped_filter``,
-    ``skipped_budget``. `place` is where it was read: ``buffer``, ``unsealed``, ``compacted``, ``uploaded`` (a local copy) or ``storage``.
+    ``skipped_budget`` (the answer could not change by it any more); ``refreshed`` is the storage's log, where it was read meanwhile.
+    `place` is where it was read: ``buffer``, ``unsealed``, ``compacted``, ``uploaded`` (a local copy), ``cache`` (a stored file, no request
+    was needed) or ``storage``. `cost_usd` is by the index's price table.
     """
 
     file: str
@@ -106,6 +108,7 @@ class FileReport:
     end_ms: int
     requests: int = 0
     bytes: int = 0
+    cost_usd: float = 0.0
     elapsed_ms: float = 0.0
     matched: int = 0
     error: str | None = None

@@ -15,6 +15,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.format.bloom import filter_hashes
 from tiered_index.format.hashing import code_units, hash_batch, normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.service.cursor import encode_cursor, query_digest
@@ -70,6 +71,16 @@ class QuestionBatch:
     @cached_property
     def _by_hash(self) -> npt.NDArray[np.int64]:
         return np.argsort(self.key_hash, kind="stable")
+
+    @cached_property
+    def keyed_filter_hashes(self) -> npt.NDArray[np.uint64]:
+        """What filters of files with fingerprints are asked (u64, n)."""
+        return filter_hashes(self.key_hash, self.fingerprint)
+
+    @cached_property
+    def plain_filter_hashes(self) -> npt.NDArray[np.uint64]:
+        """What filters of files without fingerprints are asked (u64, n)."""
+        return filter_hashes(self.key_hash, None)
 
     @cached_property
     def _sorted_hashes(self) -> npt.NDArray[np.int32]:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tiered_index.errors import BackPressure, InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.service.batch_query import Found, QuestionBatch
+from tiered_index.service.catalog import AlwaysRead
 from tiered_index.service.chunks import ROWS, Chunk, OpenChunk, Record, RowCodec
 from tiered_index.service.columns import Columns
 from tiered_index.service.rows import Question, rows_of_columns
@@ -28,13 +29,12 @@ _MERGE_BELOW = 1 << 16
 # small chunks are merged so that a query meets few; larger ones are not worth copying
 
 
-class BufferedChunk:
+class BufferedChunk(AlwaysRead):
     """A chunk as a query's handle."""
 
     file_id = "buffer"
     place = "buffer"
     lane = "main"
-    is_local = True
     sequence = 2**62
 
     def __init__(self, chunk: Chunk, topics: TopicTable, schema: Schema) -> None:

@@ -19,7 +19,7 @@ from tiered_index.service.batch_query import Found, QuestionBatch
 from tiered_index.service.rows import Array, Question
 from tiered_index.service.skiplist import Node, TimeRangeSkipList
 
-__all__ = ["Catalog", "Handle"]
+__all__ = ["AlwaysRead", "Catalog", "Handle"]
 
 
 class Handle(Protocol):
@@ -40,13 +40,38 @@ class Handle(Protocol):
     @property
     def lane(self) -> str: ...
 
+    def excludes(self, question: Question) -> str | None:
+        """Return why a search would find nothing (``filter``, ``topic``), as far as that is known at once, or None."""
+        ...
+
+    def excludes_all(self, batch: QuestionBatch) -> str | None:
+        """Do as `excludes` for all questions of a batch."""
+        ...
+
     def search(self, question: Question) -> Array:
-        """Return the rows that answer `question`, in no order; raises a typed error where they can't be read."""
+        """Return the rows that answer `question`, in no order; raises a typed error where they can't be read.
+
+        Of more than `max_count` answers the first `max_count` + 1 are enough.
+        """
         ...
 
     def search_many(self, batch: QuestionBatch) -> Found:
         """Return the rows that answer each question of a batch, in no order; errors as `search`."""
         ...
+
+
+class AlwaysRead:
+    """Base of handles whose search makes no request, so that nothing needs to spare it."""
+
+    is_local = True
+
+    def excludes(self, question: Question) -> str | None:
+        """Return None: search it."""
+        return None
+
+    def excludes_all(self, batch: QuestionBatch) -> str | None:
+        """Return None: search it."""
+        return None
 
 
 class Catalog:

@@ -1,7 +1,8 @@
 """Compacted files, wherever their bytes lie: on the local disk, in the storage, or in both.
 
 A search asks the directory which ranges may hold the key, reads just those, checks each against its CRC32, and only then looks at an item.
-A local copy that fails its check is passed over in favour of the storage where the file is there too.
+A giant slot is read newest blocks first, no more of it than the page needs. A local copy that fails its check is passed over in favour of
+the storage where the file is there too.
 
 Threads: every method from any thread. Answers are copies; the map of an unlinked file dies with its last array.
 """
@@ -9,43 +10,52 @@ Threads: every method from any thread. Answers are copies; the map of an unlinke
 from __future__ import annotations
 
 import mmap
-import threading
-import zlib
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable, TieredIndexError
+from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
+from tiered_index.format.bloom import filter_hash
 from tiered_index.format.trailer import TAIL_SIZE, Metadata, Run, Tail, Trailer, parse_trailer
 from tiered_index.service.batch_query import Found, QuestionBatch
+from tiered_index.service.catalog import AlwaysRead
+from tiered_index.service.cold.path import ColdPath, MissingObject, check_run
+from tiered_index.service.cold.spans import spans_of
 from tiered_index.service.root import disk_error
-from tiered_index.service.rows import Question, concatenate, select_items
+from tiered_index.service.rows import Question, concatenate, first_answers, select_items
 from tiered_index.service.storage_log import StoredObject
-from tiered_index.storage.base import ByteRange, Storage
+from tiered_index.storage.base import ByteRange
 
 __all__ = ["CompactedFile", "DamagedFile", "LocalBytes", "MissingObject", "StorageBytes", "open_local", "open_stored", "read_runs"]
 
 Array = npt.NDArray[Any]
-_RUNS_AT_ONCE = 512
-# slot groups of a batch held in memory at a time: some 8 MiB
+_WINDOW_BYTES = 32 << 20
+# slot groups of a batch held in memory at a time
+_BATCH_BYTES = 8 << 20
+# blocks of a giant slot held in memory at a time
 
 
-class MissingObject(ObjectNotFound):
-    """An object that the log names is not there: it was removed by a later record, or the storage lost it."""
+class _Ranges(Protocol):
+    """Where ranges of a file are read from; they may come back short."""
+
+    file: str
+
+    def read(self, ranges: list[ByteRange]) -> list[bytes | memoryview]: ...
 
 
 class _Bytes(Protocol):
-    """Where a file's bytes come from."""
+    """A file's bytes, verified."""
 
     file: str
 
     def trailer(self) -> Trailer: ...
 
-    def read(self, ranges: list[ByteRange]) -> list[bytes | memoryview]: ...
+    def verified(self, runs: Sequence[Run]) -> list[memoryview]: ...
 
 
 class LocalBytes:
@@ -82,6 +92,10 @@ class LocalBytes:
         """Return copies of the ranges."""
         return [self._map[r.start : r.start + r.length] for r in ranges]
 
+    def verified(self, runs: Sequence[Run]) -> list[memoryview]:
+        """Return each run's verified bytes. Raises `CorruptFile`."""
+        return read_runs(self, runs)
+
     def _parse(self) -> Trailer:
         size = len(self._map)
         tail = Tail.decode(self._map[max(0, size - TAIL_SIZE) :], self.file, size)
@@ -89,56 +103,25 @@ class LocalBytes:
 
 
 class StorageBytes:
-    """A compacted file in the storage. Its directory and metadata come by one exact range, once."""
+    """A compacted file in the storage, read by the cold path."""
 
-    def __init__(self, storage: Storage, stored: StoredObject) -> None:
+    def __init__(self, cold: ColdPath, stored: StoredObject) -> None:
         self.file = stored.name
         self.stored = stored
-        self._storage = storage
-        self._lock = threading.Lock()
-        self._trailer: Trailer | None = None
-        self._fetch: Future[Trailer] | None = None
+        self.cold = cold
 
     def trailer(self) -> Trailer:
-        """Return the verified trailer, fetching it the first time. Raises `MissingObject`."""
-        if self._trailer is not None:
-            return self._trailer
-        with self._lock:
-            fetch, mine = self._fetch, self._fetch is None
-            if fetch is None:
-                fetch = self._fetch = Future()
-        if mine:
-            # lookups that come meanwhile wait for this one request and share its outcome, an error included
-            try:
-                self._trailer = self._fetch_trailer()
-            except BaseException as error:
-                with self._lock:
-                    self._fetch = None
-                fetch.set_exception(error)
-                raise
-            fetch.set_result(self._trailer)
-        return fetch.result()
+        """Return the verified trailer, fetching it where it is in no cache. Raises `MissingObject`."""
+        return self.cold.trailer(self.stored)
 
-    def _fetch_trailer(self) -> Trailer:
-        start = self.stored.directory_position
-        data = self._get([ByteRange(start, self.stored.size_bytes - start)])[0]
-        trailer = parse_trailer(data, self.file, self.stored.size_bytes)
-        if trailer.metadata.file_id != self.stored.file_id or trailer.metadata.count != self.stored.count:
-            raise CorruptFile(self.file, "object is not the file that the log names", expected=self.stored.file_id,
-                              found=trailer.metadata.file_id)  # fmt: skip
-        return trailer
+    def verified(self, runs: Sequence[Run]) -> list[memoryview]:
+        """Return each run's verified bytes. Raises `CorruptFile`, `MissingObject`."""
+        return self.cold.verified(self.stored, runs)
 
-    def read(self, ranges: list[ByteRange]) -> list[bytes | memoryview]:
-        """Return the ranges, one request each. Raises `MissingObject`."""
-        return list(self._get(ranges))
-
-    def _get(self, ranges: list[ByteRange]) -> list[bytes]:
-        try:
-            return self._storage.get_ranges(self.file, ranges)
-        except ObjectNotFound as error:
-            raise MissingObject(self.file, self._storage.uri) from error
-        except InvalidArgument as error:  # our own ranges lie within what the log says
-            raise CorruptFile(self.file, f"shorter than the log says ({error})", expected=self.stored.size_bytes) from error
+    def lacks_topic(self, topic: str) -> bool:
+        """Return whether the file is known, without a request, to hold nothing of `topic`."""
+        trailer = self.cold.known_trailer(self.stored)
+        return trailer is not None and bool(trailer.metadata.topics) and all(name != topic for _, name in trailer.metadata.topics)
 
 
 @dataclass
@@ -168,8 +151,24 @@ class CompactedFile:
         """Whether a search needs no request."""
         return self.local is not None
 
+    def excludes(self, question: Question) -> str | None:
+        """Return why a search would find nothing (``filter``, ``topic``), as far as that is known without a request, or None."""
+        if self.local is not None or self.stored is None:
+            return None
+        if self.stored.cold.filters.excludes(self.stored.stored, _filter_hash(question, keyed=self.stored.cold.keyed)):
+            return "filter"
+        return "topic" if self.stored.lacks_topic(question.topic) else None
+
+    def excludes_all(self, batch: QuestionBatch) -> str | None:
+        """Do as `excludes` for all questions of a batch."""
+        if self.local is not None or self.stored is None:
+            return None
+        if len(batch) and self._excluded(batch, self.stored).all():
+            return "filter"
+        return "topic" if all(map(self.stored.lacks_topic, batch.topics)) else None
+
     def search(self, question: Question) -> Array:
-        """Return the rows that answer `question`, in no order."""
+        """Return the first `max_count` + 1 of the rows that answer `question`, or all of them, in no order."""
         if self.local is not None:
             try:
                 return _search(self.local, question)
@@ -177,7 +176,12 @@ class CompactedFile:
                 if self.stored is None:
                     raise
         assert self.stored is not None
-        return _search(self.stored, question)
+        cold, stored = self.stored.cold, self.stored.stored
+        if cold.learn_filter(stored) and self.excludes(question) is not None:
+            return concatenate([], cold.trailer(stored).metadata.layout.schema)
+        rows = _search(self.stored, question)
+        cold.filters.note(stored, in_vain=not len(rows))
+        return rows
 
     def search_many(self, batch: QuestionBatch) -> Found:
         """Return the rows that answer each question, in no order; every slot group is read and checked once."""
@@ -188,13 +192,22 @@ class CompactedFile:
                 if self.stored is None:
                     raise
         assert self.stored is not None
-        return _search_many(self.stored, batch)
+        return _search_many(self.stored, batch, self._excluded(batch, self.stored))
+
+    def _excluded(self, batch: QuestionBatch, stored: StorageBytes) -> npt.NDArray[np.bool_]:
+        """Return which questions (n) have a key that the file certainly doesn't hold, as far as its filter is at hand."""
+        cold = stored.cold
+        return cold.filters.excludes_many(stored.stored, batch.keyed_filter_hashes if cold.keyed else batch.plain_filter_hashes)
 
     def metadata(self) -> Metadata:
         """Return the file's metadata."""
         source: _Bytes | None = self.local or self.stored
         assert source is not None
         return source.trailer().metadata
+
+
+def _filter_hash(question: Question, *, keyed: bool) -> int:
+    return filter_hash(question.key_hash, question.fingerprint if keyed else 0)
 
 
 def _search(source: _Bytes, question: Question) -> Array:
@@ -206,21 +219,47 @@ def _search(source: _Bytes, question: Question) -> Array:
         ids = frozenset(topic_id for topic_id, name in metadata.topics if name == question.topic)
         if not ids:
             return concatenate([], layout.schema)
-    runs = trailer.directory.runs(question.key_hash % layout.slots, question.key_hash, question.second_min, question.second_max)
+    second_max = question.second_max if question.after is None else min(question.second_max, question.after[0])
+    runs = trailer.directory.runs(question.key_hash % layout.slots, question.key_hash, question.second_min, second_max)
     begin_s = metadata.begin_ms // 1000
-    parts = [
-        select_items(np.frombuffer(data, layout.schema.item), begin_s, question, ids, layout.schema)
-        for data in read_runs(source, runs)
-    ]
-    return concatenate(parts, layout.schema)
+    rows = concatenate([], layout.schema)
+    for batch in _newest_first(runs, question.max_count):
+        # answers that are all newer than the rest of the blocks, and one more than asked: the rest can't change the page
+        if len(rows) > question.max_count and int(rows["second"][question.max_count]) > batch[0].second_max:
+            break
+        items = (np.frombuffer(data, layout.schema.item) for data in source.verified(batch))
+        parts = [rows, *(select_items(part, begin_s, question, ids, layout.schema) for part in items)]
+        rows = concatenate(parts, layout.schema)
+        if len(runs) > len(batch):
+            rows = first_answers(rows, layout.schema, question.max_count + 1)
+    return rows
 
 
-def _search_many(source: _Bytes, batch: QuestionBatch) -> Found:
+def _newest_first(runs: list[Run], max_count: int) -> Iterator[list[Run]]:
+    """Yield the runs newest first, in batches that may hold as many items as asked; each batch is larger than the one before."""
+    runs = sorted(runs, key=attrgetter("second_max"), reverse=True)
+    wanted = max_count + 1
+    start = 0
+    while start < len(runs):
+        stop, count, size = start, 0, 0
+        while stop < len(runs) and (stop == start or (count < wanted and size + runs[stop].length <= _BATCH_BYTES)):
+            count += runs[stop].count
+            size += runs[stop].length
+            stop += 1
+        yield runs[start:stop]
+        start, wanted = stop, 2 * wanted
+
+
+def _search_many(source: _Bytes, batch: QuestionBatch, excluded: npt.NDArray[np.bool_] | None = None) -> Found:
+    """Search a file for a batch; `excluded` (n) are the questions whose key the file certainly doesn't hold."""
+    wanted = np.arange(len(batch)) if excluded is None else np.flatnonzero(~excluded)
+    if not len(wanted):
+        return Found(np.zeros(0, np.int64), np.zeros(0, np.int64))
     trailer = source.trailer()
     metadata = trailer.metadata
     layout = metadata.layout
     pairs = [(topic_id, name) for topic_id, name in metadata.topics if name in batch.topics]
-    wanted = batch.overlapping(metadata.second_min, metadata.second_max)
+    wanted = np.intersect1d(wanted, batch.overlapping(metadata.second_min, metadata.second_max), assume_unique=True)
     if metadata.topics:
         names = {name for _, name in pairs}
         here = np.array([topic in names for topic in batch.topics], bool)
@@ -229,10 +268,10 @@ def _search_many(source: _Bytes, batch: QuestionBatch) -> Found:
     if len(wanted):
         low, high = int(batch.second_min[wanted].min()), int(batch.second_max[wanted].max())
         runs = trailer.directory.runs_of(batch.key_hash[wanted] % layout.slots, low, high)
-    found = [Found(np.zeros(0, np.int64), concatenate([], layout.schema))]
     begin_s = metadata.begin_ms // 1000
-    for start in range(0, len(runs), _RUNS_AT_ONCE):
-        data = b"".join(read_runs(source, runs[start : start + _RUNS_AT_ONCE]))
+    found = [Found(np.zeros(0, np.int64), concatenate([], layout.schema))]
+    for window in _windows(runs):
+        data = b"".join(source.verified(window))
         items = np.frombuffer(data, layout.schema.item)
         places, questions = batch.join(items["key_hash"])
         picked = items[places]
@@ -241,29 +280,32 @@ def _search_many(source: _Bytes, batch: QuestionBatch) -> Found:
     return Found(np.concatenate([f.questions for f in found]), np.concatenate([f.rows for f in found]))
 
 
-def read_runs(source: _Bytes, runs: list[Run]) -> list[memoryview]:
+def _windows(runs: Iterable[Run]) -> Iterator[list[Run]]:
+    """Yield the runs in order, in lists of at most 32 MiB or of one run."""
+    window: list[Run] = []
+    size = 0
+    for run in runs:
+        if window and size + run.length > _WINDOW_BYTES:
+            yield window
+            window, size = [], 0
+        window.append(run)
+        size += run.length
+    if window:
+        yield window
+
+
+def read_runs(source: _Ranges, runs: Sequence[Run]) -> list[memoryview]:
     """Return each run's verified bytes; neighbouring runs are read by one range. Raises `CorruptFile` naming the run."""
-    ranges: list[ByteRange] = []
-    for run in runs:
-        if ranges and ranges[-1].start + ranges[-1].length == run.offset:
-            ranges[-1] = ByteRange(ranges[-1].start, ranges[-1].length + run.length)
-        else:
-            ranges.append(ByteRange(run.offset, run.length))
-    verified = []
-    blocks = iter(zip(ranges, source.read(ranges), strict=True)) if ranges else iter(())
-    where, data = ByteRange(0, 0), memoryview(b"")
-    for run in runs:
-        if not where.start <= run.offset < where.start + where.length:
-            where, raw = next(blocks)
-            data = memoryview(raw)
-            if len(data) != where.length:
-                raise CorruptFile(source.file, "shorter than its directory says", offset=where.start, expected=where.length,
-                                  found=len(data))  # fmt: skip
-        piece = data[run.offset - where.start : run.offset - where.start + run.length]
-        if (found := zlib.crc32(piece)) != run.crc32:
-            raise CorruptFile(source.file, "items do not match their CRC32", offset=run.offset, expected=run.crc32, found=found)
-        verified.append(piece)
-    return verified
+    spans = spans_of(runs, 0, 1 << 62)
+    found: dict[int, memoryview] = {}
+    for span, data in zip(spans, source.read([ByteRange(span.start, span.length) for span in spans]), strict=True):
+        if len(data) != span.length:
+            raise CorruptFile(source.file, "shorter than its directory says", offset=span.start, expected=span.length,
+                              found=len(data))  # fmt: skip
+        for run, piece in span.pieces(data):
+            check_run(piece, run, source.file)
+            found[run.offset] = piece
+    return [found[run.offset] for run in runs]
 
 
 def open_local(path: Path, stored: StorageBytes | None = None) -> CompactedFile:
@@ -286,7 +328,7 @@ def open_local(path: Path, stored: StorageBytes | None = None) -> CompactedFile:
     )
 
 
-def open_stored(storage: Storage, stored: StoredObject) -> CompactedFile:
+def open_stored(cold: ColdPath, stored: StoredObject) -> CompactedFile:
     """Return the handle of a file in the storage; nothing is read yet."""
     return CompactedFile(
         file_id=stored.file_id,
@@ -295,14 +337,12 @@ def open_stored(storage: Storage, stored: StoredObject) -> CompactedFile:
         sequence=stored.sequence,
         count=stored.count,
         lane=stored.lane,
-        stored=StorageBytes(storage, stored),
+        stored=StorageBytes(cold, stored),
     )
 
 
-class DamagedFile:
+class DamagedFile(AlwaysRead):
     """A local file that could not be read at recovery: its range of time is kept, and every lookup that meets it fails or says so."""
-
-    is_local = True
 
     def __init__(self, file_id: str, place: str, second_min: int, second_max: int, error: TieredIndexError) -> None:
         self.file_id = file_id

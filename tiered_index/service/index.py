@@ -18,23 +18,21 @@ from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import BackPressure, InvalidArgument, TieredIndexError
 from tiered_index.format.schema import Schema
-from tiered_index.service.batch_query import QueryResults
 from tiered_index.service.buffer import BufferedChunk
 from tiered_index.service.catalog import Handle
 from tiered_index.service.compacted_file import DamagedFile
 from tiered_index.service.lifecycle import Progress
 from tiered_index.service.log_records import ArchivedSegment, LogState
-from tiered_index.service.messages import Asked, MessageSource, MessagesResult, find_messages
+from tiered_index.service.lookups import Lookups
 from tiered_index.service.opening import open_parts
-from tiered_index.service.query import past_lost_objects
 from tiered_index.service.segment_archive import ReadSegment, SegmentArchive, SegmentUploads
 from tiered_index.service.unsealed_file import UnsealedFile
-from tiered_index.service.validation import batch_columns, check_keys, check_lookups, check_number, check_position, is_plain, message_row
+from tiered_index.service.validation import batch_columns, check_keys, check_number, check_position, is_plain, message_row
 from tiered_index.service.workers import Worker
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.wrappers import MeteredStorage
-from tiered_index.types import MAX_TIMESTAMP_MS, Lookup, QueryResult
+from tiered_index.types import MAX_TIMESTAMP_MS
 
 __all__ = ["IndexService"]
 
@@ -42,11 +40,13 @@ _ROW_BYTES = 160
 # what a buffered row of one put costs beside its key, estimated
 
 
-class IndexService:
+class IndexService(Lookups):
     """One writer's index: open it with `IndexService.open`, close it or use it as a context manager.
 
     Threads: every public method from any thread. Only one service may have a root open, and only one root may write an index.
     """
+
+    _always_accounted = False
 
     def __init__(
         self, config: IndexConfig, *, clock: Clock | None = None, disk: Disk | None = None, storage: Storage | None = None
@@ -65,6 +65,7 @@ class IndexService:
         self._buffer = parts.buffer
         self._lanes = parts.lanes
         self._flusher = parts.flusher
+        self._cold = parts.cold
         self._lifecycle = parts.lifecycle
         self._engine = parts.engine
         self._segments = SegmentUploads(parts.session, clock or SystemClock(), config.upload_part_bytes)
@@ -200,70 +201,6 @@ class IndexService:
         """Return the durable position of every source ever given to this index."""
         return dict(self._flusher.positions)
 
-    # Reading
-
-    def query(
-        self,
-        topic: str,
-        key: str,
-        begin_ms: int | None = None,
-        end_ms: int | None = None,
-        max_count: int = 64,
-        cursor: str | None = None,
-        allow_partial: bool = False,
-    ) -> QueryResult:
-        """Return the newest `max_count` messages of `topic` that carry `key`, stored in the inclusive range [begin_ms, end_ms].
-
-        The range is compared by whole seconds. Buffered, unsealed, compacted and uploaded entries answer alike. `cursor` continues
-        a truncated answer. Raises `InvalidArgument`, `InvalidCursor`; where a file can't be read `StorageUnavailable`,
-        `CorruptFile` or `PartialAnswer`, or with `allow_partial` the status is ``partial`` and `failed` names it.
-        """
-        self._check_open()
-        return past_lost_objects(
-            self._catalog,
-            self._lifecycle.refresh,
-            allow_partial,
-            self._storage.uri,
-            lambda lost: self._engine.query(
-                self._handles, topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, lost=lost
-            ),
-        )
-
-    def query_many(self, lookups: Iterable[Lookup], allow_partial: bool = False) -> QueryResults:
-        """Answer many lookups at once, in their order, each file read once for all of them; arguments and errors as `query`.
-
-        The result is a sequence of `QueryResult`, each made when it is looked at.
-        """
-        self._check_open()
-        asked = check_lookups(lookups)
-        return past_lost_objects(
-            self._catalog,
-            self._lifecycle.refresh,
-            allow_partial,
-            self._storage.uri,
-            lambda lost: self._engine.query_many(self._handles, asked, allow_partial, lost=lost),
-        )
-
-    def messages(
-        self,
-        topic: str,
-        key: str,
-        begin_ms: int | None = None,
-        end_ms: int | None = None,
-        max_count: int = 64,
-        cursor: str | None = None,
-        allow_partial: bool = False,
-        *,
-        source: MessageSource,
-    ) -> MessagesResult:
-        """Return the newest `max_count` messages themselves, each with its state, fetched from `source`; arguments as `query`.
-
-        Entries of other keys with an equal hash are dropped, counted, and paged past; a message that can't be had is listed with its
-        state. Raises as `query`, also where a message's place can't be asked; with `allow_partial` the status is ``partial`` then.
-        """
-        asked = Asked(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial)
-        return find_messages(self.query, asked, source, self._schema, self._storage.prices)
-
     # State
 
     @property
@@ -352,6 +289,7 @@ class IndexService:
 
     def _release(self, *, keep_reserve: bool = False) -> None:
         self._engine.close()
+        self._cold.close()
         for handle in self._catalog.all():
             if isinstance(handle, UnsealedFile):
                 handle.release()
@@ -379,6 +317,9 @@ class IndexService:
             found.append(DamagedFile("log", "storage", 0, MAX_TIMESTAMP_MS // 1000, error))
         self._check_open()
         return found
+
+    def _read_log(self) -> LogState:
+        return self._lifecycle.refresh()
 
     def _errors(self) -> list[tuple[str, Exception]]:
         errors: list[tuple[str, Exception]] = []

@@ -36,6 +36,7 @@ from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.names import COMPACTED, DATA_PREFIX, STATES, UPLOADED, data_name, data_prefix
 from tiered_index.service.catalog import Catalog, Handle
 from tiered_index.service.chunks import later_positions
+from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile, StorageBytes, open_local, open_stored, read_runs
 from tiered_index.service.flusher import Flusher
 from tiered_index.service.lanes import QUARANTINE
@@ -66,7 +67,7 @@ class Progress:
 
 
 def show_stored(
-    catalog: Catalog, handles: Iterable[Handle], state: LogState, storage: Storage, dispose: Callable[[str], Callable[[], None] | None]
+    catalog: Catalog, handles: Iterable[Handle], state: LogState, cold: ColdPath, dispose: Callable[[str], Callable[[], None] | None]
 ) -> None:
     """Make the catalog show exactly the objects of `state` beside the local files; `dispose` names what goes with a removed file.
 
@@ -78,7 +79,7 @@ def show_stored(
             catalog.remove(handle.file_id, dispose(handle.file_id) if handle.local is not None else None)
     for file_id, stored in wanted.items():
         if catalog.get(file_id) is None:
-            catalog.put(open_stored(storage, stored))
+            catalog.put(open_stored(cold, stored))
 
 
 def verify_runs(file: CompactedFile) -> None:
@@ -118,12 +119,21 @@ class Lifecycle:
     """The life cycle of one root's files. `errors` holds the last error of each file that could not go on, until it can."""
 
     def __init__(
-        self, root: Root, catalog: Catalog, flusher: Flusher, session: StorageSession, config: IndexConfig, clock: Clock, root_id: str
+        self,
+        root: Root,
+        catalog: Catalog,
+        flusher: Flusher,
+        session: StorageSession,
+        cold: ColdPath,
+        config: IndexConfig,
+        clock: Clock,
+        root_id: str,
     ) -> None:
         self._root = root
         self._catalog = catalog
         self._flusher = flusher
         self._session = session
+        self._cold = cold
         self._config = config
         self._clock = clock
         self._root_id = root_id
@@ -210,13 +220,13 @@ class Lifecycle:
             # recovered while the storage was down: now the log can tell
             stored = state.object_of(handle.file_id)
             if isinstance(handle, DamagedFile) and stored is not None:
-                self._catalog.put(open_stored(self._session.storage, stored))
+                self._catalog.put(open_stored(self._cold, stored))
             elif isinstance(handle, CompactedFile) and handle.folder == UPLOADED and handle.stored is None:
                 if stored is None:
                     self._catalog.remove(handle.file_id, self._dispose_local(handle.file_id))
                 else:
-                    self._catalog.put(replace(handle, stored=StorageBytes(self._session.storage, stored)))
-        show_stored(self._catalog, self._catalog.all(), self._session.log.state, self._session.storage, self._dispose_local)
+                    self._catalog.put(replace(handle, stored=StorageBytes(self._cold, stored)))
+        show_stored(self._catalog, self._catalog.all(), self._session.log.state, self._cold, self._dispose_local)
         return state
 
     def _step(self, name: str, step: Callable[[], None]) -> bool:
@@ -384,7 +394,8 @@ class Lifecycle:
         except OSError as error:
             raise disk_error(error, f"moving {source} to {target}") from error
         self._sent.pop(file.file_id, None)
-        self._catalog.put(open_local(target, StorageBytes(storage, stored)))
+        self._cold.keep(stored, file.local.data)
+        self._catalog.put(open_local(target, StorageBytes(self._cold, stored)))
 
     def _send(self, storage: Storage, name: str, data: memoryview) -> None:
         part = max(self._config.upload_part_bytes, storage.min_part_bytes)
@@ -408,7 +419,7 @@ class Lifecycle:
         if size != stored.size_bytes:
             raise CorruptFile(stored.name, "object has another size than the log says; its local copy is kept",
                               expected=stored.size_bytes, found=size)  # fmt: skip
-        self._catalog.put(open_stored(self._session.storage, stored), self._dispose_local(file.file_id))
+        self._catalog.put(open_stored(self._cold, stored), self._dispose_local(file.file_id))
 
     def _dispose_local(self, file_id: str) -> Callable[[], None]:
         return lambda: self._unlink([self._root.index_path(UPLOADED, file_id)])

@@ -19,6 +19,8 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.buffer import WriteBuffer
 from tiered_index.service.catalog import Catalog, Handle
 from tiered_index.service.chunks import later_positions
+from tiered_index.service.cold.cache_folder import CacheFolder
+from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.flusher import Flusher
 from tiered_index.service.lanes import MAIN, QUARANTINE, Lane, LaneContext
 from tiered_index.service.lifecycle import Lifecycle, show_stored
@@ -26,7 +28,7 @@ from tiered_index.service.limits import allow_many_files
 from tiered_index.service.log_records import Genesis, LogState
 from tiered_index.service.query import QueryEngine
 from tiered_index.service.recovery import Recovered, recover_root
-from tiered_index.service.root import Marker, Root, RootLock
+from tiered_index.service.root import CACHE, Marker, Root, RootLock
 from tiered_index.service.session import StorageSession, check_genesis
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.service.topics import TopicTable
@@ -50,6 +52,7 @@ class Parts:
     lock: RootLock
     storage: MeteredStorage
     session: StorageSession
+    cold: ColdPath
     marker: Marker
     layout: Layout
     recovered: Recovered
@@ -76,7 +79,7 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
     if marker is not None:
         check_genesis(Genesis(marker.index_id, marker.layout, marker.offset_space), wanted, str(root.path))
     with contextlib.ExitStack() as undo:
-        storage = MeteredStorage(backend if backend is not None else open_storage(str(uri), options=config.s3))
+        storage = MeteredStorage(backend or open_storage(str(uri), options=config.s3, parallel_reads=config.query_threads), config.prices)
         undo.callback(storage.close)
         root.make_folders()
         lock = RootLock(root)
@@ -84,15 +87,18 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
         log = StorageLog(storage, clock, checkpoint_every=config.checkpoint_every)
         session = StorageSession(storage, log, clock, config.lease_ttl_s)
         marker, layout, state = _join(config, root, session, marker, wanted, uri or storage.uri)
-        recovered = recover_root(root, storage, state, layout)
+        folder = CacheFolder(config.cache_dir or root.path / CACHE, marker.index_id, config.cache_max_bytes)
+        cold = ColdPath(storage, keyed=layout.schema.keyed, settings=ColdSettings.of(config), folder=folder)
+        undo.callback(cold.close)
+        recovered = recover_root(root, cold, state, layout)
         undo.callback(_close_files, recovered)
-        parts = _assemble(config, clock, root, lock, storage, session, marker, layout, recovered)
+        parts = _assemble(config, clock, root, lock, storage, session, cold, marker, layout, recovered)
         if state is not None:
             try:
                 parts.lifecycle.sweep_attempts({file.file_id for file in recovered.compacted})
             except StorageError as error:
                 _log.warning("what earlier uploads left was not swept, the next start will: %s", error)
-            show_stored(parts.catalog, parts.catalog.all(), session.log.state, storage, lambda _: None)
+            show_stored(parts.catalog, parts.catalog.all(), session.log.state, cold, lambda _: None)
         undo.pop_all()
         return parts
 
@@ -151,6 +157,7 @@ def _assemble(
     lock: RootLock,
     storage: MeteredStorage,
     session: StorageSession,
+    cold: ColdPath,
     marker: Marker,
     layout: Layout,
     recovered: Recovered,
@@ -173,7 +180,7 @@ def _assemble(
     quarantine = Lane(QUARANTINE, small, context, reserves=False)
     flusher = Flusher(buffer, main, quarantine, clock, max_late_s=config.max_late_s, max_early_s=config.max_early_s)
     flusher.positions = later_positions(recovered.positions, {})
-    lifecycle = Lifecycle(root, catalog, flusher, session, config, clock, marker.root_id)
+    lifecycle = Lifecycle(root, catalog, flusher, session, cold, config, clock, marker.root_id)
     handles: list[Handle] = [*recovered.compacted, *recovered.uploaded, *recovered.damaged]
     for handle in handles:
         catalog.put(handle)
@@ -186,7 +193,8 @@ def _assemble(
         flusher.roll()
     engine = QueryEngine(layout.schema, config.item_type or layout.schema.item_type(), config.query_threads, storage)
     return Parts(
-        root, lock, storage, session, marker, layout, recovered, catalog, topics, buffer, (quarantine, main), flusher, lifecycle, engine
+        root, lock, storage, session, cold, marker, layout, recovered, catalog, topics, buffer, (quarantine, main), flusher, lifecycle,
+        engine,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ then it reads the log again and starts that lookup again, a bounded number of ti
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +15,25 @@ from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, StorageError
 from tiered_index.format.schema import Schema
-from tiered_index.service.batch_query import QueryResults
 from tiered_index.service.catalog import Catalog, Handle
+from tiered_index.service.cold.cache_folder import CacheFolder
+from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile
 from tiered_index.service.lifecycle import show_stored
 from tiered_index.service.limits import allow_many_files
 from tiered_index.service.log_records import ArchivedSegment, Genesis, LogState
-from tiered_index.service.messages import Asked, MessageSource, MessagesResult, find_messages
-from tiered_index.service.query import QueryEngine, past_lost_objects
-from tiered_index.service.root import Marker, Root
+from tiered_index.service.lookups import Lookups
+from tiered_index.service.query import QueryEngine
+from tiered_index.service.root import CACHE, Marker, Root
 from tiered_index.service.root_view import RootView
 from tiered_index.service.segment_archive import SegmentArchive
 from tiered_index.service.session import check_genesis
 from tiered_index.service.storage_log import StorageLog
-from tiered_index.service.validation import check_lookups
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.wrappers import MeteredStorage
-from tiered_index.types import MAX_TIMESTAMP_MS, Lookup, QueryResult
+from tiered_index.types import MAX_TIMESTAMP_MS
 
 __all__ = ["IndexReader"]
 
@@ -41,7 +41,7 @@ _RETRY_S = 1.0
 # a storage that did not answer is asked again after this time at the latest
 
 
-class IndexReader:
+class IndexReader(Lookups):
     """Answers lookups over an index somebody else writes. Threads: every method from any thread."""
 
     def __init__(self, config: IndexConfig, *, clock: Clock | None = None, storage: Storage | None = None) -> None:
@@ -63,7 +63,8 @@ class IndexReader:
                 raise NotAnIndex(f"{config.root} holds no tiered index" + ("" if config.root.exists() else " (it does not exist)"))
             self._view = RootView(root)
         uri = config.storage or (marker.storage if marker is not None else None)
-        self._storage = MeteredStorage(storage if storage is not None else open_storage(str(uri), options=config.s3))
+        backend = storage if storage is not None else open_storage(str(uri), options=config.s3, parallel_reads=config.query_threads)
+        self._storage = MeteredStorage(backend, config.prices)
         self._log = StorageLog(self._storage, self._clock)
         self._log_error: StorageError | None = None
         try:
@@ -87,7 +88,9 @@ class IndexReader:
         if item_type is not None and Schema.of(item_type) != self._schema:
             self._storage.close()
             check_genesis(self._genesis, Genesis("", config.layout(), self._genesis.offset_space), self._storage.uri)
-        show_stored(self._catalog, [], self._log.state, self._storage, lambda _: None)
+        folder = _cache_folder(config, self._genesis.index_id)
+        self._cold = ColdPath(self._storage, keyed=self._schema.keyed, settings=ColdSettings.of(config), folder=folder)
+        show_stored(self._catalog, [], self._log.state, self._cold, lambda _: None)
         self._refreshed_s = self._clock.monotonic_s()
         self._engine = QueryEngine(self._schema, item_type or self._schema.item_type(), config.query_threads, self._storage)
         self._closed = False
@@ -113,65 +116,13 @@ class IndexReader:
             raise InvalidArgument("give a config or settings by name, not both")
         return cls(config, clock=clock, storage=storage_backend)
 
-    def query(
-        self,
-        topic: str,
-        key: str,
-        begin_ms: int | None = None,
-        end_ms: int | None = None,
-        max_count: int = 64,
-        cursor: str | None = None,
-        allow_partial: bool = False,
-    ) -> QueryResult:
-        """Answer one lookup; arguments, answer and errors as `IndexService.query`. What the writer has not flushed is not seen."""
-        self._check_open()
-        self._refresh_if_due()
-        return past_lost_objects(
-            self._catalog,
-            self.refresh,
-            allow_partial,
-            self._storage.uri,
-            lambda lost: self._engine.query(
-                self._handles, topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, lost=lost
-            ),
-        )
-
-    def query_many(self, lookups: Iterable[Lookup], allow_partial: bool = False) -> QueryResults:
-        """Answer many lookups at once, in their order; arguments, answers and errors as `IndexService.query_many`."""
-        self._check_open()
-        self._refresh_if_due()
-        asked = check_lookups(lookups)
-        return past_lost_objects(
-            self._catalog,
-            self.refresh,
-            allow_partial,
-            self._storage.uri,
-            lambda lost: self._engine.query_many(self._handles, asked, allow_partial, lost=lost),
-        )
-
-    def messages(
-        self,
-        topic: str,
-        key: str,
-        begin_ms: int | None = None,
-        end_ms: int | None = None,
-        max_count: int = 64,
-        cursor: str | None = None,
-        allow_partial: bool = False,
-        *,
-        source: MessageSource,
-    ) -> MessagesResult:
-        """Return the messages themselves, fetched from `source`; arguments, answer and errors as `IndexService.messages`."""
-        asked = Asked(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial)
-        return find_messages(self.query, asked, source, self._schema, self._storage.prices)
-
     def refresh(self) -> LogState:
         """Read what the log has gained; return its state."""
         self._check_open()
         with self._lock:
             state = self._log.refresh() if self._log.state.number else self._log.open()
             self._log_error = None
-            show_stored(self._catalog, self._catalog.all(), state, self._storage, lambda _: None)
+            show_stored(self._catalog, self._catalog.all(), state, self._cold, lambda _: None)
             self._refreshed_s = self._clock.monotonic_s()
             return state
 
@@ -208,6 +159,7 @@ class IndexReader:
         """Release threads and connections. Idempotent."""
         self._closed = True
         self._engine.close()
+        self._cold.close()
         self._storage.close()
         self._catalog.clear()
         if self._view is not None:
@@ -223,7 +175,10 @@ class IndexReader:
         if self._closed:
             raise InvalidArgument("the reader is closed")
 
-    def _refresh_if_due(self) -> None:
+    def _read_log(self) -> LogState:
+        return self.refresh()
+
+    def _prepare(self) -> None:
         if self._clock.monotonic_s() - self._refreshed_s >= self.config.refresh_interval_s:
             self._try_to_refresh()
 
@@ -257,6 +212,15 @@ class IndexReader:
             handles.append(DamagedFile("log", "storage", 0, MAX_TIMESTAMP_MS // 1000, self._log_error))
         self._check_open()
         return handles
+
+
+def _cache_folder(config: IndexConfig, index_id: str) -> CacheFolder | None:
+    """Return the reader's own cache where it was given one, else the writer's beside it, which it never changes."""
+    if config.cache_dir is not None:
+        return CacheFolder(config.cache_dir, index_id, config.cache_max_bytes)
+    if config.root is not None:
+        return CacheFolder(config.root / CACHE, index_id, config.cache_max_bytes, read_only=True)
+    return None
 
 
 def _backed(local: Handle, stored: Handle | None) -> Handle:

@@ -17,12 +17,12 @@ from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.layout import HEADER_SIZE, Layout
 from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, file_id_of
 from tiered_index.service.chunks import later_positions
+from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile, StorageBytes, open_local
 from tiered_index.service.lifecycle import verify_runs, verify_tables
 from tiered_index.service.log_records import LogState
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.unsealed_file import UnsealedFile
-from tiered_index.storage.base import Storage
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 __all__ = ["Recovered", "recover_root"]
@@ -45,7 +45,7 @@ class Recovered:
     notes: list[str] = field(default_factory=list)
 
 
-def recover_root(root: Root, storage: Storage, state: LogState | None, layout: Layout) -> Recovered:
+def recover_root(root: Root, cold: ColdPath, state: LogState | None, layout: Layout) -> Recovered:
     """Bring a root in order and return its files; `state` is the log's, or None while the storage can't be asked.
 
     A file whose schema, preset or slots are not those of `layout` is not of this index: it is kept aside as damaged, untouched.
@@ -55,8 +55,8 @@ def recover_root(root: Root, storage: Storage, state: LogState | None, layout: L
         if dropped := root.drop_temporaries():
             found.notes.append(f"{dropped} temporary files dropped")
         ids = {s: {i for name in root.disk.names(root.folder(s)) if (i := file_id_of(name)) is not None} for s in STATES}
-        _recover_uploaded(root, ids, storage, state, found)
-        _recover_compacted(root, ids, storage, state, found)
+        _recover_uploaded(root, ids, cold, state, found)
+        _recover_compacted(root, ids, cold, state, found)
         _recover_unsealed(root, ids, state, found)
     except OSError as error:
         raise disk_error(error, f"recovering {root.path}") from error
@@ -78,7 +78,7 @@ def recover_root(root: Root, storage: Storage, state: LogState | None, layout: L
     return found
 
 
-def _recover_uploaded(root: Root, ids: dict[str, set[str]], storage: Storage, state: LogState | None, found: Recovered) -> None:
+def _recover_uploaded(root: Root, ids: dict[str, set[str]], cold: ColdPath, state: LogState | None, found: Recovered) -> None:
     for file_id in sorted(ids[UPLOADED]):
         path = root.index_path(UPLOADED, file_id)
         stored = state.object_of(file_id) if state is not None else None
@@ -89,7 +89,7 @@ def _recover_uploaded(root: Root, ids: dict[str, set[str]], storage: Storage, st
             ids[UPLOADED].discard(file_id)
             continue
         try:
-            found.uploaded.append(open_local(path, StorageBytes(storage, stored) if stored is not None else None))
+            found.uploaded.append(open_local(path, StorageBytes(cold, stored) if stored is not None else None))
         except CorruptFile as error:
             if stored is None:
                 found.damaged.append(_damaged(file_id, UPLOADED, error))
@@ -99,7 +99,7 @@ def _recover_uploaded(root: Root, ids: dict[str, set[str]], storage: Storage, st
             ids[UPLOADED].discard(file_id)
 
 
-def _recover_compacted(root: Root, ids: dict[str, set[str]], storage: Storage, state: LogState | None, found: Recovered) -> None:
+def _recover_compacted(root: Root, ids: dict[str, set[str]], cold: ColdPath, state: LogState | None, found: Recovered) -> None:
     for file_id in sorted(ids[COMPACTED]):
         path = root.index_path(COMPACTED, file_id)
         if file_id in ids[UPLOADED]:
@@ -126,7 +126,7 @@ def _recover_compacted(root: Root, ids: dict[str, set[str]], storage: Storage, s
             target = root.index_path(UPLOADED, file_id)
             root.disk.publish(path, target)
             found.notes.append(f"{path.name}: is in the log, moved to uploaded/")
-            found.uploaded.append(open_local(target, StorageBytes(storage, stored)))
+            found.uploaded.append(open_local(target, StorageBytes(cold, stored)))
         else:
             found.compacted.append(file)
 

@@ -4,6 +4,7 @@
 root/tiered_index.json   which index this is, its layout, its storage
 root/lock                locked by the writer (flock); names its pid and host
 root/unsealed|compacted|uploaded/   the folder is the state
+root/cache/              directories and filters of stored files (`cache_folder`); may be deleted at any time
 root/followers/          what adapters remember of the logs that they follow
 ```
 """
@@ -36,8 +37,10 @@ from tiered_index.format.layout import Layout
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 
-__all__ = ["FOLLOWERS", "Marker", "Root", "RootLock", "disk_error"]
+__all__ = ["CACHE", "FOLLOWERS", "Marker", "Root", "RootLock", "disk_error"]
 
+CACHE = "cache"
+"""Folder of the local cache of directories and filters; made when it is needed."""
 FOLLOWERS = "followers"
 """Folder in which adapters keep what they know of the logs that they follow; made when it is needed."""
 

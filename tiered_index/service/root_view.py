@@ -20,7 +20,7 @@ from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexErro
 from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.names import COMPACTED, JOURNAL_SUFFIX, STATES, UNSEALED, UPLOADED, file_id_of
 from tiered_index.service.batch_query import Found, QuestionBatch
-from tiered_index.service.catalog import Handle
+from tiered_index.service.catalog import AlwaysRead, Handle
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile, open_local
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.rows import Question, select_items
@@ -34,11 +34,10 @@ _STEP_NS = 2_000_000_000
 # the coarsest times that file systems in use keep
 
 
-class UnsealedView:
+class UnsealedView(AlwaysRead):
     """The durable entries of an unsealed file at one moment; `state` is inode, size and time of its journal just before it was read."""
 
     place = UNSEALED
-    is_local = True
 
     def __init__(self, path: Path, journal: Journal, state: tuple[int, int, int]) -> None:
         self.path = path

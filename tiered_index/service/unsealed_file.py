@@ -25,6 +25,7 @@ from tiered_index.format.names import UNSEALED, new_file_id
 from tiered_index.format.schema import PREVIOUS
 from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain
 from tiered_index.service.batch_query import Found, QuestionBatch
+from tiered_index.service.catalog import AlwaysRead
 from tiered_index.service.chunks import later_positions
 from tiered_index.service.columns import Columns
 from tiered_index.service.root import Root, disk_error
@@ -64,11 +65,10 @@ class Reserve:
         self._disk.close(self.descriptor)
 
 
-class UnsealedFile:
+class UnsealedFile(AlwaysRead):
     """One unsealed file. `sequence` orders the files of a root by when they were begun; `lane` is ``main`` or ``quarantine``."""
 
     place = UNSEALED
-    is_local = True
 
     def __init__(self, root: Root, journal: Journal, table: UnsealedTable, descriptor: int, journal_descriptor: int) -> None:
         self._root = root

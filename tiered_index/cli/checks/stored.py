@@ -14,7 +14,8 @@ from tiered_index.cli.progress import Progress
 from tiered_index.errors import CorruptFile, NotAnIndex, ObjectNotFound
 from tiered_index.format.names import CHECKPOINT_PREFIX, DATA_PREFIX, LOG_PREFIX, log_name, number_of
 from tiered_index.format.verify import verify_compacted
-from tiered_index.service.compacted_file import CompactedFile, StorageBytes
+from tiered_index.service.cold.path import ColdPath
+from tiered_index.service.compacted_file import CompactedFile
 from tiered_index.service.log_records import LogRecord, LogState, StoredObject
 from tiered_index.storage.base import Storage
 
@@ -124,7 +125,7 @@ class _ObjectCheck:
             self._check_local(stored, local)
 
     def _check_trailer(self, stored: StoredObject) -> None:
-        trailer = StorageBytes(self._storage, stored).trailer()
+        trailer = ColdPath(self._storage).trailer(stored)
         meta, tail = trailer.metadata, trailer.tail
         found = (
             meta.second_min, meta.second_max, meta.lane, tail.position, tail.filter_length, tail.directory_length, tail.metadata_length,

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.format.hashing import code_units, hash_batch
-from tiered_index.service.compacted_file import CompactedFile, read_runs
+from tiered_index.service.compacted_file import CompactedFile
 from tiered_index.service.reader import IndexReader
 from tiered_index.testing.workload import TOPICS, Workload
 
@@ -55,7 +55,7 @@ def _entries_of(file: CompactedFile) -> tuple[Array, Array]:
     wheres, whats = [], []
     runs = trailer.directory.all_runs()
     for start in range(0, len(runs), _RUNS):
-        data = b"".join(read_runs(file.stored, runs[start : start + _RUNS]))
+        data = b"".join(file.stored.verified(runs[start : start + _RUNS]))
         items = np.frombuffer(data, meta.layout.schema.item)
         ids, inverse = np.unique(items["topic_id"], return_inverse=True)
         topic = np.array([numbers[int(topic_id)] for topic_id in ids], np.int64)[inverse]

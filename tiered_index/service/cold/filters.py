@@ -1,0 +1,116 @@
+"""Filters at hand: whether a stored file can hold a key, told without a request.
+
+A filter is megabytes and a probe looks at 32 bytes of it, so what lies in the local cache is read by verified pieces of 4 KiB; without
+a local cache whole filters are kept in memory, within its bound. A filter is worth fetching for a file that was probed in vain
+`after_probes` times: by then it would have spared more requests than it costs.
+Threads: any number.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.format.bloom import FILTER_BLOCK_BYTES, block_may_hold, block_number, block_numbers, blocks_may_hold
+from tiered_index.service.cold.byte_cache import ByteCache, CacheUse
+from tiered_index.service.cold.cache_folder import PIECE_BYTES, CacheFolder
+from tiered_index.service.log_records import StoredObject
+
+__all__ = ["Filters"]
+
+_BLOCKS_A_PIECE = PIECE_BYTES // FILTER_BLOCK_BYTES
+_WHOLE = -1
+# in place of a piece's number
+
+
+class Filters:
+    """The filters of one index's stored files, as far as they are at hand."""
+
+    def __init__(self, folder: CacheFolder | None, max_bytes: int, after_probes: int) -> None:
+        self._folder = folder
+        self._memory: ByteCache[tuple[str, int], bytes] = ByteCache(max_bytes)
+        self._after_probes = after_probes
+        self._lock = threading.Lock()
+        self._in_vain: dict[str, int] = {}
+
+    def excludes(self, stored: StoredObject, hash64: int) -> bool:
+        """Return whether the file certainly doesn't hold the key of `hash64`; False where its filter is not at hand."""
+        blocks = stored.filter_length // FILTER_BLOCK_BYTES
+        if not blocks:
+            return False
+        block = self._block(stored, block_number(hash64, blocks))
+        return block is not None and not block_may_hold(block, hash64)
+
+    def excludes_many(self, stored: StoredObject, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Return which of `hashes` (n) the file certainly doesn't hold; none where its filter is not at hand."""
+        blocks = stored.filter_length // FILTER_BLOCK_BYTES
+        nothing = np.zeros(len(hashes), bool)
+        if not blocks or not len(hashes):
+            return nothing
+        numbers = block_numbers(hashes, blocks)
+        whole = self._memory.get((stored.name, _WHOLE))
+        if whole is not None:
+            return ~blocks_may_hold(_words(whole)[numbers], hashes)
+        pieces, place = np.unique(numbers // _BLOCKS_A_PIECE, return_inverse=True)
+        found = []
+        for piece in pieces.tolist():
+            data = self._piece(stored, piece)
+            if data is None:
+                return nothing
+            found.append(data.ljust(PIECE_BYTES, b"\0"))
+        words = _words(b"".join(found))
+        return ~blocks_may_hold(words[place * _BLOCKS_A_PIECE + numbers % _BLOCKS_A_PIECE], hashes)
+
+    def note(self, stored: StoredObject, *, in_vain: bool) -> None:
+        """Remember how a probe of a file by requests ended."""
+        if in_vain and stored.filter_length:
+            with self._lock:
+                self._in_vain[stored.name] = self._in_vain.get(stored.name, 0) + 1
+
+    def is_due(self, stored: StoredObject) -> bool:
+        """Return whether the file was probed in vain often enough for its filter to be fetched."""
+        return self._in_vain.get(stored.name, 0) >= self._after_probes
+
+    def keep(self, stored: StoredObject, data: bytes) -> None:
+        """Take in a file's verified filter."""
+        with self._lock:
+            self._in_vain.pop(stored.name, None)
+        if self._folder is not None:
+            self._folder.write(stored.name, "filter", data)
+        if self._piece(stored, 0) is None:
+            self._memory.put((stored.name, _WHOLE), data, len(data))
+
+    def use(self) -> CacheUse:
+        """Return how the memory was used."""
+        return self._memory.use()
+
+    def clear(self) -> None:
+        """Let go of the memory."""
+        self._memory.clear()
+
+    def _block(self, stored: StoredObject, number: int) -> bytes | None:
+        whole = self._memory.get((stored.name, _WHOLE))
+        if whole is not None:
+            return whole[number * FILTER_BLOCK_BYTES : (number + 1) * FILTER_BLOCK_BYTES]
+        piece = self._piece(stored, number // _BLOCKS_A_PIECE)
+        if piece is None:
+            return None
+        at = number % _BLOCKS_A_PIECE * FILTER_BLOCK_BYTES
+        return piece[at : at + FILTER_BLOCK_BYTES]
+
+    def _piece(self, stored: StoredObject, number: int) -> bytes | None:
+        if self._folder is None:
+            return None
+        key = stored.name, number
+        piece = self._memory.get(key)
+        if piece is None:
+            piece = self._folder.read_piece(stored.name, "filter", stored.filter_length, number)
+            if piece is not None:
+                self._memory.put(key, piece, len(piece))
+        return piece
+
+
+def _words(data: bytes) -> npt.NDArray[np.uint32]:
+    return np.frombuffer(data, "<u4").reshape(-1, 8)

@@ -1,0 +1,272 @@
+"""The cold path of one index: trailers, filters and slot groups of its stored files, every byte verified before it is believed.
+
+A look-up in a file costs one range request once the file's directory is known; the directory comes by one exact request, once, and stays in
+memory or in the local cache. A filter at hand makes it none where the key can't be. What fails its CRC32 is fetched once more (a
+transfer may go wrong), then it is `CorruptFile`.
+
+Threads: any number. At most `parallel_reads` ranges travel at once, whoever asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import logging
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, TypeVar
+
+from tiered_index.config import IndexConfig
+from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, UnsupportedVersion
+from tiered_index.format.trailer import Run, Trailer, parse_trailer
+from tiered_index.service.cold.byte_cache import ByteCache, CacheUse
+from tiered_index.service.cold.cache_folder import CacheFolder
+from tiered_index.service.cold.filters import Filters
+from tiered_index.service.cold.spans import Span, spans_of
+from tiered_index.service.log_records import StoredObject
+from tiered_index.storage.base import Storage
+from tiered_index.storage.deadline import check_deadline, remaining_s
+
+__all__ = ["ColdPath", "ColdSettings", "MissingObject", "check_run"]
+
+T = TypeVar("T")
+_MAX_SPAN_BYTES = 8 << 20
+# longer ranges are cut, so that they travel side by side
+_log = logging.getLogger(__name__)
+
+
+class MissingObject(ObjectNotFound):
+    """An object that the log names is not there: it was removed by a later record, or the storage lost it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColdSettings:
+    """Bounds of the cold path: the settings of the same names in `IndexConfig`."""
+
+    query_threads: int = 32
+    coalesce_gap_bytes: int = 256 << 10
+    block_cache_bytes: int = 64 << 20
+    directory_cache_bytes: int = 256 << 20
+    filter_after_probes: int = 8
+
+    @classmethod
+    def of(cls, config: IndexConfig) -> ColdSettings:
+        """Return what `config` sets."""
+        return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
+
+
+class ColdPath:
+    """Reads the stored files of one index.
+
+    `keyed` says whether its entries have fingerprints; `folder` is the local cache, if there is one.
+    """
+
+    def __init__(
+        self, storage: Storage, *, keyed: bool = False, settings: ColdSettings | None = None, folder: CacheFolder | None = None
+    ) -> None:
+        self.storage = storage
+        self.keyed = keyed
+        self.settings = settings or ColdSettings()
+        self._folder = folder
+        self._blocks: ByteCache[tuple[str, int], bytes] = ByteCache(self.settings.block_cache_bytes)
+        self._trailers: ByteCache[str, Trailer] = ByteCache(self.settings.directory_cache_bytes)
+        self.filters = Filters(folder, self.settings.directory_cache_bytes // 2, self.settings.filter_after_probes)
+        self._travelling = threading.BoundedSemaphore(self.settings.query_threads)
+        self._lock = threading.Lock()
+        self._fetches: dict[str, Future[Trailer]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._closed = False
+
+    def trailer(self, stored: StoredObject) -> Trailer:
+        """Return a file's verified trailer from memory, the local cache or, by one request, the storage.
+
+        Look-ups that come while it is fetched wait for that request and share its outcome, an error included.
+        """
+        while True:
+            known = self._trailers.get(stored.name)
+            if known is not None:
+                return known
+            with self._lock:
+                fetch = self._fetches.get(stored.name)
+                mine = fetch is None
+                if fetch is None:
+                    fetch = self._fetches[stored.name] = Future()
+            if mine:
+                return self._fetch_for_all(stored, fetch)
+            try:
+                return fetch.result(remaining_s())
+            except BudgetExceeded:
+                continue  # of the look-up that fetched: this one has a budget of its own
+            except TimeoutError:
+                check_deadline(f"waiting for the directory of {stored.name}")
+                raise
+
+    def known_trailer(self, stored: StoredObject) -> Trailer | None:
+        """Return a file's trailer where it is in memory."""
+        return self._trailers.get(stored.name)
+
+    def verified(self, stored: StoredObject, runs: Sequence[Run]) -> list[memoryview]:
+        """Return each run's verified bytes, in the order given; what isn't cached travels side by side, neighbours in one range.
+
+        Raises `CorruptFile` naming the run, `MissingObject`.
+        """
+        pieces: dict[int, memoryview] = {}
+        missing = []
+        for run in runs:
+            block = self._blocks.get((stored.name, run.offset))
+            if block is None:
+                missing.append(run)
+            else:
+                pieces[run.offset] = memoryview(block)
+        spans = spans_of(missing, self.settings.coalesce_gap_bytes, _MAX_SPAN_BYTES)
+        for found in self._side_by_side([partial(self._fetch_span, stored, span) for span in spans]):
+            pieces.update(found)
+        return [pieces[run.offset] for run in runs]
+
+    def learn_filter(self, stored: StoredObject) -> bool:
+        """Fetch a file's filter where it has been probed in vain often enough to be worth it; return whether it was fetched now."""
+        if not self.filters.is_due(stored):
+            return False
+        expected = self.trailer(stored).tail.filter_crc32
+
+        def check(data: bytes) -> bytes:
+            if (found := zlib.crc32(data)) != expected:
+                raise CorruptFile(stored.name, "filter's CRC32 does not match", offset=stored.trailer_position, expected=expected,
+                                  found=found)  # fmt: skip
+            return data
+
+        self.filters.keep(stored, self._checked(stored, stored.trailer_position, stored.filter_length, check))
+        return True
+
+    def keep(self, stored: StoredObject, data: Any) -> None:
+        """Keep directory and filter of a file whose bytes are at hand, so that no request will be needed for them."""
+        if self._folder is not None:
+            with memoryview(data) as whole:
+                self._folder.write(stored.name, "trailer", bytes(whole[stored.directory_position : stored.size_bytes]))
+                if stored.filter_length:
+                    self._folder.write(stored.name, "filter", bytes(whole[stored.trailer_position : stored.directory_position]))
+
+    def use(self) -> dict[str, CacheUse]:
+        """Return how the caches in memory were used: ``blocks``, ``directories``, ``filters``."""
+        return {"blocks": self._blocks.use(), "directories": self._trailers.use(), "filters": self.filters.use()}
+
+    def close(self) -> None:
+        """Let go of threads and memory. Idempotent."""
+        with self._lock:
+            self._closed = True
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True)
+        self._blocks.clear()
+        self._trailers.clear()
+        self.filters.clear()
+
+    def _fetch_for_all(self, stored: StoredObject, fetch: Future[Trailer]) -> Trailer:
+        try:
+            trailer = self._load_trailer(stored)
+        except BaseException as error:
+            with self._lock:
+                del self._fetches[stored.name]
+            fetch.set_exception(error)
+            raise
+        self._trailers.put(stored.name, trailer, stored.size_bytes - stored.directory_position)
+        with self._lock:
+            del self._fetches[stored.name]
+        fetch.set_result(trailer)
+        return trailer
+
+    def _load_trailer(self, stored: StoredObject) -> Trailer:
+        start = stored.directory_position
+        length = stored.size_bytes - start
+        if self._folder is not None and (kept := self._folder.read(stored.name, "trailer", length)) is not None:
+            with contextlib.suppress(CorruptFile):  # a cache of another program; what the storage says counts
+                return _trailer_of(stored, kept)
+        fetched: list[bytes] = []
+
+        def check(data: bytes) -> Trailer:
+            fetched[:] = [data]
+            return _trailer_of(stored, data)
+
+        trailer = self._checked(stored, start, length, check)
+        if self._folder is not None:
+            self._folder.write(stored.name, "trailer", fetched[0])
+        return trailer
+
+    def _fetch_span(self, stored: StoredObject, span: Span) -> list[tuple[int, memoryview]]:
+        def check(data: bytes) -> list[tuple[int, memoryview]]:
+            found = list(span.pieces(data))
+            for run, piece in found:
+                check_run(piece, run, stored.name)
+            for run, piece in found:
+                # a cached piece must not keep its whole span in memory
+                block = data if run.length == len(data) else bytes(piece)
+                self._blocks.put((stored.name, run.offset), block, run.length)
+            return [(run.offset, piece) for run, piece in found]
+
+        return self._checked(stored, span.start, span.length, check)
+
+    def _checked(self, stored: StoredObject, start: int, length: int, check: Callable[[bytes], T]) -> T:
+        """Return what `check` makes of a range; where it finds it damaged, of the same range fetched once more."""
+        try:
+            return check(self._get(stored, start, length))
+        except UnsupportedVersion:
+            raise
+        except CorruptFile as error:
+            _log.warning("fetched again: %s", error)
+        return check(self._get(stored, start, length))
+
+    def _get(self, stored: StoredObject, start: int, length: int) -> bytes:
+        if not self._travelling.acquire(timeout=remaining_s()):
+            check_deadline(f"waiting to read {stored.name}")
+        try:
+            check_deadline(f"reading {stored.name}")
+            return self.storage.get_range(stored.name, start, length)
+        except ObjectNotFound as error:
+            raise MissingObject(stored.name, self.storage.uri) from error
+        except InvalidArgument as error:  # our own ranges lie within what the log says
+            raise CorruptFile(stored.name, f"shorter than the log says ({error})", expected=stored.size_bytes) from error
+        finally:
+            self._travelling.release()
+
+    def _side_by_side(self, tasks: Sequence[Callable[[], T]]) -> Iterator[T]:
+        """Yield what the tasks return, in order; the first runs in the caller's thread, the rest in the pool."""
+        futures = [self._submit(task) for task in tasks[1:]]
+        try:
+            for task in tasks[:1]:
+                yield task()
+            for future in futures:
+                try:
+                    yield future.result(remaining_s())
+                except TimeoutError:
+                    check_deadline("waiting for ranges")
+                    raise
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _submit(self, task: Callable[[], T]) -> Future[T]:
+        context = contextvars.copy_context()  # so that requests are counted to their look-up
+        with self._lock:
+            if self._closed:
+                raise InvalidArgument("the index was closed during the lookup")
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.settings.query_threads, "tiered-index-ranges")
+            return self._pool.submit(context.run, task)
+
+
+def check_run(piece: memoryview, run: Run, file: str) -> None:
+    """Raise `CorruptFile` where a run's bytes do not match its CRC32."""
+    if (found := zlib.crc32(piece)) != run.crc32:
+        raise CorruptFile(file, "items do not match their CRC32", offset=run.offset, expected=run.crc32, found=found)
+
+
+def _trailer_of(stored: StoredObject, data: bytes) -> Trailer:
+    trailer = parse_trailer(data, stored.name, stored.size_bytes)
+    if trailer.metadata.file_id != stored.file_id or trailer.metadata.count != stored.count:
+        raise CorruptFile(stored.name, "object is not the file that the log names", expected=stored.file_id,
+                          found=trailer.metadata.file_id)  # fmt: skip
+    return trailer

@@ -1,0 +1,216 @@
+"""A pass over files: newest first, local ones in the caller's thread, stored ones side by side, no more of them than is of use.
+
+Files are taken newest first (by greatest second). A file is skipped when the answer can't change by it any more, or when its filter or
+topic table, being at hand, say that it holds nothing. As many stored files are searched at once as answers are missing, since each is
+likely to hold one, and twice as many after each that held none, up to the bound: so `max_count` stops needless reads before they are made.
+
+Threads: one scan belongs to one lookup; the pool is shared by all lookups of an index.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
+from tiered_index.service.account import Account
+from tiered_index.service.catalog import Handle
+from tiered_index.storage.metering import MeteredStorage, Usage
+from tiered_index.types import FileReport
+
+__all__ = ["FileReader", "Scan"]
+
+_NEVER_STORED = frozenset(("buffer", "unsealed", "compacted"))
+# places of which no byte lies in the storage, so nothing needs to be metered
+
+
+@dataclass
+class Scan:
+    """One pass.
+
+    `look` searches a file and takes in what it holds, returning how many rows that was; `excludes` says why a file needn't be searched;
+    `spares` says by a file's greatest second whether the answer can't change by it any more; `missing` how many answers are still sought.
+    """
+
+    look: Callable[[Handle], int]
+    excludes: Callable[[Handle], str | None]
+    spares: Callable[[int], bool]
+    missing: Callable[[], int]
+    allow_partial: bool
+    account: Account | None = None
+    reports: list[FileReport] = field(default_factory=list)
+    errors: list[tuple[FileReport, TieredIndexError]] = field(default_factory=list)
+    usages: list[Usage] = field(default_factory=list)
+    stop: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a file could not be read and that ends the lookup; a spent budget does not: what is at hand is still searched."""
+        return not self.allow_partial and any(not isinstance(error, BudgetExceeded) for _, error in self.errors)
+
+    def remaining_s(self) -> float | None:
+        """Return the seconds left to the lookup; None: no bound."""
+        return self.account.remaining_s() if self.account is not None else None
+
+
+class _Search:
+    """The search of one file. Whoever ends it first, the thread that does it or the lookup that can't wait for it, makes its report."""
+
+    def __init__(self, scan: Scan, handle: Handle) -> None:
+        self.scan = scan
+        self.handle = handle
+        self.place = handle.place
+        self.usage: Usage | None = None
+        self.started = time.perf_counter()
+        self.matched: int | None = None
+        self._ended = False
+
+    def end(self, outcome: str, *, matched: int = 0, error: TieredIndexError | None = None) -> None:
+        with self.scan.lock:
+            if self._ended:
+                return
+            self._ended = True
+            usage = self.usage
+            stored_only = not self.handle.is_local
+            report = FileReport(
+                file=self.handle.file_id,
+                place="cache" if outcome == "read" and stored_only and usage is not None and not usage.requests else self.place,
+                outcome=outcome,
+                begin_ms=self.handle.second_min * 1000,
+                end_ms=self.handle.second_max * 1000,
+                requests=usage.requests if usage else 0,
+                bytes=usage.bytes_read if usage else 0,
+                cost_usd=usage.cost_usd if usage else 0.0,
+                elapsed_ms=(time.perf_counter() - self.started) * 1000,
+                matched=matched,
+                error=str(error) if error is not None else None,
+            )
+            self.scan.reports.append(report)
+            if error is not None:
+                self.scan.errors.append((report, error))
+
+
+class FileReader:
+    """Scans files with a bounded number of searches in the storage at once. One per index; safe under threads."""
+
+    def __init__(self, threads: int, storage: MeteredStorage | None) -> None:
+        self._threads = threads
+        self._storage = storage
+        self._pool: ThreadPoolExecutor | None = None
+        self._pool_lock = threading.Lock()
+        self._closed = False
+
+    def close(self) -> None:
+        """Stop the pool; lookups under way end with an answer or `InvalidArgument`. Idempotent."""
+        with self._pool_lock:
+            self._closed = True
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            # what is queued runs and finds the engine closed: a cancelled future would leave its query waiting for ever
+            pool.shutdown(wait=True)
+
+    def read(self, scan: Scan, handles: Sequence[Handle]) -> None:
+        """Search what must be searched of `handles`; afterwards `scan` has a report of each that was met and every error."""
+        ordered = sorted(handles, key=lambda h: (-h.second_max, -h.sequence, h.file_id)) if len(handles) > 1 else handles
+        searching: dict[Future[None], _Search] = {}
+        width = 1
+        try:
+            for handle in ordered:
+                if scan.errors and scan.failed:
+                    break
+                if scan.spares(handle.second_max):
+                    _skipped(scan, handle, "skipped_budget")
+                    continue
+                if scan.account is not None and scan.remaining_s() == 0:
+                    _late(scan, _Search(scan, handle))
+                    continue
+                if handle.is_local:
+                    self._search(_Search(scan, handle))
+                    continue
+                excluded = scan.excludes(handle)
+                if excluded is not None:
+                    _skipped(scan, handle, f"skipped_{excluded}")
+                    continue
+                if handle is ordered[-1] and not searching and scan.remaining_s() is None:
+                    self._search(_Search(scan, handle))  # the only one: nobody to share the work with
+                    continue
+                while len(searching) >= min(self._threads, max(width, scan.missing())):
+                    if not (ended := self._collect(scan, searching)):
+                        break
+                    if any(search.matched == 0 for search in ended):
+                        width *= 2
+                search = _Search(scan, handle)
+                searching[self._submit(search)] = search
+            while searching and not all(scan.spares(search.handle.second_max) for search in searching.values()):
+                if not self._collect(scan, searching):
+                    break
+        finally:
+            scan.stop = True
+            for future, search in searching.items():
+                # its request may be under way; nobody waits for it any more
+                future.cancel()
+                search.end("skipped_budget")
+
+    def _collect(self, scan: Scan, searching: dict[Future[None], _Search]) -> list[_Search]:
+        """Wait for a search to end and return those that did; none where the time is up: then all that run are given up."""
+        done, _ = wait(searching, timeout=scan.remaining_s(), return_when=FIRST_COMPLETED)
+        ended = []
+        for future in done:
+            ended.append(searching.pop(future))
+            future.result()
+        if not done:
+            for search in searching.values():
+                _late(scan, search)
+            searching.clear()
+        return ended
+
+    def _search_late(self, search: _Search) -> None:
+        scan = search.scan
+        if scan.stop or (scan.errors and scan.failed):
+            return
+        if self._closed:
+            raise InvalidArgument("the index was closed during the lookup")
+        if scan.spares(search.handle.second_max):
+            search.end("skipped_budget")
+        else:
+            self._search(search)
+
+    def _search(self, search: _Search) -> None:
+        scan, handle = search.scan, search.handle
+        try:
+            if search.place in _NEVER_STORED or self._storage is None:
+                search.matched = scan.look(handle)
+            else:
+                with self._storage.measure() as search.usage:
+                    scan.usages.append(search.usage)
+                    search.matched = scan.look(handle)
+        except TieredIndexError as error:
+            search.end("failed", error=error)
+            return
+        search.end("read", matched=search.matched)
+
+    def _submit(self, search: _Search) -> Future[None]:
+        context = contextvars.copy_context()  # so that requests are counted to this query
+        with self._pool_lock:  # so that a close comes before or after it, never in between
+            if self._closed:
+                raise InvalidArgument("the index was closed during the lookup")
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._threads, "tiered-index-query")
+            return self._pool.submit(context.run, self._search_late, search)
+
+
+def _skipped(scan: Scan, handle: Handle, outcome: str) -> None:
+    scan.reports.append(
+        FileReport(
+            file=handle.file_id, place=handle.place, outcome=outcome, begin_ms=handle.second_min * 1000, end_ms=handle.second_max * 1000
+        )
+    )
+
+
+def _late(scan: Scan, search: _Search) -> None:
+    search.end("failed", error=BudgetExceeded(f"timeout_s was reached before {search.handle.file_id} was read"))
