@@ -13,6 +13,7 @@ from tests.mutants.catalogue import (
     log,
     recovery,
     segments,
+    stale,
     storages,
     structures,
 )
@@ -31,5 +32,6 @@ MUTANTS = (
     *log.MUTANTS,
     *segments.MUTANTS,
     *following.MUTANTS,
+    *stale.MUTANTS,
     *storages.MUTANTS,
 )

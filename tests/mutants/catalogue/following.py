@@ -30,12 +30,12 @@ MUTANTS = (
     ),
     Mutant(
         "follow-believes-the-first-reading", "messages read while they were written are put with holes",
-        "rocketmq/tail.py", "if not batch.messages or batch.end <= proven:", "if True:",
+        "rocketmq/tail.py", "if not batch.messages or proof.covers(batch):", "if True:",
         (f"{END}::test_what_was_read_with_holes_while_it_was_written_is_read_again[2]",),
     ),
     Mutant(
         "follow-proves-too-much", "what is ahead of the reading counts as written before it, whatever stands there",
-        "rocketmq/tail.py", 'return ahead if any(stored_bytes(folder, ahead, _PAGE) or b"") else position', "return ahead",
+        "rocketmq/tail.py", "return Proof(ahead, _FOR_EVER) if any(data[:_PAGE]) else NOTHING", "return Proof(ahead, _FOR_EVER)",
         (f"{END}::test_a_message_cut_anywhere_waits_until_it_is_whole",),
     ),
     Mutant(
@@ -45,8 +45,8 @@ MUTANTS = (
     ),
     Mutant(
         "follow-judges-by-a-third-reading", "a message finished since it was read is put with the keys it had then",
-        "rocketmq/tail.py", "if _is_whole(folder, batch.begin + last, data[last:]):",
-        "if _is_whole(folder, *(last_message(folder, again) or (0, b''))):",
+        "rocketmq/tail.py", "if _is_whole(folder, batch.begin + last, message):",
+        "if _is_whole(folder, batch.begin + last, stored_bytes(folder, batch.begin + last, len(message)) or b''):",
         (f"{END}::test_a_message_finished_between_two_looks_has_all_its_keys[4]",),
     ),
     Mutant(
@@ -86,7 +86,7 @@ MUTANTS = (
     ),
     Mutant(
         "follow-closed-is-closed", "a broker that starts while a closed store is read counts as none",
-        "rocketmq/dispatcher.py", "proven = read.begin  # a broker has started since", "pass  # a broker has started since",
+        "rocketmq/dispatcher.py", "proof = NOTHING  # a broker has started since", "pass  # a broker has started since",
         (f"{CLOSED}::test_a_broker_that_starts_while_the_log_is_read_may_be_writing",),
     ),
     Mutant(
