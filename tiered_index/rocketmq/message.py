@@ -9,9 +9,7 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
-from functools import cache
-
-import numpy as np
+from functools import partial
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq import bodies
@@ -27,16 +25,12 @@ from tiered_index.rocketmq.layout import (
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
-    header_dtype,
 )
+from tiered_index.rocketmq.message_head import Buffer, decode_head
 from tiered_index.rocketmq.properties import TAGS, UNIQ_KEY, index_keys, java_text, parse_properties, tags_code
 from tiered_index.types import MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
 
 __all__ = ["BODY_CRC_MASK", "Buffer", "Host", "Message", "body_crc", "decode_message", "encode_fields", "message_size", "problem_of_values"]
-
-Buffer = bytes | bytearray | memoryview
-"""Bytes to decode; nothing of them is kept beyond the call but copies."""
-
 
 BODY_CRC_MASK = 0x7FFFFFFF
 """Which bits of a body's CRC-32 are stored: all but the highest."""
@@ -136,8 +130,6 @@ _HEADS = {
 }
 _short = struct.Struct(">h").pack
 _byte = struct.Struct(">b").pack
-_size_and_magic = struct.Struct(">iI").unpack_from
-_dtype_of = cache(header_dtype)
 _NUMBERS = (
     "size", "magic", "body_crc", "queue_id", "flag", "queue_offset", "physical_offset", "sys_flag", "born_ms", "store_ms",
     "reconsume_times", "prepared_offset",
@@ -189,41 +181,23 @@ def decode_message(
     whole message: wrong magic, lengths that don't add up or reach past `data`, a physical offset other than `physical_offset` (None: any),
     a topic that is no UTF-8 or empty, and, with `check_crc`, a body that contradicts its CRC.
     """
-    at = file_offset + position
     view = memoryview(data)[position:]
-
-    def damage(problem: str, expected: object = None, found: object = None) -> CorruptFile:
-        return CorruptFile(file, problem, offset=at, expected=expected, found=found)
-
-    if len(view) < MIN_MESSAGE_BYTES:
-        raise damage("no whole message", f"{MIN_MESSAGE_BYTES} bytes or more", f"{len(view)} bytes")
-    size, magic = _size_and_magic(view)
-    if magic not in (MAGIC_V1, MAGIC_V2):
-        raise damage("wrong magic of a message", f"{MAGIC_V1:#x} or {MAGIC_V2:#x}", f"{magic:#x}")
-    if not MIN_MESSAGE_BYTES <= size <= len(view):
-        raise damage("the message's size lies", f"{MIN_MESSAGE_BYTES} to {len(view)} bytes", size)
-    view = view[:size]
-    dtype = _dtype_of(int.from_bytes(view[36:40], "big", signed=True))
-    if size < dtype.itemsize + 3:
-        raise damage("the message's size lies", f"{dtype.itemsize + 3} bytes or more for its hosts", size)
-    head = np.frombuffer(view[: dtype.itemsize], dtype)[0]
-    if physical_offset is not None and int(head["physical_offset"]) != physical_offset:
-        raise damage("the message belongs elsewhere", f"physical offset {physical_offset}", int(head["physical_offset"]))
-    body_at, body_length = dtype.itemsize, int(head["body_length"])
-    length_bytes = 1 if magic == MAGIC_V1 else 2
+    damage = partial(CorruptFile, file, offset=file_offset + position)
+    size, head, body_at, length_bytes = decode_head(view, len(view), damage, physical_offset)
+    body_length = int(head["body_length"])
     topic_at = body_at + body_length + length_bytes
     if body_length < 0 or topic_at + 2 > size:
-        raise damage("the body's length lies", f"0 to {size - body_at - length_bytes - 2}", body_length)
+        raise damage("the body's length lies", expected=f"0 to {size - body_at - length_bytes - 2}", found=body_length)
     topic_length = int.from_bytes(view[topic_at - length_bytes : topic_at], "big", signed=True)
     properties_at = topic_at + topic_length + 2
     if topic_length < 0 or properties_at > size:
-        raise damage("the topic's length lies", f"0 to {size - topic_at - 2}", topic_length)
+        raise damage("the topic's length lies", expected=f"0 to {size - topic_at - 2}", found=topic_length)
     properties_length = int.from_bytes(view[properties_at - 2 : properties_at], "big", signed=True)
     if properties_at + properties_length != size:
-        raise damage("the lengths don't add up: length of the properties", size - properties_at, properties_length)
+        raise damage("the lengths don't add up: length of the properties", expected=size - properties_at, found=properties_length)
     body = bytes(view[body_at : body_at + body_length])
     if check_crc and body_crc(body) != int(head["body_crc"]):
-        raise damage("the body contradicts its CRC", int(head["body_crc"]), body_crc(body))
+        raise damage("the body contradicts its CRC", expected=int(head["body_crc"]), found=body_crc(body))
     try:
         topic = bytes(view[topic_at : topic_at + topic_length]).decode()
     except UnicodeDecodeError as error:
@@ -236,5 +210,5 @@ def decode_message(
         born_host=unpack_host(head["born_host"].tobytes()),
         store_host=unpack_host(head["store_host"].tobytes()),
         raw_body=body,
-        raw_properties=bytes(view[properties_at:]),
+        raw_properties=bytes(view[properties_at:size]),
     )
