@@ -58,7 +58,7 @@ test-s3: $(VENV)/.stamp-test ## tests against a real S3 server, started for them
 BENCH_GEOMETRY := --slots 5000000 --items 20000000
 BENCH_ARGS ?=
 
-bench: $(VENV)/.stamp-test ## measure this machine: puts, pauses, compaction, lookups, recovery, as medians and ratios (half an hour)
+bench: $(VENV)/.stamp-test ## measure this machine: puts, pauses, compaction, lookups, recovery, commit logs, as medians and ratios (half an hour)
 	@$(BIN)/tiered-index bench $(BENCH_GEOMETRY) --preset native $(BENCH_ARGS)
 	@$(BIN)/tiered-index bench $(BENCH_GEOMETRY) --preset rocketmq $(BENCH_ARGS)
 

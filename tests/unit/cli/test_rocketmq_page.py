@@ -33,7 +33,7 @@ def test_a_shown_command_has_the_shown_options(line: str) -> None:
 @pytest.mark.parametrize("option", sorted(set(re.findall(r"`(--[a-z-]+)", PAGE))))
 def test_every_option_named_in_the_text_is_one(option: str) -> None:
     commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
-    assert option in {name for command in commands for parameter in command.params for name in parameter.opts}
+    assert option in {name for command in commands for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
 
 
 def test_every_state_is_explained() -> None:
