@@ -1,0 +1,178 @@
+"""A small index that lies wholly in a storage, what it must answer, and a storage that writes down what was asked of it.
+
+    made = cold_index(tmp_path / "root", files=10)
+    reader = made.reader()
+    assert [Answer.of(item) for item in reader.query("t", "all")] == made.model.query("t", "all")
+
+File f (0: the oldest) holds the keys ``kF-0`` ... and ``all``, each once; the files' times do not overlap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tiered_index import IndexReader, IndexService
+from tiered_index.clock import ManualClock
+from tiered_index.service.log_records import StoredObject
+from tiered_index.storage.base import Storage
+from tiered_index.storage.delegation import Call, WrapperStorage
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.disk_faults import FaultDisk
+from tiered_index.testing.model import Answer, ReferenceModel
+
+__all__ = ["BASE_MS", "ColdIndex", "Read", "Recorder", "cold_index", "columns"]
+
+BASE_MS = 1_700_000_000_000
+_FILE_MS = 10_000_000
+# between the first times of two files
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Read:
+    """One range that was asked for."""
+
+    name: str
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+class Recorder(WrapperStorage):
+    """`inner`; keeps the ranges asked for, all calls by operation, and how many ranges were under way at once at most.
+
+    `gate` is called in the middle of each range's request.
+    """
+
+    def __init__(self, inner: Storage) -> None:
+        super().__init__(inner)
+        self._lock = threading.Lock()
+        self.gate: Callable[[], object] | None = None
+        self.reads: list[Read] = []
+        self.operations: list[str] = []
+        self.delivered = 0
+        self.most_at_once = self._at_once = 0
+
+    def reset(self) -> None:
+        """Forget what was written down."""
+        with self._lock:
+            self.reads, self.operations, self.most_at_once, self.delivered = [], [], 0, 0
+
+    @property
+    def asked_bytes(self) -> int:
+        return sum(read.length for read in self.reads)
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        with self._lock:
+            self.reads.append(Read(name, start, length))
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            if self.gate is not None:
+                self.gate()
+            return super().get_range(name, start, length)
+        finally:
+            with self._lock:
+                self._at_once -= 1
+
+    def _around(self, call: Call, act: Callable[[], _T]) -> _T:
+        with self._lock:
+            self.operations += [call.operation] * call.requests
+        result = act()
+        if isinstance(result, bytes):
+            with self._lock:
+                self.delivered += len(result)
+        return result
+
+
+@dataclass
+class ColdIndex:
+    """The storage with an index in it, its recorder, and the model of what it holds. `stored` is in order of age, oldest first."""
+
+    inner: Storage
+    storage: Recorder
+    model: ReferenceModel
+    root: Path
+    settings: dict[str, Any]
+    stored: list[StoredObject] = field(default_factory=list)
+
+    def reader(self, storage: Storage | None = None, **settings: Any) -> IndexReader:
+        """Open a reader without local state that does not look at the log by itself."""
+        chosen = {"refresh_interval_s": 10**6, **settings}
+        return IndexReader.open(storage_backend=storage or self.storage, **chosen)
+
+    def writer(self, **settings: Any) -> IndexService:
+        """Open the index's writer on its root."""
+        return IndexService.open(
+            root=self.root, storage_backend=self.storage, clock=ManualClock(BASE_MS), disk=FaultDisk(), **{**self.settings, **settings}
+        )
+
+    def expected(self, topic: str, key: str, **question: Any) -> list[Answer]:
+        return self.model.query(topic, key, **{"max_count": None, **question})
+
+
+def columns(file: int, entries: int) -> dict[str, Any]:
+    """Return the entries of file `file`."""
+    return {
+        "topic": ["t"] * entries,
+        "queue_id": np.zeros(entries, int),
+        "key": [f"k{file}-{i}" for i in range(entries - 1)] + ["all"],
+        "offset": np.arange(entries) + file * entries,
+        "size": np.full(entries, 10),
+        "timestamp_ms": BASE_MS + file * _FILE_MS + np.arange(entries) * 1000,
+    }
+
+
+def put(made: ColdIndex, writer: IndexService, batch: dict[str, Any]) -> None:
+    """Put a batch, also into the model."""
+    writer.put_batch(batch)
+    names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
+    for row in zip(*(batch[name] for name in names), strict=True):
+        made.model.put(*[value.item() if isinstance(value, np.generic) else value for value in row])
+
+
+def cold_index(root: Path, *, files: int = 3, entries: int = 40, storage: Storage | None = None, **settings: Any) -> ColdIndex:
+    """Return an index of `files` files of `entries` entries, all of them only in the storage; its writer is closed."""
+    inner = storage or MemoryStorage()
+    chosen = {"slots": 64, "items": entries + 1, "background": False, "local_keep_s": 0, "max_early_s": 10**9, **settings}
+    model = ReferenceModel(keyed=chosen.get("preset") != "rocketmq")
+    made = ColdIndex(inner, Recorder(inner), model, root, chosen)
+    with made.writer() as writer:
+        for number in range(files):
+            put(made, writer, columns(number, entries))
+            writer.flush()
+        publish(made, writer)
+    made.storage.reset()
+    return made
+
+
+def publish(made: ColdIndex, writer: IndexService) -> None:
+    """Bring all that was put into the storage, and nothing of it stays local."""
+    writer.seal()
+    writer.run_lifecycle()
+    writer.run_lifecycle()
+    assert all(handle.place == "storage" for handle in writer.files())
+    made.stored = sorted(writer.log_state.objects.values(), key=lambda stored: stored.second_min)
+
+
+@contextlib.contextmanager
+def spoiled(made: ColdIndex, name: str, change: Callable[[bytearray], object]) -> Iterator[None]:
+    """Let the storage hold a changed object until the block ends."""
+    whole = made.inner.get(name)
+    data = bytearray(whole)
+    change(data)
+    made.inner.put(name, bytes(data))
+    try:
+        yield
+    finally:
+        made.inner.put(name, whole)

@@ -1,0 +1,172 @@
+"""A key with 100,000 entries in one slot: the whole answer comes through pages of any size, hot and cold, and a page reads what it needs."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cold_index import BASE_MS, Recorder
+from tiered_index import IndexReader, IndexService, QueryResult
+from tiered_index.clock import ManualClock
+from tiered_index.format.compacted import BLOCK_BYTES
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.disk_faults import FaultDisk
+from tiered_index.testing.model import Answer, ReferenceModel
+
+ENTRIES = 100_000
+OTHERS = 300
+Ask = Callable[..., QueryResult]
+
+
+def giant_columns() -> dict[str, Any]:
+    """Return the hot key's entries, several a second, some late, and other keys' between them."""
+    rng = np.random.default_rng(7)
+    count = ENTRIES + OTHERS
+    keys = np.full(count, "hot", object)
+    others = rng.choice(count, OTHERS, replace=False)
+    keys[others] = [f"k{number}" for number in range(OTHERS)]
+    seconds = np.arange(count) // 3 - (rng.random(count) < 0.01) * rng.integers(0, 5000, count)
+    return {
+        "topic": ["t"] * count, "queue_id": rng.integers(0, 3, count), "key": keys.tolist(), "offset": np.arange(count),
+        "size": np.full(count, 10), "timestamp_ms": BASE_MS + seconds * 1000,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole() -> list[Answer]:
+    """What the model answers."""
+    columns = giant_columns()
+    model = ReferenceModel()
+    names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
+    for row in zip(*(columns[name] for name in names), strict=True):
+        if row[2] == "hot":
+            model.put(row[0], int(row[1]), row[2], int(row[3]), int(row[4]), int(row[5]))
+    return model.query("t", "hot", max_count=None)
+
+
+@dataclass
+class Giant:
+    hot: IndexService
+    storage: Recorder
+
+    def reader(self, **settings: Any) -> IndexReader:
+        return IndexReader.open(storage_backend=self.storage, refresh_interval_s=10**6, **settings)
+
+    @property
+    def name(self) -> str:
+        return next(iter(self.hot.log_state.objects))
+
+
+@pytest.fixture(scope="module", params=["native", "rocketmq"])
+def giant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Giant]:
+    storage = Recorder(MemoryStorage())
+    with IndexService.open(
+        root=tmp_path_factory.mktemp("giant") / "root", storage_backend=storage, preset=request.param, slots=64, items=ENTRIES + OTHERS + 1,
+        background=False, clock=ManualClock(BASE_MS), disk=FaultDisk(), max_early_s=10**9,
+    ) as service:  # fmt: skip
+        service.put_batch(giant_columns())
+        service.seal()
+        service.run_lifecycle()
+        assert [handle.place for handle in service.files()] == ["uploaded"]
+        yield Giant(service, storage)
+
+
+def pages(ask: Ask, max_count: int, **question: Any) -> Iterator[QueryResult]:
+    cursor = None
+    while True:
+        page = ask("t", "hot", max_count=max_count, cursor=cursor, **question)
+        yield page
+        cursor = page.cursor
+        if cursor is None:
+            assert page.status == "complete"
+            return
+        assert page.status == "truncated"
+
+
+@pytest.mark.parametrize("max_count", [1000, ENTRIES])
+def test_the_whole_answer_comes_through_pages_hot_and_cold(giant: Giant, whole: list[Answer], max_count: int) -> None:
+    with giant.reader() as cold:
+        for ask in (giant.hot.query, cold.query):
+            items = [item for page in pages(ask, max_count) for item in page]
+            assert len(items) == ENTRIES
+            assert [(item.timestamp_ms, item.offset, item.queue_id) for item in items] == [
+                (answer.timestamp_ms, answer.offset, answer.queue_id) for answer in whole
+            ]
+            assert all(Answer.of(item) == answer for item, answer in zip(items[::997], whole[::997], strict=True))
+
+
+def test_pages_of_64_over_the_bounds_of_blocks(giant: Giant, whole: list[Answer]) -> None:
+    """A block holds some 7,300 entries."""
+    newest, oldest = whole[6_500].timestamp_ms, whole[8_000].timestamp_ms
+    expected = [answer for answer in whole if oldest <= answer.timestamp_ms <= newest]
+    with giant.reader() as cold:
+        for ask in (giant.hot.query, cold.query):
+            found = [Answer.of(item) for page in pages(ask, 64, begin_ms=oldest, end_ms=newest) for item in page]
+            assert found == expected
+
+
+def test_all_of_it_is_one_range(giant: Giant) -> None:
+    with giant.reader() as cold:
+        cold.query("t", "k1")
+        giant.storage.reset()
+        answer = cold.query("t", "hot", max_count=ENTRIES)
+        (read,) = giant.storage.reads
+        assert (answer.explain.requests, answer.explain.bytes) == (1, read.length)
+        item_bytes = cold.genesis.layout.schema.item.itemsize
+        assert ENTRIES * item_bytes <= read.length <= (ENTRIES + OTHERS) * item_bytes + BLOCK_BYTES
+
+
+@pytest.mark.parametrize("start", [0, 30_000, 99_900])
+def test_a_page_reads_the_blocks_it_needs(giant: Giant, whole: list[Answer], start: int) -> None:
+    after = whole[start]
+    with giant.reader(block_cache_bytes=0) as cold:
+        cold.query("t", "k1")
+        first = cold.query("t", "hot", end_ms=after.timestamp_ms, max_count=64)
+        giant.storage.reset()
+        page = cold.query("t", "hot", end_ms=after.timestamp_ms, max_count=64, cursor=first.cursor)
+        assert len(page) == 64 or start == 99_900
+        # entries are late by up to 15,000 others, so in RocketMQ's order a second may lie in some blocks
+        blocks = 2 if cold.genesis.layout.schema.keyed else 5
+        assert 0 < giant.storage.asked_bytes <= blocks * BLOCK_BYTES
+        assert page.explain.bytes == giant.storage.asked_bytes
+        assert page.explain.requests == len(giant.storage.reads) <= blocks
+
+
+def test_a_range_of_time_reads_only_the_blocks_of_that_time(giant: Giant, whole: list[Answer]) -> None:
+    begin_ms, end_ms = whole[-1].timestamp_ms, whole[-100].timestamp_ms
+    with giant.reader() as cold:
+        cold.query("t", "k1")
+        giant.storage.reset()
+        answer = cold.query("t", "hot", begin_ms, end_ms, max_count=ENTRIES)
+        assert [Answer.of(item) for item in answer] == [a for a in whole if a.timestamp_ms <= end_ms]
+        assert giant.storage.asked_bytes <= 4 * BLOCK_BYTES
+
+
+def test_a_neighbour_in_the_same_slot_does_not_read_the_giant(giant: Giant) -> None:
+    """Blocks hold bounds of hashes, and in native order a hash's items lie side by side."""
+    with giant.reader() as cold:
+        hashes = {f"k{n}": cold.query("t", f"k{n}") for n in range(0, OTHERS, 7)}
+        assert all(len(answer) == 1 for answer in hashes.values())
+        if cold.genesis.layout.schema.keyed:
+            assert all(answer.explain.bytes <= 3 * BLOCK_BYTES for answer in hashes.values())
+
+
+def test_memory_of_a_cold_page_is_bounded_by_its_blocks(giant: Giant) -> None:
+    with giant.reader(block_cache_bytes=0) as cold:
+        page = cold.query("t", "hot", max_count=64)
+        ask = partial(cold.query, "t", "hot", max_count=64, cursor=page.cursor)
+        ask()
+        tracemalloc.start()
+        try:
+            page = ask()
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert len(page) == 64
+    assert peak < 3 << 20

@@ -1,0 +1,90 @@
+"""What a lookup asks of the storage: one range a file whose directory is known, one more where it is not, none where a filter says no."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cold_index import ColdIndex, Read, cold_index
+from tiered_index.testing.model import Answer
+
+
+@pytest.fixture(scope="module", params=["native", "rocketmq"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
+    return cold_index(tmp_path_factory.mktemp("cold") / "root", files=10, preset=request.param)
+
+
+@pytest.fixture(autouse=True)
+def _forget(made: ColdIndex) -> None:
+    made.storage.reset()
+
+
+def groups(made: ColdIndex) -> list[tuple[str, int, int]]:
+    """What was read of slot groups: object, and where."""
+    ends = {stored.name: stored.trailer_position for stored in made.stored}
+    return [(r.name, r.start, r.length) for r in made.storage.reads if r.start < ends[r.name]]
+
+
+def test_a_fresh_reader_pays_one_exact_range_more_a_file_once(made: ColdIndex) -> None:
+    with made.reader() as reader:
+        made.storage.reset()
+        first = reader.query("t", "all")
+        assert [Answer.of(item) for item in first] == made.expected("t", "all")
+        directories = [Read(o.name, o.directory_position, o.size_bytes - o.directory_position) for o in made.stored]
+        reads = list(made.storage.reads)
+        assert sorted(r.name for r in reads) == sorted(2 * [o.name for o in made.stored])
+        assert [r for r in reads if r in directories] and all(directory in reads for directory in directories)
+        assert (first.explain.requests, first.explain.bytes) == (20, made.storage.asked_bytes)
+        assert made.storage.operations == ["get_range"] * 20
+        made.storage.reset()
+        # another key lies in other groups, its files are known
+        for file in (0, 9, 4):
+            made.storage.reset()
+            found = reader.query("t", f"k{file}-7")
+            assert [Answer.of(item) for item in found] == made.expected("t", f"k{file}-7")
+            touched = [(report.file, report.requests) for report in found.explain.files if report.requests]
+            assert all(requests == 1 for _, requests in touched)
+            assert len(groups(made)) == len(made.storage.reads) == found.explain.requests
+            assert len(set(groups(made))) == len(groups(made))
+
+
+def test_a_lookup_of_one_files_time_asks_only_that_file(made: ColdIndex) -> None:
+    stored = made.stored[3]
+    with made.reader() as reader:
+        made.storage.reset()
+        for requests in (2, 0):  # then the verified group is in memory
+            answer = reader.query("t", "all", stored.second_min * 1000, stored.second_max * 1000)
+            assert len(answer) == 1 and answer.explain.requests == requests
+            assert [report.file for report in answer.explain.files] == [stored.file_id]
+        assert [read.name for read in made.storage.reads] == [stored.name] * 2
+        assert answer.explain.files[0].place == "cache"
+
+
+def test_with_no_memory_for_groups_each_lookup_is_one_range_a_file(made: ColdIndex) -> None:
+    with made.reader(block_cache_bytes=0) as reader:
+        reader.query("t", "all")
+        for _ in range(3):
+            made.storage.reset()
+            answer = reader.query("t", "all")
+            assert answer.explain.requests == len(made.storage.reads) == len({r.name for r in made.storage.reads}) == 10
+            assert answer.explain.bytes == made.storage.asked_bytes
+
+
+def test_a_topic_that_a_known_file_does_not_hold_costs_nothing(made: ColdIndex) -> None:
+    with made.reader() as reader:
+        reader.query("t", "all")
+        made.storage.reset()
+        answer = reader.query("elsewhere", "all")
+        assert (len(answer), answer.status, made.storage.reads) == (0, "complete", [])
+        assert {report.outcome for report in answer.explain.files} == {"skipped_topic"}
+
+
+def test_an_empty_slot_group_is_not_read(made: ColdIndex, tmp_path: Path) -> None:
+    sparse = cold_index(tmp_path / "root", files=1, entries=2, slots=100_000, preset=str(made.settings.get("preset")))
+    with sparse.reader() as reader:
+        reader.query("t", "all")
+        sparse.storage.reset()
+        for number in range(5):
+            assert len(reader.query("t", f"none{number}")) == 0
+        assert len(sparse.storage.reads) <= 2  # two keys lie in at most two groups
