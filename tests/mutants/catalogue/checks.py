@@ -44,6 +44,11 @@ MUTANTS = (
         (f"{TRAILER}::test_filter_lies_between_arrays_and_directory",),
     ),
     Mutant(
+        "items-that-the-filter-denies", "verify passes a filter that denies items of the file",
+        "format/verify.py", "        if denied:\n", "        if denied < 0:\n",
+        ("tests/unit/format/test_verify.py::test_every_bit_of_the_filter_counts",),
+    ),
+    Mutant(
         "tables-crc-skipped", "a compacted file with a damaged header or slot table is published",
         "service/lifecycle.py", "if found != expected:", "if found is None:",
         (f"{TABLES}[native-False-slot table]",),

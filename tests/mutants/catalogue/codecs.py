@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 __all__ = ["MUTANTS"]
 
+BLOOM = "tests/unit/format/test_bloom.py"
 HASHING = "tests/unit/format/test_hashing.py"
 UNSEALED = "tests/unit/format/test_unsealed.py"
 COMPACTED = "tests/unit/format/test_compacted.py"
@@ -105,5 +106,46 @@ MUTANTS = (
         "slots-from-configuration", "a foreign file's slots are not counted from the file",
         "format/compacted.py", "slots, rest = divmod(position - HEADER_SIZE, SLOT_SIZE)", "slots, rest = 5_000_000, 0",
         (f"{COMPACTED}::test_bare_slot_items",),
+    ),
+    Mutant(
+        "filter-salts-swapped", "two words of a filter's blocks have each other's salt",
+        "format/bloom.py", "SALTS = (0x47B6137B, 0x44974D91,", "SALTS = (0x44974D91, 0x47B6137B,",
+        (f"{BLOOM}::test_whole_filters_are_parquets",),
+    ),
+    Mutant(
+        "filter-block-by-remainder", "vectors take a filter's block by remainder, scalars as Parquet does",
+        "format/bloom.py", "((hashes >> np.uint64(32)) * np.uint64(blocks) >> np.uint64(32)).astype(np.int64)",
+        "(hashes % np.uint64(blocks)).astype(np.int64)",
+        (f"{BLOOM}::test_nothing_is_denied_and_scalars_agree", f"{BLOOM}::test_large_filters_are_parquets"),
+    ),
+    Mutant(
+        "filter-first-of-a-run-lost", "the least hash of a chunk is lost",
+        "format/bloom.py", "    new[:1] = True\n", "    new[:1] = False\n",
+        (f"{BLOOM}::test_whole_filters_are_parquets",),
+    ),
+    Mutant(
+        "filter-sized-by-repeats", "a filter's size follows from the entries, not from the distinct keys",
+        "format/bloom.py", "return hashes if new.all() else hashes[new]", "return hashes",
+        (f"{BLOOM}::test_whole_filters_are_parquets",),
+    ),
+    Mutant(
+        "filter-first-bits-only", "hashes with the same first bits are left in the order in which they came",
+        "format/bloom.py", "            part.sort(kind=\"stable\")  # which merges the runs that it finds\n", "",
+        (f"{BLOOM}::test_repeats_among_hashes_that_begin_alike",),
+    ),
+    Mutant(
+        "filter-any-word", "one bit of a key is enough for a block to hold it",
+        "format/bloom.py", "((words & masks) == masks).all(axis=1)", "((words & masks) == masks).any(axis=1)",
+        (f"{BLOOM}::test_false_positives",),
+    ),
+    Mutant(
+        "filter-of-the-stored-hash", "a stored hash of -2147483648 is held under a number that no lookup asks for",
+        "format/bloom.py", "normal_hashes(key_hash).astype(np.uint64)", "key_hash.astype(np.int64).astype(np.uint64)",
+        (f"{BLOOM}::test_a_hash_that_stayed_negative_is_held_as_0",),
+    ),
+    Mutant(
+        "filter-without-fingerprints", "a file's filter holds key hashes alone, and lookups ask for hash and fingerprint",
+        "format/compacted.py", 'items["fingerprint"] if schema.keyed else None', "None",
+        (f"{BLOOM}::test_compacted_files_hold_the_filter_of_their_items",),
     ),
 )  # fmt: skip
