@@ -40,7 +40,7 @@ def test_what_passes_the_proxy_is_accepted_and_counted(server: Server, place: st
 
             with storage.measure() as usage, ThreadPoolExecutor(READERS) as pool:
                 tasks = [pool.submit(contextvars.copy_context().run, read, n) for n in range(200)]
-                assert all([task.result() for task in tasks])
+                assert all(task.result() for task in tasks)
             assert proxy.counts() == {("GET", True, f"{server.bucket}/{place}/object"): Count(200, 200 * 4096)}
             assert (usage.requests, usage.bytes_read) == (200, 200 * 4096)
             assert proxy.connections <= READERS + 1
