@@ -224,13 +224,16 @@ class ColdPath:
             check_deadline(f"waiting to read {stored.name}")
         try:
             check_deadline(f"reading {stored.name}")
-            return self.storage.get_range(stored.name, start, length)
+            data = self.storage.get_range(stored.name, start, length)
         except ObjectNotFound as error:
             raise MissingObject(stored.name, self.storage.uri) from error
         except InvalidArgument as error:  # our own ranges lie within what the log says
             raise CorruptFile(stored.name, f"shorter than the log says ({error})", expected=stored.size_bytes) from error
         finally:
             self._travelling.release()
+        if len(data) != length:
+            raise CorruptFile(stored.name, "a range came back with another length", offset=start, expected=length, found=len(data))
+        return data
 
     def _side_by_side(self, tasks: Sequence[Callable[[], T]]) -> Iterator[T]:
         """Yield what the tasks return, in order; the first runs in the caller's thread, the rest in the pool."""

@@ -1,4 +1,4 @@
-"""A key with 100,000 entries in one slot: the whole answer comes through pages of any size, hot and cold, and a page reads what it needs."""
+"""A key with 100,000 entries in one slot: the whole answer comes through pages, hot and cold, and a page reads what it needs."""
 
 from __future__ import annotations
 
