@@ -67,13 +67,13 @@ def test_fields_are_contracts():
     def fields(kind):
         return [f.name for f in dataclasses.fields(kind)]
 
-    assert fields(IndexItem) == ["topic", "topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash"]
+    assert fields(IndexItem) == ["topic", "topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash", "source"]
     assert fields(QueryResult) == ["items", "status", "cursor", "failed", "explain", "timestamp_resolution_ms"]
     assert fields(MessagesResult)[:4] == ["messages", "status", "cursor", "failed"]
     assert {"item", "state", "message", "problem"} <= set(fields(Fetched))
     assert fields(Lookup) == ["topic", "key", "begin_ms", "end_ms", "max_count", "cursor"]
     assert fields(Explain) == ["requests", "bytes", "cost_usd", "elapsed_ms", "files_read", "files_skipped", "files"]
-    assert {"file", "place", "outcome", "begin_ms", "end_ms", "requests", "bytes", "elapsed_ms"} <= set(fields(FileReport))
+    assert {"file", "place", "outcome", "begin_ms", "end_ms", "requests", "bytes", "elapsed_ms", "cost_usd", "source"} <= set(fields(FileReport))
 
 
 def test_every_error_is_ours_and_has_an_exit_code():

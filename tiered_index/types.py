@@ -54,7 +54,8 @@ class IndexItem:
     """Where one message that carries the looked-up key lies.
 
     `offset` is a position in the index's declared `offset_space`; `size` is in bytes; `timestamp_ms` is store time in epoch
-    milliseconds with a resolution of one second. Source: RocketMQ's `org.apache.rocketmq.tieredstore.index.IndexItem`.
+    milliseconds with a resolution of one second; `source` is the URI of the entry's index where several are read together.
+    Source: RocketMQ's `org.apache.rocketmq.tieredstore.index.IndexItem`.
     """
 
     topic: str
@@ -64,11 +65,14 @@ class IndexItem:
     size: int
     timestamp_ms: int
     key_hash: int
+    source: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a JSON-ready dict, in declaration order; byte strings become hexadecimal text."""
+        """Return the fields as a JSON-ready dict, in declaration order; byte strings become hexadecimal text, no `source` is left out."""
         return {
-            f.name: value.hex() if isinstance(value := getattr(self, f.name), bytes) else value for f in dataclasses.fields(self)
+            f.name: value.hex() if isinstance(value := getattr(self, f.name), bytes) else value
+            for f in dataclasses.fields(self)
+            if f.name != "source" or self.source is not None
         }
 
 
@@ -98,7 +102,8 @@ class FileReport:
     `outcome` is ``read`` or ``failed``, or why the file was not read: ``skipped_time``, ``skipped_topic``, ``skipped_filter``,
     ``skipped_budget`` (the answer could not change by it any more); ``refreshed`` is the storage's log, where it was read meanwhile.
     `place` is where it was read: ``buffer``, ``unsealed``, ``compacted``, ``uploaded`` (a local copy), ``cache`` (a stored file, no request
-    was needed) or ``storage``. `cost_usd` is by the index's price table.
+    was needed) or ``storage``. `source` is the URI of the file's index where several are read together. `cost_usd` is by the index's
+    price table.
     """
 
     file: str
@@ -112,6 +117,7 @@ class FileReport:
     elapsed_ms: float = 0.0
     matched: int = 0
     error: str | None = None
+    source: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a JSON-ready dict."""

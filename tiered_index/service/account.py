@@ -9,14 +9,23 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.storage.deadline import deadline_at
 from tiered_index.storage.metering import MeteredStorage, Usage
 
-__all__ = ["Account", "LookupLimits"]
+__all__ = ["Account", "LookupLimits", "measured"]
+
+
+@contextlib.contextmanager
+def measured(storages: Sequence[MeteredStorage], usage: Usage) -> Iterator[None]:
+    """Count what this context, and copies of it, ask of any of `storages` in `usage` until the block ends."""
+    with contextlib.ExitStack() as scopes:
+        for storage in storages:
+            scopes.enter_context(storage.measure(usage))
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +52,18 @@ class LookupLimits:
 
 
 class Account:
-    """The spending of one lookup; the time runs from its making."""
+    """The spending of one lookup over one or several storages; the time runs from its making."""
 
-    def __init__(self, storage: MeteredStorage, limits: LookupLimits) -> None:
-        self._storage = storage
+    def __init__(self, storages: Sequence[MeteredStorage], limits: LookupLimits) -> None:
+        self._storages = storages
         self.limits = limits
-        self.usage = Usage(storage.prices, max_requests=limits.max_requests, max_bytes=limits.max_bytes)
+        self.usage = Usage(storages[0].prices, max_requests=limits.max_requests, max_bytes=limits.max_bytes)
         self.deadline_s = time.monotonic() + limits.timeout_s if limits.timeout_s is not None else None
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Account]:
         """Count and bound what this context, and copies of it, ask of the storage until the block ends."""
-        with self._storage.measure(self.usage), deadline_at(self.deadline_s):
+        with measured(self._storages, self.usage), deadline_at(self.deadline_s):
             yield self
 
     def remaining_s(self) -> float | None:

@@ -7,7 +7,7 @@ Memory: some 100 bytes an answer and 60 a question. Threads: a batch belongs to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
@@ -19,7 +19,7 @@ from tiered_index.format.bloom import filter_hashes
 from tiered_index.format.hashing import code_units, hash_batch, normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.service.cursor import encode_cursor, query_digest
-from tiered_index.service.rows import Array, item_maker, order_key, row_dtype, settled
+from tiered_index.service.rows import Array, order_key, row_dtype, settled
 from tiered_index.service.validation import check_key, check_range, check_topic
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem, Lookup, QueryResult, Status
 
@@ -208,7 +208,7 @@ class QueryResults(Sequence[QueryResult]):
         failed: Sequence[FileReport],
         explain: Explain,
         schema: Schema,
-        item_type: type[IndexItem],
+        make: Callable[[str, tuple[Any, ...]], IndexItem],
         pages: Mapping[int, QueryResult],
     ) -> None:
         self._batch = batch
@@ -217,7 +217,7 @@ class QueryResults(Sequence[QueryResult]):
         self._starts = starts
         self._more = more
         self._schema = schema
-        self._make = item_maker(schema, item_type)
+        self._make = make
         self.failed = tuple(failed)
         self.explain = explain
 

@@ -39,6 +39,8 @@ class Handle(Protocol):
     def is_local(self) -> bool: ...
     @property
     def lane(self) -> str: ...
+    @property
+    def source(self) -> str | None: ...
 
     def excludes(self, question: Question) -> str | None:
         """Return why a search would find nothing (``filter``, ``topic``), as far as that is known at once, or None."""
@@ -64,6 +66,7 @@ class AlwaysRead:
     """Base of handles whose search makes no request, so that nothing needs to spare it."""
 
     is_local = True
+    source: str | None = None
 
     def excludes(self, question: Question) -> str | None:
         """Return None: search it."""

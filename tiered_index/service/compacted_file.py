@@ -140,6 +140,7 @@ class CompactedFile:
     folder: str | None = None
     local: LocalBytes | None = None
     stored: StorageBytes | None = None
+    source: str | None = None
 
     @property
     def place(self) -> str:

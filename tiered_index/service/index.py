@@ -61,6 +61,7 @@ class IndexService(Lookups):
         self._lock = parts.lock
         self._recovered = parts.recovered
         self._catalog = parts.catalog
+        self._catalogs, self._storages, self._cold_paths = (parts.catalog,), (parts.storage,), (parts.cold,)
         self._topics = parts.topics
         self._buffer = parts.buffer
         self._lanes = parts.lanes
@@ -318,7 +319,7 @@ class IndexService(Lookups):
         self._check_open()
         return found
 
-    def _read_log(self) -> LogState:
+    def _read_log(self, uri: str) -> LogState:
         return self._lifecycle.refresh()
 
     def _errors(self) -> list[tuple[str, Exception]]:

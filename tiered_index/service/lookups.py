@@ -5,17 +5,22 @@ Threads: every method from any thread.
 
 from __future__ import annotations
 
+import functools
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from tiered_index.config import IndexConfig
 from tiered_index.format.schema import Schema
 from tiered_index.service.account import Account, LookupLimits
 from tiered_index.service.batch_query import QueryResults
 from tiered_index.service.catalog import Catalog, Handle
+from tiered_index.service.cold.byte_cache import CacheUse
+from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.log_records import LogState
 from tiered_index.service.messages import Asked, MessageSource, MessagesResult, find_messages
-from tiered_index.service.query import QueryEngine, past_lost_objects
+from tiered_index.service.query import Lost, QueryEngine, past_lost_objects
 from tiered_index.service.validation import check_lookups
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.types import Lookup, QueryResult
@@ -29,10 +34,12 @@ _NO_LIMITS = LookupLimits()
 class Lookups(ABC):
     """Base of `IndexService` and `IndexReader`, which supply the files."""
 
-    _catalog: Catalog
+    config: IndexConfig
     _engine: QueryEngine
     _schema: Schema
-    _storage: MeteredStorage
+    _catalogs: Sequence[Catalog]
+    _cold_paths: Sequence[ColdPath]
+    _storages: Sequence[MeteredStorage]
     _always_accounted = True
     # whether requests can be made beside those for files, so that each lookup needs an account of its own
 
@@ -110,18 +117,22 @@ class Lookups(ABC):
         state. Raises as `query`, also where a message's place can't be asked; with `allow_partial` the status is ``partial`` then.
         """
         asked = Asked(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial)
-        return find_messages(self.query, asked, source, self._schema, self._storage.prices)
+        return find_messages(self.query, asked, source, self._schema, self.config.prices)
+
+    def cache_use(self) -> dict[str, CacheUse]:
+        """Return how the caches in memory were used so far: ``blocks``, ``directories``, ``filters``; those of several indexes together."""
+        uses = [cold.use() for cold in self._cold_paths]
+        return {name: functools.reduce(operator.add, [use[name] for use in uses]) for name in uses[0]}
 
     def _answer(
-        self, allow_partial: bool, limits: LookupLimits, ask_engine: Callable[[frozenset[str], Account | None], T]
+        self, allow_partial: bool, limits: LookupLimits, ask_engine: Callable[[Lost, Account | None], T]
     ) -> T:
         self._check_open()
-        uri = self._storage.uri
         if not self._always_accounted and not limits.any:
-            return past_lost_objects(self._catalog, self._read_log, allow_partial, uri, lambda lost: ask_engine(lost, None))
-        with Account(self._storage, limits).open() as account:
+            return past_lost_objects(self._catalogs, self._read_log, allow_partial, lambda lost: ask_engine(lost, None))
+        with Account(self._storages, limits).open() as account:
             self._prepare()
-            return past_lost_objects(self._catalog, self._read_log, allow_partial, uri, lambda lost: ask_engine(lost, account))
+            return past_lost_objects(self._catalogs, self._read_log, allow_partial, lambda lost: ask_engine(lost, account))
 
     @abstractmethod
     def _check_open(self) -> None:
@@ -132,8 +143,8 @@ class Lookups(ABC):
         """Return what may hold answers in an inclusive range of epoch seconds."""
 
     @abstractmethod
-    def _read_log(self) -> LogState:
-        """Read what the log has gained, and show it in the catalog."""
+    def _read_log(self, uri: str) -> LogState:
+        """Read what the log of the storage `uri` has gained, and show it in its catalog."""
 
     def _prepare(self) -> None:  # noqa: B027 - most have nothing to do
         """Do what is due before a lookup."""

@@ -191,7 +191,7 @@ def _assemble(
     except InvalidArgument:
         # ids were given anew since: each file keeps its own table, and the next ones begin with an empty one
         flusher.roll()
-    engine = QueryEngine(layout.schema, config.item_type or layout.schema.item_type(), config.query_threads, storage)
+    engine = QueryEngine(layout.schema, config.item_type or layout.schema.item_type(), config.query_threads, (storage,))
     return Parts(
         root, lock, storage, session, cold, marker, layout, recovered, catalog, topics, buffer, (quarantine, main), flusher, lifecycle,
         engine,

@@ -6,8 +6,9 @@ faster. `scan` reads the files; what a lookup may spend, and what becomes of los
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from tiered_index.errors import BudgetExceeded, CorruptFile, PartialAnswer, StorageUnavailable, TieredIndexError
@@ -26,10 +27,12 @@ from tiered_index.service.validation import check_key, check_range, check_topic
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.types import Explain, FileReport, IndexItem, Lookup, QueryResult
 
-__all__ = ["LOG_RETRIES", "Handles", "QueryEngine", "ask", "past_lost_objects"]
+__all__ = ["LOG_RETRIES", "Handles", "Lost", "QueryEngine", "ask", "past_lost_objects"]
 
 Handles = Callable[[int, int], Sequence[Handle]]
 """What may hold answers in an inclusive range of epoch seconds."""
+Lost = frozenset[tuple[str, str]]
+"""Objects (storage's URI, name) that the log names and the storage doesn't have."""
 LOG_RETRIES = 100
 """How often a lookup is begun again because objects vanish; each time the log has moved on or one more object is known to be lost."""
 
@@ -51,12 +54,17 @@ class QueryEngine:
     """Runs queries over handles. One per service or reader; safe under threads."""
 
     def __init__(
-        self, schema: Schema, item_type: type[IndexItem], threads: int, storage: MeteredStorage | None
+        self,
+        schema: Schema,
+        item_type: type[IndexItem],
+        threads: int,
+        storages: Sequence[MeteredStorage],
+        sources: Mapping[int, str] | None = None,
     ) -> None:
+        """`storages` hold the files; `sources` are the names of several indexes by their numbers (see `sources`)."""
         self._schema = schema
-        self._item_type = item_type
-        self._make = item_maker(schema, item_type)
-        self._files = FileReader(threads, storage)
+        self._make = item_maker(schema, item_type, sources)
+        self._files = FileReader(threads, storages)
 
     def close(self) -> None:
         """Stop the pool; lookups under way end with an answer or `InvalidArgument`. Idempotent."""
@@ -73,7 +81,7 @@ class QueryEngine:
         cursor: str | None,
         allow_partial: bool,
         *,
-        lost: frozenset[str] = frozenset(),
+        lost: Lost = frozenset(),
         account: Account | None = None,
     ) -> QueryResult:
         """Answer one lookup over what `handles` yields for it. Arguments and errors as `IndexService.query`.
@@ -111,7 +119,7 @@ class QueryEngine:
         lookups: Sequence[Lookup],
         allow_partial: bool,
         *,
-        lost: frozenset[str] = frozenset(),
+        lost: Lost = frozenset(),
         account: Account | None = None,
     ) -> QueryResults:
         """Answer many lookups; arguments and errors as `query`. Files are not skipped by budget: each is read once for all."""
@@ -142,16 +150,16 @@ class QueryEngine:
         rows, starts, more = best_answers(batch, list(parts), self._schema)
         failed = [report for report, _ in scan.errors]
         explain = _explain(scan, started)
-        results = QueryResults(batch, rows, starts, more, failed, explain, self._schema, self._item_type, pages)
+        results = QueryResults(batch, rows, starts, more, failed, explain, self._schema, self._make, pages)
         return _affordable(scan, results)
 
-    def _read(self, scan: Scan, handles: Sequence[Handle], lost: frozenset[str]) -> None:
+    def _read(self, scan: Scan, handles: Sequence[Handle], lost: Lost) -> None:
         """Search the handles; raise what can't be passed over. A spent budget is told by `_affordable`, with what was found."""
         self._files.read(scan, handles)
         if not scan.errors:
             return
         for _, error in scan.errors:
-            if isinstance(error, MissingObject) and error.name not in lost:
+            if isinstance(error, MissingObject) and (error.uri, error.name) not in lost:
                 raise error
         if scan.failed:
             raise _error(scan)
@@ -203,24 +211,31 @@ T = TypeVar("T")
 
 
 def past_lost_objects(
-    catalog: Catalog, refresh: Callable[[], LogState], allow_partial: bool, uri: str, ask_engine: Callable[[frozenset[str]], T]
+    catalogs: Sequence[Catalog],
+    read_log: Callable[[str], LogState],
+    allow_partial: bool,
+    ask_engine: Callable[[Lost], T],
 ) -> T:
     """Return what `ask_engine` answers; where an object is gone, the log is read on and the lookup begun again, a bounded number of times.
 
-    `ask_engine` is given the names of objects that are known to be lost. Raises `CorruptFile` where one is and partial answers are not
-    allowed.
+    `read_log` reads on the log of a storage, by its URI. `ask_engine` is given the objects that are known to be lost.
+    Raises `CorruptFile` where one is and partial answers are not allowed.
     """
-    lost: set[str] = set()
+    lost: set[tuple[str, str]] = set()
+    uri = ""
     for _ in range(LOG_RETRIES):
         try:
-            with catalog.reading():
+            with contextlib.ExitStack() as reading:
+                for catalog in catalogs:
+                    reading.enter_context(catalog.reading())
                 return ask_engine(frozenset(lost))
         except MissingObject as error:
-            lost |= check_lost(error, refresh(), allow_partial)
+            uri = error.uri
+            lost |= check_lost(error, read_log(uri), allow_partial)
     raise StorageUnavailable(f"{uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
 
 
-def check_lost(error: MissingObject, state: LogState, allow_partial: bool) -> set[str]:
+def check_lost(error: MissingObject, state: LogState, allow_partial: bool) -> set[tuple[str, str]]:
     """Say what an object that is not there means, given the log's state read since: return it as lost, or nothing where it was removed.
 
     Raises `CorruptFile` where it is lost and the caller did not allow partial answers.
@@ -229,7 +244,7 @@ def check_lost(error: MissingObject, state: LogState, allow_partial: bool) -> se
         return set()
     if not allow_partial:
         raise CorruptFile(error.name, "the log names this object, but the storage does not have it") from error
-    return {error.name}
+    return {(error.uri, error.name)}
 
 
 def _cursor(question: Question, last: OrderKey) -> str:

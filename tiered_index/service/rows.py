@@ -180,12 +180,21 @@ def order_key(row: Any, schema: Schema) -> OrderKey:
     return tuple(int(row[name]) for name in ("second", "offset", "queue_id", *schema.identity_extra))
 
 
-def item_maker(schema: Schema, item_type: type[IndexItem]) -> Callable[[str, tuple[Any, ...]], IndexItem]:
-    """Return a function (topic, row as a tuple) -> answer of `item_type`; the answer is a copy and refers to no file."""
+def item_maker(
+    schema: Schema, item_type: type[IndexItem], sources: Mapping[int, str] | None = None
+) -> Callable[[str, tuple[Any, ...]], IndexItem]:
+    """Return a function (topic, row as a tuple) -> answer of `item_type`; the answer is a copy and refers to no file.
+
+    With `sources` the last column is the number of the row's index, and the answer's `source` its name.
+    """
     extra = [c.name for c in schema.extra]
+    if sources is not None:
+        extra[-1] = "source"
 
     def make(topic: str, row: tuple[Any, ...]) -> IndexItem:
         second, key_hash, topic_id, queue_id, offset, size, *more = row
+        if sources is not None:
+            more[-1] = sources[more[-1]]
         return item_type(
             topic=topic,
             topic_id=topic_id,

@@ -17,7 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
-from tiered_index.service.account import Account
+from tiered_index.service.account import Account, measured
 from tiered_index.service.catalog import Handle
 from tiered_index.storage.metering import MeteredStorage, Usage
 from tiered_index.types import FileReport
@@ -87,6 +87,7 @@ class _Search:
                 bytes=usage.bytes_read if usage else 0,
                 cost_usd=usage.cost_usd if usage else 0.0,
                 elapsed_ms=(time.perf_counter() - self.started) * 1000,
+                source=self.handle.source,
                 matched=matched,
                 error=str(error) if error is not None else None,
             )
@@ -98,9 +99,9 @@ class _Search:
 class FileReader:
     """Scans files with a bounded number of searches in the storage at once. One per index; safe under threads."""
 
-    def __init__(self, threads: int, storage: MeteredStorage | None) -> None:
+    def __init__(self, threads: int, storages: Sequence[MeteredStorage]) -> None:
         self._threads = threads
-        self._storage = storage
+        self._storages = storages
         self._pool: ThreadPoolExecutor | None = None
         self._pool_lock = threading.Lock()
         self._closed = False
@@ -183,11 +184,12 @@ class FileReader:
     def _search(self, search: _Search) -> None:
         scan, handle = search.scan, search.handle
         try:
-            if search.place in _NEVER_STORED or self._storage is None:
+            if search.place in _NEVER_STORED:
                 search.matched = scan.look(handle)
             else:
-                with self._storage.measure() as search.usage:
-                    scan.usages.append(search.usage)
+                search.usage = Usage(self._storages[0].prices)
+                scan.usages.append(search.usage)
+                with measured(self._storages, search.usage):
                     search.matched = scan.look(handle)
         except TieredIndexError as error:
             search.end("failed", error=error)
@@ -207,7 +209,12 @@ class FileReader:
 def _skipped(scan: Scan, handle: Handle, outcome: str) -> None:
     scan.reports.append(
         FileReport(
-            file=handle.file_id, place=handle.place, outcome=outcome, begin_ms=handle.second_min * 1000, end_ms=handle.second_max * 1000
+            file=handle.file_id,
+            place=handle.place,
+            outcome=outcome,
+            begin_ms=handle.second_min * 1000,
+            end_ms=handle.second_max * 1000,
+            source=handle.source,
         )
     )
 

@@ -39,6 +39,17 @@ class LocalStorage(Storage):
     def __repr__(self) -> str:
         return f"LocalStorage({self.uri!r})"
 
+    def children(self) -> Iterator[LocalStorage]:
+        """Yield the storages in folders of this one, in order of name; what may hold objects of this one is none."""
+        with typed_errors(f"listing {self.folder}"):
+            try:
+                names = sorted(entry.name for entry in os.scandir(self.folder) if entry.is_dir())
+            except FileNotFoundError:
+                return
+        for name in names:
+            if not name.endswith("%") and not name.startswith("."):
+                yield LocalStorage(self.folder / name, disk=self._disk)
+
     def get(self, name: str) -> bytes:
         """Return the whole object; the file is one snapshot, so a racing put can't tear it."""
         with typed_errors(f"reading {name!r}"):

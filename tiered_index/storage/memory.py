@@ -66,6 +66,13 @@ class MemoryStorage(Storage):
         with cls._registry_lock:
             cls._shelves.pop(name, None)
 
+    def children(self) -> list[MemoryStorage]:
+        """Return the storages of this process one step below this one, in order of name."""
+        below = self.uri.removeprefix("memory://") + "/"
+        with self._registry_lock:
+            names = {name[len(below) :].partition("/")[0] for name in self._shelves if name.startswith(below)}
+        return [MemoryStorage(below + name, clock=self._clock) for name in sorted(names)]
+
     def get(self, name: str) -> bytes:
         """Return the whole object."""
         return self._find(name)[0]

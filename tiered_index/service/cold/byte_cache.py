@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Generic, TypeVar
 
 __all__ = ["ByteCache", "CacheUse"]
@@ -27,6 +27,9 @@ class CacheUse:
     entries: int
     size_bytes: int
     max_bytes: int
+
+    def __add__(self, other: CacheUse) -> CacheUse:
+        return CacheUse(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
 class ByteCache(Generic[K, V]):

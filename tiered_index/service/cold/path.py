@@ -40,7 +40,11 @@ _log = logging.getLogger(__name__)
 
 
 class MissingObject(ObjectNotFound):
-    """An object that the log names is not there: it was removed by a later record, or the storage lost it."""
+    """An object that the log names is not there: it was removed by a later record, or the storage lost it. `uri` is the storage's."""
+
+    def __init__(self, name: str, uri: str) -> None:
+        super().__init__(name, uri)
+        self.uri = uri
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

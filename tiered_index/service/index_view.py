@@ -1,0 +1,173 @@
+"""One index as a reader sees it: the state of its storage's log, and the root beside its writer where there is one.
+
+A view stands at one position of the log and moves on when it is refreshed. It never writes a byte to storage or root.
+Threads: every method from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from tiered_index.clock import Clock
+from tiered_index.config import IndexConfig
+from tiered_index.errors import NotAnIndex, StorageError
+from tiered_index.format.schema import Schema
+from tiered_index.service.catalog import Catalog, Handle
+from tiered_index.service.cold.cache_folder import CacheFolder
+from tiered_index.service.cold.path import ColdPath, ColdSettings
+from tiered_index.service.compacted_file import CompactedFile, DamagedFile
+from tiered_index.service.lifecycle import show_stored
+from tiered_index.service.limits import allow_many_files
+from tiered_index.service.log_records import Genesis, LogState
+from tiered_index.service.root import CACHE, Marker, Root
+from tiered_index.service.root_view import RootView
+from tiered_index.service.session import check_genesis
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.base import Storage
+from tiered_index.storage.disk import Disk
+from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.opening import open_storage
+from tiered_index.types import MAX_TIMESTAMP_MS
+
+__all__ = ["IndexView"]
+
+_RETRY_S = 1.0
+# a storage that did not answer is asked again after this time at the latest
+
+
+class IndexView:
+    """An index that somebody else writes.
+
+    `backend` stands in for the storage that `config` names; it is closed with the view, not where making the view fails.
+    Raises as `IndexReader.open`.
+    """
+
+    def __init__(self, config: IndexConfig, clock: Clock, backend: Storage | None) -> None:
+        self._config = config
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._root_view: RootView | None = None
+        self._changes: object = None
+        self.catalog = Catalog()
+        marker: Marker | None = None
+        if config.root is not None:
+            allow_many_files()
+            root = Root(config.root, Disk())
+            marker = root.read_marker()
+            if marker is None:
+                raise NotAnIndex(f"{config.root} holds no tiered index" + ("" if config.root.exists() else " (it does not exist)"))
+            self._root_view = RootView(root)
+        opened = None
+        if backend is None:
+            uri = config.storage or (marker.storage if marker is not None else None)
+            backend = opened = open_storage(str(uri), options=config.s3, parallel_reads=config.query_threads)
+        named = opened is None or config.storage is not None
+        self.storage = MeteredStorage(backend, config.prices)
+        self._log = StorageLog(self.storage, clock)
+        self._log_error: StorageError | None = None
+        try:
+            self.genesis = self._open_log(marker, must_answer=named or marker is None)
+        except BaseException:
+            if opened is not None:
+                opened.close()
+            raise
+        self.schema: Schema = self.genesis.layout.schema
+        folder = _cache_folder(config, self.genesis.index_id)
+        self.cold = ColdPath(self.storage, keyed=self.schema.keyed, settings=ColdSettings.of(config), folder=folder)
+        show_stored(self.catalog, [], self._log.state, self.cold, lambda _: None)
+        self._refreshed_s = clock.monotonic_s()
+
+    def _open_log(self, marker: Marker | None, *, must_answer: bool) -> Genesis:
+        try:
+            genesis = self._log.open().genesis
+            assert genesis is not None
+        except StorageError as error:
+            if must_answer or marker is None:
+                raise
+            # the root alone was asked for: what lies only in the storage fails when a lookup needs it
+            self._log_error = error
+            return Genesis(marker.index_id, marker.layout, marker.offset_space)
+        if marker is not None:
+            check_genesis(genesis, Genesis(marker.index_id, marker.layout, marker.offset_space), self.storage.uri)
+        if self._config.item_type is not None and Schema.of(self._config.item_type) != genesis.layout.schema:
+            check_genesis(genesis, Genesis("", self._config.layout(), genesis.offset_space), self.storage.uri)
+        return genesis
+
+    @property
+    def log_state(self) -> LogState:
+        """The storage's log as far as it was read."""
+        return self._log.state
+
+    def refresh(self) -> LogState:
+        """Read what the log has gained; return its state."""
+        with self._lock:
+            state = self._log.refresh() if self._log.state.number else self._log.open()
+            self._log_error = None
+            show_stored(self.catalog, self.catalog.all(), state, self.cold, lambda _: None)
+            self._refreshed_s = self._clock.monotonic_s()
+            return state
+
+    def refresh_if_due(self) -> None:
+        """Refresh where `refresh_interval_s` has passed; a storage that can't be asked is told by the lookups that need it."""
+        if self._clock.monotonic_s() - self._refreshed_s >= self._config.refresh_interval_s:
+            self._try_to_refresh()
+
+    def handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
+        """Return what may hold answers in an inclusive range of epoch seconds."""
+        if self._root_view is None:
+            return self.catalog.overlapping(second_min, second_max)
+        return [handle for handle in self.all_handles() if handle.second_min <= second_max and handle.second_max >= second_min]
+
+    def _try_to_refresh(self) -> None:
+        """Refresh; where the storage can't be asked, lookups say so until one of the next tries succeeds."""
+        try:
+            self.refresh()
+        except StorageError as error:
+            self._log_error = error
+            self._refreshed_s = self._clock.monotonic_s() - max(0.0, self._config.refresh_interval_s - _RETRY_S)
+
+    def all_handles(self) -> list[Handle]:
+        """Return the handles of all files. Closing empties the catalog: whoever asks looks afterwards whether it was closed meanwhile."""
+        if self._root_view is None:
+            return self.catalog.all()
+        # Local files first, then the log: a file that leaves the root in between is in at least one of them. Files leave the root only
+        # by way of its folders, so where these, after the look, are as they were before the log was last read, it needn't be read again.
+        local = {handle.file_id: handle for handle in self._root_view.look()}
+        changes = self._root_view.changes()
+        if (changes is None or changes != self._changes) and self._log_error is None:
+            self._try_to_refresh()
+            self._changes = changes if self._log_error is None else None
+        stored = {handle.file_id: handle for handle in self.catalog.all()}
+        handles = [_backed(handle, stored.pop(file_id, None)) for file_id, handle in local.items()]
+        handles += stored.values()
+        if self._log_error is not None:
+            handles.append(DamagedFile("log", "storage", 0, MAX_TIMESTAMP_MS // 1000, self._log_error))
+        return handles
+
+    def close(self) -> None:
+        """Release threads and connections. Idempotent."""
+        self.cold.close()
+        self.storage.close()
+        self.catalog.clear()
+        if self._root_view is not None:
+            self._root_view.clear()
+
+
+def _cache_folder(config: IndexConfig, index_id: str) -> CacheFolder | None:
+    """Return the reader's own cache where it was given one, else the writer's beside it, which it never changes."""
+    if config.cache_dir is not None:
+        return CacheFolder(config.cache_dir, index_id, config.cache_max_bytes)
+    if config.root is not None:
+        return CacheFolder(config.root / CACHE, index_id, config.cache_max_bytes, read_only=True)
+    return None
+
+
+def _backed(local: Handle, stored: Handle | None) -> Handle:
+    """Return a root's file with the storage behind it, so that a damaged local copy is passed over where the storage has the file too."""
+    if isinstance(local, DamagedFile) and stored is not None:
+        return stored
+    if isinstance(local, CompactedFile) and isinstance(stored, CompactedFile) and local.stored is None:
+        # the view keeps its handles from look to look, so this is done once a file
+        local.stored = stored.stored
+    return local
