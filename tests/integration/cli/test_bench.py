@@ -13,6 +13,10 @@ GOALS = {
     "put": {"put_batch and durable flush", "put, one entry a call"}, "pause": set(), "compact": set(),
     "lookup": {"hot lookup p50", "hot query_many"}, "recovery": set(), "upload": set(),
     "commitlog": {"extraction, walking", "extraction, with consume queues", "extraction, walking, bodies checked"},
+    "cold": {
+        *(f"key in {kind} of {n}: times the slowest plain GET, p50" for n in ("1 file", "10 files") for kind in ("one", "all", "none")),
+        "absent keys, filters at hand: files of 10 that cost no GET", "requests to open a reader on 10 files",
+    },
 }  # fmt: skip
 
 
@@ -88,6 +92,37 @@ def test_percentiles_rise(measured):
             assert all(list(row) == sorted(row) for row in rounds)
 
 
+def test_tables_beside_the_figures_are_of_the_cold_suite(measured):
+    tables = measured[2].document["tables"]
+    assert {table["suite"] for table in tables} == {"cold"} and len(tables) == 5
+    assert all(len(row) == len(table["columns"]) for table in tables for row in table["rows"])
+    lookups, others, fresh, curve, matches = tables
+    requests = {tuple(row[:3]): row[4] for table in (lookups, others, fresh) for row in table["rows"]}
+    for files in (1, 10):
+        for kind in ("one", "all", "none"):
+            assert requests[files, kind, "ours"] == requests[files, kind, "plain GETs"] == files
+        assert requests[files, "all", "ours, filters at hand"] == files
+        assert requests[files, "one", "RocketMQ, file by file"] > files
+        assert requests[files, "(opening only)", "fresh reader"] == 3
+        assert requests[files, "all", "fresh reader"] == 2 * files
+    for row in curve["rows"]:
+        keys, coalesced, _, apart, _, filtered, _, filtered_apart, _ = row
+        assert coalesced == 10 and coalesced <= apart <= 10 * keys, row
+        assert 1 <= filtered <= filtered_apart <= apart, row
+    assert [row[0] for row in curve["rows"]] == [1, 10, 100]
+    assert matches["rows"][0][3] == 2_000 / 2**31 and matches["rows"][1][1] == 0
+
+
+def test_a_storage_of_the_users_is_measured_and_left_as_it_was(script, tmp_path):
+    uri = f"file://{tmp_path}/store"
+    outcome = script("bench", "cold", *SIZES, "--storage", uri, "--root-dir", tmp_path / "work", "--json", timeout=120)
+    assert outcome.code == 0, outcome
+    titles = [table["title"] for table in outcome.document["tables"]]
+    assert len(titles) == 3 and all(uri in title for title in titles)
+    assert outcome.document["setting"]["storage"] == uri
+    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+
+
 def test_the_table_of_chosen_suites(script, tmp_path):
     outcome = script("bench", "upload", "recovery", "upload", *SIZES, "--quick", "--root-dir", tmp_path / "new", timeout=120)
     assert outcome.code == 0, outcome
@@ -101,6 +136,7 @@ def test_the_table_of_chosen_suites(script, tmp_path):
 
 @pytest.mark.parametrize("arguments", [
     ("--root", "x"), ("--storage", "memory://x"), ("--config", "x.toml"), ("nope",), ("--items", "5"), ("--rounds", "0"), ("--preset", "x"),
+    ("cold", "--storage", "memory://x"), ("cold", "put", "--storage", "file:///x"),
 ])  # fmt: skip
 def test_bad_usage(arguments, in_process):
     assert in_process("bench", *arguments) == 2

@@ -184,7 +184,7 @@ def test_the_report_says_what_was_missed(setting, tmp_path, capsys):
 def test_goals_of_whole_files_count_at_full_size_only(name, setting):
     full = Setting.of(Layout(NATIVE, NATIVE.schema, 5_000_000, 20_000_000), 3, quick=False)
     small_goals, goals = ({s.name for s in SUITES[name].specs(at) if s.goal is not None} for at in (setting, full))
-    extra = {"compact": 3, "recovery": 2}.get(name, 0)
+    extra = {"compact": 3, "recovery": 2, "cold": 6}.get(name, 0)
     assert len(goals) == len(small_goals) + extra
     assert all(s.sections for s in SUITES[name].specs(full) if s.goal is not None and s.unit != "MiB")
 

@@ -14,11 +14,14 @@ from typing import Annotated, Literal
 
 import typer
 
+from tiered_index.cli.bench.cold.amounts import Amounts
+from tiered_index.cli.bench.cold.files import check_storage
 from tiered_index.cli.bench.figures import Figure
 from tiered_index.cli.bench.machine import facts
 from tiered_index.cli.bench.report import document_of, print_report
 from tiered_index.cli.bench.running import SUITES, run_suites
 from tiered_index.cli.bench.setting import Setting, scratch
+from tiered_index.cli.bench.table import Table
 from tiered_index.cli.output import human_bytes
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import DiskFull, InvalidArgument
@@ -44,11 +47,11 @@ def bench(
     root_dir: Annotated[Path | None, typer.Option(help="Folder to measure in; TMPDIR or /var/tmp where not given.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the JSON document to this file, too.")] = None,
 ) -> int:
-    """Measure this machine: puts, pauses, compaction, lookups, recovery and uploads, on its real disk, durably.
+    """Measure this machine: puts, pauses, compaction, lookups, recovery and uploads, on its real disk, durably; what cold lookups cost.
 
     Everything happens in a temporary folder, which is deleted at the end. A goal is what the project wants of two quiet cores; a missed
     one is shown with its ratio and the functions that took most of the time, and is no error. Goals of whole files count at 20,000,000
-    items only. Wrong answers end the run.
+    items only. Wrong answers end the run. Suite cold reads through an injected latency, or from --storage, where it deletes what it made.
 
     [bold]Examples[/bold]
 
@@ -56,21 +59,30 @@ def bench(
 
       tiered-index bench put compact --preset rocketmq --rounds 5
 
+      tiered-index bench cold --storage "s3://bucket/prefix?endpoint_url=http://127.0.0.1:7480"
+
       tiered-index bench --slots 5000000 --items 20000000 --json --out bench.json
     """
-    if session.root is not None or session.storage is not None or session.config_file is not None:
-        raise InvalidArgument("bench measures indexes of its own: no --root, --storage or --config; --root-dir says where it does")
+    if session.root is not None or session.config_file is not None or (session.storage is not None and suites != [SuiteName("cold")]):
+        raise InvalidArgument(
+            "bench measures indexes of its own: no --root, --config, nor --storage but for suite cold; --root-dir says where it does"
+        )
+    if session.storage is not None:
+        check_storage(session.storage)
     started_s = time.monotonic()
     family = PRESETS[preset]
     standard = _QUICK if quick else (family.slots, family.items)
-    setting = Setting.of(Layout(family, family.schema, slots or standard[0], items or standard[1]), rounds, quick=quick)
+    layout = Layout(family, family.schema, slots or standard[0], items or standard[1])
+    setting = Setting.of(layout, rounds, quick=quick, storage=session.storage)
     chosen = [SUITES[name] for name in dict.fromkeys(suites or SUITES)]
     base = (root_dir or Path(os.environ.get("TMPDIR", "/var/tmp"))).absolute()
     base.mkdir(parents=True, exist_ok=True)
-    if (free := shutil.disk_usage(base).free) < setting.space_bytes:
-        raise DiskFull(f"{base} has {human_bytes(free)} free; the benchmark wants {human_bytes(setting.space_bytes)} (--root-dir, --items)")
+    wanted = max(setting.space_bytes, Amounts.of(setting).space_bytes)
+    if (free := shutil.disk_usage(base).free) < wanted:
+        raise DiskFull(f"{base} has {human_bytes(free)} free; the benchmark wants {human_bytes(wanted)} (--root-dir, --items)")
     machine = facts(base)
     figures: list[Figure] = []
+    tables: list[Table] = []
     done = 0
     with _own_settings(), scratch(base) as folder, session.progress("measuring", sum(s.passes for s in chosen) * rounds) as progress:
 
@@ -79,15 +91,15 @@ def bench(
             done += 1
             progress.update(done, suite)
 
-        figures.extend(run_suites(chosen, setting, folder, tick))
+        figures.extend(run_suites(chosen, setting, folder, tick, tables))
     elapsed_s = time.monotonic() - started_s
-    document = document_of(machine, setting, figures, elapsed_s)
+    document = document_of(machine, setting, figures, elapsed_s, tables)
     if out is not None:
         out.write_text(json.dumps(document, indent=2) + "\n")
     if session.out.as_json:
         session.out.document(document)
     else:
-        print_report(session.out, machine, setting, figures, elapsed_s)
+        print_report(session.out, machine, setting, figures, elapsed_s, tables)
     return 0
 
 

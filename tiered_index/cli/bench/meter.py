@@ -12,6 +12,8 @@ from types import TracebackType
 
 import numpy as np
 
+from tiered_index.cli.bench.table import Table
+
 __all__ = ["Meter", "Section", "percentiles_us"]
 
 
@@ -54,6 +56,7 @@ class Meter:
 
     def __init__(self, rounds: int, tick: Callable[[], None], profiled: Collection[str] = ()) -> None:
         self.values: dict[str, list[float]] = {}
+        self.tables: list[Table] = []
         self.profiles = {name: cProfile.Profile() for name in profiled}
         self._rounds = rounds
         self._tick = tick
@@ -71,6 +74,10 @@ class Meter:
     def record(self, name: str, value: float) -> None:
         """Take this round's value of a figure."""
         self.values.setdefault(name, []).append(float(value))
+
+    def table(self, table: Table) -> None:
+        """Take a table, once for all rounds."""
+        self.tables.append(table)
 
 
 def percentiles_us(samples_s: Collection[float], *which: float) -> list[float]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import cProfile
 import pstats
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tiered_index.cli.bench.figures import Figure, Frame, Spec, Suite
 from tiered_index.cli.bench.meter import Meter
 from tiered_index.cli.bench.setting import Setting, scratch
+from tiered_index.cli.bench.suites.cold import Cold
 from tiered_index.cli.bench.suites.commitlog import CommitLog
 from tiered_index.cli.bench.suites.compact import Compact
 from tiered_index.cli.bench.suites.lookup import Lookups
@@ -18,26 +20,35 @@ from tiered_index.cli.bench.suites.pause import Pause
 from tiered_index.cli.bench.suites.put import Put
 from tiered_index.cli.bench.suites.recovery import Recovery
 from tiered_index.cli.bench.suites.upload import Upload
+from tiered_index.cli.bench.table import Table
 
 __all__ = ["SUITES", "run_suites"]
 
-SUITES: dict[str, Suite] = {suite.name: suite for suite in (Put(), Pause(), Compact(), Lookups(), Recovery(), Upload(), CommitLog())}
+_ALL: tuple[Suite, ...] = (Put(), Pause(), Compact(), Lookups(), Recovery(), Upload(), CommitLog(), Cold())
+SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
 _FRAMES = 8
 
 
-def run_suites(suites: Sequence[Suite], setting: Setting, folder: Path, tick: Callable[[str], None]) -> Iterator[Figure]:
-    """Yield every figure of every suite as it is known; `tick` is called with the suite's name after each pass of each round."""
+def run_suites(
+    suites: Sequence[Suite], setting: Setting, folder: Path, tick: Callable[[str], None], tables: list[Table] | None = None
+) -> Iterator[Figure]:
+    """Yield every figure of every suite as it is known, and add its tables to `tables`.
+
+    `tick` is called with the suite's name after each pass of each round.
+    """
     for suite in suites:
-        figures = _figures(suite, setting, folder, tick)
+        figures = _figures(suite, setting, folder, tick, tables)
         missed = [figure.spec for figure in figures if figure.met is False and figure.spec.sections]
         frames = _frames(suite, setting, folder, missed) if missed else {}
         for figure in figures:
             yield Figure(figure.suite, figure.spec, figure.values, frames.get(figure.spec.name, ()))
 
 
-def _figures(suite: Suite, setting: Setting, folder: Path, tick: Callable[[str], None]) -> list[Figure]:
+def _figures(suite: Suite, setting: Setting, folder: Path, tick: Callable[[str], None], tables: list[Table] | None) -> list[Figure]:
     meter = Meter(setting.rounds, lambda: tick(suite.name))
     _measure(suite, setting, folder, meter)
+    if tables is not None:
+        tables.extend(replace(table, suite=suite.name) for table in meter.tables)
     return [Figure(suite.name, spec, tuple(meter.values[spec.name])) for spec in suite.specs(setting)]
 
 

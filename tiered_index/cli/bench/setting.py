@@ -32,6 +32,7 @@ from tiered_index.testing.storage_faults import FaultStorage
 __all__ = [
     "FLUSH_ENTRIES",
     "Setting",
+    "UnsyncedDisk",
     "WatchedDisk",
     "batches",
     "compact_only",
@@ -63,10 +64,12 @@ class Setting:
     pause_seal_s: float
     idle_s: float
     log_messages: int
+    quick: bool = False
+    storage: str | None = None
 
     @classmethod
-    def of(cls, layout: Layout, rounds: int, *, quick: bool) -> Setting:
-        """Return the amounts that go with a geometry."""
+    def of(cls, layout: Layout, rounds: int, *, quick: bool, storage: str | None = None) -> Setting:
+        """Return the amounts that go with a geometry; `storage` is what suite `cold` reads from, where that is a real one."""
         items = layout.items
         return cls(
             layout=layout,
@@ -80,6 +83,8 @@ class Setting:
             pause_seal_s=min(5.0, max(0.5, items / 1_000_000)),
             idle_s=min(1.0 if quick else 3.0, items / 100_000),
             log_messages=min(100_000 if quick else 500_000, items),
+            quick=quick,
+            storage=storage,
         )
 
     @property
@@ -119,8 +124,18 @@ class Setting:
             "unsealed_file_bytes": layout.unsealed_size, "batch_rows": _BATCH, "flush_entries": FLUSH_ENTRIES, "rounds": self.rounds,
             "single_puts": self.singles, "lookups": self.lookups, "query_many_keys": self.many, "small_files": self.small_files,
             "pause_files": self.pause_files, "pause_batch_rows": self.pause_rows,
-            "pause_seal_after_s": self.pause_seal_s, "commit_log_messages": self.log_messages,
+            "pause_seal_after_s": self.pause_seal_s, "commit_log_messages": self.log_messages, "storage": self.storage,
         }  # fmt: skip
+
+
+class UnsyncedDisk(Disk):
+    """A disk for making files fast: nothing is synced until `settle`."""
+
+    def sync(self, descriptor: int) -> None:
+        """Do nothing."""
+
+    def sync_folder(self, folder: Path) -> None:
+        """Do nothing."""
 
 
 class WatchedDisk(Disk):

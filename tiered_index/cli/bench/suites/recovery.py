@@ -9,10 +9,9 @@ from pathlib import Path
 from tiered_index.cli.bench.figures import Spec, at_most
 from tiered_index.cli.bench.machine import settle
 from tiered_index.cli.bench.meter import Meter
-from tiered_index.cli.bench.setting import Setting, fill, require, scratch
+from tiered_index.cli.bench.setting import Setting, UnsyncedDisk, fill, require, scratch
 from tiered_index.format.layout import Layout
 from tiered_index.service.index import IndexService
-from tiered_index.storage.disk import Disk
 from tiered_index.storage.local import LocalStorage
 
 __all__ = ["Recovery"]
@@ -23,16 +22,6 @@ _MANY_FILES = 1_000
 _SMALL = 100
 _AT_ONCE = 50
 """Files that are unsealed at the same time while many are made: each holds two descriptors."""
-
-
-class _UnsyncedDisk(Disk):
-    """A disk for making files fast: nothing is synced until `settle`."""
-
-    def sync(self, descriptor: int) -> None:
-        """Do nothing."""
-
-    def sync_folder(self, folder: Path) -> None:
-        """Do nothing."""
 
 
 class Recovery:
@@ -82,7 +71,7 @@ def _many_files(setting: Setting, place: Path, meter: Meter) -> None:
     layout = setting.layout
     small = replace(setting, layout=Layout(layout.preset, layout.schema, _SMALL, _SMALL + 1))
     files = setting.small_files
-    with small.open(place, disk=_UnsyncedDisk(), storage=LocalStorage(place / "storage", disk=_UnsyncedDisk())) as index:
+    with small.open(place, disk=UnsyncedDisk(), storage=LocalStorage(place / "storage", disk=UnsyncedDisk())) as index:
         for first in range(0, files, _AT_ONCE):
             fill(index, first * _SMALL, min(_AT_ONCE, files - first) * _SMALL)
             index.run_lifecycle()
