@@ -73,7 +73,8 @@ def test_fields_are_contracts():
     assert {"item", "state", "message", "problem"} <= set(fields(Fetched))
     assert fields(Lookup) == ["topic", "key", "begin_ms", "end_ms", "max_count", "cursor"]
     assert fields(Explain) == ["requests", "bytes", "cost_usd", "elapsed_ms", "files_read", "files_skipped", "files"]
-    assert {"file", "place", "outcome", "begin_ms", "end_ms", "requests", "bytes", "elapsed_ms", "cost_usd", "source"} <= set(fields(FileReport))
+    report = {"file", "place", "outcome", "begin_ms", "end_ms", "requests", "bytes", "cost_usd", "elapsed_ms", "matched", "error", "source"}
+    assert set(fields(FileReport)) == report
 
 
 def test_every_error_is_ours_and_has_an_exit_code():

@@ -207,7 +207,7 @@ def test_a_lost_object_is_a_failure_never_a_short_list(published):
 def test_an_object_that_a_later_record_removed_makes_a_reader_look_again(published, allow_partial):
     """As merge and expiry will: the record removes, then the object is deleted."""
     world = published
-    with IndexReader.open(storage_backend=world.storage, clock=world.clock, refresh_interval_s=10**6) as reader:
+    with IndexReader.open(storage_backend=world.storage, clock=world.clock, refresh_interval_s=10**6, block_cache_bytes=0) as reader:
         known = [reader.query(topic, "a", max_count=1000) for topic in ("orders", "payments")]
         log = StorageLog(world.storage, world.clock)
         log.open()

@@ -91,17 +91,20 @@ def verify_runs(file: CompactedFile) -> None:
 
 
 def verify_tables(file: CompactedFile) -> None:
-    """Check header and slot table of a local compacted file, which our own lookups do without. Raises `CorruptFile`."""
+    """Check header, slot table and filter of a local compacted file, which lookups in it do without. Raises `CorruptFile`."""
     assert file.local is not None
-    metadata = file.metadata()
-    parts = ((0, HEADER_SIZE, metadata.header_crc32), (HEADER_SIZE, metadata.layout.items_position, metadata.slots_crc32))
-    for start, stop, expected in parts:
+    trailer = file.local.trailer()
+    metadata, tail = trailer.metadata, trailer.tail
+    parts = (
+        ("header", 0, HEADER_SIZE, metadata.header_crc32),
+        ("slot table", HEADER_SIZE, metadata.layout.items_position, metadata.slots_crc32),
+        ("filter", tail.position, tail.directory_position, tail.filter_crc32),
+    )
+    for name, start, stop, expected in parts:
         with memoryview(file.local.data) as whole, whole[start:stop] as piece:
             found = zlib.crc32(piece)
         if found != expected:
-            raise CorruptFile(
-                file.local.file, "header or slot table does not match its CRC32", offset=start, expected=expected, found=found
-            )
+            raise CorruptFile(file.local.file, f"{name} does not match its CRC32", offset=start, expected=expected, found=found)
 
 
 def _positions_of(handles: Iterable[Handle]) -> dict[str, int]:

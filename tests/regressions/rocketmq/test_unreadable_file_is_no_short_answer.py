@@ -19,14 +19,14 @@ FAULTS = {
     "wrong": (CorruptFile, lambda storage, name: storage.corrupt("get_range", mode="wrong", name_prefix=name, times=None)),
     "short": (CorruptFile, lambda storage, name: storage.corrupt("get_range", mode="short", name_prefix=name, times=None)),
     "lost": (CorruptFile, lambda storage, name: storage.inner.delete(name)),
-    "cut": (CorruptFile, lambda storage, name: storage.inner.put(name, storage.inner.get(name)[:-100])),
+    "cut": (CorruptFile, lambda storage, name: storage.inner.put(name, storage.inner.get(name)[:100])),
 }
 
 
 @pytest.fixture
 def written(make_life):
     """Four files of twenty entries of one key, a hundred seconds each, as in the golden data."""
-    life = make_life(items=EACH + 1)
+    life = make_life(items=EACH + 1, block_cache_bytes=0, directory_cache_bytes=0)  # nothing is answered from memory
     for number in range(FILES * EACH):
         life.put("t", 0, "k", number, timestamp_ms=T + number * 5000)
     return life
