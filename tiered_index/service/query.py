@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from tiered_index.errors import BudgetExceeded, CorruptFile, PartialAnswer, StorageUnavailable, TieredIndexError
@@ -225,14 +225,20 @@ def past_lost_objects(
     uri = ""
     for _ in range(LOG_RETRIES):
         try:
-            with contextlib.ExitStack() as reading:
-                for catalog in catalogs:
-                    reading.enter_context(catalog.reading())
+            with catalogs[0].reading() if len(catalogs) == 1 else _reading(catalogs):
                 return ask_engine(frozenset(lost))
         except MissingObject as error:
             uri = error.uri
             lost |= check_lost(error, read_log(uri), allow_partial)
     raise StorageUnavailable(f"{uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
+
+
+@contextlib.contextmanager
+def _reading(catalogs: Sequence[Catalog]) -> Iterator[None]:
+    with contextlib.ExitStack() as reading:
+        for catalog in catalogs:
+            reading.enter_context(catalog.reading())
+        yield
 
 
 def check_lost(error: MissingObject, state: LogState, allow_partial: bool) -> set[tuple[str, str]]:

@@ -131,7 +131,10 @@ class FileReader:
                     _late(scan, _Search(scan, handle))
                     continue
                 if handle.is_local:
-                    self._search(_Search(scan, handle))
+                    if handle.place in _NEVER_STORED:
+                        _look(scan, handle)
+                    else:
+                        self._search(_Search(scan, handle))
                     continue
                 excluded = scan.excludes(handle)
                 if excluded is not None:
@@ -184,13 +187,10 @@ class FileReader:
     def _search(self, search: _Search) -> None:
         scan, handle = search.scan, search.handle
         try:
-            if search.place in _NEVER_STORED:
+            search.usage = Usage(self._storages[0].prices)
+            scan.usages.append(search.usage)
+            with measured(self._storages, search.usage):
                 search.matched = scan.look(handle)
-            else:
-                search.usage = Usage(self._storages[0].prices)
-                scan.usages.append(search.usage)
-                with measured(self._storages, search.usage):
-                    search.matched = scan.look(handle)
         except TieredIndexError as error:
             search.end("failed", error=error)
             return
@@ -204,6 +204,30 @@ class FileReader:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._threads, "tiered-index-query")
             return self._pool.submit(context.run, self._search_late, search)
+
+
+def _look(scan: Scan, handle: Handle) -> None:
+    """Search a file of which no byte lies in the storage, in the caller's thread: no request, nobody to race with."""
+    started = time.perf_counter()
+    matched, failure = 0, None
+    try:
+        matched = scan.look(handle)
+    except TieredIndexError as error:
+        failure = error
+    report = FileReport(
+        file=handle.file_id,
+        place=handle.place,
+        outcome="read" if failure is None else "failed",
+        begin_ms=handle.second_min * 1000,
+        end_ms=handle.second_max * 1000,
+        elapsed_ms=(time.perf_counter() - started) * 1000,
+        matched=matched,
+        error=str(failure) if failure is not None else None,
+        source=handle.source,
+    )
+    scan.reports.append(report)
+    if failure is not None:
+        scan.errors.append((report, failure))
 
 
 def _skipped(scan: Scan, handle: Handle, outcome: str) -> None:
