@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageError
+from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.found_message import FoundRocketmqMessage
 from tiered_index.rocketmq.hosts import Host, decode_offset_msg_id
@@ -27,6 +27,7 @@ from tiered_index.rocketmq.store import StoreDirectory
 from tiered_index.service.log_records import ArchivedSegment
 from tiered_index.service.messages import Fetched, MessageState
 from tiered_index.service.segment_archive import SegmentArchive
+from tiered_index.storage.deadline import check_deadline
 from tiered_index.types import IndexItem
 
 __all__ = ["RocketmqMessages"]
@@ -63,7 +64,7 @@ class _Search:
     instead: IndexItem | None = None
     """The entry that a message of the entry's place and key, and of another time, would have."""
     problems: list[str] = field(default_factory=list)
-    error: StorageError | None = None
+    error: StorageError | BudgetExceeded | None = None
     read_from: str | None = None
     deleted: bool = False
     requests: int = 0
@@ -92,10 +93,10 @@ class _Search:
         else:
             self.collision = self.collision or fetched
 
-    def fail(self, error: CorruptFile | StorageError) -> None:
+    def fail(self, error: CorruptFile | StorageError | BudgetExceeded) -> None:
         """Note what kept the message from being read; without its traceback, which would keep what was read."""
         self.problems.append(str(error))
-        if isinstance(error, StorageError):
+        if not isinstance(error, CorruptFile):
             self.error = error.with_traceback(None)
 
     def _contradiction(self, message: Message) -> str | None:
@@ -233,7 +234,7 @@ class RocketmqMessages:
             try:
                 # it may have been archived since the log was last read, and deleted locally because of that
                 archive.refresh()
-            except StorageError as error:
+            except (StorageError, BudgetExceeded) as error:
                 for search in unknown:
                     search.error = search.error or error
                     search.problems.append(str(error))
@@ -297,25 +298,36 @@ def _read_run(archive: SegmentArchive, run: _Run) -> None:
     segment, first = run.segment, run.searches[0]
     for search in run.searches:
         search.read_from = segment.name
-    first.requests += 1
     try:
-        data = archive.read(segment, run.begin, run.end - run.begin)
+        data = _get(archive, segment, first, run.begin, run.end - run.begin)
     except ObjectNotFound:
         return  # the log has removed the segment: it is not archived any more
-    except (CorruptFile, StorageError) as error:
+    except (CorruptFile, StorageError, BudgetExceeded) as error:
         for search in run.searches:
             search.fail(error)
         return
-    first.bytes += len(data)
     for search in run.searches:
         try:
             message = _decode(archive, segment, search, memoryview(data)[search.place.offset - run.begin :])
         except ObjectNotFound:
             continue
-        except (CorruptFile, StorageError) as error:
+        except (CorruptFile, StorageError, BudgetExceeded) as error:
             search.fail(error)
         else:
             search.take(message, "archived", segment.name)
+
+
+def _get(archive: SegmentArchive, segment: ArchivedSegment, search: _Search, offset: int, length: int) -> bytes:
+    """Return bytes of a segment by one request, which `search` is charged for unless the budget refuses it."""
+    check_deadline(f"reading {segment.name}")
+    search.requests += 1
+    try:
+        data = archive.read(segment, offset, length)
+    except BudgetExceeded:
+        search.requests -= 1
+        raise
+    search.bytes += len(data)
+    return data
 
 
 def _decode(archive: SegmentArchive, segment: ArchivedSegment, search: _Search, data: memoryview) -> Message:
@@ -327,9 +339,7 @@ def _decode(archive: SegmentArchive, segment: ArchivedSegment, search: _Search, 
     if size is None and len(data) >= MIN_MESSAGE_BYTES:
         claimed = check_head(data, segment.end - offset, file=segment.name, file_offset=at, physical_offset=offset).size
         if len(data) < claimed:
-            search.requests += 1
-            search.bytes += claimed
-            data = memoryview(archive.read(segment, offset, claimed))
+            data = memoryview(_get(archive, segment, search, offset, claimed))
     elif size is not None:
         data = data[:size]
     message = decode_message(data, file=segment.name, file_offset=at, physical_offset=offset)

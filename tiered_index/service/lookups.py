@@ -110,14 +110,19 @@ class Lookups(ABC):
         allow_partial: bool = False,
         *,
         source: MessageSource,
+        max_requests: int | None = None,
+        max_bytes: int | None = None,
+        timeout_s: float | None = None,
     ) -> MessagesResult:
         """Return the newest `max_count` messages themselves, each with its state, fetched from `source`; arguments as `query`.
 
         Entries of other keys with an equal hash are dropped, counted, and paged past; a message that can't be had is listed with its
-        state. Raises as `query`, also where a message's place can't be asked; with `allow_partial` the status is ``partial`` then.
+        state. The bounds are of the whole call, reads of archived messages included. Raises as `query`, also where a message's place can't
+        be asked; with `allow_partial` the status is ``partial`` then. The `result` of a `BudgetExceeded` is a `MessagesResult`.
         """
         asked = Asked(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial)
-        return find_messages(self.query, asked, source, self._schema, self.config.prices)
+        with Account(self._storages, LookupLimits(max_requests, max_bytes, timeout_s)).open() as account:
+            return find_messages(self.query, asked, source, self._schema, account)
 
     def cache_use(self) -> dict[str, CacheUse]:
         """Return how the caches in memory were used so far: ``blocks``, ``directories``, ``filters``; those of several indexes together."""

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from tiered_index.errors import PartialAnswer, TieredIndexError
+from tiered_index.errors import BudgetExceeded, PartialAnswer, TieredIndexError
 from tiered_index.format.schema import Schema
+from tiered_index.service.account import Account
 from tiered_index.service.cursor import encode_cursor, query_digest
 from tiered_index.service.validation import check_range
-from tiered_index.storage.metering import PriceTable
+from tiered_index.storage.deadline import check_deadline
+from tiered_index.storage.prices import PriceTable
 from tiered_index.types import Explain, FileReport, IndexItem, QueryResult, Status
 
 __all__ = ["Asked", "Fetched", "FoundMessage", "MessageSource", "MessageState", "MessagesResult", "find_messages"]
@@ -26,6 +28,8 @@ archive has it. ``missing``: it should be there and isn't, is damaged, or could 
 
 _PAGE = 64
 # entries asked for at least, once collisions have shown that a page holds others' entries, too
+_MOMENT_S = 1e-6
+# what a lookup is given whose time is up: it says what it would have read
 _NOTHING = Explain()
 
 
@@ -85,8 +89,8 @@ class MessagesResult:
 
     `messages` are in answer order, at most `max_count` of them, those that can't be had among them. `status` and `cursor` are as in
     `QueryResult`; `failed` names files of the index and places of messages that could not be read (status ``partial``). `collisions` is
-    how many entries of other keys with an equal hash were dropped. `explain` counts lookups and messages, the last two fields the
-    messages alone.
+    how many entries of other keys with an equal hash were dropped. `explain` counts lookups and messages (its reports of place
+    ``messages``), the last two fields the messages alone.
     """
 
     messages: tuple[Fetched, ...]
@@ -127,75 +131,107 @@ class Asked:
 
 
 def find_messages(
-    query: Callable[..., QueryResult], asked: Asked, source: MessageSource, schema: Schema, prices: PriceTable
+    query: Callable[..., QueryResult], asked: Asked, source: MessageSource, schema: Schema, account: Account
 ) -> MessagesResult:
     """Look up, fetch, and page on past collisions until `max_count` entries are accounted for or there are no more.
 
-    `query` is that of a service or reader. Raises as it does, and the first `Fetched.error` unless partial answers are allowed.
+    `query` is that of a service or reader; `account` is open and holds the bounds of the whole call. Raises as `query` does, and the first
+    `Fetched.error` unless partial answers are allowed; the `result` of a `BudgetExceeded` is the `MessagesResult` up to then.
     """
     started = time.perf_counter()
+    work = _Work(query, asked, source, account)
     found: list[Fetched] = []
-    spent: list[Fetched] = []
     replaced: list[IndexItem | None] = []
-    pages: list[QueryResult] = []
     cursor, page = asked.cursor, asked.max_count
     while True:
-        answer = query(asked.topic, asked.key, asked.begin_ms, asked.end_ms, page, cursor, asked.allow_partial)
-        pages.append(answer)
+        answer = work.look_up(asked.begin_ms, asked.end_ms, page, cursor)
         taken = 0
         while taken < len(answer.items) and len(found) < asked.max_count:
             items = answer.items[taken : taken + asked.max_count - len(found)]
             taken += len(items)
-            fetched = source.fetch(items, asked.topic, asked.key)
-            if [one.item for one in fetched] != list(items):
-                raise AssertionError("a message source answers for every item, in order")
-            spent += fetched
-            for one in fetched:
-                other = _fetch_instead(query, asked, source, one, pages, spent) if one.instead is not None else None
+            for one in work.fetch(items):
+                other = _fetch_instead(work, asked, one.instead) if one.instead is not None else None
                 replaced += [other.item] if other is not None else []
                 if one.carries_key and not (other is None and one.item in replaced):
                     found.append(other or one)
         cursor = answer.cursor if taken == len(answer.items) else _cursor_behind(answer.items[taken - 1], asked, schema)
         if len(found) >= asked.max_count or cursor is None:
             break
+        if work.exceeded is not None:
+            break
         page = max(asked.max_count - len(found), _PAGE)
     if replaced:
         found.sort(key=_order)
-    failed = {report.file: report for answer in pages for report in answer.failed}
-    failed |= _failures(spent, allow_partial=asked.allow_partial)
-    requests, read = sum(one.requests for one in spent), sum(one.bytes for one in spent)
-    return MessagesResult(
+    fetched = _reports(work.spent, account.usage.prices)
+    failed = {report.file: report for answer in work.pages for report in answer.failed}
+    failed |= _failures(work.spent, fetched, allow_partial=asked.allow_partial)
+    result = MessagesResult(
         messages=tuple(found),
-        status="partial" if failed else "truncated" if cursor is not None else "complete",
+        status="partial" if failed or work.exceeded is not None else "truncated" if cursor is not None else "complete",
         cursor=cursor,
         failed=tuple(failed.values()),
-        collisions=sum(not one.carries_key for one in spent),
-        explain=_together([answer.explain for answer in pages], requests, read, prices, started),
-        message_requests=requests,
-        message_bytes=read,
+        collisions=sum(not one.carries_key for one in work.spent),
+        explain=_together([answer.explain for answer in work.pages], fetched, account, started),
+        message_requests=sum(one.requests for one in work.spent),
+        message_bytes=sum(one.bytes for one in work.spent),
     )
+    if asked.allow_partial or (exceeded := work.exceeded or _refused(work.spent)) is None:
+        return result
+    raise BudgetExceeded(str(exceeded), failed=result.failed, result=result) from exceeded
 
 
-def _fetch_instead(
-    query: Callable[..., QueryResult], asked: Asked, source: MessageSource, one: Fetched, pages: list[QueryResult], spent: list[Fetched]
-) -> Fetched | None:
-    """Return the message that lies in the place of `one`, None where it isn't of the asked range, or the index has no entry of it.
+class _Work:
+    """The calls of one lookup, and what they gave; `exceeded` is the budget's refusal of a part of the index."""
+
+    def __init__(self, query: Callable[..., QueryResult], asked: Asked, source: MessageSource, account: Account) -> None:
+        self._query = query
+        self._asked = asked
+        self._source = source
+        self._account = account
+        self.pages: list[QueryResult] = []
+        self.spent: list[Fetched] = []
+        self.exceeded: BudgetExceeded | None = None
+
+    def look_up(self, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None) -> QueryResult:
+        """Return a page of the index, as far as the budget reaches."""
+        asked, left_s = self._asked, self._account.remaining_s()
+        limits = {} if left_s is None else {"timeout_s": max(left_s, _MOMENT_S)}
+        try:
+            answer = self._query(asked.topic, asked.key, begin_ms, end_ms, max_count, cursor, asked.allow_partial, **limits)
+        except BudgetExceeded as error:
+            self.exceeded = self.exceeded or error
+            answer = error.result if isinstance(error.result, QueryResult) else QueryResult(items=(), status="partial")
+        self.pages.append(answer)
+        return answer
+
+    def fetch(self, items: Sequence[IndexItem]) -> list[Fetched]:
+        """Return what became of each of `items`, in their order."""
+        try:
+            check_deadline("fetching messages")
+        except BudgetExceeded as error:
+            fetched = [Fetched(item=item, state="missing", problem=str(error), error=error) for item in items]
+        else:
+            fetched = self._source.fetch(items, self._asked.topic, self._asked.key)
+        if [one.item for one in fetched] != list(items):
+            raise AssertionError("a message source answers for every item, in order")
+        self.spent += fetched
+        return fetched
+
+
+def _fetch_instead(work: _Work, asked: Asked, there: IndexItem) -> Fetched | None:
+    """Return the message of the entry `there`, None where it isn't of the asked range, or the index has no such entry.
 
     Entries of one place are one answer, the newest; a log that was written anew, under a clock that was set back, may have another message
-    there. Its own second is asked for. What that costs is added to `pages` and `spent`.
+    there. Its own second is asked for.
     """
-    there = one.instead
-    assert there is not None
     second = there.timestamp_ms // 1000
     second_min, second_max, _ = check_range(asked.begin_ms, asked.end_ms, asked.max_count)
     cursor: str | None = None
     while second_min <= second <= second_max:
-        answer = query(asked.topic, asked.key, second * 1000, second * 1000, _PAGE, cursor, asked.allow_partial)
-        pages.append(answer)
+        answer = work.look_up(second * 1000, second * 1000, _PAGE, cursor)
         for item in answer.items:
             if (item.queue_id, item.offset, item.size) == (there.queue_id, there.offset, there.size):
-                (fetched,) = source.fetch([item], asked.topic, asked.key)
-                spent.append(fetched)
+                (fetched,) = work.fetch([item])
                 return fetched if fetched.message is not None and fetched.carries_key else None
         if (cursor := answer.cursor) is None:
             break
@@ -214,33 +250,64 @@ def _cursor_behind(item: IndexItem, asked: Asked, schema: Schema) -> str:
     return encode_cursor(key, query_digest(asked.topic, asked.key, second_min, second_max))
 
 
-def _failures(spent: Sequence[Fetched], *, allow_partial: bool) -> dict[str, FileReport]:
-    """Return a report of each place that could not be asked; raises what it raised unless partial answers are allowed."""
-    reports: dict[str, FileReport] = {}
-    errors = [one.error for one in spent if one.error is not None]
+def _reports(spent: Sequence[Fetched], prices: PriceTable) -> list[FileReport]:
+    """Return what was done with each object or file that messages were asked of: those that cost a request, and those that failed."""
+    groups: dict[tuple[str, bool], list[Fetched]] = {}
     for one in spent:
-        if one.error is None or one.item is None:
-            continue
-        file = one.read_from or "messages"
-        time_ms = one.item.timestamp_ms
-        known = reports.get(file)
-        begin_ms, end_ms = (min(known.begin_ms, time_ms), max(known.end_ms, time_ms)) if known else (time_ms, time_ms)
-        reports[file] = FileReport(file=file, place="messages", outcome="failed", begin_ms=begin_ms, end_ms=end_ms, error=str(one.error))
-    if errors and not allow_partial:
-        if all(type(error) is type(errors[0]) for error in errors):
-            raise errors[0]
-        raise PartialAnswer("; ".join(f"{file}: {report.error}" for file, report in reports.items()), failed=tuple(reports.values()))
+        if one.item is not None and (one.requests or one.error is not None):
+            groups.setdefault((one.read_from or "messages", one.error is not None), []).append(one)
+    reports = []
+    for (file, failed), several in groups.items():
+        times = [one.item.timestamp_ms for one in several if one.item is not None]
+        requests, read = sum(one.requests for one in several), sum(one.bytes for one in several)
+        reports.append(
+            FileReport(
+                file=file, place="messages", outcome="failed" if failed else "fetched", begin_ms=min(times), end_ms=max(times),
+                requests=requests, bytes=read, cost_usd=prices.cost_usd({"get_range": requests}, read),
+                matched=sum(one.message is not None and one.carries_key for one in several),
+                error=str(several[0].error) if failed else None,
+            )
+        )  # fmt: skip
     return reports
 
 
-def _together(explains: Sequence[Explain], requests: int, read: int, prices: PriceTable, started: float) -> Explain:
-    return replace(
-        explains[0],
-        requests=sum(explain.requests for explain in explains) + requests,
-        bytes=sum(explain.bytes for explain in explains) + read,
-        cost_usd=sum(explain.cost_usd for explain in explains) + prices.cost_usd({"get_range": requests}, read),
+def _failures(spent: Sequence[Fetched], reports: Sequence[FileReport], *, allow_partial: bool) -> dict[str, FileReport]:
+    """Return the reports of what could not be asked; raises what it raised unless partial answers are allowed, or the budget refused it."""
+    failed = {report.file: report for report in reports if report.outcome == "failed"}
+    errors = [one.error for one in spent if one.error is not None]
+    hard = [error for error in errors if not isinstance(error, BudgetExceeded)]
+    if hard and not allow_partial:
+        if all(type(error) is type(hard[0]) for error in hard):
+            raise hard[0]
+        raise PartialAnswer("; ".join(f"{file}: {report.error}" for file, report in failed.items()), failed=tuple(failed.values()))
+    return failed
+
+
+def _refused(spent: Sequence[Fetched]) -> BudgetExceeded | None:
+    """Return the error of the first message that the budget did not reach for, saying how many those were."""
+    errors = [one.error for one in spent if isinstance(one.error, BudgetExceeded)]
+    return BudgetExceeded(f"{errors[0]}; {len(errors)} of the messages were not read") if errors else None
+
+
+def _together(explains: Sequence[Explain], fetched: Sequence[FileReport], account: Account, started: float) -> Explain:
+    """Return the sum of it all. What the account counted beside lookups and messages is the log's, which fetching may read on."""
+    parts: list[Explain | FileReport] = [*explains, *fetched]
+    requests, read, cost_usd = sum(p.requests for p in parts), sum(p.bytes for p in parts), sum((p.cost_usd for p in parts), 0.0)
+    usage, log = account.usage, []
+    if (more := usage.requests - requests) > 0:
+        more_bytes, more_usd = max(0, usage.bytes_read - read), max(0.0, usage.cost_usd - cost_usd)
+        log = [
+            FileReport(
+                file="log", place="storage", outcome="refreshed", begin_ms=0, end_ms=0, requests=more, bytes=more_bytes, cost_usd=more_usd
+            )
+        ]
+        requests, read, cost_usd = requests + more, read + more_bytes, cost_usd + more_usd
+    return Explain(
+        requests=requests,
+        bytes=read,
+        cost_usd=cost_usd,
         elapsed_ms=(time.perf_counter() - started) * 1000,
         files_read=sum(explain.files_read for explain in explains),
         files_skipped=sum(explain.files_skipped for explain in explains),
-        files=tuple(file for explain in explains for file in explain.files),
+        files=(*(file for explain in explains for file in explain.files), *fetched, *log),
     )
