@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from tiered_index.storage.deadline import deadline_at
 from tiered_index.storage.metering import MeteredStorage, Usage
 
 __all__ = ["Account", "LookupLimits", "measured"]
+
+_LONGEST_S = threading.TIMEOUT_MAX / 2
+# no thread can wait longer; such a bound is none
 
 
 @contextlib.contextmanager
@@ -42,7 +46,9 @@ class LookupLimits:
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
                 raise InvalidArgument(f"{name} must be a whole number, 0 or more, not {value!r}")
         limit = self.timeout_s
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit) or limit <= 0):
+        if limit is None:
+            return
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
             raise InvalidArgument(f"timeout_s must be a positive number of seconds, not {limit!r}")
 
     @property
@@ -58,7 +64,8 @@ class Account:
         self._storages = storages
         self.limits = limits
         self.usage = Usage(storages[0].prices, max_requests=limits.max_requests, max_bytes=limits.max_bytes)
-        self.deadline_s = time.monotonic() + limits.timeout_s if limits.timeout_s is not None else None
+        bounded = limits.timeout_s is not None and limits.timeout_s < _LONGEST_S
+        self.deadline_s = time.monotonic() + limits.timeout_s if bounded and limits.timeout_s is not None else None
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Account]:

@@ -181,7 +181,8 @@ class CompactedFile:
         if cold.learn_filter(stored) and self.excludes(question) is not None:
             return concatenate([], cold.trailer(stored).metadata.layout.schema)
         rows = _search(self.stored, question)
-        cold.filters.note(stored, in_vain=not len(rows))
+        if not len(rows):
+            cold.filters.note_in_vain(stored, _filter_hash(question, keyed=cold.keyed))
         return rows
 
     def search_many(self, batch: QuestionBatch) -> Found:

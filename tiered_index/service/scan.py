@@ -65,17 +65,31 @@ class _Search:
         self.scan = scan
         self.handle = handle
         self.place = handle.place
-        self.usage: Usage | None = None
+        self._usage: Usage | None = None
         self.started = time.perf_counter()
         self.matched: int | None = None
         self._ended = False
+
+    @property
+    def usage(self) -> Usage | None:
+        """What its requests add up to; none is let through once it is ended."""
+        return self._usage
+
+    @usage.setter
+    def usage(self, usage: Usage | None) -> None:
+        with self.scan.lock:
+            self._usage = usage
+            if self._ended and usage is not None:
+                usage.max_requests = 0
 
     def end(self, outcome: str, *, matched: int = 0, error: TieredIndexError | None = None) -> None:
         with self.scan.lock:
             if self._ended:
                 return
             self._ended = True
-            usage = self.usage
+            usage = self._usage
+            if usage is not None:
+                usage.max_requests = 0
             stored_only = not self.handle.is_local
             report = FileReport(
                 file=self.handle.file_id,
@@ -148,6 +162,9 @@ class FileReader:
                         break
                     if any(search.matched == 0 for search in ended):
                         width *= 2
+                if scan.account is not None and scan.remaining_s() == 0:
+                    _late(scan, _Search(scan, handle))
+                    continue
                 search = _Search(scan, handle)
                 searching[self._submit(search)] = search
             while searching and not all(scan.spares(search.handle.second_max) for search in searching.values()):

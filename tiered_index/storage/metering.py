@@ -96,8 +96,7 @@ class Usage:
         with self._lock:
             if call.requests:
                 self._admit(call)
-                self._requests[call.operation] += call.requests
-            self._bytes_held += call.asked_bytes or 0
+            self._count(call)
 
     def end(self, call: Call, *, read: int = 0, written: int = 0) -> None:
         """Count the payload of a call that `begin` admitted, and hold nothing for it any more; a failed one has none."""
@@ -105,6 +104,12 @@ class Usage:
             self._bytes_held -= call.asked_bytes or 0
             self._bytes_read += read
             self._bytes_written += written
+
+    def _count(self, call: Call) -> None:
+        with self._lock:
+            if call.requests:
+                self._requests[call.operation] += call.requests
+            self._bytes_held += call.asked_bytes or 0
 
     def _admit(self, call: Call) -> None:
         if self.max_requests is not None:
@@ -170,7 +175,10 @@ class MeteredStorage(WrapperStorage):
 
 def _begin(usages: Sequence[Usage], call: Call) -> None:
     """Begin `call` in all of `usages`, or in none where one refuses it."""
-    limited = [usage for usage in usages if usage.limited]
+    limited: list[Usage] = []
+    free: list[Usage] = []
+    for usage in usages:  # asked once: a limit may be set meanwhile
+        (limited if usage.limited else free).append(usage)
     with contextlib.ExitStack() as held:
         for usage in sorted(limited, key=id):  # one order for every thread, so that none waits for another in a circle
             held.enter_context(usage._lock)
@@ -183,9 +191,8 @@ def _begin(usages: Sequence[Usage], call: Call) -> None:
             for usage in begun:
                 usage._take_back(call)
             raise
-    for usage in usages:
-        if not usage.limited:
-            usage.begin(call)
+    for usage in free:
+        usage._count(call)
 
 
 def _payload_bytes(call: Call, result: object) -> int:

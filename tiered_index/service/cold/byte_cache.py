@@ -52,10 +52,14 @@ class ByteCache(Generic[K, V]):
             self._entries.move_to_end(key)
             return entry[0]
 
-    def put(self, key: K, value: V, size_bytes: int) -> None:
-        """Keep `value`, which takes `size_bytes`, and throw out what must go for it."""
-        if size_bytes * 8 > self._max_bytes:
-            return
+    def takes(self, size_bytes: int) -> bool:
+        """Return whether a value of `size_bytes` would be kept."""
+        return size_bytes * 8 <= self._max_bytes
+
+    def put(self, key: K, value: V, size_bytes: int) -> bool:
+        """Keep `value`, which takes `size_bytes`, and throw out what must go for it; return whether it is kept."""
+        if not self.takes(size_bytes):
+            return False
         with self._lock:
             old = self._entries.pop(key, None)
             self._size_bytes += size_bytes - (old[1] if old is not None else 0)
@@ -64,6 +68,7 @@ class ByteCache(Generic[K, V]):
                 _, (_, freed) = self._entries.popitem(last=False)
                 self._size_bytes -= freed
                 self._evictions += 1
+        return True
 
     def clear(self) -> None:
         """Let go of everything."""

@@ -101,11 +101,11 @@ class CacheFolder:
         self._touch(path)
         return piece
 
-    def write(self, name: str, kind: Kind, data: bytes | memoryview) -> None:
-        """Keep an entry; where the disk does not take it, it is not kept."""
+    def write(self, name: str, kind: Kind, data: bytes | memoryview) -> bool:
+        """Keep an entry; where the disk does not take it, it is not kept. Return whether it is."""
         size = _stored_bytes(len(data))
         if self._read_only or not len(data) or size > self._max_bytes:
-            return
+            return False
         path = self._path(name, kind)
         temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
         try:
@@ -120,8 +120,9 @@ class CacheFolder:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             self._tell("write", error)
-            return
+            return False
         self._make_room(size - replaced)
+        return True
 
     def _path(self, name: str, kind: Kind) -> Path:
         return self._mine / f"{name.replace('/', ',')}.{kind}"  # a comma is in no object's name

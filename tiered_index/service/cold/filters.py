@@ -34,6 +34,8 @@ class Filters:
         self._after_probes = after_probes
         self._lock = threading.Lock()
         self._in_vain: dict[str, int] = {}
+        self._too_large: set[str] = set()
+        # files whose filters neither the local cache nor the memory took
 
     def excludes(self, stored: StoredObject, hash64: int) -> bool:
         """Return whether the file certainly doesn't hold the key of `hash64`; False where its filter is not at hand."""
@@ -63,24 +65,30 @@ class Filters:
         words = _words(b"".join(found))
         return ~blocks_may_hold(words[place * _BLOCKS_A_PIECE + numbers % _BLOCKS_A_PIECE], hashes)
 
-    def note(self, stored: StoredObject, *, in_vain: bool) -> None:
-        """Remember how a probe of a file by requests ended."""
-        if in_vain and stored.filter_length:
-            with self._lock:
-                self._in_vain[stored.name] = self._in_vain.get(stored.name, 0) + 1
+    def note_in_vain(self, stored: StoredObject, hash64: int) -> None:
+        """Remember that the file was read in vain for the key of `hash64`, where its filter was not at hand to tell."""
+        blocks = stored.filter_length // FILTER_BLOCK_BYTES
+        if not blocks or stored.name in self._too_large:
+            return
+        if self._folder is None and not self._memory.takes(stored.filter_length):
+            return
+        if self._block(stored, block_number(hash64, blocks)) is not None:
+            return
+        with self._lock:
+            self._in_vain[stored.name] = self._in_vain.get(stored.name, 0) + 1
 
-    def is_due(self, stored: StoredObject) -> bool:
-        """Return whether the file was probed in vain often enough for its filter to be fetched."""
-        return self._in_vain.get(stored.name, 0) >= self._after_probes
+    def claim(self, stored: StoredObject) -> bool:
+        """Return whether the file was read in vain often enough for the caller, and nobody else, to fetch its filter now."""
+        if self._in_vain.get(stored.name, 0) < self._after_probes:
+            return False
+        with self._lock:
+            return self._in_vain.pop(stored.name, 0) >= self._after_probes
 
     def keep(self, stored: StoredObject, data: bytes) -> None:
         """Take in a file's verified filter."""
-        with self._lock:
-            self._in_vain.pop(stored.name, None)
-        if self._folder is not None:
-            self._folder.write(stored.name, "filter", data)
-        if self._piece(stored, 0) is None:
-            self._memory.put((stored.name, _WHOLE), data, len(data))
+        kept = self._folder is not None and self._folder.write(stored.name, "filter", data)
+        if not kept and not self._memory.put((stored.name, _WHOLE), data, len(data)):
+            self._too_large.add(stored.name)
 
     def use(self) -> CacheUse:
         """Return how the memory was used."""

@@ -15,13 +15,21 @@ import logging
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, TypeVar
 
 from tiered_index.config import IndexConfig
-from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, UnsupportedVersion
+from tiered_index.errors import (
+    BudgetExceeded,
+    CorruptFile,
+    InvalidArgument,
+    ObjectNotFound,
+    StorageError,
+    TieredIndexError,
+    UnsupportedVersion,
+)
 from tiered_index.format.trailer import Run, Trailer, parse_trailer
 from tiered_index.service.cold.byte_cache import ByteCache, CacheUse
 from tiered_index.service.cold.cache_folder import CacheFolder
@@ -37,6 +45,10 @@ T = TypeVar("T")
 _MAX_SPAN_BYTES = 8 << 20
 # longer ranges are cut, so that they travel side by side
 _log = logging.getLogger(__name__)
+
+
+class _Abandoned(Exception):
+    """Internal: whoever fetched for all was interrupted, which is no answer to the others."""
 
 
 class MissingObject(ObjectNotFound):
@@ -88,7 +100,7 @@ class ColdPath:
     def trailer(self, stored: StoredObject) -> Trailer:
         """Return a file's verified trailer from memory, the local cache or, by one request, the storage.
 
-        Look-ups that come while it is fetched wait for that request and share its outcome, an error included.
+        Look-ups that come while it is fetched wait for that request and share its outcome, an error of the file or the storage included.
         """
         while True:
             known = self._trailers.get(stored.name)
@@ -103,11 +115,10 @@ class ColdPath:
                 return self._fetch_for_all(stored, fetch)
             try:
                 return fetch.result(remaining_s())
-            except BudgetExceeded:
+            except (BudgetExceeded, _Abandoned):
                 continue  # of the look-up that fetched: this one has a budget of its own
-            except TimeoutError:
-                check_deadline(f"waiting for the directory of {stored.name}")
-                raise
+            except TimeoutError as error:
+                raise BudgetExceeded(f"timeout_s was reached while waiting for the directory of {stored.name}") from error
 
     def known_trailer(self, stored: StoredObject) -> Trailer | None:
         """Return a file's trailer where it is in memory."""
@@ -132,9 +143,22 @@ class ColdPath:
         return [pieces[run.offset] for run in runs]
 
     def learn_filter(self, stored: StoredObject) -> bool:
-        """Fetch a file's filter where it has been probed in vain often enough to be worth it; return whether it was fetched now."""
-        if not self.filters.is_due(stored):
+        """Fetch a file's filter where it has been probed in vain often enough to be worth it; return whether it was fetched now.
+
+        A look-up can do without: what keeps a filter from being fetched is logged, and only an object that is gone is an error.
+        """
+        if not self.filters.claim(stored):
             return False
+        try:
+            self.filters.keep(stored, self._filter(stored))
+        except MissingObject:
+            raise
+        except (BudgetExceeded, CorruptFile, StorageError) as error:
+            _log.warning("the filter of %s is not used: %s", stored.name, error)
+            return False
+        return True
+
+    def _filter(self, stored: StoredObject) -> bytes:
         expected = self.trailer(stored).tail.filter_crc32
 
         def check(data: bytes) -> bytes:
@@ -143,8 +167,7 @@ class ColdPath:
                                   found=found)  # fmt: skip
             return data
 
-        self.filters.keep(stored, self._checked(stored, stored.trailer_position, stored.filter_length, check))
-        return True
+        return self._checked(stored, stored.trailer_position, stored.filter_length, check)
 
     def keep(self, stored: StoredObject, data: Any) -> None:
         """Keep directory and filter of a file whose bytes are at hand, so that no request will be needed for them."""
@@ -175,7 +198,7 @@ class ColdPath:
         except BaseException as error:
             with self._lock:
                 del self._fetches[stored.name]
-            fetch.set_exception(error)
+            fetch.set_exception(error if isinstance(error, TieredIndexError) else _Abandoned())
             raise
         self._trailers.put(stored.name, trailer, stored.size_bytes - stored.directory_position)
         with self._lock:
@@ -225,13 +248,15 @@ class ColdPath:
 
     def _get(self, stored: StoredObject, start: int, length: int) -> bytes:
         if not self._travelling.acquire(timeout=remaining_s()):
-            check_deadline(f"waiting to read {stored.name}")
+            raise BudgetExceeded(f"timeout_s was reached while waiting to read {stored.name}")
         try:
             check_deadline(f"reading {stored.name}")
             data = self.storage.get_range(stored.name, start, length)
         except ObjectNotFound as error:
             raise MissingObject(stored.name, self.storage.uri) from error
         except InvalidArgument as error:  # our own ranges lie within what the log says
+            if self._closed:
+                raise
             raise CorruptFile(stored.name, f"shorter than the log says ({error})", expected=stored.size_bytes) from error
         finally:
             self._travelling.release()
@@ -246,11 +271,10 @@ class ColdPath:
             for task in tasks[:1]:
                 yield task()
             for future in futures:
-                try:
-                    yield future.result(remaining_s())
-                except TimeoutError:
-                    check_deadline("waiting for ranges")
-                    raise
+                wait([future], remaining_s())
+                if not future.done():
+                    raise BudgetExceeded("timeout_s was reached while waiting for ranges")
+                yield future.result()
         finally:
             for future in futures:
                 future.cancel()

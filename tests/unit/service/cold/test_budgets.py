@@ -1,0 +1,289 @@
+"""What a lookup may cost: no limit is ever passed, what was found is handed over, and what could not be read is named."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cold_index import ColdIndex, cold_index, columns, publish, put
+from tiered_index import IndexReader, Lookup
+from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.model import Answer
+from tiered_index.testing.storage_faults import FaultStorage
+
+FILES = 6
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
+    return cold_index(tmp_path_factory.mktemp("cold") / "root", files=FILES)
+
+
+@pytest.fixture(autouse=True)
+def _forget(made: ColdIndex) -> None:
+    made.storage.reset()
+
+
+def check_partial(made: ColdIndex, error: BudgetExceeded, requests: int) -> None:
+    """What a budget error carries is the newest answers that were paid for, and the names of the files that were not."""
+    result = error.result
+    assert result is not None and result.status == "partial"  # type: ignore[attr-defined]
+    found = [Answer.of(item) for item in result]  # type: ignore[attr-defined]
+    expected = made.expected("t", "all")
+    assert set(found) < set(expected) and len(found) == len(set(found)) <= requests
+    names = {report.file for report in result.failed}  # type: ignore[attr-defined]
+    assert names == {report.file for report in error.failed} and len(names) == FILES - len(found)  # type: ignore[attr-defined]
+    assert all("max_" in str(report.error) for report in result.failed)  # type: ignore[attr-defined]
+    for answer in expected:
+        file = next(o.file_id for o in made.stored if o.second_min <= answer.timestamp_ms // 1000 <= o.second_max)
+        assert (answer in found) is (file not in names)
+
+
+@pytest.mark.parametrize("limit", range(2 * FILES + 1))
+def test_max_requests_is_never_passed(made: ColdIndex, limit: int) -> None:
+    for allow_partial in (False, True):
+        with made.reader() as reader:
+            made.storage.reset()
+            if limit == 2 * FILES:
+                answer = reader.query("t", "all", max_requests=limit, allow_partial=allow_partial)
+                assert [Answer.of(item) for item in answer] == made.expected("t", "all")
+            elif allow_partial:
+                answer = reader.query("t", "all", max_requests=limit, allow_partial=True)
+                check_partial(made, BudgetExceeded("", failed=answer.failed, result=answer), limit)
+                assert answer.explain.requests <= limit
+            else:
+                with pytest.raises(BudgetExceeded, match=f"max_requests={limit} reached") as caught:
+                    reader.query("t", "all", max_requests=limit)
+                check_partial(made, caught.value, limit)
+            assert len(made.storage.operations) <= limit
+
+
+def test_max_bytes_is_never_passed(made: ColdIndex) -> None:
+    with made.reader() as reader:
+        whole = reader.query("t", "all").explain.bytes
+    for limit in [0, 1, *range(100, whole, 997), whole - 1]:
+        with made.reader() as reader:
+            made.storage.reset()
+            with pytest.raises(BudgetExceeded, match=f"max_bytes={limit} reached") as caught:
+                reader.query("t", "all", max_bytes=limit)
+            check_partial(made, caught.value, FILES)
+            assert made.storage.delivered <= limit
+    with made.reader() as reader:
+        assert len(reader.query("t", "all", max_bytes=whole)) == FILES
+
+
+def test_what_is_in_memory_is_answered_for_nothing(made: ColdIndex) -> None:
+    with made.reader() as reader:
+        reader.query("t", "all")
+        made.storage.reset()
+        answer = reader.query("t", "all", max_requests=0, max_bytes=0)
+        assert [Answer.of(item) for item in answer] == made.expected("t", "all")
+        many = reader.query_many([Lookup(topic="t", key="all")], max_requests=0, max_bytes=0)
+        assert [Answer.of(item) for item in many[0]] == made.expected("t", "all")
+        assert made.storage.operations == []
+
+
+def test_local_files_are_answered_for_nothing(tmp_path: Path) -> None:
+    mixed = cold_index(tmp_path / "root", files=2)
+    with mixed.writer() as writer:
+        put(mixed, writer, columns(2, 40))
+        writer.flush()
+        assert len(writer.query("t", "k2-3", mixed.stored[-1].second_max * 1000 + 1000, max_requests=0)) == 1
+        with pytest.raises(BudgetExceeded) as caught:
+            writer.query("t", "all", max_requests=0)
+        result = caught.value.result
+        assert [Answer.of(item) for item in result] == mixed.expected("t", "all")[:1]  # type: ignore[attr-defined]
+        partly = writer.query("t", "all", max_requests=0, allow_partial=True)
+        assert (partly.status, len(partly), len(partly.failed)) == ("partial", 1, 2)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3, 5])
+def test_the_limits_of_a_batch_are_of_the_whole_batch(made: ColdIndex, limit: int) -> None:
+    asked = [Lookup(topic="t", key=f"k{file}-{n}") for file in range(FILES) for n in range(3)] + [Lookup(topic="t", key="all")]
+    with made.reader() as reader:
+        made.storage.reset()
+        with pytest.raises(BudgetExceeded) as caught:
+            reader.query_many(asked, max_requests=limit)
+        assert len(made.storage.operations) <= limit
+        results: Any = caught.value.result
+        failed = {report.file for report in results.failed}
+        assert failed == {report.file for report in caught.value.failed} and len(failed) >= FILES - limit // 2
+        for q, answer in zip(asked, results, strict=True):
+            assert answer.status == "partial"
+            assert set(map(Answer.of, answer)) <= set(made.expected(q.topic, q.key))
+        assert results.counts.sum() == 4 * (FILES - len(failed))
+        made.storage.reset()
+        partly = reader.query_many(asked, max_bytes=0, allow_partial=True)
+        assert made.storage.delivered == 0
+        assert {answer.status for answer in partly} == {"partial"}
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_requests": -1}, {"max_requests": 1.0}, {"max_requests": "1"}, {"max_requests": True}, {"max_bytes": -1}, {"max_bytes": 2.5},
+        {"max_bytes": False}, {"timeout_s": 0}, {"timeout_s": -1}, {"timeout_s": float("nan")}, {"timeout_s": float("inf")},
+        {"timeout_s": "1"}, {"timeout_s": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_can_be_no_limit_is_refused(made: ColdIndex, limits: dict[str, Any]) -> None:
+    with made.reader() as reader:
+        made.storage.reset()
+        name = next(iter(limits))
+        with pytest.raises(InvalidArgument, match=name):
+            reader.query("t", "all", **limits)
+        with pytest.raises(InvalidArgument, match=name):
+            reader.query_many([Lookup(topic="t", key="all")], **limits)
+        assert made.storage.operations == []
+
+
+@pytest.mark.parametrize("timeout_s", [10**10, 1e300, 10**400, 0.5e9], ids=["317 years", "float", "integer", "16 years"])
+def test_a_timeout_of_any_length_is_a_timeout(made: ColdIndex, timeout_s: float) -> None:
+    with made.reader(query_threads=1) as reader:
+        answer = reader.query("t", "all", timeout_s=timeout_s)
+        assert [Answer.of(item) for item in answer] == made.expected("t", "all")
+        assert len(reader.query_many([Lookup(topic="t", key="all")], timeout_s=timeout_s)[0]) == FILES
+
+
+Ask = Callable[[IndexReader, float, bool], Any]
+ASKS: dict[str, Ask] = {
+    "query": lambda reader, timeout_s, allowed: reader.query("t", "all", timeout_s=timeout_s, allow_partial=allowed),
+    "query_many": lambda reader, timeout_s, allowed: reader.query_many(
+        [Lookup(topic="t", key="all"), Lookup(topic="t", key="k0-1")], timeout_s=timeout_s, allow_partial=allowed
+    ),
+}
+
+
+@pytest.fixture
+def threads_end() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+        assert not thread.is_alive(), thread
+
+
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS.keys())
+@pytest.mark.parametrize("files", [1, FILES])
+def test_a_storage_that_hangs_is_waited_for_until_the_timeout(
+    made: ColdIndex, tmp_path: Path, threads_end: None, ask: Ask, files: int
+) -> None:
+    """The call returns while the storage still hangs, which only its own deadline can bring about."""
+    chosen = made if files == FILES else cold_index(tmp_path / "root", files=1)
+    faulty = FaultStorage(chosen.inner)
+    reader = chosen.reader(storage=faulty)
+    with reader:
+        hang = faulty.hang("get_range", times=None)
+        try:
+            with pytest.raises(BudgetExceeded, match="timeout_s was reached") as caught:
+                ask(reader, 0.05, False)
+            assert hang.entered.is_set() and not hang.release.is_set()
+            assert len(caught.value.failed) == files
+            partly = ask(reader, 0.05, True)
+            assert {report.outcome for report in partly.failed} == {"failed"} and len(partly.failed) == files
+            # a lookup without a timeout, begun meanwhile, has its answer once the storage goes on
+            with ThreadPoolExecutor(1) as pool:
+                patient = pool.submit(reader.query, "t", "all")
+                hang.release.set()
+                assert [Answer.of(item) for item in patient.result(30)] == chosen.expected("t", "all")
+        finally:
+            hang.release.set()
+        faulty.clear()
+        assert len(reader.query("t", "all", timeout_s=30)) == files
+
+
+def test_a_spent_lookup_does_not_fail_those_that_waited_for_its_directory(made: ColdIndex) -> None:
+    """The first asks for a directory and has no more time when it comes back; the others wait for the same directory."""
+    faulty = FaultStorage(made.inner)
+    stored = made.stored[0]
+    question = ("t", "all", stored.second_min * 1000, stored.second_max * 1000)
+    with made.reader(storage=faulty) as reader, ThreadPoolExecutor(9) as pool:
+        hang = faulty.hang("get_range")
+        first = pool.submit(reader.query, *question, timeout_s=0.05)
+        assert hang.entered.wait(30)
+        others = [pool.submit(reader.query, *question) for _ in range(8)]
+        with pytest.raises(BudgetExceeded):
+            first.result(30)
+        hang.release.set()
+        assert [len(other.result(30)) for other in others] == [1] * 8
+    assert faulty.calls("get_range") <= 4
+
+
+@pytest.mark.parametrize("error", [BudgetExceeded, KeyboardInterrupt])
+def test_an_interrupted_lookup_does_not_end_those_that_waited_for_its_directory(
+    made: ColdIndex, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, release = threading.Event(), threading.Event()
+    inner = MemoryStorage.get_range
+    calls = []
+
+    def get_range(self: MemoryStorage, name: str, start: int, length: int) -> bytes:
+        calls.append(name)
+        if len(calls) == 1:
+            entered.set()
+            assert release.wait(30)
+            raise error("struck")
+        return inner(self, name, start, length)
+
+    stored = made.stored[0]
+    question = ("t", "all", stored.second_min * 1000, stored.second_max * 1000)
+    with made.reader() as reader, ThreadPoolExecutor(5) as pool:
+        monkeypatch.setattr(MemoryStorage, "get_range", get_range)
+        first = pool.submit(reader.query, *question)
+        assert entered.wait(30)
+        others = [pool.submit(reader.query, *question) for _ in range(4)]
+        deadline_s = time.monotonic() + 30
+        while reader.cache_use()["directories"].misses < 5:  # all have come for the directory
+            assert time.monotonic() < deadline_s
+            time.sleep(0.001)
+        release.set()
+        assert isinstance(first.exception(30), error)
+        assert [len(other.result(30)) for other in others] == [1] * 4
+
+
+def test_a_lookups_own_limit_is_not_anothers(made: ColdIndex) -> None:
+    """Many at once, each with its own limit: each is told the truth by what it may spend."""
+    with made.reader(block_cache_bytes=0, directory_cache_bytes=0) as reader, ThreadPoolExecutor(8) as pool:
+
+        def ask(limit: int) -> tuple[int, int, int]:
+            try:
+                answer = reader.query("t", "all", max_requests=limit)
+            except BudgetExceeded as error:
+                assert limit < 2 * FILES
+                result: Any = error.result
+                return limit, len(result), result.explain.requests
+            return limit, len(answer), answer.explain.requests
+
+        for limit, found, requests in pool.map(ask, [12, 0, 3, 12, 7, 1, 12, 2] * 4):
+            assert requests <= limit
+            assert found == FILES or limit < 2 * FILES
+
+
+def test_budget_errors_are_of_the_package(made: ColdIndex) -> None:
+    assert issubclass(BudgetExceeded, TieredIndexError) and BudgetExceeded("x").exit_code == 6
+    with made.reader() as reader, pytest.raises(BudgetExceeded) as caught:
+        reader.query("t", "all", max_requests=1)
+    assert caught.value.exit_code == 6
+    assert math.isfinite(caught.value.result.explain.cost_usd)  # type: ignore[attr-defined]
+
+
+def test_early_pages_stay_within_what_they_need(tmp_path: Path) -> None:
+    """A limit that suffices for the page is no obstacle, however many files there are behind it."""
+    many = cold_index(tmp_path / "root", files=30, entries=5)
+    with many.reader() as reader:
+        assert len(reader.query("t", "all", max_count=1, max_requests=2)) == 1
+        page = reader.query("t", "all", max_count=4, max_requests=8)
+        assert [Answer.of(item) for item in page] == many.expected("t", "all")[:4] and page.status == "truncated"
+        with many.writer() as writer:
+            put(many, writer, columns(31, 5))
+            publish(many, writer)
+        assert len(reader.query("t", "all", max_count=1, max_requests=2)) == 1
