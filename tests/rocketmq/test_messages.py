@@ -51,7 +51,7 @@ def test_every_golden_message_field_for_field(index, store):
 def test_deleted_segments_answer_from_the_archive_with_one_request_a_message(index, store, storage):
     messages = settled(index, store)
     delete_segments(store, BEGIN_OF_LAST)
-    with IndexReader.open(storage_backend=storage) as reader:
+    with IndexReader.open(storage_backend=storage, block_cache_bytes=0, filter_after_probes=10**6) as reader:
         source = RocketmqMessages(store, reader.segment_archive)
         archived = 0
         for topic, key in questions(messages):
