@@ -32,9 +32,10 @@ class AnswerBudget:
         with self._lock:
             self._fresh.append(rows)
             self._fresh_count += len(rows)
-            # many answers are brought in order when they have doubled, few at once, and the first that may be enough: they may spare reads
+            # fewer than asked spare no read; enough are brought in order at once where they are few or the first, many when they doubled
             total = len(self._rows) + self._fresh_count
-            if self._fresh_count >= len(self._rows) or total <= _FEW_ANSWERS or (self._cutoff is None and total >= self._max_count):
+            enough = total >= self._max_count and (total <= _FEW_ANSWERS or self._cutoff is None)
+            if enough or self._fresh_count >= max(len(self._rows), _FEW_ANSWERS):
                 self._settle()
         return len(rows)
 
