@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test test-all test-s3 mutants lint bench bench-quick lock clean
+.PHONY: help setup demo test test-all test-s3 mutants lint bench bench-quick bench-s3 lock clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -64,6 +64,9 @@ bench: $(VENV)/.stamp-test ## measure this machine: puts, pauses, compaction, lo
 
 bench-quick: $(VENV)/.stamp-test ## the same with smaller files (some minutes)
 	@$(BIN)/tiered-index bench --quick $(BENCH_ARGS)
+
+bench-s3: $(VENV)/.stamp-test ## cold lookups on a real S3 server, started for them (or $TIERED_INDEX_TEST_S3_ENDPOINT)
+	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m tests.real_s3.bench $(BENCH_ARGS)
 
 lock: $(VENV)/.stamp-test ## renew requirements.lock
 	@$(BIN)/python -m pip install -q pip-tools
