@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from tiered_index.cli.output import error_document
 from tiered_index.cli.session import Session, command
-from tiered_index.errors import ConfigError, InvalidArgument
-from tiered_index.service.messages import Fetched, MessageSource
+from tiered_index.cli.spending import Allowance, CacheDir, MaxBytes, MaxRequests, Timeout
+from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
+from tiered_index.service.account import Account, LookupLimits
+from tiered_index.service.messages import Fetched, MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
 
 __all__ = ["message"]
@@ -27,6 +30,10 @@ def message(
     topic: Annotated[str | None, typer.Option(help="Topic: the id is looked up in the index as a unique key.", show_default=False)] = None,
     store: Annotated[Path | None, typer.Option(help="RocketMQ's store directory.", show_default=False)] = None,
     body: Annotated[Literal["text", "json", "hex", "none"], typer.Option(help="How to show the body.")] = "text",
+    max_requests: MaxRequests = None,
+    max_bytes: MaxBytes = None,
+    timeout: Timeout = None,
+    cache_dir: CacheDir = None,
 ) -> int:
     """Show one message: by the id that names its place (store host and commit log offset, 32 or 56 hexadecimal digits), or with --topic by
     the unique key that its producer gave it, which needs the index.
@@ -40,37 +47,58 @@ def message(
 
       tiered-index message 7F00000100002A9F0000000000000000 --storage s3://bucket/index --body json
 
+      tiered-index message 7F00000100002A9F0000000000000000 --storage s3://bucket/index --max-requests 2 --timeout 1.5
+
       tiered-index message 0A010203000004D218B4AAC200000000 --topic orders --root /data/index --store /home/rocketmq/store --json
     """
-    config = session.config()
+    allowance = Allowance(max_requests, max_bytes, timeout)
+    config = session.config(cache_dir=cache_dir)
     has_index = config.root is not None or config.storage is not None
     if not has_index and (store is None or topic is not None):
         raise ConfigError("a unique key needs the index: give --root or --storage" if topic else "give --store, --storage or --root")
     from tiered_index.cli.messages import describe_fetched, print_fetched
     from tiered_index.rocketmq.message_source import RocketmqMessages
 
+    found: list[Fetched] = []
+    exceeded: BudgetExceeded | None = None
     with contextlib.ExitStack() as stack:
-        reader = stack.enter_context(IndexReader.open(config=config)) if has_index else None
-        source = RocketmqMessages(store, reader.segment_archive if reader is not None else None)
-        if topic is None:
-            found = [source.by_msg_id(msg_id)]
-        else:
-            assert reader is not None
-            found = _by_unique_key(reader, source, topic, msg_id) or _by_place(source.by_msg_id, topic, msg_id)
+        try:
+            with allowance.clock():
+                reader = stack.enter_context(IndexReader.open(config=config)) if has_index else None
+            limits = allowance.left()
+            if reader is not None:
+                # what a place costs beside a lookup counts, too
+                stack.enter_context(Account([reader.storage], LookupLimits(**limits)).open())
+            source = RocketmqMessages(store, reader.segment_archive if reader is not None else None)
+            if topic is None:
+                found = [source.by_msg_id(msg_id)]
+            else:
+                assert reader is not None
+                found = _by_unique_key(reader, source, topic, msg_id, limits) or _by_place(source.by_msg_id, topic, msg_id)
+        except BudgetExceeded as error:
+            exceeded = error
+            if topic is not None and isinstance(error.result, MessagesResult):
+                found = _of_unique_key(error.result, msg_id)
     if session.out.as_json:
-        session.out.document({"messages": [describe_fetched(one, body) for one in found]})
+        partial = {"status": "partial", **error_document(exceeded)} if exceeded is not None else {}
+        session.out.document({"messages": [describe_fetched(one, body) for one in found], **partial})
     else:
         for one in found:
             print_fetched(session.out, one, body)
-        if not found:
+        if not found and exceeded is None:
             session.out.line(f"no message of {topic} has the unique key {msg_id}")
+    if exceeded is not None:
+        raise exceeded
     return 0 if any(one.message is not None for one in found) else _FOUND
 
 
-def _by_unique_key(reader: IndexReader, source: MessageSource, topic: str, key: str) -> list[Fetched]:
+def _by_unique_key(reader: IndexReader, source: MessageSource, topic: str, key: str, limits: dict[str, Any]) -> list[Fetched]:
+    return _of_unique_key(reader.messages(topic, key, max_count=_MANY, source=source, **limits), key)
+
+
+def _of_unique_key(answer: MessagesResult, key: str) -> list[Fetched]:
     """Return the messages whose unique key that is, not those that carry it as one of their other keys."""
-    found = reader.messages(topic, key, max_count=_MANY, source=source).messages
-    return [one for one in found if one.message is None or getattr(one.message, "uniq_key", None) == key]
+    return [one for one in answer.messages if one.message is None or getattr(one.message, "uniq_key", None) == key]
 
 
 def _by_place(by_msg_id: Callable[[str], Fetched], topic: str, msg_id: str) -> list[Fetched]:

@@ -4,93 +4,61 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from tiered_index.cli.explaining import print_explain, print_failed
+from tiered_index.cli.explaining import Explaining, print_failed
 from tiered_index.cli.output import Printer, counted, human_bytes
+from tiered_index.cli.spending import Pages
 from tiered_index.cli.times import format_time
 from tiered_index.rocketmq.found_message import BodyFormat, FoundRocketmqMessage, show_body
-from tiered_index.rocketmq.message_source import RocketmqMessages
 from tiered_index.rocketmq.properties import KEYS, TAGS, UNIQ_KEY
 from tiered_index.service.messages import Fetched, MessagesResult
-from tiered_index.service.reader import IndexReader
 
-__all__ = ["MessagePages", "describe_fetched", "print_fetched"]
+__all__ = ["describe_fetched", "print_fetched", "show_messages"]
 
-_PARTIAL = 6
 _SHOWN_APART = (KEYS, TAGS, UNIQ_KEY)
 
 
-@dataclass(frozen=True)
-class MessagePages:
-    """One lookup of messages, page by page; `every`: to its end."""
+def show_messages(out: Printer, pages: Pages[MessagesResult], body: BodyFormat, explaining: Explaining | None) -> int:
+    """Print a lookup of messages and return the exit code; with `explaining` also what it cost. Raises `BudgetExceeded` afterwards."""
+    if not out.as_json:
+        return _print(out, pages, body, explaining)
+    if pages.every:
+        return _stream(out, pages, body)
+    (answer,) = pages
+    out.document(answer.to_dict() | {"messages": [describe_fetched(one, body) for one in answer.messages]} | pages.error())
+    return pages.settle(partial=answer.status == "partial")
 
-    reader: IndexReader
-    topic: str
-    key: str
-    begin_ms: int | None
-    end_ms: int | None
-    page: int
-    cursor: str | None
-    allow_partial: bool
-    every: bool
-    store: Path | None
-    body: BodyFormat
 
-    def show(self, out: Printer, *, explain: bool) -> int:
-        """Print the answer and return the exit code."""
-        pages = self._pages()
-        if not out.as_json:
-            return self._print(out, pages, explain=explain)
-        if self.every:
-            return self._stream(out, pages)
-        (answer,) = pages
-        out.document(answer.to_dict() | {"messages": [describe_fetched(one, self.body) for one in answer.messages]})
-        return _PARTIAL if answer.status == "partial" else 0
+def _stream(out: Printer, pages: Pages[MessagesResult], body: BodyFormat) -> int:
+    total = _Totals()
+    for answer in pages:
+        for one in answer.messages:
+            out.record(describe_fetched(one, body))
+        total.add(answer)
+    out.record(total.to_dict() | pages.error())
+    return pages.settle(partial=total.partial)
 
-    def _pages(self) -> Iterator[MessagesResult]:
-        source = RocketmqMessages(self.store, self.reader.segment_archive, threads=self.reader.config.query_threads)
-        cursor = self.cursor
-        while True:
-            answer = self.reader.messages(
-                self.topic, self.key, self.begin_ms, self.end_ms, self.page, cursor, self.allow_partial, source=source
-            )
-            yield answer
-            cursor = answer.cursor
-            if not self.every or cursor is None:
-                return
 
-    def _stream(self, out: Printer, pages: Iterator[MessagesResult]) -> int:
-        total = _Totals()
-        for answer in pages:
-            for one in answer.messages:
-                out.record(describe_fetched(one, self.body))
-            total.add(answer)
-        out.record(total.to_dict())
-        return _PARTIAL if total.failed else 0
-
-    def _print(self, out: Printer, pages: Iterator[MessagesResult], *, explain: bool) -> int:
-        total, answers = _Totals(), []
-        for answer in pages:
-            for one in answer.messages:
-                print_fetched(out, one, self.body)
-                out.line()
-            total.add(answer)
-            answers.append(answer.explain)
-        states = ", ".join(f"{count} {state}" for state, count in sorted(total.states.items()))
-        dropped = f"; {counted(total.collisions, 'entry', 'entries')} of other keys dropped" if total.collisions else ""
-        out.line(f"{total.count:,} found{f' ({states})' if states else ''}, {total.status}{dropped}")
-        if total.cursor is not None:
-            out.line(f"more with --cursor {total.cursor}")
+def _print(out: Printer, pages: Pages[MessagesResult], body: BodyFormat, explaining: Explaining | None) -> int:
+    total, answers = _Totals(), []
+    for answer in pages:
+        for one in answer.messages:
+            print_fetched(out, one, body)
+            out.line()
+        total.add(answer)
+        answers.append(answer.explain)
+    states = ", ".join(f"{count} {state}" for state, count in sorted(total.states.items()))
+    dropped = f"; {counted(total.collisions, 'entry', 'entries')} of other keys dropped" if total.collisions else ""
+    out.line(f"{total.count:,} found{f' ({states})' if states else ''}, {total.status}{dropped}")
+    if total.cursor is not None:
+        out.line(f"more with --cursor {total.cursor}")
+    if pages.exceeded is None:
         print_failed(out, total.failed.values())
-        if explain:
-            fetched = f"{counted(total.message_requests, 'request')} for messages ({human_bytes(total.message_bytes)}), in all "
-            for number, page in enumerate(answers, 1):
-                print_explain(out, page, fetched if number == len(answers) else "")
-        return _PARTIAL if total.failed else 0
+    if explaining is not None:
+        fetched = f"{counted(total.message_requests, 'request')} for messages ({human_bytes(total.message_bytes)}), in all "
+        explaining.show(out, answers, fetched)
+    return pages.settle(partial=total.partial)
 
 
 class _Totals:
@@ -102,10 +70,11 @@ class _Totals:
         self.states: Counter[str] = Counter()
         self.failed: dict[str, Any] = {}
         self.cursor: str | None = None
+        self.partial = False
 
     @property
     def status(self) -> str:
-        return "partial" if self.failed else "truncated" if self.cursor is not None else "complete"
+        return "partial" if self.partial else "truncated" if self.cursor is not None else "complete"
 
     def add(self, answer: MessagesResult) -> None:
         self.count += len(answer)
@@ -119,6 +88,7 @@ class _Totals:
         self.states.update(one.state for one in answer.messages)
         self.failed |= {report.file: report for report in answer.failed}
         self.cursor = answer.cursor
+        self.partial = self.partial or answer.status == "partial"
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from tiered_index.errors import CorruptFile, LockHeld, TieredIndexError
 
-__all__ = ["Printer", "counted", "describe_error", "human_bytes", "human_count", "human_seconds"]
+__all__ = ["Printer", "counted", "describe_error", "error_document", "human_bytes", "human_count", "human_seconds"]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _WIDE = 100_000
@@ -63,6 +63,11 @@ def describe_error(error: TieredIndexError) -> dict[str, Any]:
         # a stretch of a log that is damaged, deleted or rewritten says where it begins and ends
         details |= {name: value for name in ("begin", "end", "messages") if (value := getattr(error, name, None)) is not None}
     return details
+
+
+def error_document(error: TieredIndexError) -> dict[str, Any]:
+    """Return an error as a field of a JSON document, as it stands on stderr, too."""
+    return {"error": {"type": type(error).__name__, "message": str(error), **describe_error(error)}}
 
 
 class Printer:
@@ -117,6 +122,11 @@ class Printer:
             sys.stderr.write(json.dumps({"error": {"type": kind, "message": message, **details}}) + "\n")
         else:
             sys.stderr.write(f"tiered-index: {message}\n")
+
+    def error_line(self, text: str) -> None:
+        """Add a line for people to an error that was reported."""
+        if not self.as_json:
+            sys.stderr.write(f"  {text}\n")
 
     def _console(self) -> Console:
         return Console(file=sys.stdout, width=None if self._terminal else _WIDE, highlight=False, soft_wrap=False)

@@ -5,28 +5,31 @@ With --messages the messages themselves are the answer: see `messages.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from tiered_index.cli.explaining import print_explain, print_failed
+from tiered_index.cli.explaining import Explaining, print_failed
 from tiered_index.cli.output import Printer
 from tiered_index.cli.session import Session, command
+from tiered_index.cli.spending import Allowance, CacheDir, MaxBytes, MaxRequests, Pages, Timeout
 from tiered_index.cli.times import format_time, time_option
 from tiered_index.errors import InvalidArgument
+from tiered_index.service.messages import MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import IndexItem, QueryResult
 
 __all__ = ["query"]
 
-_PARTIAL = 6
 _PAGE = 1000
 _PAGE_OF_MESSAGES = 256
 # messages may have megabytes
 _FEW = 64
-_COLUMNS = ("time", "queue", "offset", "size", "topic id")
+_COLUMNS = ("time", "queue", "offset", "size", "topic id", "source")
 
 
 @command
@@ -41,6 +44,7 @@ def query(
     ] = None,
     cursor: Annotated[str | None, typer.Option(help="Continue the truncated answer that gave this cursor.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show what was read, file by file, and what it cost.")] = False,
+    explain_all: Annotated[bool, typer.Option("--explain-all", help="The same, with a line for each skipped file.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Every answer; with --json one a line, the last line is the status.")] = False,
     allow_partial: Annotated[bool, typer.Option("--allow-partial", help="Answer from what can be read, name the rest (exit 6).")] = False,
     messages: Annotated[bool, typer.Option("--messages", help="Fetch the messages themselves, from --store or archived segments.")] = False,
@@ -48,11 +52,20 @@ def query(
     body: Annotated[
         Literal["text", "json", "hex", "none"] | None, typer.Option(help="With --messages: how to show bodies (text).", show_default=False)
     ] = None,
+    max_requests: MaxRequests = None,
+    max_bytes: MaxBytes = None,
+    timeout: Timeout = None,
+    cache_dir: CacheDir = None,
 ) -> int:
     """Look a key up: where its messages lie, newest first, or the messages themselves. No match is an empty answer and exit code 0.
 
     With --messages each message comes with its state: local, archived, expired (the broker deleted it, and it was not archived) or missing,
     with the reason. Entries of other keys with an equal hash are dropped and counted.
+
+    Limits are of the whole command, all pages together. Where one is reached, what was found is printed, the error names the files that
+    were not read, and the exit code is 6. Requests that open the index aren't counted.
+
+    Several --storage, or one prefix below which indexes lie, are read as one: one ordered answer, where each entry says its source.
 
     [bold]Examples[/bold]
 
@@ -62,45 +75,46 @@ def query(
 
       tiered-index query orders customer-7 --storage file:///tmp/store --all --json
 
+      tiered-index query orders order-4711 --storage s3://bucket/index --max-requests 20 --timeout 2 --allow-partial
+
+      tiered-index query orders order-4711 --storage s3://bucket/broker-a --storage s3://bucket/broker-b
+
       tiered-index query orders order-4711 --root /data/index --messages --store /home/rocketmq/store --body json
     """
     if not messages and (store is not None or body is not None):
         raise InvalidArgument("--store and --body say how messages are fetched and shown: give --messages, too")
-    with IndexReader.open(config=session.config()) as reader:
-        page = max_count if max_count is not None else _FEW if not every else _PAGE_OF_MESSAGES if messages else _PAGE
+    allowance = Allowance(max_requests, max_bytes, timeout)
+    config = session.reader_config(cache_dir=cache_dir)
+    explaining = Explaining(config.prices.as_of, every=explain_all) if explain or explain_all else None
+    page = max_count if max_count is not None else _FEW if not every else _PAGE_OF_MESSAGES if messages else _PAGE
+    with contextlib.ExitStack() as stack:
+
+        def reader() -> IndexReader:
+            return stack.enter_context(session.open_reader(config))
+
         if messages:
-            from tiered_index.cli.messages import MessagePages
+            from tiered_index.cli.messages import show_messages
+            from tiered_index.rocketmq.message_source import RocketmqMessages
 
-            return MessagePages(reader, topic, key, begin, end, page, cursor, allow_partial, every, store, body or "text").show(
-                session.out, explain=explain
-            )
-        pages = _pages(reader, topic, key, begin, end, page, cursor, allow_partial, every=every)
-        if every and session.out.as_json:
-            return _stream(session.out, pages)
-        answers = list(pages)
-    last = answers[-1]
-    if session.out.as_json:
-        session.out.document(last.to_dict())
-    else:
-        _print(session.out, answers, explain=explain)
-    return _PARTIAL if any(answer.status == "partial" for answer in answers) else 0
+            def fetch_page() -> Callable[..., MessagesResult]:
+                index = reader()
+                source = RocketmqMessages(store, index.segment_archive, threads=config.query_threads)
+                return partial(index.messages, topic, key, begin, end, page, allow_partial=allow_partial, source=source)
 
+            nothing = MessagesResult(messages=(), status="partial")
+            return show_messages(session.out, Pages(fetch_page, nothing, cursor, allowance, every=every), body or "text", explaining)
 
-def _pages(
-    reader: IndexReader, topic: str, key: str, begin: int | None, end: int | None, page: int, cursor: str | None, allow_partial: bool,
-    *, every: bool,
-) -> Iterator[QueryResult]:  # fmt: skip
-    while True:
-        answer = reader.query(topic, key, begin, end, page, cursor, allow_partial)
-        yield answer
-        cursor = answer.cursor
-        if not every or cursor is None:
-            return
+        def ask_page() -> Callable[..., QueryResult]:
+            return partial(reader().query, topic, key, begin, end, page, allow_partial=allow_partial)
+
+        pages = Pages(ask_page, QueryResult(items=(), status="partial"), cursor, allowance, every=every)
+        return _stream(session.out, pages) if every and session.out.as_json else _show(session.out, pages, explaining)
 
 
-def _stream(out: Printer, pages: Iterator[QueryResult]) -> int:
+def _stream(out: Printer, pages: Pages[QueryResult]) -> int:
     count = requests = size_bytes = 0
     cost_usd = elapsed_ms = 0.0
+    partial = False
     failed: dict[str, object] = {}
     for answer in pages:
         for item in answer.items:
@@ -110,26 +124,34 @@ def _stream(out: Printer, pages: Iterator[QueryResult]) -> int:
         size_bytes += answer.explain.bytes
         cost_usd += answer.explain.cost_usd
         elapsed_ms += answer.explain.elapsed_ms
+        partial = partial or answer.status == "partial"
         failed |= {report.file: report.to_dict() for report in answer.failed}
     costs = {"requests": requests, "bytes": size_bytes, "cost_usd": cost_usd, "elapsed_ms": elapsed_ms}
-    out.record({"status": "partial" if failed else "complete", "count": count, "failed": list(failed.values()), "explain": costs})
-    return _PARTIAL if failed else 0
+    status = "partial" if partial else "complete"
+    out.record({"status": status, "count": count, "failed": list(failed.values()), "explain": costs} | pages.error())
+    return pages.settle(partial=partial)
 
 
-def _print(out: Printer, answers: list[QueryResult], *, explain: bool) -> None:
+def _show(out: Printer, pages: Pages[QueryResult], explaining: Explaining | None) -> int:
+    answers = list(pages)
+    partial = any(answer.status == "partial" for answer in answers)
+    if out.as_json:
+        out.document(answers[-1].to_dict() | pages.error())
+        return pages.settle(partial=partial)
     items = [item for answer in answers for item in answer.items]
     last = answers[-1]
-    partial = any(answer.status == "partial" for answer in answers)
     if items:
-        out.table(_COLUMNS, map(_row, items), right="queue offset size")
+        columns = len(_COLUMNS) if any(item.source is not None for item in items) else -1
+        out.table(_COLUMNS[:columns], [_row(item)[:columns] for item in items], right="queue offset size")
     out.line(f"{len(items):,} found, {'partial' if partial else last.status}")
     if last.cursor is not None:
         out.line(f"more with --cursor {last.cursor}")
-    print_failed(out, [report for answer in answers for report in answer.failed])
-    if explain:
-        for answer in answers:
-            print_explain(out, answer.explain)
+    if pages.exceeded is None:
+        print_failed(out, [report for answer in answers for report in answer.failed])
+    if explaining is not None:
+        explaining.show(out, [answer.explain for answer in answers])
+    return pages.settle(partial=partial)
 
 
 def _row(item: IndexItem) -> tuple[object, ...]:
-    return format_time(item.timestamp_ms), item.queue_id, item.offset, item.size, item.topic_id
+    return format_time(item.timestamp_ms), item.queue_id, item.offset, item.size, item.topic_id, item.source

@@ -15,16 +15,18 @@ import sys
 import traceback
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
+from tiered_index.cli.explaining import print_not_read
 from tiered_index.cli.output import Printer, describe_error
 from tiered_index.cli.progress import Progress
 from tiered_index.config import IndexConfig
-from tiered_index.errors import TieredIndexError
+from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
+from tiered_index.service.reader import IndexReader
 
 __all__ = ["UNEXPECTED", "Session", "command"]
 
@@ -38,7 +40,13 @@ _COMMON = "Common options"
 _OPTIONS: dict[str, tuple[Any, Any]] = {
     "root": (Annotated[Path | None, typer.Option(help="Folder of the local files.", rich_help_panel=_COMMON)], None),
     "storage": (
-        Annotated[str | None, typer.Option(help="Storage: s3://bucket/prefix, file:///dir.", rich_help_panel=_COMMON)], None,
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                help="Storage: s3://bucket/prefix, file:///dir; query takes several.", rich_help_panel=_COMMON, show_default=False
+            ),
+        ],
+        None,
     ),
     "config": (Annotated[Path | None, typer.Option(help="TOML file of settings.", rich_help_panel=_COMMON)], None),
     "json": (Annotated[bool, typer.Option("--json", help="JSON on stdout, errors as JSON on stderr.", rich_help_panel=_COMMON)], False),
@@ -54,13 +62,33 @@ class Session:
 
     out: Printer
     root: Path | None = None
-    storage: str | None = None
+    storages: tuple[str, ...] = ()
     config_file: Path | None = None
     debug: bool = False
+
+    @property
+    def storage(self) -> str | None:
+        """The one storage that was given. Raises `InvalidArgument` where there are several, which only `query` reads."""
+        if len(self.storages) > 1:
+            raise InvalidArgument(f"--storage is given {len(self.storages)} times: only query reads several indexes at once")
+        return next(iter(self.storages), None)
 
     def config(self, **given: Any) -> IndexConfig:
         """Return the settings: file, environment, common options, then `given` (None counts as not given). Raises `ConfigError`."""
         return IndexConfig.load(self.config_file, **{"root": self.root, "storage": self.storage, **given})
+
+    def reader_config(self, **given: Any) -> IndexConfig:
+        """Return the settings of a reader of one or several storages. Raises as `config`, `InvalidArgument` for several and a root."""
+        if len(self.storages) < 2:
+            return self.config(**given)
+        config = replace(self, storages=()).config(**given)
+        if config.root is not None:
+            raise InvalidArgument(f"several storages are read without a root, and {config.root} is set")
+        return config
+
+    def open_reader(self, config: IndexConfig) -> IndexReader:
+        """Open what the options name. Raises as `IndexReader.open`."""
+        return IndexReader.open(self.storages if len(self.storages) > 1 else None, config=config)
 
     def progress(self, title: str, total: int | None) -> Progress:
         """Return a progress display."""
@@ -82,7 +110,7 @@ def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., N
         given: dict[str, Any] = {name: kwargs.pop(name) for name in _OPTIONS}
         out = Printer(as_json=given["json"], quiet=given["quiet"])
         _set_up_logging(verbose=given["verbose"], debug=given["debug"])
-        session = Session(out, given["root"], given["storage"], given["config"], given["debug"])
+        session = Session(out, given["root"], tuple(given["storage"] or ()), given["config"], given["debug"])
         code = _guarded(session, lambda: function(session, *args, **kwargs))
         if code:
             raise typer.Exit(code)
@@ -121,6 +149,8 @@ def _report(session: Session, error: Exception, message: str, details: dict[str,
     if session.debug:
         traceback.print_exception(error)
     session.out.error(type(error).__name__, message, **details)
+    if isinstance(error, BudgetExceeded):
+        print_not_read(session.out, error.failed)
 
 
 def _set_up_logging(*, verbose: bool, debug: bool) -> None:
