@@ -125,7 +125,7 @@ def test_cursors_continue_within_a_batch(index: IndexService) -> None:
 
 def test_each_slot_group_is_fetched_once(index: IndexService) -> None:
     asked = [Lookup(topic="t", key=f"k{i}", max_count=10_000) for i in range(150)]
-    with IndexReader.open(storage_backend=index.storage) as reader:
+    with IndexReader.open(storage_backend=index.storage, block_cache_bytes=0) as reader:
         reader.query_many(asked)
         together = reader.query_many(asked).explain
         alone = [reader.query(q.topic, q.key, max_count=10_000).explain for q in asked]

@@ -6,12 +6,14 @@ Threads: every method from any thread.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import NotAnIndex, StorageError
+from tiered_index.errors import BudgetExceeded, NotAnIndex, StorageError, TieredIndexError
 from tiered_index.format.schema import Schema
 from tiered_index.service.catalog import Catalog, Handle
 from tiered_index.service.cold.cache_folder import CacheFolder
@@ -40,10 +42,10 @@ class IndexView:
     """An index that somebody else writes.
 
     `backend` stands in for the storage that `config` names; it is closed with the view, not where making the view fails.
-    Raises as `IndexReader.open`.
+    `share` is how many views divide the bounds of the caches among them. Raises as `IndexReader.open`.
     """
 
-    def __init__(self, config: IndexConfig, clock: Clock, backend: Storage | None) -> None:
+    def __init__(self, config: IndexConfig, clock: Clock, backend: Storage | None, share: int = 1) -> None:
         self._config = config
         self._clock = clock
         self._lock = threading.Lock()
@@ -68,14 +70,14 @@ class IndexView:
         self._log_error: StorageError | None = None
         try:
             self.genesis = self._open_log(marker, must_answer=named or marker is None)
+            self.schema: Schema = self.genesis.layout.schema
+            folder = _cache_folder(config, self.genesis.index_id, share)
+            self.cold = ColdPath(self.storage, keyed=self.schema.keyed, settings=_settings(config, share), folder=folder)
+            show_stored(self.catalog, [], self._log.state, self.cold, lambda _: None)
         except BaseException:
             if opened is not None:
                 opened.close()
             raise
-        self.schema: Schema = self.genesis.layout.schema
-        folder = _cache_folder(config, self.genesis.index_id)
-        self.cold = ColdPath(self.storage, keyed=self.schema.keyed, settings=ColdSettings.of(config), folder=folder)
-        show_stored(self.catalog, [], self._log.state, self.cold, lambda _: None)
         self._refreshed_s = clock.monotonic_s()
 
     def _open_log(self, marker: Marker | None, *, must_answer: bool) -> Genesis:
@@ -109,9 +111,13 @@ class IndexView:
             return state
 
     def refresh_if_due(self) -> None:
-        """Refresh where `refresh_interval_s` has passed; a storage that can't be asked is told by the lookups that need it."""
+        """Refresh where `refresh_interval_s` has passed; a storage that can't be asked is told by the lookups that need it.
+
+        A lookup that can't afford it answers from where the view stands; the next one tries again.
+        """
         if self._clock.monotonic_s() - self._refreshed_s >= self._config.refresh_interval_s:
-            self._try_to_refresh()
+            with contextlib.suppress(BudgetExceeded):
+                self._try_to_refresh()
 
     def handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
         """Return what may hold answers in an inclusive range of epoch seconds."""
@@ -135,14 +141,19 @@ class IndexView:
         # by way of its folders, so where these, after the look, are as they were before the log was last read, it needn't be read again.
         local = {handle.file_id: handle for handle in self._root_view.look()}
         changes = self._root_view.changes()
-        if (changes is None or changes != self._changes) and self._log_error is None:
-            self._try_to_refresh()
-            self._changes = changes if self._log_error is None else None
+        unread: TieredIndexError | None = self._log_error
+        if (changes is None or changes != self._changes) and unread is None:
+            try:
+                self._try_to_refresh()
+                unread = self._log_error
+            except BudgetExceeded as error:
+                unread = error  # of this lookup only
+            self._changes = changes if unread is None else None
         stored = {handle.file_id: handle for handle in self.catalog.all()}
         handles = [_backed(handle, stored.pop(file_id, None)) for file_id, handle in local.items()]
         handles += stored.values()
-        if self._log_error is not None:
-            handles.append(DamagedFile("log", "storage", 0, MAX_TIMESTAMP_MS // 1000, self._log_error))
+        if unread is not None:
+            handles.append(DamagedFile("log", "storage", 0, MAX_TIMESTAMP_MS // 1000, unread))
         return handles
 
     def close(self) -> None:
@@ -154,10 +165,18 @@ class IndexView:
             self._root_view.clear()
 
 
-def _cache_folder(config: IndexConfig, index_id: str) -> CacheFolder | None:
+def _settings(config: IndexConfig, share: int) -> ColdSettings:
+    """Return the bounds of the cold path, those of memory divided by `share`."""
+    whole = ColdSettings.of(config)
+    return replace(
+        whole, block_cache_bytes=whole.block_cache_bytes // share, directory_cache_bytes=whole.directory_cache_bytes // share
+    )
+
+
+def _cache_folder(config: IndexConfig, index_id: str, share: int) -> CacheFolder | None:
     """Return the reader's own cache where it was given one, else the writer's beside it, which it never changes."""
     if config.cache_dir is not None:
-        return CacheFolder(config.cache_dir, index_id, config.cache_max_bytes)
+        return CacheFolder(config.cache_dir, index_id, max(1, config.cache_max_bytes // share))
     if config.root is not None:
         return CacheFolder(config.root / CACHE, index_id, config.cache_max_bytes, read_only=True)
     return None

@@ -120,6 +120,7 @@ class Lookups(ABC):
         state. The bounds are of the whole call, reads of archived messages included. Raises as `query`, also where a message's place can't
         be asked; with `allow_partial` the status is ``partial`` then. The `result` of a `BudgetExceeded` is a `MessagesResult`.
         """
+        self._check_one_index()
         asked = Asked(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial)
         with Account(self._storages, LookupLimits(max_requests, max_bytes, timeout_s)).open() as account:
             return find_messages(self.query, asked, source, self._schema, account)
@@ -142,6 +143,9 @@ class Lookups(ABC):
     @abstractmethod
     def _check_open(self) -> None:
         """Raise `InvalidArgument` where it was closed."""
+
+    def _check_one_index(self) -> None:  # noqa: B027 - most are of one
+        """Raise `InvalidArgument` where several indexes are read as one."""
 
     @abstractmethod
     def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:

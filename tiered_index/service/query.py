@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from tiered_index.errors import BudgetExceeded, CorruptFile, PartialAnswer, StorageUnavailable, TieredIndexError
@@ -31,8 +32,9 @@ __all__ = ["LOG_RETRIES", "Handles", "Lost", "QueryEngine", "ask", "past_lost_ob
 
 Handles = Callable[[int, int], Sequence[Handle]]
 """What may hold answers in an inclusive range of epoch seconds."""
-Lost = frozenset[tuple[str, str]]
-"""Objects (storage's URI, name) that the log names and the storage doesn't have."""
+Lost = Mapping[tuple[str, str], TieredIndexError]
+"""Objects (storage's URI, name) that the storage doesn't have, each with what that means for the lookup: lost, or why nobody knows."""
+_NOTHING_LOST: Lost = {}
 LOG_RETRIES = 100
 """How often a lookup is begun again because objects vanish; each time the log has moved on or one more object is known to be lost."""
 
@@ -81,7 +83,7 @@ class QueryEngine:
         cursor: str | None,
         allow_partial: bool,
         *,
-        lost: Lost = frozenset(),
+        lost: Lost = _NOTHING_LOST,
         account: Account | None = None,
     ) -> QueryResult:
         """Answer one lookup over what `handles` yields for it. Arguments and errors as `IndexService.query`.
@@ -119,7 +121,7 @@ class QueryEngine:
         lookups: Sequence[Lookup],
         allow_partial: bool,
         *,
-        lost: Lost = frozenset(),
+        lost: Lost = _NOTHING_LOST,
         account: Account | None = None,
     ) -> QueryResults:
         """Answer many lookups; arguments and errors as `query`. Files are not skipped by budget: each is read once for all."""
@@ -158,9 +160,12 @@ class QueryEngine:
         self._files.read(scan, handles)
         if not scan.errors:
             return
-        for _, error in scan.errors:
-            if isinstance(error, MissingObject) and (error.uri, error.name) not in lost:
-                raise error
+        for number, (report, error) in enumerate(scan.errors):
+            if isinstance(error, MissingObject):
+                if (error.uri, error.name) not in lost:
+                    raise error
+                meant = lost[error.uri, error.name]
+                scan.errors[number] = (replace(report, error=str(meant)), meant)
         if scan.failed:
             raise _error(scan)
 
@@ -219,17 +224,23 @@ def past_lost_objects(
     """Return what `ask_engine` answers; where an object is gone, the log is read on and the lookup begun again, a bounded number of times.
 
     `read_log` reads on the log of a storage, by its URI. `ask_engine` is given the objects that are known to be lost.
-    Raises `CorruptFile` where one is and partial answers are not allowed.
+    Where the lookup can't afford to read the log, the object's file is one that its budget did not reach for.
+    Raises `CorruptFile` where one is lost and partial answers are not allowed.
     """
-    lost: set[tuple[str, str]] = set()
+    lost: dict[tuple[str, str], TieredIndexError] = {}
     uri = ""
     for _ in range(LOG_RETRIES):
         try:
             with catalogs[0].reading() if len(catalogs) == 1 else _reading(catalogs):
-                return ask_engine(frozenset(lost))
+                return ask_engine(lost)
         except MissingObject as error:
             uri = error.uri
-            lost |= check_lost(error, read_log(uri), allow_partial)
+            try:
+                state = read_log(uri)
+            except BudgetExceeded as spent:
+                lost[uri, error.name] = spent
+            else:
+                lost |= check_lost(error, state, allow_partial)
     raise StorageUnavailable(f"{uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
 
 
@@ -241,16 +252,16 @@ def _reading(catalogs: Sequence[Catalog]) -> Iterator[None]:
         yield
 
 
-def check_lost(error: MissingObject, state: LogState, allow_partial: bool) -> set[tuple[str, str]]:
+def check_lost(error: MissingObject, state: LogState, allow_partial: bool) -> dict[tuple[str, str], TieredIndexError]:
     """Say what an object that is not there means, given the log's state read since: return it as lost, or nothing where it was removed.
 
     Raises `CorruptFile` where it is lost and the caller did not allow partial answers.
     """
     if error.name not in state.objects:
-        return set()
+        return {}
     if not allow_partial:
         raise CorruptFile(error.name, "the log names this object, but the storage does not have it") from error
-    return {(error.uri, error.name)}
+    return {(error.uri, error.name): error}
 
 
 def _cursor(question: Question, last: OrderKey) -> str:

@@ -7,14 +7,16 @@ then it reads the log again and starts that lookup again, a bounded number of ti
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SchemaMismatch
-from tiered_index.format.names import log_name
 from tiered_index.format.schema import Schema
 from tiered_index.service.catalog import Handle
 from tiered_index.service.index_view import IndexView
@@ -30,8 +32,9 @@ from tiered_index.storage.opening import open_storage
 
 __all__ = ["IndexReader"]
 
+T = TypeVar("T", bound=IndexView | None)
 _MAX_CHILDREN = 1000
-# indexes that a prefix may hold
+# folders that a prefix may hold
 
 
 class IndexReader(Lookups):
@@ -54,23 +57,28 @@ class IndexReader(Lookups):
         self.config = config
         self._closed = False
         self._shared: Storage | None = None
+        if storages is not None and (config.root is not None or storage is not None):
+            raise InvalidArgument("several storages are read without a root")
         clock = clock or SystemClock()
         with contextlib.ExitStack() as undo:
             if storages is None:
                 self._views = self._open_views(clock, storage, undo)
             else:
-                self._views = tuple([_view(config.model_copy(update={"storage": uri}), clock, None, undo) for uri in storages])
+                share = len(storages)
+                opening = [partial(IndexView, config.model_copy(update={"storage": uri}), clock, None, share) for uri in storages]
+                self._views = tuple(_side_by_side(opening, config.query_threads, undo))
             self._schema = _common_schema(self._views)
             self._names = {source_number(view.genesis.index_id): view.storage.uri for view in self._views}
             if len(self._names) < len(self._views):
                 raise InvalidArgument("the same index is given twice: " + ", ".join(view.storage.uri for view in self._views))
             item_type = config.item_type or self._schema.item_type()
             self._several = storages is not None or self._shared is not None
+            self._sourced = sourced_schema(self._schema)
             self._storages = tuple(view.storage for view in self._views)
             self._catalogs = tuple(view.catalog for view in self._views)
             self._cold_paths = tuple(view.cold for view in self._views)
             self._engine = QueryEngine(
-                sourced_schema(self._schema) if self._several else self._schema,
+                self._sourced if self._several else self._schema,
                 item_type,
                 config.query_threads,
                 self._storages,
@@ -91,16 +99,15 @@ class IndexReader(Lookups):
     ) -> IndexReader:
         """Open an index by its storage URI, by a root (whose marker names its storage), or by both.
 
-        A list of URIs, or a prefix whose children are indexes (a cluster of brokers), is read as one.
+        A list of URIs, or a prefix whose children are indexes (a cluster of brokers), is read as one. The bounds of the caches are of all
+        together. A prefix is looked through once, one level deep.
         Raises `NotAnIndex`, `StorageUnavailable`, `StorageMisconfigured`, `CorruptFile`, `SchemaMismatch`, `ConfigError`.
         """
         several = None
         if storage is not None and not isinstance(storage, str):
-            several = list(storage)
+            several = list(storage) if isinstance(storage, Sequence) else []
             if not several or not all(isinstance(uri, str) for uri in several):
                 raise InvalidArgument(f"storage is a URI or a list of URIs, not {storage!r:.80}")
-            if root is not None or storage_backend is not None:
-                raise InvalidArgument("several storages are read without a root")
             storage = None
         if config is None:
             config = IndexConfig.load(storage=storage, root=root, **settings)
@@ -111,8 +118,10 @@ class IndexReader(Lookups):
     def refresh(self) -> LogState:
         """Read what the log has gained; return its state (of several indexes the first one's)."""
         self._check_open()
-        states = [view.refresh() for view in self._views]
-        return states[0]
+        with contextlib.ExitStack() as each:  # all of them, whichever fails
+            for view in self._views[:0:-1]:
+                each.callback(view.refresh)
+            return self._views[0].refresh()
 
     def files(self) -> list[Handle]:
         """Return the handles of all files, local ones in their present state."""
@@ -154,11 +163,12 @@ class IndexReader(Lookups):
     def close(self) -> None:
         """Release threads and connections. Idempotent."""
         self._closed = True
-        self._engine.close()
-        for view in self._views:
-            view.close()
-        if self._shared is not None:
-            self._shared.close()
+        with contextlib.ExitStack() as each:
+            if self._shared is not None:
+                each.callback(self._shared.close)
+            for view in self._views:
+                each.callback(view.close)
+            self._engine.close()
 
     def __enter__(self) -> IndexReader:
         return self
@@ -168,9 +178,13 @@ class IndexReader(Lookups):
 
     @property
     def _only(self) -> IndexView:
-        if self._several:
-            raise InvalidArgument(f"{len(self._views)} indexes are read together: open one of them for this")
+        self._check_one_index()
         return self._views[0]
+
+    def _check_one_index(self) -> None:
+        if self._several:
+            among = self._views[0].storage.uri if len(self._views) == 1 else f"{len(self._views)} indexes"
+            raise InvalidArgument(f"this reader reads {among} as several indexes are: open the one that is meant by its own URI for this")
 
     def _open_views(self, clock: Clock, backend: Storage | None, undo: contextlib.ExitStack) -> tuple[IndexView, ...]:
         """Return the view of the one index that is meant, or, where a storage holds none itself, those of its children."""
@@ -183,12 +197,16 @@ class IndexReader(Lookups):
         undo.callback(shared.close)
         try:
             return (_view(config, clock, shared, undo),)
-        except NotAnIndex:
-            children = list(_indexes_below(shared))
-            if not children:
-                raise
+        except NotAnIndex as error:
+            children = list(itertools.islice(child_storages(shared), _MAX_CHILDREN + 1))
+            if len(children) > _MAX_CHILDREN:
+                raise InvalidArgument(f"{shared.uri} has more than {_MAX_CHILDREN} folders: name the indexes that are meant") from None
+            opening = [partial(_view_below, config, clock, child, len(children)) for child in children]
+            views = [view for view in _side_by_side(opening, config.query_threads, undo) if view is not None]
+            if not views:
+                raise NotAnIndex(f"{error}, and nothing directly below it is one") from None
         self._shared = shared
-        return tuple([_view(config, clock, child, undo) for child in children])
+        return tuple(views)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -206,7 +224,7 @@ class IndexReader(Lookups):
             found = self._views[0].handles(second_min, second_max)
         else:
             found = [
-                SourcedFile(handle, view.storage.uri, number, self._schema)
+                SourcedFile(handle, view.storage.uri, number, self._schema, self._sourced)
                 for number, view in zip(self._names, self._views, strict=True)
                 for handle in view.handles(second_min, second_max)
             ]
@@ -228,10 +246,19 @@ def _common_schema(views: Sequence[IndexView]) -> Schema:
     return first.schema
 
 
-def _indexes_below(storage: Storage) -> Iterator[Storage]:
-    """Yield the children of a storage that hold an index, in order of name."""
-    for number, child in enumerate(child_storages(storage)):
-        if number >= _MAX_CHILDREN:
-            raise InvalidArgument(f"{storage.uri} has more than {_MAX_CHILDREN} folders: name the indexes that are meant")
-        if next(iter(child.list(log_name(1))), None) is not None:
-            yield child
+def _view_below(config: IndexConfig, clock: Clock, child: Storage, share: int) -> IndexView | None:
+    """Return the view of an index below a prefix, or None where the child holds none."""
+    try:
+        return IndexView(config, clock, child, share)
+    except NotAnIndex:
+        return None
+
+
+def _side_by_side(opening: Sequence[Callable[[], T]], threads: int, undo: contextlib.ExitStack) -> list[T]:
+    """Return what each call returns, in order, made in up to `threads` threads; `undo` closes all. Raises the first one's error."""
+    with ThreadPoolExecutor(min(threads, max(1, len(opening))), "tiered-index-open") as pool:
+        futures = [pool.submit(call) for call in opening]
+    for future in futures:
+        if future.exception() is None and (view := future.result()) is not None:
+            undo.callback(view.close)
+    return [future.result() for future in futures]

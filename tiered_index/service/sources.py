@@ -1,6 +1,6 @@
 """Files of several indexes in one answer: each row says of which index it is.
 
-The engine sees one schema, that of the indexes with a further identity column, `source_id`: equal positions in the logs of two brokers
+The engine sees one schema, that of the indexes with a further identity column, the last: equal positions in the logs of two brokers
 are two messages. A source's number is a digest of its index's id, so order and cursors don't depend on which others are read with it.
 Pure but for the files that are searched. Threads: as the files'.
 """
@@ -17,9 +17,7 @@ from tiered_index.service.batch_query import Found, QuestionBatch
 from tiered_index.service.catalog import Handle
 from tiered_index.service.rows import Array, Question, check_schema, row_dtype
 
-__all__ = ["SOURCE_COLUMN", "SourcedFile", "source_number", "sourced_schema"]
-
-SOURCE_COLUMN = "source_id"
+__all__ = ["SourcedFile", "source_number", "sourced_schema"]
 
 
 def source_number(index_id: str) -> int:
@@ -28,17 +26,21 @@ def source_number(index_id: str) -> int:
 
 
 def sourced_schema(schema: Schema) -> Schema:
-    """Return the schema of rows that say which index they are of."""
-    return Schema(schema.name, (*schema.extra, Column(SOURCE_COLUMN, ">i8", identity=True)))
+    """Return the schema of rows that say which index they are of, in their last column."""
+    name = "source_id"
+    while any(column.name == name for column in schema.extra):
+        name += "_"
+    return Schema(schema.name, (*schema.extra, Column(name, ">i8", identity=True)))
 
 
 class SourcedFile:
-    """A file of one of several indexes."""
+    """A file of one of several indexes: `schema` is the index's, `sourced` the one of the rows that are returned."""
 
-    def __init__(self, handle: Handle, source: str, number: int, schema: Schema) -> None:
+    def __init__(self, handle: Handle, source: str, number: int, schema: Schema, sourced: Schema) -> None:
         self._handle = handle
         self._number = number
         self._schema = schema
+        self._row = row_dtype(sourced)
         self.source: str | None = source
         self.file_id = handle.file_id
         self.place = handle.place
@@ -74,14 +76,10 @@ class SourcedFile:
 
     def _sourced(self, rows: Array) -> Array:
         if not len(rows):
-            return np.empty(0, row_dtype(self._sourced_schema))
+            return np.empty(0, self._row)
         check_schema(rows, self._schema, self.file_id)
-        sourced = np.empty(len(rows), row_dtype(self._sourced_schema))
+        sourced = np.empty(len(rows), self._row)
         for name in rows.dtype.names or ():
             sourced[name] = rows[name]
-        sourced[SOURCE_COLUMN] = self._number
+        sourced[self._row.names[-1]] = self._number  # type: ignore[index]
         return sourced
-
-    @property
-    def _sourced_schema(self) -> Schema:
-        return sourced_schema(self._schema)
