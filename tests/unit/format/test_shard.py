@@ -1,0 +1,148 @@
+"""Shards are written in one pass; what a shard holds is found by its directory, in order, in every geometry."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.format.bloom import block_may_hold, block_number, filter_hash
+from tiered_index.format.layout import NATIVE, Layout
+from tiered_index.format.schema import KEYED_SCHEMA
+from tiered_index.format.shard import ShardWriter, answer_sorted, entry_checksum
+from tiered_index.format.slot_map import SlotMap
+from tiered_index.format.trailer import parse_trailer
+from tiered_index.service.cold.path import check_run
+
+BEGIN_MS = 1_700_000_000_000
+SPLIT, JOINED = [SlotMap(1000, split=3), SlotMap(7, split=101)], [SlotMap(1000, join=10), SlotMap(1000, join=999)]
+MAPS = [SlotMap(1), SlotMap(7), SlotMap(1000), *SPLIT, *JOINED]
+
+
+def make_items(count, hashes=2**31, seed=1):
+    rng = np.random.default_rng(seed)
+    items = np.zeros(count, KEYED_SCHEMA.item)
+    items["key_hash"] = rng.integers(0, hashes, count)
+    items["topic_id"] = 1
+    items["queue_id"] = rng.integers(0, 4, count)
+    items["offset"] = rng.integers(0, 2**40, count)
+    items["size"] = rng.integers(1, 1000, count)
+    items["time_diff_s"] = rng.integers(-5, 86400, count)
+    items["fingerprint"] = rng.integers(0, 2**32, count)
+    return items
+
+
+def write(items, slots, step, slot_range=None):
+    """Return (file, writer) of the items, added in pieces of about `step` that end where slots end."""
+    layout = Layout(NATIVE, KEYED_SCHEMA, slots.base, 100)
+    writer = ShardWriter(layout, slots, slot_range or (0, slots.slots), BEGIN_MS, BEGIN_MS + 86_399_000, len(items))
+    seconds = items["time_diff_s"].astype(np.int64) + BEGIN_MS // 1000
+    items = items[answer_sorted(items, seconds, slots, KEYED_SCHEMA)]
+    of_slot = slots.slots_of(items["key_hash"].astype(np.int32))
+    parts, at = [writer.begin()], 0
+    while at < len(items):
+        stop = min(at + step, len(items))
+        while stop < len(items) and of_slot[stop] == of_slot[stop - 1] and (stop < 600 or of_slot[stop] != of_slot[max(at, stop - 600)]):
+            stop += 1
+        parts.append(writer.add(items[at:stop]))
+        at = stop
+    parts.append(writer.finish("f", "test", "commitlog", {1: "t"}, {"table": "x"}))
+    return b"".join(parts), writer, items
+
+
+@pytest.mark.parametrize("slots", MAPS, ids=str)
+def test_slots_rise_with_the_rank_in_every_map(slots):
+    hashes = np.append(make_items(5000)["key_hash"].astype(np.int32), [0, 2**31 - 1]).astype(np.int32)
+    order = np.argsort(slots.ranks_of(hashes), kind="stable")
+    of_slot = slots.slots_of(hashes[order])
+    assert (np.diff(of_slot) >= 0).all()
+    assert of_slot[0] >= 0 and of_slot[-1] < slots.slots
+    assert [slots.slot_of(int(h)) for h in hashes[:100]] == slots.slots_of(hashes[:100]).tolist()
+    base = hashes.astype(np.int64) % slots.base
+    for low in (0, slots.base // 3, slots.base - 1):
+        first, last = slots.slots_of_base(low, low + 1)
+        mine = slots.slots_of(hashes[base == low])
+        assert ((mine >= first) & (mine < last)).all()
+
+
+def test_maps_that_cannot_be():
+    for arguments in ({"base": 0}, {"base": 5, "split": 2, "join": 2}, {"base": 2**30, "split": 4}):
+        with pytest.raises(ConfigError):
+            SlotMap(**arguments)
+    assert SlotMap.for_count(1000, 40_000) == SlotMap(1000, split=10)
+    assert SlotMap.for_count(1000, 400) == SlotMap(1000, join=10)
+    assert SlotMap.for_count(1000, 0).slots == 1
+
+
+@pytest.mark.parametrize("slots", MAPS, ids=str)
+@pytest.mark.parametrize(("count", "hashes"), [(1, 2**31), (5000, 2**31), (40_000, 50), (20_000, 1)])
+@pytest.mark.parametrize("step", [700, 1 << 20])
+def test_every_key_is_found_by_the_directory(slots, count, hashes, step):
+    items = make_items(count, hashes)
+    data, writer, ordered = write(items, slots, step)
+    trailer = parse_trailer(data, "shard", len(data))
+    assert trailer.tail.position == writer.position
+    assert trailer.metadata.count == count
+    runs = trailer.directory.all_runs()
+    pieces = [memoryview(data)[run.offset : run.offset + run.length] for run in runs]
+    for run, piece in zip(runs, pieces, strict=True):
+        check_run(piece, run, "shard")
+    assert b"".join(pieces) == ordered.tobytes()
+    words = data[trailer.tail.position : trailer.tail.directory_position]
+    for key_hash in np.unique(items["key_hash"])[:: max(1, count // 50)].tolist():
+        wanted = ordered[ordered["key_hash"] == key_hash]
+        found = [
+            part[part["key_hash"] == key_hash]
+            for run in trailer.directory.runs(slots.slot_of(key_hash), key_hash, 0, 2**62)
+            for part in [np.frombuffer(data[run.offset : run.offset + run.length], KEYED_SCHEMA.item)]
+        ]
+        assert b"".join(part.tobytes() for part in found) == wanted.tobytes()
+        for fingerprint in wanted["fingerprint"][:3].tolist():
+            mixed = filter_hash(key_hash, fingerprint)
+            at = 32 * block_number(mixed, len(words) // 32)
+            assert block_may_hold(words[at : at + 32], mixed)
+
+
+def test_pieces_make_no_difference():
+    items = make_items(30_000, 300)
+    assert write(items, SlotMap(7, split=11), 600)[0] == write(items, SlotMap(7, split=11), 1 << 20)[0]
+
+
+def test_checksums_tell_multisets_apart():
+    items = make_items(1000)
+    seconds = items["time_diff_s"].astype(np.int64) + 5
+    whole = entry_checksum(items, seconds)
+    order = np.random.default_rng(2).permutation(1000)
+    assert entry_checksum(items[order], seconds[order]) == whole
+    halves = entry_checksum(items[:300], seconds[:300]) + entry_checksum(items[300:], seconds[300:])
+    assert halves % 2**64 == whole
+    for name in items.dtype.names:
+        changed = items.copy()
+        changed[name][17] ^= 1
+        assert (entry_checksum(changed, seconds) == whole) == (name == "time_diff_s")
+    assert entry_checksum(items[1:], seconds[1:]) != whole
+    assert entry_checksum(items, seconds + 1) != whole
+
+
+def test_what_does_not_follow_is_refused():
+    items = make_items(100)
+    seconds = items["time_diff_s"].astype(np.int64)
+    slots = SlotMap(1000)
+    items = items[answer_sorted(items, seconds, slots, KEYED_SCHEMA)]
+    layout = Layout(NATIVE, KEYED_SCHEMA, 1000, 100)
+    writer = ShardWriter(layout, slots, (0, 1000), BEGIN_MS, BEGIN_MS, 100)
+    with pytest.raises(InvalidArgument, match="without entries"):
+        writer.finish("f", "w", "custom", {}, {})
+    writer.add(items[50:])
+    with pytest.raises(InvalidArgument, match="follow"):
+        writer.add(items[:50])
+    part = SlotMap(1)
+    writer = ShardWriter(Layout(NATIVE, KEYED_SCHEMA, 1, 100), part, (0, 1), BEGIN_MS, BEGIN_MS, 100)
+    ordered = items[answer_sorted(items, items["time_diff_s"].astype(np.int64), part, KEYED_SCHEMA)]
+    writer.add(ordered[:50])
+    with pytest.raises(InvalidArgument, match="goes on"):
+        writer.add(ordered[50:])
+    with pytest.raises(InvalidArgument, match="follow"):
+        ShardWriter(layout, slots, (0, 10), BEGIN_MS, BEGIN_MS, 100).add(items)
+    with pytest.raises(InvalidArgument, match="follow"):
+        ShardWriter(layout, slots, (500, 1000), BEGIN_MS, BEGIN_MS, 100).add(items)

@@ -1,0 +1,241 @@
+"""Shards of window tables: the arrays of a run of slots and a trailer, written in one pass from entries in their final order.
+
+```
+ 0        28              T                    file size
+ +--------+---------------+--------------------+
+ | header | arrays        | trailer            |      T = 28 + (bytes of an item) * items
+ +--------+---------------+--------------------+
+```
+A shard has no slot table: its directory says where a slot lies, and nothing else is ever read for it. Within a slot entries stand by hash,
+within a hash in answer order, whatever the index's preset. The header counts nothing, since it is written first. SPEC.md section 7.
+Pure. One thread a writer. Memory: 8 bytes an entry for the filter, and a few hundred bytes for each 16 KiB.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.bloom import FilterBuilder, filter_hashes
+from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES
+from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.layout import HEADER_SIZE, Header, Layout
+from tiered_index.format.schema import Schema
+from tiered_index.format.slot_map import SlotMap
+from tiered_index.format.trailer import BLOCK_DTYPE, GROUP_DTYPE, Directory, Metadata, build_trailer
+
+__all__ = ["SHARD_MAGIC", "ShardWriter", "answer_sorted", "entry_checksum"]
+
+Array = npt.NDArray[Any]
+SHARD_MAGIC = 0x54495853
+"""The header's magic: "TIXS"."""
+_MASK = (1 << 64) - 1
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+def answer_sorted(items: Array, seconds: npt.NDArray[np.int64], slots: SlotMap, schema: Schema) -> npt.NDArray[np.int64]:
+    """Return the permutation that brings items (n) into a shard's order: by rank, within a hash in answer order.
+
+    `seconds` (n) are absolute. Entries that agree in all of that stay in the order given. Memory: 40 bytes an entry.
+    """
+    identity = [items[name].astype(items[name].dtype.newbyteorder("=")) for name in reversed(schema.identity_extra)]
+    ranks = slots.ranks_of(normal_hashes(items["key_hash"]))
+    return np.lexsort([*identity, items["queue_id"].astype(np.int32), ~items["offset"].astype(np.int64), -seconds, ranks])
+
+
+def entry_checksum(items: Array, seconds: npt.NDArray[np.int64]) -> int:
+    """Return the sum (u64) of a mix of each entry's columns and second: equal for equal multisets of entries, in whatever order.
+
+    `time_diff_s` takes no part, since it depends on the file. Integers and bytes alike are mixed by their bits.
+    """
+    mixed = seconds.astype(np.uint64)
+    for name in items.dtype.names or ():
+        if name != "time_diff_s":
+            for bits in _bits_of(items[name]):
+                mixed ^= bits
+                mixed *= _MULTIPLIER
+                mixed ^= mixed >> np.uint64(29)
+    return int(mixed.sum(dtype=np.uint64))
+
+
+def _bits_of(column: Array) -> list[npt.NDArray[np.uint64]]:
+    """Return a column's bits as u64 columns."""
+    if column.dtype.kind in "iu":
+        return [column.astype(np.int64).view(np.uint64)]
+    raw = np.frombuffer(np.ascontiguousarray(column).tobytes(), np.uint8).reshape(len(column), -1)
+    padded = np.zeros((len(column), -(-raw.shape[1] // 8) * 8), np.uint8)
+    padded[:, : raw.shape[1]] = raw
+    return list(padded.view(np.uint64).T)
+
+
+@dataclass
+class _OpenBlock:
+    offset: int
+    count: int = 0
+    crc32: int = 0
+    hash_min: int = 2**31 - 1
+    hash_max: int = -(2**31)
+    second_min: int = 2**63 - 1
+    second_max: int = -(2**63)
+
+
+@dataclass
+class _OpenGroup:
+    first_slot: int
+    offset: int
+    giant: bool
+    """One slot of 16 KiB or more, which may have to be cut into blocks."""
+    length: int = 0
+    crc32: int = 0
+    blocks: list[_OpenBlock] = field(default_factory=list)
+
+
+class ShardWriter:
+    """Writes one shard. `add` takes entries in their final order, in pieces; `finish` returns the trailer.
+
+    `slot_range` is the half-open range of slots it may hold, `begin_ms` what its items' times are relative to, `capacity` a bound of its
+    entries. A slot's entries may be spread over several `add`s only where they take 16 KiB or more.
+    """
+
+    def __init__(self, layout: Layout, slots: SlotMap, slot_range: tuple[int, int], begin_ms: int, end_ms: int, capacity: int) -> None:
+        self.layout, self.slots, self.slot_range = layout, slots, slot_range
+        self.header = Header(SHARD_MAGIC, begin_ms, end_ms, 0, 0)
+        self.count = 0
+        self.slots_in_use = 0
+        self.checksum = 0
+        self.second_min, self.second_max = 2**63 - 1, -(2**63)
+        self._begin_s = begin_ms // 1000
+        self._item_size = layout.schema.item.itemsize
+        self._per_block = BLOCK_BYTES // self._item_size
+        self._filter = FilterBuilder(capacity)
+        self._groups: list[_OpenGroup] = []
+        self._last_slot = slot_range[0] - 1
+        self._last_start = -GROUP_BYTES
+        # where the array of the last slot begins, from the start of the arrays
+
+    @property
+    def position(self) -> int:
+        """Bytes so far: where the trailer would begin."""
+        return HEADER_SIZE + self.count * self._item_size
+
+    def begin(self) -> bytes:
+        """Return the header."""
+        return self.header.pack()
+
+    def add(self, items: Array) -> memoryview:
+        """Take items (structured as the schema's compacted items, n) that follow those before; return their bytes.
+
+        Raises `InvalidArgument` where they are out of order or of other slots.
+        """
+        data = memoryview(np.ascontiguousarray(items).view(np.uint8).reshape(-1))  # type: ignore[arg-type]
+        if not len(items):
+            return data
+        hashes = normal_hashes(items["key_hash"])
+        slots = self.slots.slots_of(hashes)
+        seconds = items["time_diff_s"].astype(np.int64) + self._begin_s
+        if int(slots[0]) < self._last_slot or int(slots[-1]) >= self.slot_range[1] or (np.diff(slots) < 0).any():
+            raise InvalidArgument(f"items of slots {slots[0]}..{slots[-1]} don't follow slot {self._last_slot} of {self.slot_range}")
+        if int(slots[0]) == self._last_slot and not self._groups[-1].giant:
+            raise InvalidArgument(f"slot {slots[0]} goes on, but had less than {GROUP_BYTES} bytes in the piece before")
+        self.second_min = min(self.second_min, int(seconds.min()))
+        self.second_max = max(self.second_max, int(seconds.max()))
+        self.checksum = self.checksum + entry_checksum(items, seconds) & _MASK
+        self._filter.add(filter_hashes(items["key_hash"], items["fingerprint"] if self.layout.schema.keyed else None))
+        for low, high, group in self._cut(slots):
+            if group is not None:
+                self._groups.append(group)
+            self._extend(data[low * self._item_size : high * self._item_size], hashes[low:high], seconds[low:high])
+        self.count += len(items)
+        return data
+
+    def finish(self, file_id: str, writer: str, offset_space: str, topics: dict[int, str], more: dict[str, Any]) -> bytes:
+        """Return the trailer. `topics` are the names of the ids in use. Raises `InvalidArgument` for a shard without entries."""
+        if not self.count:
+            raise InvalidArgument("a shard without entries isn't written")
+        metadata = Metadata(
+            file_id=file_id,
+            layout=self.layout,
+            count=self.count,
+            begin_ms=self.header.begin_ms,
+            end_ms=self.header.end_ms,
+            second_min=self.second_min,
+            second_max=self.second_max,
+            slots_in_use=self.slots_in_use,
+            header_crc32=zlib.crc32(self.header.pack()),
+            slots_crc32=0,
+            topics=tuple(sorted(topics.items())),
+            source_positions={},
+            lane="main",
+            offset_space=offset_space,
+            slot_base=self.slots.base,
+            slot_range=self.slot_range,
+            writer=writer,
+            more={**more, "slot_map": self.slots.to_json(), "checksum": f"{self.checksum:016x}"},
+        )
+        return build_trailer(self.position, self._directory(), metadata, self._filter.build())
+
+    def _cut(self, slots: npt.NDArray[np.int64]) -> list[tuple[int, int, _OpenGroup | None]]:
+        """Return the ranges of items that belong to one group each, with the group where it begins there.
+
+        A group begins where floor(start of a slot's array / 16 KiB) changes, and at each slot of 16 KiB or more.
+        """
+        size, n = self._item_size, len(slots)
+        firsts = np.flatnonzero(np.diff(slots, prepend=self._last_slot))
+        starts = (self.count + firsts) * size
+        lengths = np.diff(firsts, append=n) * size
+        cut = np.diff(starts // GROUP_BYTES, prepend=self._last_start // GROUP_BYTES) != 0
+        cut |= lengths >= GROUP_BYTES
+        self.slots_in_use += len(firsts)
+        if len(firsts):
+            self._last_slot, self._last_start = int(slots[-1]), int(starts[-1])
+        edges = firsts[cut].tolist()
+        opened = map(_OpenGroup, slots[firsts[cut]].tolist(), (starts[cut] + HEADER_SIZE).tolist(), (lengths[cut] >= GROUP_BYTES).tolist())
+        pieces: list[tuple[int, int, _OpenGroup | None]] = [] if edges and not edges[0] else [(0, edges[0] if edges else n, None)]
+        ends = [*edges[1:], n] if edges else []
+        return pieces + list(zip(edges, ends, opened, strict=True))
+
+    def _extend(self, data: memoryview, hashes: npt.NDArray[np.int32], seconds: npt.NDArray[np.int64]) -> None:
+        group = self._groups[-1]
+        group.crc32 = zlib.crc32(data, group.crc32)
+        group.length += len(data)
+        at = 0
+        while group.giant and at < len(hashes):
+            if not group.blocks or group.blocks[-1].count == self._per_block:
+                group.blocks.append(_OpenBlock(group.offset + len(group.blocks) * self._per_block * self._item_size))
+            block = group.blocks[-1]
+            stop = min(len(hashes), at + self._per_block - block.count)
+            block.count += stop - at
+            block.crc32 = zlib.crc32(data[at * self._item_size : stop * self._item_size], block.crc32)
+            block.hash_min = min(block.hash_min, int(hashes[at:stop].min()))
+            block.hash_max = max(block.hash_max, int(hashes[at:stop].max()))
+            block.second_min = min(block.second_min, int(seconds[at:stop].min()))
+            block.second_max = max(block.second_max, int(seconds[at:stop].max()))
+            at = stop
+
+    def _directory(self) -> Directory:
+        """Return the directory; a group of one block needs none."""
+        cut = [group for group in self._groups if len(group.blocks) > 1]
+        blocks = np.array(
+            [
+                (b.offset, b.count * self._item_size, b.count, b.crc32, b.hash_min, b.hash_max, b.second_min, b.second_max)
+                for group in cut
+                for b in group.blocks
+            ],
+            BLOCK_DTYPE,
+        )
+        groups = np.zeros(len(self._groups), GROUP_DTYPE)
+        groups["first_slot"] = [group.first_slot for group in self._groups]
+        groups["first_slot"][:1] = self.slot_range[0]
+        groups["offset"] = [group.offset for group in self._groups]
+        groups["length"] = [group.length for group in self._groups]
+        groups["count"] = groups["length"] // self._item_size
+        groups["crc32"] = [group.crc32 for group in self._groups]
+        number = np.array([len(group.blocks) if len(group.blocks) > 1 else 0 for group in self._groups], np.int64)
+        groups["blocks"] = number
+        groups["first_block"] = np.where(number > 0, np.cumsum(number) - number, 0)
+        return Directory(groups, blocks)

@@ -1,0 +1,87 @@
+"""Slots of window tables: the base slots of an index, made finer for large windows and coarser for small ones.
+
+With Q = (2**31 - 1) div base + 1 the *rank* of a hash is (hash mod base) * Q + (hash div base). Slots of every map rise with the rank, so
+files and tables of one index have their entries in one order, and tables are merged without a shuffle. Pure. SPEC.md section 7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import ConfigError
+
+__all__ = ["SlotMap"]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMap:
+    """Maps hashes to slots: `split` slots for each of `base` base slots, or one slot for `join` neighbouring ones. One of the two is 1."""
+
+    base: int
+    split: int = 1
+    join: int = 1
+
+    def __post_init__(self) -> None:
+        if self.base < 1 or self.split < 1 or self.join < 1 or (self.split > 1 and self.join > 1):
+            raise ConfigError(f"no slot map: base {self.base}, split {self.split}, join {self.join}")
+        if self.split > self.quotients:
+            raise ConfigError(f"{self.base} base slots can be split by {self.quotients} at most, not by {self.split}")
+
+    @property
+    def quotients(self) -> int:
+        """How many different hashes a base slot can hold, at most: Q."""
+        return (2**31 - 1) // self.base + 1
+
+    @property
+    def slots(self) -> int:
+        """How many slots there are."""
+        return self.base * self.split if self.join == 1 else -(-self.base // self.join)
+
+    @property
+    def step(self) -> int:
+        """Shards are cut at multiples of this many slots, where every map of the index has a cut."""
+        return self.split
+
+    def slots_of(self, hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """Return the slots (i64, n) of normal hashes (n), i.e. 0 to 2**31 - 1."""
+        above, base_slot = np.divmod(hashes.astype(np.int64), self.base)
+        if self.join > 1:
+            return base_slot // self.join
+        return base_slot if self.split == 1 else base_slot * self.split + above * self.split // self.quotients
+
+    def slot_of(self, key_hash: int) -> int:
+        """Return the slot of one normal hash."""
+        above, base_slot = divmod(key_hash, self.base)
+        return base_slot // self.join if self.join > 1 else base_slot * self.split + above * self.split // self.quotients
+
+    def ranks_of(self, hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """Return the ranks (i64, n) of normal hashes (n)."""
+        above, base_slot = np.divmod(hashes.astype(np.int64), self.base)
+        return base_slot * self.quotients + above
+
+    def slots_of_base(self, low: int, high: int) -> tuple[int, int]:
+        """Return the half-open range of slots that hold the base slots [low, high), and perhaps neighbours of them."""
+        if self.join > 1:
+            return low // self.join, -(-high // self.join)
+        return low * self.split, high * self.split
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the map as stored."""
+        return {"base": self.base, "split": self.split, "join": self.join}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> SlotMap:
+        """Return the map that `to_json` described."""
+        return cls(int(document["base"]), int(document["split"]), int(document["join"]))
+
+    @classmethod
+    def for_count(cls, base: int, count: int, per_slot: int = 4) -> SlotMap:
+        """Return the map under which `count` entries make about `per_slot` a slot."""
+        wanted = max(1, count // per_slot)
+        if wanted >= base:
+            return cls(base, split=min(wanted // base, (2**31 - 1) // base + 1))
+        return cls(base, join=min(base, base // wanted))
