@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from tiered_index.errors import MALFORMED, CorruptFile, TieredIndexError, UnsupportedVersion
 from tiered_index.format.layout import Layout
+from tiered_index.format.slot_map import SlotMap
 
 __all__ = [
     "BLOCK_DTYPE",
@@ -178,6 +179,11 @@ class Metadata:
     writer: str
     more: dict[str, Any] = field(default_factory=dict)
 
+    @cached_property
+    def slot_map(self) -> SlotMap:
+        """How hashes map to slots: a shard says it, in a whole file a slot is the hash modulo the slots."""
+        return SlotMap.from_json(self.more["slot_map"]) if "slot_map" in self.more else SlotMap(self.layout.slots)
+
     def encode(self) -> bytes:
         """Return the metadata's bytes (UTF-8 JSON; lone surrogates stay as escapes)."""
         document = {
@@ -198,6 +204,8 @@ class Metadata:
             document = json.loads(bytes(data))
             low, high = document.pop("slot_range")
             layout = Layout.from_json(document.pop("layout"))
+            if "slot_map" in document:
+                SlotMap.from_json(document["slot_map"])
             order, expected = document.pop("order"), "newest_first" if layout.preset.newest_first else "answer"
             if order != expected:
                 raise UnsupportedVersion(file, f"unknown order {order!r} within slots", expected=expected, found=order)

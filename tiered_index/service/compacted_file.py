@@ -1,7 +1,6 @@
 """Compacted files, wherever their bytes lie: on the local disk, in the storage, or in both.
 
-A search asks the directory which ranges may hold the key, reads just those, checks each against its CRC32, and only then looks at an item.
-A giant slot is read newest blocks first, no more of it than the page needs. A local copy that fails its check is passed over in favour of
+A search (`file_search`) is the same for both. A local copy that fails its check is passed over in favour of
 the storage where the file is there too.
 
 Threads: every method from any thread. Answers are copies; the map of an unlinked file dies with its last array.
@@ -10,9 +9,8 @@ Threads: every method from any thread. Answers are copies; the map of an unlinke
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,24 +18,20 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
-from tiered_index.format.bloom import filter_hash
 from tiered_index.format.trailer import TAIL_SIZE, Metadata, Run, Tail, Trailer, parse_trailer
 from tiered_index.service.batch_query import Found, QuestionBatch
 from tiered_index.service.catalog import AlwaysRead
 from tiered_index.service.cold.path import ColdPath, MissingObject, check_run
 from tiered_index.service.cold.spans import spans_of
+from tiered_index.service.file_search import FileBytes, question_hash, question_hashes, search_file, search_file_for_many
 from tiered_index.service.root import disk_error
-from tiered_index.service.rows import Question, concatenate, first_answers, select_items
+from tiered_index.service.rows import Question, concatenate
 from tiered_index.service.storage_log import StoredObject
 from tiered_index.storage.base import ByteRange
 
 __all__ = ["CompactedFile", "DamagedFile", "LocalBytes", "MissingObject", "StorageBytes", "open_local", "open_stored", "read_runs"]
 
 Array = npt.NDArray[Any]
-_WINDOW_BYTES = 32 << 20
-# slot groups of a batch held in memory at a time
-_BATCH_BYTES = 8 << 20
-# blocks of a giant slot held in memory at a time
 
 
 class _Ranges(Protocol):
@@ -46,16 +40,6 @@ class _Ranges(Protocol):
     file: str
 
     def read(self, ranges: list[ByteRange]) -> list[bytes | memoryview]: ...
-
-
-class _Bytes(Protocol):
-    """A file's bytes, verified."""
-
-    file: str
-
-    def trailer(self) -> Trailer: ...
-
-    def verified(self, runs: Sequence[Run]) -> list[memoryview]: ...
 
 
 class LocalBytes:
@@ -156,7 +140,7 @@ class CompactedFile:
         """Return why a search would find nothing (``filter``, ``topic``), as far as that is known without a request, or None."""
         if self.local is not None or self.stored is None:
             return None
-        if self.stored.cold.filters.excludes(self.stored.stored, _filter_hash(question, keyed=self.stored.cold.keyed)):
+        if self.stored.cold.filters.excludes(self.stored.stored, question_hash(question, keyed=self.stored.cold.keyed)):
             return "filter"
         return "topic" if self.stored.lacks_topic(question.topic) else None
 
@@ -172,7 +156,7 @@ class CompactedFile:
         """Return the first `max_count` + 1 of the rows that answer `question`, or all of them, in no order."""
         if self.local is not None:
             try:
-                return _search(self.local, question)
+                return search_file(self.local, question)
             except (CorruptFile, StorageUnavailable):
                 if self.stored is None:
                     raise
@@ -180,120 +164,31 @@ class CompactedFile:
         cold, stored = self.stored.cold, self.stored.stored
         if cold.learn_filter(stored) and self.excludes(question) is not None:
             return concatenate([], cold.trailer(stored).metadata.layout.schema)
-        rows = _search(self.stored, question)
+        rows = search_file(self.stored, question)
         if not len(rows):
-            cold.filters.note_in_vain(stored, _filter_hash(question, keyed=cold.keyed))
+            cold.filters.note_in_vain(stored, question_hash(question, keyed=cold.keyed))
         return rows
 
     def search_many(self, batch: QuestionBatch) -> Found:
         """Return the rows that answer each question, in no order; every slot group is read and checked once."""
         if self.local is not None:
             try:
-                return _search_many(self.local, batch)
+                return search_file_for_many(self.local, batch)
             except (CorruptFile, StorageUnavailable):
                 if self.stored is None:
                     raise
         assert self.stored is not None
-        return _search_many(self.stored, batch, self._excluded(batch, self.stored))
+        return search_file_for_many(self.stored, batch, self._excluded(batch, self.stored))
 
     def _excluded(self, batch: QuestionBatch, stored: StorageBytes) -> npt.NDArray[np.bool_]:
         """Return which questions (n) have a key that the file certainly doesn't hold, as far as its filter is at hand."""
-        cold = stored.cold
-        return cold.filters.excludes_many(stored.stored, batch.keyed_filter_hashes if cold.keyed else batch.plain_filter_hashes)
+        return stored.cold.filters.excludes_many(stored.stored, question_hashes(batch, keyed=stored.cold.keyed))
 
     def metadata(self) -> Metadata:
         """Return the file's metadata."""
-        source: _Bytes | None = self.local or self.stored
+        source: FileBytes | None = self.local or self.stored
         assert source is not None
         return source.trailer().metadata
-
-
-def _filter_hash(question: Question, *, keyed: bool) -> int:
-    return filter_hash(question.key_hash, question.fingerprint if keyed else 0)
-
-
-def _search(source: _Bytes, question: Question) -> Array:
-    trailer = source.trailer()
-    metadata = trailer.metadata
-    layout = metadata.layout
-    ids: frozenset[int] | None = None
-    if metadata.topics:
-        ids = frozenset(topic_id for topic_id, name in metadata.topics if name == question.topic)
-        if not ids:
-            return concatenate([], layout.schema)
-    second_max = question.second_max if question.after is None else min(question.second_max, question.after[0])
-    runs = trailer.directory.runs(question.key_hash % layout.slots, question.key_hash, question.second_min, second_max)
-    begin_s = metadata.begin_ms // 1000
-    rows = concatenate([], layout.schema)
-    for batch in _newest_first(runs, question.max_count):
-        # answers that are all newer than the rest of the blocks, and one more than asked: the rest can't change the page
-        if len(rows) > question.max_count and int(rows["second"][question.max_count]) > batch[0].second_max:
-            break
-        items = (np.frombuffer(data, layout.schema.item) for data in source.verified(batch))
-        parts = [rows, *(select_items(part, begin_s, question, ids, layout.schema) for part in items)]
-        rows = concatenate(parts, layout.schema)
-        if len(runs) > len(batch):
-            rows = first_answers(rows, layout.schema, question.max_count + 1)
-    return rows
-
-
-def _newest_first(runs: list[Run], max_count: int) -> Iterator[list[Run]]:
-    """Yield the runs newest first, in batches that may hold as many items as asked; each batch is larger than the one before."""
-    runs = sorted(runs, key=attrgetter("second_max"), reverse=True)
-    wanted = max_count + 1
-    start = 0
-    while start < len(runs):
-        stop, count, size = start, 0, 0
-        while stop < len(runs) and (stop == start or (count < wanted and size + runs[stop].length <= _BATCH_BYTES)):
-            count += runs[stop].count
-            size += runs[stop].length
-            stop += 1
-        yield runs[start:stop]
-        start, wanted = stop, 2 * wanted
-
-
-def _search_many(source: _Bytes, batch: QuestionBatch, excluded: npt.NDArray[np.bool_] | None = None) -> Found:
-    """Search a file for a batch; `excluded` (n) are the questions whose key the file certainly doesn't hold."""
-    wanted = np.arange(len(batch)) if excluded is None else np.flatnonzero(~excluded)
-    if not len(wanted):
-        return Found(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    trailer = source.trailer()
-    metadata = trailer.metadata
-    layout = metadata.layout
-    pairs = [(topic_id, name) for topic_id, name in metadata.topics if name in batch.topics]
-    wanted = np.intersect1d(wanted, batch.overlapping(metadata.second_min, metadata.second_max), assume_unique=True)
-    if metadata.topics:
-        names = {name for _, name in pairs}
-        here = np.array([topic in names for topic in batch.topics], bool)
-        wanted = wanted[here[batch.topic_index[wanted]]] if len(here) else wanted
-    runs: list[Run] = []
-    if len(wanted):
-        low, high = int(batch.second_min[wanted].min()), int(batch.second_max[wanted].max())
-        runs = trailer.directory.runs_of(batch.key_hash[wanted] % layout.slots, low, high)
-    begin_s = metadata.begin_ms // 1000
-    found = [Found(np.zeros(0, np.int64), concatenate([], layout.schema))]
-    for window in _windows(runs):
-        data = b"".join(source.verified(window))
-        items = np.frombuffer(data, layout.schema.item)
-        places, questions = batch.join(items["key_hash"])
-        picked = items[places]
-        seconds = begin_s + picked["time_diff_s"].astype(np.int64)
-        found.append(batch.select(picked, questions, seconds, pairs if metadata.topics else None, layout.schema))
-    return Found(np.concatenate([f.questions for f in found]), np.concatenate([f.rows for f in found]))
-
-
-def _windows(runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """Yield the runs in order, in lists of at most 32 MiB or of one run."""
-    window: list[Run] = []
-    size = 0
-    for run in runs:
-        if window and size + run.length > _WINDOW_BYTES:
-            yield window
-            window, size = [], 0
-        window.append(run)
-        size += run.length
-    if window:
-        yield window
 
 
 def read_runs(source: _Ranges, runs: Sequence[Run]) -> list[memoryview]:
