@@ -196,7 +196,8 @@ def best_answers(batch: QuestionBatch, parts: list[Found], schema: Schema) -> tu
 class QueryResults(Sequence[QueryResult]):
     """The answers of a batch, in the order of its lookups; each `QueryResult` is made when it is looked at.
 
-    `explain` is that of the whole batch, and so is each result's. `failed` names files that could not be read, where that was allowed.
+    `explain` is that of the whole batch, and so is each result's, but for lookups with a cursor, which are asked alone. `failed` names
+    files that could not be read, where that was allowed.
     """
 
     def __init__(
@@ -218,7 +219,9 @@ class QueryResults(Sequence[QueryResult]):
         self._more = more
         self._schema = schema
         self._make = make
-        self.failed = tuple(failed)
+        self._failed = tuple(failed)
+        reports = {(report.source, report.file): report for report in [*failed, *(r for page in pages.values() for r in page.failed)]}
+        self.failed = tuple(reports.values())
         self.explain = explain
 
     def __len__(self) -> int:
@@ -252,7 +255,7 @@ class QueryResults(Sequence[QueryResult]):
         q = self._batch.lookups[number]
         rows = self._rows[self._starts[number] : self._starts[number + 1]]
         low, high = int(self._batch.second_min[number]), int(self._batch.second_max[number])
-        failed = tuple(report for report in self.failed if report.begin_ms // 1000 <= high and report.end_ms // 1000 >= low)
+        failed = tuple(report for report in self._failed if report.begin_ms // 1000 <= high and report.end_ms // 1000 >= low)
         more = bool(self._more[number])
         status: Status = "partial" if failed else "truncated" if more else "complete"
         cursor = encode_cursor(order_key(rows[-1], self._schema), query_digest(q.topic, q.key, low, high)) if more else None

@@ -21,12 +21,13 @@ from tiered_index.service.batch_query import Found, QueryResults, QuestionBatch,
 from tiered_index.service.catalog import Catalog, Handle
 from tiered_index.service.cold.path import MissingObject
 from tiered_index.service.cursor import decode_cursor, encode_cursor, query_digest
+from tiered_index.service.explanation import NOTHING, Spent, explain_scan, explain_together
 from tiered_index.service.log_records import LogState
 from tiered_index.service.rows import OrderKey, Question, check_schema, item_maker, order_key
 from tiered_index.service.scan import FileReader, Scan
 from tiered_index.service.validation import check_key, check_range, check_topic
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.types import Explain, FileReport, IndexItem, Lookup, QueryResult
+from tiered_index.types import IndexItem, Lookup, QueryResult
 
 __all__ = ["LOG_RETRIES", "Handles", "Lost", "QueryEngine", "ask", "past_lost_objects"]
 
@@ -85,11 +86,13 @@ class QueryEngine:
         *,
         lost: Lost = _NOTHING_LOST,
         account: Account | None = None,
+        spent: Spent = NOTHING,
     ) -> QueryResult:
         """Answer one lookup over what `handles` yields for it. Arguments and errors as `IndexService.query`.
 
         An object that is not there raises `MissingObject` even where partial answers are allowed, since the log may have moved on;
-        `lost` names those of which the caller has found out that it hasn't. `account` is open and holds the lookup's limits.
+        `lost` names those of which the caller has found out that it hasn't. `account` is open and holds the lookup's limits; `spent` is
+        what of it went to other lookups.
         """
         started = time.perf_counter()
         question = ask(self._schema, topic, key, begin_ms, end_ms, max_count, cursor)
@@ -111,7 +114,7 @@ class QueryEngine:
             status="partial" if failed else "truncated" if more else "complete",
             cursor=_cursor(question, last) if more and last is not None else None,
             failed=failed,
-            explain=_explain(scan, started),
+            explain=explain_scan(scan, started, spent),
         )
         return _affordable(scan, result)
 
@@ -136,10 +139,23 @@ class QueryEngine:
                 parts.append(found)
             return len(found.rows)
 
+        beside: list[Spent] = []
+        short: list[BudgetExceeded] = []
+
         def alone(q: Lookup) -> QueryResult:
-            return self.query(
-                handles, q.topic, q.key, q.begin_ms, q.end_ms, q.max_count, q.cursor, allow_partial, lost=lost, account=account
-            )
+            spent = sum(beside, NOTHING)
+            try:
+                page = self.query(
+                    handles, q.topic, q.key, q.begin_ms, q.end_ms, q.max_count, q.cursor, allow_partial,
+                    lost=lost, account=account, spent=spent,
+                )  # fmt: skip
+            except BudgetExceeded as error:
+                if not isinstance(error.result, QueryResult):
+                    raise
+                short.append(error)
+                page = error.result
+            beside.append(Spent.of(page.explain))
+            return page
 
         scan = Scan(look, lambda handle: handle.excludes_all(batch), lambda second_max: False, lambda: len(batch), allow_partial, account)
         pages = {i: alone(q) for i, q in enumerate(lookups) if q.cursor is not None}
@@ -148,11 +164,13 @@ class QueryEngine:
                 self._read(scan, handles(int(batch.second_min.min()), int(batch.second_max.max())), lost)
             except TooManyPairs:
                 parts.clear()
-                pages = {i: alone(q) for i, q in enumerate(lookups)}
+                pages |= {i: alone(q) for i, q in enumerate(lookups) if i not in pages}
         rows, starts, more = best_answers(batch, list(parts), self._schema)
         failed = [report for report, _ in scan.errors]
-        explain = _explain(scan, started)
+        explain = explain_together(explain_scan(scan, started, sum(beside, NOTHING)), [page.explain for page in pages.values()])
         results = QueryResults(batch, rows, starts, more, failed, explain, self._schema, self._make, pages)
+        if short and not scan.errors:
+            raise BudgetExceeded(str(short[0]), failed=results.failed, result=results) from short[0]
         return _affordable(scan, results)
 
     def _read(self, scan: Scan, handles: Sequence[Handle], lost: Lost) -> None:
@@ -181,35 +199,6 @@ def _affordable(scan: Scan, result: R) -> R:
     left = len(scan.errors)
     files = f"{left} of the files it needed were" if left > 1 else f"{report.file} was"
     raise BudgetExceeded(f"{error}; {files} not read", failed=result.failed, result=result) from error
-
-
-def _explain(scan: Scan, started: float) -> Explain:
-    reports = scan.reports
-    if len(reports) > 1:
-        reports = sorted(reports, key=lambda r: (-r.end_ms, r.file))
-    requests, read = sum([usage.requests for usage in scan.usages]), sum([usage.bytes_read for usage in scan.usages])
-    cost_usd = sum([usage.cost_usd for usage in scan.usages], 0.0)
-    if scan.account is not None:
-        usage = scan.account.usage
-        rest = usage.requests - requests
-        if rest > 0:
-            reports = [
-                *reports,
-                FileReport(
-                    file="log", place="storage", outcome="refreshed", begin_ms=0, end_ms=0, requests=rest, bytes=usage.bytes_read - read,
-                    cost_usd=usage.cost_usd - cost_usd,
-                ),
-            ]  # fmt: skip
-            requests, read, cost_usd = usage.requests, usage.bytes_read, usage.cost_usd
-    return Explain(
-        requests=requests,
-        bytes=read,
-        cost_usd=cost_usd,
-        elapsed_ms=(time.perf_counter() - started) * 1000,
-        files_read=sum([report.outcome == "read" for report in reports]),
-        files_skipped=sum([report.outcome.startswith("skipped") for report in reports]),
-        files=tuple(reports),
-    )
 
 
 T = TypeVar("T")
