@@ -38,6 +38,8 @@ _LEFTOVER_S = 3600.0
 # a temporary file this old is a crash's
 _SLACK = 0.9
 # a full cache is emptied down to this part of its bound, so that not every new entry looks at all of them
+_COUNTED_AFTER = 32
+# one part in so many of the bound may be added before all is counted again, since others add to the folder, too
 _log = logging.getLogger(__name__)
 
 
@@ -51,7 +53,8 @@ class CacheFolder:
         self._max_bytes = max_bytes
         self._read_only = read_only
         self._lock = threading.Lock()
-        self._size_bytes: int | None = None
+        self._size_bytes = self._uncounted_bytes = 0
+        self._counted = False
         self._touched: dict[Path, float] = {}
         self._told: set[str] = set()
         self.damaged = 0
@@ -162,12 +165,14 @@ class CacheFolder:
 
     def _make_room(self, gained: int) -> None:
         with self._lock:
-            # what other processes add is seen at the next count; each looks after the bound as far as it knows
-            self._size_bytes = self._count() if self._size_bytes is None else self._size_bytes + gained
-            if self._size_bytes <= self._max_bytes:
+            self._size_bytes += gained
+            self._uncounted_bytes += abs(gained)
+            if self._counted and self._size_bytes <= self._max_bytes and self._uncounted_bytes * _COUNTED_AFTER <= self._max_bytes:
                 return
             entries = sorted(self._entries())
-            self._size_bytes = sum(size for _, size, _ in entries)
+            self._size_bytes, self._uncounted_bytes, self._counted = sum(size for _, size, _ in entries), 0, True
+            if self._size_bytes <= self._max_bytes:
+                return
             for _, size, path in entries:
                 if self._size_bytes <= self._max_bytes * _SLACK:
                     break
@@ -175,9 +180,6 @@ class CacheFolder:
                     os.unlink(path)
                     self._touched.pop(Path(path), None)
                     self._size_bytes -= size
-
-    def _count(self) -> int:
-        return sum(size for _, size, _ in self._entries())
 
     def _entries(self) -> Iterator[tuple[float, int, str]]:
         """Yield (time of use, bytes, path) of every index's entries, and delete what crashes left."""

@@ -1,0 +1,226 @@
+"""Filters: kept by the writer, fetched by readers of files that are read in vain, in memory or in a local cache; never a word too much."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.cold_index import ColdIndex, Read, cold_index, spoiled
+from tiered_index import IndexReader, Lookup
+from tiered_index.errors import BudgetExceeded, CorruptFile
+from tiered_index.format.bloom import block_may_hold, block_number, filter_hash
+from tiered_index.format.hashing import fingerprint, key_hash
+from tiered_index.testing.model import Answer
+from tiered_index.testing.storage_faults import FaultStorage
+
+FILES = 3
+PROBES = 4
+
+
+@pytest.fixture(scope="module", params=["native", "rocketmq"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
+    """Files of one slot group, so that an absent key is looked for in it."""
+    return cold_index(tmp_path_factory.mktemp("cold") / "root", files=FILES, entries=200, slots=50, preset=request.param)
+
+
+@pytest.fixture(autouse=True)
+def _forget(made: ColdIndex) -> None:
+    made.storage.reset()
+
+
+def held(made: ColdIndex, key: str) -> list[bool]:
+    """Return by the filters as stored which files may hold a key, oldest first."""
+    hash64 = filter_hash(key_hash("t", key), fingerprint("t", key) if made.model.keyed else 0)
+    answers = []
+    for stored in made.stored:
+        data = made.inner.get_range(stored.name, stored.trailer_position, stored.filter_length)
+        at = 32 * block_number(hash64, len(data) // 32)
+        answers.append(block_may_hold(data[at : at + 32], hash64))
+    return answers
+
+
+@pytest.fixture(scope="module")
+def absent(made: ColdIndex) -> list[str]:
+    """Keys of which every filter says no."""
+    return [key for key in (f"absent{n}" for n in range(400)) if not any(held(made, key))][:200]
+
+
+@pytest.fixture(scope="module")
+def mistaken(made: ColdIndex) -> str:
+    """An absent key that one filter takes for present."""
+    return next(key for key in (f"nowhere{n}" for n in range(5000)) if sum(held(made, key)) == 1)
+
+
+def filter_reads(made: ColdIndex) -> list[str]:
+    places = {Read(o.name, o.trailer_position, o.filter_length) for o in made.stored}
+    return [read.name for read in made.storage.reads if read in places]
+
+
+def check_present(made: ColdIndex, reader: IndexReader) -> None:
+    for key in ("all", *(f"k{file}-{n}" for file in range(FILES) for n in range(0, 199, 23))):
+        assert [Answer.of(item) for item in reader.query("t", key)] == made.expected("t", key), key
+
+
+def test_the_writer_keeps_what_it_uploads(made: ColdIndex, absent: list[str]) -> None:
+    """Its files have no local copies any more, and it was opened anew."""
+    with made.writer() as writer:
+        made.storage.reset()
+        for key in absent:
+            answer = writer.query("t", key)
+            assert (len(answer), answer.status, answer.explain.requests) == (0, "complete", 0)
+            assert [report.outcome for report in answer.explain.files] == ["skipped_filter"] * FILES
+        assert made.storage.operations == []
+        for n in range(0, 199, 23):
+            made.storage.reset()
+            assert len(writer.query("t", f"k1-{n}")) == 1
+            assert len(made.storage.reads) <= sum(held(made, f"k1-{n}"))  # no directory: it was kept, too
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
+def test_a_reader_fetches_a_filter_after_probes_in_vain(made: ColdIndex, absent: list[str], tmp_path: Path, local: bool) -> None:
+    cache = tmp_path / "cache" if local else None
+    with made.reader(filter_after_probes=PROBES, cache_dir=cache, block_cache_bytes=0) as reader:
+        for number, key in enumerate(absent):
+            made.storage.reset()
+            answer = reader.query("t", key)
+            assert (len(answer), answer.status) == (0, "complete")
+            if number < PROBES:
+                assert filter_reads(made) == [] and answer.explain.requests == FILES * (2 if number == 0 else 1)
+            elif number == PROBES:
+                # the filter in place of the group, not beside it
+                assert sorted(filter_reads(made)) == sorted(o.name for o in made.stored) and answer.explain.requests == FILES
+            else:
+                assert made.storage.operations == []
+                assert {report.outcome for report in answer.explain.files} == {"skipped_filter"}
+        check_present(made, reader)
+
+
+def test_a_batch_asks_the_filters_too(made: ColdIndex, absent: list[str], tmp_path: Path) -> None:
+    present = [f"k{file}-{n}" for file in range(FILES) for n in range(0, 199, 11)] + ["all"]
+    for cache in (None, tmp_path / "cache"):
+        with made.reader(filter_after_probes=1, cache_dir=cache) as reader:
+            for key in absent[:2]:
+                reader.query("t", key)
+            made.storage.reset()
+            answers = reader.query_many([Lookup(topic="t", key=key) for key in absent])
+            assert answers.counts.sum() == 0 and made.storage.operations == []
+            assert {report.outcome for report in answers.explain.files} == {"skipped_filter"}
+            mixed = reader.query_many([Lookup(topic="t", key=key) for pair in zip(absent, present, strict=False) for key in pair])
+            for key, answer in zip([key for pair in zip(absent, present, strict=False) for key in pair], mixed, strict=True):
+                assert [Answer.of(item) for item in answer] == made.expected("t", key)
+
+
+def test_a_mistaken_filter_is_not_fetched_again_and_again(made: ColdIndex, absent: list[str], mistaken: str) -> None:
+    with made.reader(filter_after_probes=2, block_cache_bytes=0) as reader:
+        for key in absent[:3]:
+            reader.query("t", key)
+        assert sorted(filter_reads(made)) == sorted(o.name for o in made.stored)
+        made.storage.reset()
+        for _ in range(10):
+            answer = reader.query("t", mistaken)
+            assert (len(answer), answer.explain.requests) == (0, 1)
+        assert filter_reads(made) == []
+
+
+def test_many_threads_fetch_a_filter_once(made: ColdIndex, absent: list[str]) -> None:
+    """Each read in vain is held until all are under way, so that all come back at once."""
+    with made.reader(filter_after_probes=1, block_cache_bytes=0) as reader, ThreadPoolExecutor(8) as pool:
+        reader.query("t", "all")
+        reader.query("t", absent[0])
+        made.storage.reset()
+        barrier = threading.Barrier(8)
+
+        def ask(number: int) -> int:
+            barrier.wait(30)
+            return len(reader.query("t", absent[number]))
+
+        assert list(pool.map(ask, range(8))) == [0] * 8
+        assert sorted(filter_reads(made)) == sorted(o.name for o in made.stored)
+        made.storage.reset()
+        assert len(reader.query("t", absent[9])) == 0 and made.storage.operations == []
+
+
+def test_a_filter_that_nothing_can_hold_is_not_fetched(made: ColdIndex, absent: list[str]) -> None:
+    with made.reader(filter_after_probes=1, directory_cache_bytes=100) as reader:
+        for key in absent[:10]:
+            assert len(reader.query("t", key)) == 0
+        assert filter_reads(made) == []
+
+
+def test_a_damaged_filter_is_passed_over(made: ColdIndex, absent: list[str]) -> None:
+    """Without it everything is answered by reading."""
+    stored = made.stored[1]
+    size = stored.filter_length
+    for at in (stored.trailer_position + n for n in (0, 7, size // 2, size - 1)):
+        with spoiled(made, stored.name, lambda data, at=at: data.__setitem__(at, 255 ^ data[at])):
+            with made.reader(filter_after_probes=1, block_cache_bytes=0) as reader:
+                for key in absent[:4]:
+                    answer = reader.query("t", key)
+                    assert (len(answer), answer.status) == (0, "complete")
+                check_present(made, reader)
+                outcomes = {report.file: report.outcome for report in reader.query("t", absent[9]).explain.files}
+                assert outcomes[stored.file_id] == "read" and set(outcomes.values()) == {"read", "skipped_filter"}
+
+
+def test_a_filter_that_can_not_be_had_fails_no_lookup(made: ColdIndex, absent: list[str]) -> None:
+    faulty = FaultStorage(made.inner)
+    with made.reader(storage=faulty, filter_after_probes=1, block_cache_bytes=0) as reader:
+        reader.query("t", absent[0])
+        for stored in made.stored:
+            faulty.fail("get_range", name_prefix=stored.name)  # the next read of each is of its filter
+        answer = reader.query("t", absent[1])
+        assert (len(answer), answer.status) == (0, "complete")
+        # it is tried again, by the next that was due
+        faulty.clear()
+        reader.query("t", absent[2])
+        assert reader.query("t", absent[3]).explain.requests == 0
+
+
+def test_a_limit_that_suffices_without_the_filter_suffices(made: ColdIndex, absent: list[str]) -> None:
+    stored = made.stored[0]
+    begin_ms, end_ms = stored.second_min * 1000, stored.second_max * 1000
+    with made.reader(filter_after_probes=1, block_cache_bytes=0) as reader:
+        group = max(reader.query("t", absent[0], begin_ms, end_ms).explain.bytes, 1)
+        present = reader.query("t", "k0-3", begin_ms, end_ms)
+        made.storage.reset()
+        # the filter is due: it takes the one request, and what it can't tell is read within the limit or not at all
+        try:
+            answer = reader.query("t", "k0-3", begin_ms, end_ms, max_requests=2)
+        except BudgetExceeded:
+            pytest.fail("two requests are enough for a filter and a group")
+        assert answer.items == present.items
+        assert len(made.storage.operations) <= 2 and group
+
+
+def test_filters_of_files_that_changed_places_are_refused(made: ColdIndex, absent: list[str]) -> None:
+    """The CRC32 of the file's own trailer tells."""
+    first, second = made.stored[:2]
+    other = made.inner.get_range(second.name, second.trailer_position, second.filter_length)
+    assert first.filter_length == len(other)
+    with spoiled(made, first.name, lambda data: data.__setitem__(slice(first.trailer_position, first.directory_position), other)):
+        with made.reader(filter_after_probes=1, block_cache_bytes=0) as reader:
+            for key in absent[:3]:
+                reader.query("t", key)
+            check_present(made, reader)
+
+
+@pytest.fixture
+def sliced(made: ColdIndex) -> Iterator[IndexReader]:
+    with made.reader(filter_after_probes=1) as reader:
+        yield reader
+
+
+def test_a_lost_object_is_told_by_the_filters_request_too(made: ColdIndex, absent: list[str], sliced: IndexReader) -> None:
+    sliced.query("t", absent[0])
+    stored = made.stored[2]
+    whole = made.inner.get(stored.name)
+    made.inner.delete(stored.name)
+    try:
+        with pytest.raises(CorruptFile, match=stored.name):
+            sliced.query("t", absent[1])
+    finally:
+        made.inner.put(stored.name, whole)

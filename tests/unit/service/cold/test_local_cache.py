@@ -1,0 +1,368 @@
+"""The local cache of directories and filters: what it holds spares requests, what is wrong with it never spoils an answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.cold_index import ColdIndex, cold_index
+from tests.faults.small_disk import Mounts
+from tiered_index import IndexReader
+from tiered_index.service.cold.cache_folder import PIECE_BYTES, CacheFolder
+from tiered_index.storage.opening import open_storage
+from tiered_index.testing.model import Answer
+
+ABSENT = [f"absent{n}" for n in range(6)]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
+    folder = tmp_path_factory.mktemp("cold")
+    return cold_index(folder / "root", files=2, entries=60, slots=4, storage=open_storage(f"file://{folder}/objects"))
+
+
+@pytest.fixture
+def cache(made: ColdIndex, tmp_path: Path) -> Path:
+    """A cache that a reader has filled."""
+    with made.reader(cache_dir=tmp_path / "cache", filter_after_probes=1) as reader:
+        ask_all(made, reader)
+    entries = sorted(path.suffix for path in (tmp_path / "cache").rglob("*") if path.is_file())
+    assert entries == [".filter", ".filter", ".trailer", ".trailer"]
+    made.storage.reset()
+    return tmp_path / "cache"
+
+
+def ask_all(made: ColdIndex, reader: IndexReader, keys: Sequence[str] = ("all", "k0-5", "k1-7", *ABSENT)) -> None:
+    for key in keys:
+        answer = reader.query("t", key)
+        assert ([Answer.of(item) for item in answer], answer.status) == (made.expected("t", key), "complete")
+
+
+def entry(cache: Path, made: ColdIndex, kind: str, number: int = 0) -> Path:
+    (path,) = cache.glob(f"*/{made.stored[number].name.replace('/', ',')}.{kind}")
+    return path
+
+
+def fetched(made: ColdIndex) -> dict[str, set[str]]:
+    """Return of which objects directories and filters were fetched since the last reset."""
+    found: dict[str, set[str]] = {"trailer": set(), "filter": set()}
+    for read in made.storage.reads:
+        stored = next(o for o in made.stored if o.name == read.name)
+        if read.start == stored.directory_position:
+            found["trailer"].add(read.name)
+        elif read.start == stored.trailer_position:
+            found["filter"].add(read.name)
+    return found
+
+
+def test_a_second_reader_fetches_no_directory_and_no_filter(made: ColdIndex, cache: Path) -> None:
+    with made.reader(cache_dir=cache) as reader:
+        made.storage.reset()
+        for key in ABSENT:
+            assert reader.query("t", key).explain.requests == 0
+        assert made.storage.operations == []
+        answer = reader.query("t", "all")
+        assert answer.explain.requests == 2 == len(made.storage.reads)
+        assert fetched(made) == {"trailer": set(), "filter": set()}
+
+
+_PROCESS = """
+import json, sys
+from tiered_index import IndexReader
+uri, cache, keys = sys.argv[1], sys.argv[2], sys.argv[3:]
+answers = []
+for _ in range(int(keys[0])):
+    with IndexReader.open(uri, cache_dir=cache, filter_after_probes=1) as reader:
+        before = reader.storage.total.requests
+        answers.append([[len(reader.query("t", key)) for key in keys[1:]], reader.storage.total.requests - before])
+print(json.dumps(answers))
+"""
+
+
+def run(made: ColdIndex, cache: Path, rounds: int) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-c", _PROCESS, made.inner.uri, str(cache), str(rounds), "all", *ABSENT]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+
+
+def test_processes_share_a_cache(made: ColdIndex, tmp_path: Path) -> None:
+    """Two that fill it at the same time, with a third that deletes entries, then one that finds it whole."""
+    cache = tmp_path / "cache"
+    processes = [run(made, cache, 15) for _ in range(2)]
+    while any(process.poll() is None for process in processes):
+        for path in cache.rglob("*.trailer"):
+            path.unlink(missing_ok=True)
+    for process in processes:
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert all(counts == [2, 0, 0, 0, 0, 0, 0] for counts, _ in json.loads(output))
+    with made.reader(cache_dir=cache, filter_after_probes=1) as reader:
+        ask_all(made, reader)
+    output, _ = run(made, cache, 1).communicate(timeout=60)
+    assert json.loads(output) == [[[2, 0, 0, 0, 0, 0, 0], 2]]
+
+
+@pytest.mark.parametrize("kind", ["trailer", "filter"])
+def test_no_flipped_byte_of_an_entry_is_believed(
+    made: ColdIndex, cache: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = entry(cache, made, kind)
+    whole = path.read_bytes()
+    other = "filter" if kind == "trailer" else "trailer"
+    with made.reader(cache_dir=cache, filter_after_probes=1, directory_cache_bytes=0) as reader:  # so that nothing is kept in memory
+        for at in range(len(whole)):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x04]) + whole[at + 1 :])
+            made.storage.reset()
+            ask_all(made, reader, ("k0-5", *ABSENT[:2]))
+            assert [path.name in record.getMessage() for record in caplog.records] == [True]
+            caplog.clear()
+            assert fetched(made) == {kind: {made.stored[0].name}, other: set()}
+            assert path.read_bytes() == whole  # fetched again
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _grow(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _zeros(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def _other_object(path: Path) -> None:
+    (other,) = (p for p in path.parent.glob(f"*{path.suffix}") if p != path)
+    shutil.copy(other, path)
+
+
+def _other_kind(path: Path) -> None:
+    shutil.copy(path.with_suffix(".filter" if path.suffix == ".trailer" else ".trailer"), path)
+
+
+def _another_index(path: Path) -> None:
+    """The same bytes, as the cache of another index would hold them."""
+    name = path.name.removesuffix(path.suffix).replace(",", "/")
+    kind = path.suffix[1:]
+    data = CacheFolder(path.parent.parent, path.parent.name, 1 << 30).read(name, kind, path.stat().st_size - 4)  # type: ignore[arg-type]
+    assert data is not None
+    elsewhere = path.parent.parent / "elsewhere"
+    CacheFolder(elsewhere, "another", 1 << 30).write(name, kind, data)  # type: ignore[arg-type]
+    shutil.copy(elsewhere / "another" / path.name, path)
+
+
+DAMAGES: list[Callable[[Path], None]] = [_cut, _grow, _empty, _zeros, _other_object, _other_kind, _another_index]
+
+
+@pytest.mark.parametrize("kind", ["trailer", "filter"])
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_what_is_not_this_entry_is_fetched_again(made: ColdIndex, cache: Path, damage: Callable[[Path], None], kind: str) -> None:
+    path = entry(cache, made, kind)
+    whole = path.read_bytes()
+    damage(path)
+    assert path.read_bytes() != whole
+    with made.reader(cache_dir=cache, filter_after_probes=1) as reader:
+        ask_all(made, reader)
+    assert made.stored[0].name in fetched(made)[kind]
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("kind", ["trailer", "filter"])
+def test_a_folder_in_an_entrys_place_is_no_trouble(made: ColdIndex, cache: Path, kind: str) -> None:
+    path = entry(cache, made, kind)
+    path.unlink()
+    (path / "something").mkdir(parents=True)
+    for _ in range(2):
+        made.storage.reset()
+        with made.reader(cache_dir=cache, filter_after_probes=1) as reader:
+            ask_all(made, reader)
+            made.storage.reset()
+            ask_all(made, reader)  # kept in memory instead
+            assert made.stored[0].name not in fetched(made)[kind]
+    assert not [p for p in path.parent.iterdir() if p.name.startswith(".tmp")]
+
+
+def _file_in_its_place(cache: Path) -> None:
+    shutil.rmtree(cache)
+    cache.write_text("not a folder")
+
+
+def _file_for_the_index(cache: Path) -> None:
+    (folder,) = cache.iterdir()
+    shutil.rmtree(folder)
+    folder.write_text("not a folder")
+
+
+def _link_to_nowhere(cache: Path) -> None:
+    shutil.rmtree(cache)
+    cache.symlink_to(cache.parent / "nowhere" / "at all")
+
+
+@pytest.mark.parametrize("spoil", [_file_in_its_place, _file_for_the_index, _link_to_nowhere], ids=lambda spoil: spoil.__name__)
+def test_a_cache_that_is_no_folder_is_no_trouble(made: ColdIndex, cache: Path, spoil: Callable[[Path], None]) -> None:
+    spoil(cache)
+    with made.reader(cache_dir=cache, filter_after_probes=1) as reader:
+        ask_all(made, reader)
+        made.storage.reset()
+        for key in ABSENT:
+            assert reader.query("t", key).explain.requests == 0
+
+
+def test_a_folder_that_refuses_everything_is_no_trouble(
+    made: ColdIndex, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one of another user's: neither read nor written, told once of each."""
+    real = Path.open
+
+    def refuse(self: Path, *args: object, **more: object) -> object:
+        if cache in self.parents:
+            raise PermissionError(13, "Permission denied", str(self))
+        return real(self, *args, **more)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with made.reader(cache_dir=cache, filter_after_probes=1) as reader:
+        ask_all(made, reader)
+    told = [record.getMessage() for record in caplog.records if "is not used to" in record.getMessage()]
+    assert len(told) == len(set(told)) == 2
+
+
+def test_a_full_disk_is_no_trouble(made: ColdIndex, tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    with Mounts() as mounts:
+        if not mounts.empty_over(folder, size="64k"):
+            pytest.skip("no file system can be mounted here")
+        filler = folder / "filler"
+        with filler.open("wb") as handle:
+            try:
+                while True:
+                    os.write(handle.fileno(), bytes(512))
+            except OSError:
+                pass
+        with made.reader(cache_dir=folder / "cache", filter_after_probes=1) as reader:
+            ask_all(made, reader)
+            made.storage.reset()
+            for key in ABSENT:
+                assert reader.query("t", key).explain.requests == 0  # in memory
+        assert not [path for path in (folder / "cache").rglob("*") if path.is_file()]
+        filler.unlink()
+        with made.reader(cache_dir=folder / "cache", filter_after_probes=1) as reader:
+            ask_all(made, reader)
+        assert len([path for path in (folder / "cache").rglob("*") if path.is_file()]) == 4
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> CacheFolder:
+    return CacheFolder(tmp_path / "bounded", "an-index", 100_000)
+
+
+def used(folder: CacheFolder) -> int:
+    return sum(path.stat().st_size for path in folder.folder.rglob("*") if path.is_file())
+
+
+def test_the_bound_is_kept_and_the_oldest_used_go(folder: CacheFolder) -> None:
+    data = os.urandom(PIECE_BYTES * 2)
+    for number in range(11):
+        assert folder.write(f"data/o{number}", "filter", data)
+        os.utime(folder.folder / "an-index" / f"data,o{number}.filter", (1000 + number, 1000 + number))
+    assert folder.read("data/o1", "filter", len(data)) == data  # used just now
+    assert folder.read_piece("data/o2", "filter", len(data), 1) == data[PIECE_BYTES:]
+    for number in range(11, 14):
+        assert folder.write(f"data/o{number}", "filter", data)
+        assert used(folder) <= 100_000
+    left = {number for number in range(14) if folder.read(f"data/o{number}", "filter", len(data)) is not None}
+    assert {1, 2, 11, 12, 13} <= left and not {0, 3} & left
+    for number in range(14, 200):
+        folder.write(f"data/o{number}", "trailer", data[: 1 + 37 * number % len(data)])
+        assert used(folder) <= 100_000
+
+
+def test_the_bound_is_of_all_indexes_in_a_folder(folder: CacheFolder) -> None:
+    another = CacheFolder(folder.folder, "another", 100_000)
+    for number in range(60):
+        for each in (folder, another):
+            assert each.write(f"data/o{number}", "trailer", os.urandom(3000))
+            # what the other adds is seen at the next count, which is due after a small part of the bound
+            assert used(folder) <= 100_000 + 2 * (100_000 // 32 + 3004)
+    assert folder.read("data/o59", "trailer", 3000) and another.read("data/o59", "trailer", 3000)
+
+
+def test_what_is_larger_than_the_bound_is_not_kept(folder: CacheFolder) -> None:
+    assert not folder.write("data/large", "filter", bytes(100_001))
+    assert not folder.write("data/none", "filter", b"")
+    assert used(folder) == 0
+
+
+def test_a_replaced_entry_is_counted_once(folder: CacheFolder) -> None:
+    for _ in range(50):
+        assert folder.write("data/o", "filter", bytes(PIECE_BYTES * 5))
+    assert folder.write("data/p", "filter", b"x")
+    assert folder.read("data/o", "filter", PIECE_BYTES * 5) == bytes(PIECE_BYTES * 5)
+
+
+def test_what_a_crash_left_is_swept_and_strangers_are_not(folder: CacheFolder) -> None:
+    folder.write("data/o", "filter", b"x")
+    mine = folder.folder / "an-index"
+    old, young, stranger = mine / ".tmp-old", mine / ".tmp-young", mine / "notes.txt"
+    for path in (old, young, stranger):
+        path.write_bytes(b"left")
+    os.utime(old, (1000, 1000))
+    os.utime(stranger, (1000, 1000))
+    CacheFolder(folder.folder, "an-index", 10).write("data/p", "filter", b"y")
+    assert not old.exists() and young.exists() and stranger.exists()
+
+
+def test_pieces_of_every_length_are_returned_as_written(folder: CacheFolder) -> None:
+    for length in (1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES):
+        data = os.urandom(length)
+        assert folder.write("data/o", "filter", data)
+        assert folder.read("data/o", "filter", length) == data
+        for number in range(-(-length // PIECE_BYTES)):
+            piece = folder.read_piece("data/o", "filter", length, number)
+            assert piece == data[number * PIECE_BYTES : (number + 1) * PIECE_BYTES]
+        assert folder.read("data/o", "trailer", length) is None
+        assert folder.damaged == 0
+
+
+@pytest.fixture
+def listing() -> Iterator[Callable[[Path], dict[str, bytes]]]:
+    yield lambda folder: {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_reader_beside_its_writer_changes_nothing_in_the_writers_cache(
+    made: ColdIndex, listing: Callable[[Path], dict[str, bytes]]
+) -> None:
+    cache = made.root / "cache"
+    before = listing(cache)
+    assert len(before) == 4
+    path = entry(cache, made, "trailer")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    gone = entry(cache, made, "filter", 1)
+    kept = gone.read_bytes()
+    gone.unlink()
+    try:
+        spoiled = listing(cache)
+        with made.reader(root=made.root, filter_after_probes=1) as reader:
+            ask_all(made, reader)
+        assert listing(cache) == spoiled
+        assert made.stored[0].name in fetched(made)["trailer"]
+    finally:
+        path.write_bytes(whole)
+        gone.write_bytes(kept)
+    made.storage.reset()
+    with made.reader(root=made.root) as reader:
+        made.storage.reset()
+        ask_all(made, reader)
+        assert fetched(made) == {"trailer": set(), "filter": set()}

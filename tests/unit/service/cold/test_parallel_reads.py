@@ -1,0 +1,290 @@
+"""Ranges side by side, the memory for verified groups, and batches that fetch each byte once."""
+
+from __future__ import annotations
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.cold_index import BASE_MS, ColdIndex, cold_index, spoiled
+from tiered_index import IndexReader, Lookup
+from tiered_index.errors import CorruptFile
+from tiered_index.format.hashing import key_hash
+from tiered_index.format.trailer import Run
+from tiered_index.service.cold.byte_cache import ByteCache
+from tiered_index.service.cold.spans import spans_of
+from tiered_index.testing.model import Answer, ModelEntry, ReferenceModel
+
+FILES = 8
+ENTRIES = 1500
+_BY_KEY: dict[str, list[ModelEntry]] = {}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
+    """Files of four slot groups."""
+    return cold_index(tmp_path_factory.mktemp("cold") / "root", files=FILES, entries=ENTRIES, slots=700)
+
+
+@pytest.fixture(autouse=True)
+def _forget(made: ColdIndex) -> None:
+    made.storage.gate = None
+    made.storage.reset()
+
+
+def keys(count: int, seed: int = 1) -> list[str]:
+    chosen = random.Random(seed)
+    return [f"k{chosen.randrange(FILES)}-{chosen.randrange(ENTRIES + 200)}" for _ in range(count)] + ["all"]
+
+
+def expected(made: ColdIndex, key: str) -> list[Answer]:
+    """Return the model's answer; it looks at each entry, so only at those of the key."""
+    entries = _BY_KEY.get(key)
+    if entries is None:
+        _BY_KEY.update({entry.key: [] for entry in made.model.entries})
+        for entry in made.model.entries:
+            _BY_KEY[entry.key].append(entry)
+    few = ReferenceModel()
+    few.entries = _BY_KEY.get(key, [])
+    return few.query("t", key, max_count=None)
+
+
+def test_sixteen_threads_have_the_right_answers(made: ColdIndex) -> None:
+    asked = keys(100)
+    wanted = {key: expected(made, key) for key in asked}
+    for cached in (0, 60_000, 64 << 20):
+        with made.reader(block_cache_bytes=cached, query_threads=4) as reader, ThreadPoolExecutor(16) as pool:
+            made.storage.reset()
+            for key, answer in zip(asked, pool.map(lambda key: reader.query("t", key), asked), strict=True):
+                assert ([Answer.of(item) for item in answer], answer.status) == (wanted[key], "complete"), key
+            assert 0 < made.storage.most_at_once <= 4
+            use = reader.cache_use()["blocks"]
+            assert use.size_bytes <= use.max_bytes == cached
+            directories = [r for r in made.storage.reads if any(r.start == o.directory_position for o in made.stored)]
+            assert len(directories) == FILES
+
+
+@pytest.mark.parametrize("threads", [1, 3, 8])
+def test_as_many_ranges_travel_as_the_bound_says_and_no_more(made: ColdIndex, threads: int) -> None:
+    """Each range waits for as many as may travel, so fewer than these would end the test by a broken barrier."""
+    with made.reader(query_threads=threads, block_cache_bytes=0) as reader:
+        reader.query("t", "all")
+        made.storage.reset()
+        arrived = threading.Barrier(threads)
+        rounds = FILES // threads * threads
+        seen = threading.Semaphore(rounds)
+
+        def gate() -> None:
+            if seen.acquire(blocking=False):
+                arrived.wait(30)
+
+        made.storage.gate = gate
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(reader.query, "t", "all", max_count=FILES).result(60)
+        assert len(answer) == FILES
+        assert made.storage.most_at_once == threads
+
+
+def test_the_ranges_of_one_file_travel_side_by_side_within_the_same_bound(made: ColdIndex) -> None:
+    stored = made.stored[0]
+    begin_ms, end_ms = stored.second_min * 1000, stored.second_max * 1000
+    asked = [Lookup(topic="t", key=f"k0-{n}", begin_ms=begin_ms, end_ms=end_ms) for n in range(0, ENTRIES, 50)]
+    with made.reader(query_threads=2, block_cache_bytes=0, coalesce_gap_bytes=0) as reader:
+        reader.query("t", "all")
+        several = [q for q in asked if _group(made, q.key) in (0, 2)]
+        made.storage.reset()
+        arrived = threading.Barrier(2)
+        made.storage.gate = lambda: arrived.wait(30)
+        answers = reader.query_many(several)
+        assert answers.counts.tolist() == [1] * len(several)
+        assert made.storage.most_at_once == 2 == len(made.storage.reads)
+
+
+def _group(made: ColdIndex, key: str) -> int:
+    """Return which slot group of its file a key lies in."""
+    file = int(key[1:].split("-")[0])
+    with made.reader() as reader:
+        (handle,) = [h for h in reader.files() if h.file_id == made.stored[file].file_id]
+        trailer = handle.stored.trailer()  # type: ignore[attr-defined]
+        slot = key_hash("t", key) % trailer.metadata.layout.slots
+        return int(np.searchsorted(trailer.directory.groups["first_slot"].astype(int), slot, "right")) - 1
+
+
+def test_hits_and_misses_are_counted(made: ColdIndex) -> None:
+    with made.reader() as reader:
+        reader.query("t", "all")
+        first = reader.cache_use()
+        assert (first["blocks"].hits, first["blocks"].misses, first["blocks"].entries) == (0, FILES, FILES)
+        assert first["directories"].entries == FILES
+        for _ in range(3):
+            reader.query("t", "all")
+        then = reader.cache_use()
+        assert (then["blocks"].hits, then["blocks"].misses) == (3 * FILES, FILES)
+        assert then["blocks"].size_bytes == first["blocks"].size_bytes > 0
+        assert then["blocks"].evictions == 0
+
+
+def test_what_failed_its_check_is_not_cached(made: ColdIndex) -> None:
+    stored = made.stored[0]
+    question = ("t", "all", stored.second_min * 1000, stored.second_max * 1000)
+    with made.reader() as reader:
+        reader.query("t", "k0-3", max_requests=0, allow_partial=True)
+        items = reader.genesis.layout.items_position
+        zeros = bytes(stored.trailer_position - items)
+        with spoiled(made, stored.name, lambda data: data.__setitem__(slice(items, stored.trailer_position), zeros)):
+            for _ in range(2):
+                with pytest.raises(CorruptFile, match="CRC32"):
+                    reader.query(*question)
+            assert reader.cache_use()["blocks"].entries == 0
+        assert len(reader.query(*question)) == 1
+
+
+def reads_of(made: ColdIndex) -> dict[str, list[tuple[int, int]]]:
+    found: dict[str, list[tuple[int, int]]] = {}
+    for read in made.storage.reads:
+        found.setdefault(read.name, []).append((read.start, read.end))
+    return {name: sorted(ranges) for name, ranges in found.items()}
+
+
+@pytest.mark.parametrize("gap", [0, 20_000, 256 << 10, 1 << 40])
+def test_a_batch_fetches_neighbours_by_one_range_and_each_byte_once(made: ColdIndex, gap: int) -> None:
+    asked = [Lookup(topic="t", key=key) for key in keys(12, seed=gap % 97)]
+    with made.reader(coalesce_gap_bytes=gap, block_cache_bytes=0) as reader:
+        reader.query("t", "all")
+        trailers = {h.stored.stored.name: h.stored.trailer() for h in reader.files()}  # type: ignore[attr-defined]
+        made.storage.reset()
+        answers = reader.query_many(asked)
+        for q, answer in zip(asked, answers, strict=True):
+            assert [Answer.of(item) for item in answer] == expected(made, q.key)
+        asked_for = reads_of(made)
+        assert len(asked_for) == FILES
+        total = 0
+        for name, ranges in asked_for.items():
+            assert all(end <= start for (_, end), (start, _) in pairwise(ranges)), "bytes were fetched twice"
+            # the batch has no filters here, so every key is looked for in every file whose range overlaps: all files
+            directory = trailers[name].directory
+            slots = np.array([_slot(q.key, 700) for q in asked])
+            wanted = directory.runs_of(slots, 0, 2**40)
+            assert len(ranges) == _runs_apart(wanted, gap)
+            total += len(ranges)
+        assert answers.explain.requests == total == len(made.storage.reads)
+        assert answers.explain.bytes == made.storage.asked_bytes
+        if gap >= 256 << 10:
+            assert total == FILES
+
+
+def _slot(key: str, slots: int) -> int:
+    return key_hash("t", key) % slots
+
+
+def _runs_apart(runs: list[Run], gap: int) -> int:
+    """Return how many ranges cover the runs, said another way than the code does."""
+    joints = pairwise(runs)
+    return 1 + sum(after.offset - (before.offset + before.length) > gap for before, after in joints) if runs else 0
+
+
+@pytest.fixture(scope="module")
+def warm(made: ColdIndex) -> IndexReader:
+    return made.reader()
+
+
+_KEYS = st.one_of(
+    st.just("all"), st.builds("k{}-{}".format, st.integers(0, FILES - 1), st.integers(0, ENTRIES + 50)), st.text(min_size=1, max_size=3)
+)
+_TIMES = st.one_of(st.none(), st.integers(0, FILES * 10_000_000).map(lambda after: BASE_MS + after))
+
+
+@settings(max_examples=30)
+@given(
+    questions=st.lists(
+        st.tuples(st.sampled_from(["t", "t", "u"]), _KEYS, _TIMES, _TIMES, st.sampled_from([1, 2, 64])), min_size=1, max_size=12
+    ),
+    gap=st.sampled_from([0, 256 << 10]),
+    cached=st.sampled_from([0, 64 << 20]),
+)
+def test_a_batch_answers_what_single_lookups_answer(
+    made: ColdIndex, warm: IndexReader, questions: list[tuple[str, str, int | None, int | None, int]], gap: int, cached: int
+) -> None:
+    asked = [
+        Lookup(topic=topic, key=key, begin_ms=begin, end_ms=end, max_count=count)
+        for topic, key, begin, end, count in questions
+        if begin is None or end is None or begin <= end
+    ]
+    with made.reader(coalesce_gap_bytes=gap, block_cache_bytes=cached) as reader:
+        made.storage.reset()
+        answers = reader.query_many(asked)
+        assert all(
+            end <= start
+            for ranges in reads_of(made).values()
+            for (_, end), (start, _) in pairwise(ranges)
+        )
+    for q, answer in zip(asked, answers, strict=True):
+        alone = warm.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count)
+        assert answer.items == alone.items
+        if q.key == "all" and q.topic == "t":
+            assert [Answer.of(item) for item in answer] == made.model.query("t", "all", q.begin_ms, q.end_ms, q.max_count)
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 60)), max_size=20), gap=st.integers(0, 60), limit=st.integers(1, 200),
+    seed=st.integers(0, 9),
+)  # fmt: skip
+def test_spans_cover_each_run_once(lengths: list[tuple[int, int]], gap: int, limit: int, seed: int) -> None:
+    runs, at = [], 0
+    for space, length in lengths:
+        runs.append(Run(at + space, length, 0, 1))
+        at += space + length
+    shuffled = random.Random(seed).sample(runs, len(runs))
+    spans = spans_of(shuffled, gap, limit)
+    assert [run for span in spans for run in span.runs] == runs
+    for span in spans:
+        assert (span.start, span.start + span.length) == (span.runs[0].offset, span.runs[-1].offset + span.runs[-1].length)
+        assert span.length <= limit or len(span.runs) == 1
+        between = pairwise(span.runs)
+        assert all(after.offset - before.offset - before.length <= gap for before, after in between)
+    for before, after in pairwise(spans):
+        apart = after.start - before.start - before.length
+        joined = after.runs[0].offset + after.runs[0].length - before.start
+        assert apart >= 0 and (apart > gap or joined > limit)
+    data = bytes(range(256)) * 10
+    for span in spans:
+        for run, piece in span.pieces(data[span.start : span.start + span.length]):
+            assert bytes(piece) == data[run.offset : run.offset + run.length]
+
+
+def test_long_ranges_are_cut(tmp_path: Path) -> None:
+    spans = spans_of([Run(n * (256 << 10), 256 << 10, 0, 1) for n in range(100)], 0, 8 << 20)
+    assert [span.length for span in spans] == [8 << 20] * 3 + [1 << 20]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40)), max_size=60), st.integers(0, 200))
+def test_the_memory_keeps_its_bound_and_what_was_used_last(steps: list[tuple[int, int]], bound: int) -> None:
+    cache: ByteCache[int, bytes] = ByteCache(bound)
+    mirror: dict[int, int] = {}  # in order of use
+    hits = misses = 0
+    for key, size in steps:
+        found = cache.get(key)
+        assert (found is not None) == (key in mirror)
+        if found is not None:
+            hits += 1
+            mirror[key] = mirror.pop(key)
+            assert len(found) == mirror[key]
+        else:
+            misses += 1
+        kept = size * 8 <= bound
+        assert cache.put(key, bytes(size), size) is kept
+        if kept:
+            mirror.pop(key, None)
+            mirror[key] = size
+            while sum(mirror.values()) > bound:
+                mirror.pop(next(iter(mirror)))
+        use = cache.use()
+        assert (use.hits, use.misses, use.entries, use.size_bytes) == (hits, misses, len(mirror), sum(mirror.values()))
+        assert use.size_bytes <= bound
