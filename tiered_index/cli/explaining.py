@@ -65,9 +65,9 @@ def _print_explain(out: Printer, pages: Sequence[Explain], prices_as_of: str, *,
     requests, cost_usd = sum(page.requests for page in pages), sum(page.cost_usd for page in pages)
     out.line(
         f"{several}{counted(read, 'file')} read, {len(skipped):,} skipped, {f'{failed:,} failed, ' if failed else ''}{more}"
-        f"{counted(requests, 'request')}, {human_bytes(sum(page.bytes for page in pages))}, "
-        f"{cost_usd * 1e6:.2f} USD a million such look-ups (prices of {prices_as_of}), {sum(page.elapsed_ms for page in pages):.1f} ms"
+        f"{counted(requests, 'request')}, {human_bytes(sum(page.bytes for page in pages))}, {sum(page.elapsed_ms for page in pages):.1f} ms"
     )
+    out.line(f"{cost_usd * 1e6:.2f} USD a million such look-ups at the prices of {prices_as_of}")
 
 
 def _by_file(reports: Iterable[FileReport]) -> list[FileReport]:

@@ -149,6 +149,46 @@ def test_a_message_by_its_id(run_here, made):
     assert (other.code, other.document["messages"]) == (1, [])  # a key, but nobody's unique key
 
 
+@pytest.mark.parametrize("every", [(), ("--all",)])
+def test_limits_are_of_index_and_messages_together(run_here, made, every):
+    arguments = ("query", TOPIC, KEY, "--storage", made.uri, "--messages", "--json", *every)
+    explain = run_here(*arguments).records[-1]["explain"]
+    total = explain["requests"]
+    assert total > explain["message_requests"] > 0
+    assert run_here(*arguments, "--max-requests", total, "--max-bytes", explain["bytes"], "--timeout", 1000).code == 0
+    for flags in (("--max-requests", total - 1), ("--max-requests", 0), ("--max-bytes", explain["bytes"] - 1), ("--timeout", 1e-9)):
+        done = run_here(*arguments, *flags)
+        last = done.records[-1]
+        assert (done.code, last["status"], last["error"]) == (6, "partial", done.error), flags
+        assert (last["error"]["type"], last["error"]["exit_code"]) == ("BudgetExceeded", 6)
+        assert last["explain"]["requests"] <= total - (flags[0] == "--max-requests")
+        assert last["failed"]
+        partial = run_here(*arguments, *flags, "--allow-partial")
+        assert (partial.code, partial.err, "error" in partial.records[-1]) == (6, "", False)
+    text = run_here(*(word for word in arguments if word != "--json"), "--max-requests", total - 1, "--explain")
+    assert text.code == 6
+    assert "found (" in text.out
+    assert ", partial\n" in text.out
+    assert f"in all {total - 1} requests" in text.out
+    assert "not read: segments/" in text.err
+
+
+def test_a_message_by_its_id_within_limits(run_here, made):
+    first = made.messages[0]
+    by_place = ("message", first.offset_msg_id, "--storage", made.uri)
+    by_key = ("message", first.uniq_key, "--topic", first.topic, "--storage", made.uri)
+    assert run_here(*by_place, "--max-requests", 2).code == 0
+    assert run_here(*by_key, "--max-requests", 20, "--timeout", 1000).code == 0
+    for line in (by_place, by_key):
+        for flags in (("--max-requests", 0), ("--max-bytes", 10), ("--timeout", 1e-9)):
+            done = run_here(*line, *flags, "--json")
+            assert (done.code, done.document["status"], done.document["error"]) == (6, "partial", done.error), (line, flags)
+            assert done.error["type"] == "BudgetExceeded"
+            assert all(one["message"] is None for one in done.document["messages"])
+        assert run_here(*line, "--max-requests", 0).code == 6
+        assert run_here(*line, "--max-requests", -1).code == 2
+
+
 def test_what_is_no_question_is_bad_usage(in_process, made, tmp_path):
     uri = made.uri
     assert in_process("query", "t", "k", "--storage", uri, "--store", str(made.store)) == 2

@@ -1,0 +1,242 @@
+"""`query` held to bounds, and over several indexes: exit codes, the one document on stdout, what people read, and what stderr says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.cold_index import ColdIndex, cold_index
+from tests.integration.cli.conftest import Outcome
+from tiered_index.cli.main import app
+from tiered_index.storage.opening import open_storage
+
+FILES = 6
+REQUESTS = 2 * FILES
+# of a reader without a cache: a directory and a group of each file
+Run = Callable[..., Outcome]
+
+
+class Cluster:
+    """Two indexes of different sizes below one prefix. The key ``all`` is in each file once; their times are the same."""
+
+    def __init__(self, folder: Path) -> None:
+        self.prefix = f"file://{folder}/cluster"
+        self.made: dict[str, ColdIndex] = {}
+        for name, files in (("a", FILES), ("b", 2)):
+            self.made[name] = cold_index(folder / f"root-{name}", files=files, storage=open_storage(self.uri(name)))
+
+    def uri(self, name: str) -> str:
+        return f"{self.prefix}/{name}"
+
+    def offsets(self, name: str = "a") -> list[int]:
+        """Return the answers to ``all`` of one index."""
+        return [answer.offset for answer in self.made[name].expected("t", "all")]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    return Cluster(tmp_path_factory.mktemp("cluster"))
+
+
+@pytest.fixture
+def query(in_process: object, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Return a function that looks ``all`` up in the first index, or in the storages that are given, in this process.
+
+    One file is read after the other, so that what a page costs does not depend on which of several was faster.
+    """
+    monkeypatch.setenv("TIERED_INDEX_QUERY_THREADS", "1")
+
+    def run(*arguments: object, storages: tuple[str, ...] = (cluster.uri("a"),)) -> Outcome:
+        named = [word for uri in storages for word in ("--storage", uri)]
+        done = CliRunner().invoke(app, ["query", "t", "all", *named, *map(str, arguments)])
+        return Outcome(done.exit_code, done.stdout, done.stderr)
+
+    return run
+
+
+def offsets(items: list[dict[str, Any]]) -> list[int]:
+    return [item["offset"] for item in items]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 5, REQUESTS - 1, REQUESTS])
+def test_one_document_holds_what_was_found_within_max_requests(query: Run, cluster: Cluster, limit: int) -> None:
+    done = query("--json", "--max-requests", limit)
+    document = done.document
+    assert document["explain"]["requests"] <= limit
+    found = offsets(document["items"])
+    read = [file["matched"] for file in document["explain"]["files"] if file["outcome"] == "read"]
+    assert len(found) == sum(read)
+    assert set(found) <= set(cluster.offsets())
+    if limit == REQUESTS:
+        assert (done.code, done.err, document["status"], found) == (0, "", "complete", cluster.offsets())
+        assert "error" not in document
+        return
+    assert (done.code, document["status"]) == (6, "partial")
+    assert len(document["failed"]) == FILES - len(found) > 0
+    assert (document["error"]["type"], document["error"]["exit_code"]) == ("BudgetExceeded", 6)
+    assert f"max_requests={limit}" in document["error"]["message"]
+    assert done.error == document["error"]
+
+
+def test_people_see_what_was_found_then_the_error_and_the_files_that_were_not_read(query: Run, cluster: Cluster) -> None:
+    done = query("--max-requests", 5)
+    assert done.code == 6
+    number = int(re.findall(r"^(\d) found, partial$", done.out, re.MULTILINE)[0])
+    assert number < FILES
+    assert "not read" not in done.out
+    first, *files = done.err.splitlines()
+    assert first.startswith("tiered-index: max_requests=5 reached")
+    assert len(files) == FILES - number
+    assert all(re.fullmatch(r"  not read: [0-9a-f-]{28} \(storage\), \S+Z to \S+Z", line) for line in files)
+    shown = re.findall(r"^ 20\S+Z\s+0\s+(\d+)", done.out, re.MULTILINE)
+    assert len(shown) == number
+    assert set(map(int, shown)) <= set(cluster.offsets())
+
+
+def test_with_partial_answers_allowed_it_is_one(query: Run) -> None:
+    done = query("--json", "--max-requests", 5, "--allow-partial")
+    assert (done.code, done.err, done.document["status"]) == (6, "", "partial")
+    assert "error" not in done.document
+    assert len(done.document["failed"]) == FILES - len(done.document["items"])
+    text = query("--max-requests", 5, "--allow-partial")
+    assert (text.code, text.err) == (6, "")
+    assert "not read: " in text.out
+
+
+def test_bytes_are_bounded_too(query: Run) -> None:
+    whole = query("--json").document["explain"]["bytes"]
+    assert query("--json", "--max-bytes", whole).code == 0
+    short = query("--json", "--max-bytes", whole - 1)
+    assert (short.code, short.document["status"]) == (6, "partial")
+    assert short.document["explain"]["bytes"] < whole
+    assert f"max_bytes={whole - 1}" in short.error["message"]
+
+
+@pytest.mark.parametrize("every", [(), ("--all",)])
+def test_a_time_that_is_up_leaves_an_answer_without_any(query: Run, every: tuple[str, ...]) -> None:
+    done = query("--json", "--timeout", 1e-9, *every)
+    assert done.code == 6
+    last = done.records[-1]
+    assert (last["status"], last.get("items", []), last["error"]["type"]) == ("partial", [], "BudgetExceeded")
+    assert "timeout_s" in done.error["message"]
+    assert len(done.records) == 1
+    assert query("--json", "--timeout", 1000, *every).code == 0
+
+
+@pytest.mark.parametrize("limit", [0, 1, 7, REQUESTS - 1, REQUESTS])
+def test_bounds_are_of_all_pages_together(query: Run, cluster: Cluster, limit: int) -> None:
+    done = query("--json", "--all", "--max", 1, "--max-requests", limit)
+    *lines, last = done.records
+    # the newest file first, a page each
+    assert offsets(lines) == cluster.offsets()[: limit // 2]
+    assert last["count"] == len(lines)
+    assert last["explain"]["requests"] == limit
+    if limit == REQUESTS:
+        assert (done.code, last["status"], last["failed"], "error" in last) == (0, "complete", [], False)
+    else:
+        assert (done.code, last["status"], last["error"]) == (6, "partial", done.error)
+        assert last["failed"]
+
+
+def test_people_see_every_page_before_the_one_that_was_too_much(query: Run, cluster: Cluster) -> None:
+    done = query("--all", "--max", 1, "--max-requests", 7, "--explain")
+    assert done.code == 6
+    assert "3 found, partial" in done.out
+    assert "4 pages: 3 files read, " in done.out
+    assert ", 7 requests, " in done.out
+    assert "max_requests=1 reached" in done.err  # what the first three pages left
+
+
+@pytest.mark.parametrize("flags", [("--max-requests", -1), ("--max-bytes", -1), ("--timeout", 0), ("--timeout", "nan")])
+def test_what_can_be_no_bound_is_bad_usage(query: Run, flags: tuple[object, ...]) -> None:
+    done = query("--json", *flags)
+    assert (done.code, done.out) == (2, "")
+
+
+def test_a_cache_spares_the_next_command_what_this_one_paid_for(query: Run, tmp_path: Path) -> None:
+    costs = [query("--json", "--cache-dir", tmp_path / "cache").document["explain"]["requests"] for _ in range(2)]
+    assert costs == [REQUESTS, FILES]
+    assert query("--json", "--cache-dir", tmp_path / "cache", "--max-requests", FILES).code == 0
+
+
+@pytest.mark.parametrize("flags", [("--max", 2), ("--all", "--max", 1), ()])
+@pytest.mark.parametrize("explain", ["--explain", "--explain-all"])
+def test_the_table_adds_up_to_the_totals(query: Run, flags: tuple[object, ...], explain: str) -> None:
+    out = query(*flags, explain).out
+    table = out[out.index("file    ") :]
+    assert max(map(len, table.splitlines())) <= 100
+    rows = [[cell.replace(",", "") for cell in line[50:].split()] for line in table.splitlines()[2:] if re.fullmatch(r"\S.{99}", line)]
+    ((files, skipped, requests, kib),) = re.findall(r"(\d) files? read, (\d) skipped, (\d+) requests, ([\d.]+) KiB", out)
+    assert sum(int(row[0]) for row in rows) == int(requests)
+    assert sum(float(row[1]) for row in rows) == pytest.approx(float(kib), abs=0.05 * (len(rows) + 1))
+    assert sum(float(row[2]) for row in rows) == pytest.approx(float(re.findall(r"([\d.]+) USD a million", out)[0]), abs=0.005 * len(rows))
+    assert int(files) + int(skipped) == FILES
+    names = re.findall(r"^([0-9a-f]{15}-[0-9a-f]{12})  \S", table, re.MULTILINE)
+    assert len(set(names)) == (FILES if explain == "--explain-all" else int(files))
+    document = query(*(flags if "--all" not in flags else ()), "--json").document
+    assert sum(file["requests"] for file in document["explain"]["files"]) == document["explain"]["requests"]
+    assert out.endswith(" at the prices of 2026-11\n")
+
+
+# several indexes
+
+
+def merged(cluster: Cluster) -> list[tuple[int, int, str]]:
+    """Return (time, offset, source) of both indexes' answers, in answer order but for what stands at one place."""
+    both = [(a.timestamp_ms, a.offset, cluster.uri(name)) for name, made in cluster.made.items() for a in made.expected("t", "all")]
+    return sorted(both, key=lambda entry: (-entry[0], -entry[1]))
+
+
+@pytest.mark.parametrize("named", ["list", "prefix"])
+def test_several_indexes_are_one_answer_whose_entries_say_their_source(query: Run, cluster: Cluster, named: str) -> None:
+    storages = (cluster.uri("a"), cluster.uri("b")) if named == "list" else (cluster.prefix,)
+    found = [(item["timestamp_ms"], item["offset"], item["source"]) for item in query("--json", storages=storages).document["items"]]
+    assert sorted(found) == sorted(merged(cluster))
+    assert [entry[:2] for entry in found] == [entry[:2] for entry in merged(cluster)]
+    paged = query("--json", "--all", "--max", 3, storages=storages).records
+    assert [(item["timestamp_ms"], item["offset"], item["source"]) for item in paged[:-1]] == found
+    text = query("--explain", storages=storages).out
+    assert re.search(r"topic id\s+source", text)
+    assert text.count(cluster.uri("b")) >= 2 * 2  # each of its entries and files
+    assert f"{FILES + 2} files read, 0 skipped" in text
+
+
+def test_one_index_has_no_column_of_sources(query: Run) -> None:
+    assert "source" not in query().out
+    assert "source" not in query("--json").document["items"][0]
+
+
+def test_bounds_are_of_several_indexes_together(query: Run, cluster: Cluster) -> None:
+    storages = (cluster.uri("a"), cluster.uri("b"))
+    assert query("--json", "--max-requests", REQUESTS + 4, storages=storages).code == 0
+    done = query("--json", "--max-requests", REQUESTS + 3, storages=storages)
+    assert (done.code, done.document["status"], done.document["explain"]["requests"]) == (6, "partial", REQUESTS + 3)
+
+
+@pytest.mark.parametrize("line", ["files", "verify", "recover", "inspect x", "message x --topic t", "dump x", "bench", "demo"])
+def test_other_commands_read_one_index(in_process: object, cluster: Cluster, line: str) -> None:
+    done = CliRunner().invoke(app, [*line.split(), "--storage", cluster.uri("a"), "--storage", cluster.uri("b"), "--json"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "only query reads several" in json.loads(done.stderr.splitlines()[-1])["error"]["message"]
+
+
+def test_several_storages_are_read_without_a_root(query: Run, cluster: Cluster, tmp_path: Path) -> None:
+    done = query("--root", tmp_path, "--json", storages=(cluster.uri("a"), cluster.uri("b")))
+    assert (done.code, done.error["type"]) == (2, "InvalidArgument")
+    assert "without a root" in done.error["message"]
+
+
+def test_messages_are_those_of_one_index(query: Run, cluster: Cluster) -> None:
+    done = query("--messages", "--json", storages=(cluster.uri("a"), cluster.uri("b")))
+    assert (done.code, done.out, done.error["type"]) == (2, "", "InvalidArgument")
+
+
+def test_an_index_that_is_not_there_is_said(query: Run, cluster: Cluster, tmp_path: Path) -> None:
+    done = query("--json", storages=(cluster.uri("a"), f"file://{tmp_path}/nothing"))
+    assert (done.code, done.error["type"]) == (2, "NotAnIndex")

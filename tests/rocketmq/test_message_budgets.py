@@ -1,0 +1,137 @@
+"""Lookups of messages within bounds: reads of archived segments count like those of the index, and what was found is handed over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from tests.rocketmq.answered import BEGIN_OF_LAST, settled
+from tests.rocketmq.archived_store import delete_segments, questions, scan
+from tiered_index import Fetched, IndexReader
+from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
+from tiered_index.rocketmq.message_source import RocketmqMessages
+from tiered_index.service.messages import MessagesResult
+from tiered_index.storage.deadline import remaining_s
+from tiered_index.types import IndexItem
+
+
+@pytest.fixture
+def archived(index, store):
+    """Return the store's messages, a question whose answers lie in several archived segments, and one that has a local one, too."""
+    messages = settled(index, store)
+    delete_segments(store, BEGIN_OF_LAST)
+
+    def spread(question):
+        offsets = [m.physical_offset for m in scan(messages, *question)]
+        cold = {offset // 16_384 for offset in offsets if offset < BEGIN_OF_LAST}
+        return len(cold), len(offsets) > sum(offset < BEGIN_OF_LAST for offset in offsets)
+
+    return messages, max(questions(messages), key=spread)
+
+
+def ask(storage, store, question, **limits):
+    """Return what a fresh reader answers or raises, and how many requests for ranges reached the storage."""
+    with IndexReader.open(storage_backend=storage, refresh_interval_s=10**6, query_threads=1) as reader:
+        before = storage.calls("get_range")
+        source = RocketmqMessages(store, reader.segment_archive, threads=1)
+        try:
+            answer: MessagesResult | BudgetExceeded = reader.messages(*question, max_count=1000, source=source, **limits)
+        except BudgetExceeded as error:
+            answer = error
+        return answer, storage.calls("get_range") - before
+
+
+def check_sums(answer: MessagesResult) -> None:
+    files = answer.explain.files
+    assert sum(file.requests for file in files) == answer.explain.requests
+    assert sum(file.bytes for file in files) == answer.explain.bytes
+    assert sum(file.cost_usd for file in files) == pytest.approx(answer.explain.cost_usd)
+    assert sum(file.requests for file in files if file.place == "messages") == answer.message_requests
+    assert sum(file.bytes for file in files if file.place == "messages") == answer.message_bytes
+
+
+def test_every_limit_holds_for_index_and_messages_together(archived, storage, store):
+    messages, question = archived
+    wanted = {m.physical_offset for m in scan(messages, *question)}
+    whole, total = ask(storage, store, question)
+    assert whole.status == "complete"
+    assert whole.explain.requests == total > whole.message_requests > 1
+    check_sums(whole)
+    for limit in range(total + 1):
+        for allow_partial in (False, True):
+            answer, requests = ask(storage, store, question, max_requests=limit, allow_partial=allow_partial)
+            assert requests <= limit
+            if limit == total:
+                assert [one.to_dict() for one in answer.messages] == [one.to_dict() for one in whole.messages]
+                continue
+            assert isinstance(answer, BudgetExceeded) is not allow_partial
+            if isinstance(answer, BudgetExceeded):
+                assert "max_requests" in str(answer)
+                assert answer.failed == answer.result.failed
+                answer = answer.result
+            assert isinstance(answer, MessagesResult)
+            assert (answer.status, answer.explain.requests) == ("partial", requests)
+            assert answer.failed
+            assert all("max_requests" in report.error for report in answer.failed)
+            check_sums(answer)
+            # what was found is true, and what the budget did not reach is listed with the reason
+            had = [one for one in answer.messages if one.message is not None]
+            assert {one.message.physical_offset for one in had} <= wanted
+            assert all(one.state == "missing" and "max_requests" in one.problem for one in answer.messages if one.message is None)
+            if limit >= total - whole.message_requests:
+                assert len(answer.messages) == len(whole.messages)
+                assert {one.item.offset for one in had} >= {offset for offset in wanted if offset >= BEGIN_OF_LAST}
+
+
+def test_bytes_of_messages_count_too(archived, storage, store):
+    _, question = archived
+    whole, _ = ask(storage, store, question)
+    again, _ = ask(storage, store, question, max_bytes=whole.explain.bytes)
+    assert again.status == "complete"
+    short, _ = ask(storage, store, question, max_bytes=whole.explain.bytes - 1)
+    assert isinstance(short, BudgetExceeded)
+    assert short.result.explain.bytes < whole.explain.bytes
+    assert "max_bytes" in str(short)
+
+
+def test_a_storage_that_fails_is_no_spent_budget(archived, storage, store):
+    _, question = archived
+    storage.fail("get_range", times=10**6)
+    with IndexReader.open(storage_backend=storage) as reader, pytest.raises(StorageUnavailable):
+        reader.messages(*question, source=RocketmqMessages(store, reader.segment_archive), max_requests=50)
+
+
+def test_what_can_be_no_bound_is_refused(index, store):
+    with pytest.raises(InvalidArgument):
+        index.messages("t", "k", source=RocketmqMessages(store), max_requests=-1)
+
+
+class Slow:
+    """Answers the first call when the time is up; all its messages are of other keys, so that there is always a next page."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
+        self.calls += 1
+        while (left := remaining_s()) is not None and left > 0:
+            threading.Event().wait(left)
+        return [Fetched(item=item, state="local", carries_key=False) for item in items]
+
+
+@pytest.mark.parametrize("allow_partial", [False, True])
+def test_the_time_is_of_all_pages_together(index, allow_partial):
+    for number in range(200):
+        index.put("t", 0, "k", number, 1, 1_700_000_000_000 + number * 1000)
+    source = Slow()
+    try:
+        answer = index.messages("t", "k", max_count=2, source=source, timeout_s=0.5, allow_partial=allow_partial)
+        assert allow_partial
+    except BudgetExceeded as error:
+        assert not allow_partial
+        assert "timeout_s" in str(error)
+        answer = error.result
+    assert (source.calls, answer.status, answer.collisions) == (1, "partial", 2)
+    assert answer.failed

@@ -1,0 +1,143 @@
+"""The table of `query --explain`: 100 columns, a line of figures a file, and sums that are the totals."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from tiered_index.cli.explaining import Explaining, print_failed, print_not_read
+from tiered_index.cli.output import Printer
+from tiered_index.types import Explain, FileReport
+
+DAY_MS = 86_400_000
+BEGIN_MS = 1_700_000_000_000
+FIGURES = re.compile(r"(.{28})  (.{9})  (.{9})  (.{8})  (.{9})  (.{8})  (.{8})  (.{7})")
+
+
+def report(number: int, outcome: str = "read", place: str = "storage", **more: object) -> FileReport:
+    begin_ms = BEGIN_MS + number * DAY_MS
+    fields = {"requests": 2, "bytes": 1024 * (number + 1), "cost_usd": 8e-7, "elapsed_ms": 30.5, "matched": number}
+    if outcome.startswith("skipped"):
+        fields = {}
+    return FileReport(
+        file=f"{begin_ms:015d}-{number:012x}", place=place, outcome=outcome, begin_ms=begin_ms, end_ms=begin_ms + DAY_MS, **(fields | more)
+    )  # type: ignore[arg-type]
+
+
+def explain(*files: FileReport) -> Explain:
+    return Explain(
+        requests=sum(f.requests for f in files), bytes=sum(f.bytes for f in files), cost_usd=sum(f.cost_usd for f in files),
+        elapsed_ms=61.25,
+        files_read=sum(f.outcome == "read" for f in files), files_skipped=sum(f.outcome.startswith("skipped") for f in files), files=files,
+    )  # fmt: skip
+
+
+def shown(capsys: pytest.CaptureFixture[str], *pages: Explain, every: bool = False, more: str = "") -> tuple[list[list[str]], str, str]:
+    """Return the table's lines of figures, the totals below it, and everything that was printed."""
+    Explaining("2026-11", every=every).show(Printer(as_json=False), pages, more)
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    lines = captured.out.splitlines()
+    assert max(map(len, lines)) <= 100
+    rows = [[cell.strip() for cell in match.groups()] for line in lines if (match := FIGURES.fullmatch(line))]
+    assert rows[0] == ["file", "outcome", "place", "requests", "KiB", "USD/1M", "ms", "matched"]
+    return rows[1:], "\n".join(lines[-2:]), captured.out
+
+
+def number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+MIXED = (
+    report(9), report(8, place="cache", requests=0, bytes=0, cost_usd=0.0), report(7, "failed", error="down", matched=0),
+    report(6, "skipped_filter"), report(5, "skipped_filter"), report(4, "skipped_topic"),
+    report(3, "skipped_budget", requests=1, cost_usd=4e-7),
+    FileReport(file="log", place="storage", outcome="refreshed", begin_ms=0, end_ms=0, requests=3, bytes=2000, cost_usd=1.2e-6),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_the_columns_add_up_to_the_totals(capsys: pytest.CaptureFixture[str], every: bool) -> None:
+    page = explain(*MIXED)
+    rows, totals, _ = shown(capsys, page, every=every)
+    assert sum(number(row[3]) for row in rows) == page.requests == 8
+    assert sum(number(row[4]) for row in rows) == pytest.approx(page.bytes / 1024, abs=0.05 * len(rows))
+    assert sum(number(row[5]) for row in rows) == pytest.approx(page.cost_usd * 1e6, abs=0.005 * len(rows))
+    assert sum(number(row[7]) for row in rows) == sum(file.matched for file in MIXED)
+    assert totals == (
+        "2 files read, 4 skipped, 1 failed, 8 requests, 20.0 KiB, 61.2 ms\n3.20 USD a million such look-ups at the prices of 2026-11"
+    )
+
+
+def test_skipped_files_have_one_line_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    rows, _, text = shown(capsys, explain(*MIXED))
+    assert [row[:3] for row in rows] == [
+        [MIXED[0].file, "read", "storage"], [MIXED[1].file, "read", "cache"], [MIXED[2].file, "failed", "storage"],
+        ["log", "refreshed", "storage"], ["2 files", "skipped", "by filter"], ["1 file", "skipped", "by topic"],
+        ["1 file", "skipped", "by budget"],
+    ]  # fmt: skip
+    lines = text.splitlines()
+    place = next(i for i, line in enumerate(lines) if line.startswith("2 files "))
+    # from the oldest file's first second to the newest one's last
+    assert lines[place + 1] == "  2023-11-19T22:13:20Z to 2023-11-21T22:13:20Z"
+    assert MIXED[3].file not in text
+
+
+def test_every_file_has_a_line_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    rows, _, _ = shown(capsys, explain(*MIXED), every=True)
+    assert [row[0] for row in rows] == [file.file for file in MIXED]
+    assert [row[1:3] for row in rows[3:7]] == [["skipped", f"by {why}"] for why in ("filter", "filter", "topic", "budget")]
+
+
+def test_a_thousand_skipped_files_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    files = [report(1), *(report(n, "skipped_filter") for n in range(2, 1234))]
+    rows, totals, text = shown(capsys, explain(*files))
+    assert [row[0] for row in rows] == [files[0].file, "1,232 files"]
+    assert totals.startswith("1 file read, 1,232 skipped, 2 requests, ")
+    assert len(text.splitlines()) < 12
+
+
+def test_pages_are_shown_together(capsys: pytest.CaptureFixture[str]) -> None:
+    first = explain(report(9), report(8, "skipped_budget", requests=1), report(7, "skipped_budget"))
+    second = explain(report(9, place="cache", requests=0, bytes=0, cost_usd=0.0), report(8), report(7, "skipped_budget"))
+    third = explain(report(9, place="cache", requests=0, bytes=0, cost_usd=0.0), report(8), report(7, "skipped_budget"))
+    rows, totals, _ = shown(capsys, first, second, third)
+    assert [[*row[:4], row[7]] for row in rows] == [
+        [MIXED[0].file, "read", "storage", "2", "9"], [MIXED[0].file, "read", "cache", "0", "18"],
+        [MIXED[1].file, "read", "storage", "5", "16"],
+        ["1 file", "skipped", "by budget", "0", "0"],
+    ]  # fmt: skip
+    assert totals.startswith("3 pages: 2 files read, 1 skipped, 7 requests, ")
+    assert "183.8 ms\n" in totals
+
+
+def test_files_of_several_indexes_name_theirs(capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = replace(report(1), source="s3://bucket/a"), replace(report(1), source="s3://bucket/b")
+    rows, totals, text = shown(capsys, explain(a, b))
+    assert len(rows) == 2
+    assert totals.startswith("2 files read, ")
+    assert text.count("2023-11-15T22:13:20Z to 2023-11-16T22:13:20Z, s3://bucket/") == 2
+
+
+def test_a_long_name_is_kept_whole_on_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "segments/store-0123456789abcdef/00000000000000000000-0000000001-abcdef.log"
+    rows, _, text = shown(capsys, explain(replace(report(1), file=name)))
+    assert name in text.splitlines()
+    assert rows == [["", "read", "storage", "2", "2.0", "0.80", "30.50", "1"]]
+
+
+def test_what_was_not_read_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    out, failed = Printer(as_json=False), [replace(report(n), error="down") for n in (*range(30), 3)]
+    print_failed(out, failed)
+    assert capsys.readouterr().out.splitlines() == [f"not read: {report(n).file} (storage): down" for n in range(30)]
+    print_not_read(out, failed)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len(lines) == 21
+    assert lines[0] == f"  not read: {report(0).file} (storage), 2023-11-14T22:13:20Z to 2023-11-15T22:13:20Z"
+    assert lines[-1] == "  not read: 10 more (--json names them)"
+    print_not_read(Printer(as_json=True), failed)
+    assert capsys.readouterr().err == ""

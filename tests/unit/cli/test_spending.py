@@ -1,0 +1,109 @@
+"""What a command may spend: counted down page by page; what was found when it is spent is the last page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tiered_index.cli.spending import Allowance, Pages
+from tiered_index.errors import BudgetExceeded, InvalidArgument
+from tiered_index.storage.deadline import remaining_s
+from tiered_index.types import Explain, QueryResult
+
+NOTHING = QueryResult(items=(), status="partial")
+
+
+def answer(cursor: str | None, requests: int = 2, size_bytes: int = 100) -> QueryResult:
+    return QueryResult(
+        items=(), status="truncated" if cursor else "complete", cursor=cursor, explain=Explain(requests=requests, bytes=size_bytes)
+    )
+
+
+class Asked:
+    """Answers one page after the other, errors raised; keeps what it was asked."""
+
+    def __init__(self, *answers: QueryResult | BudgetExceeded) -> None:
+        self.answers = list(answers)
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(self, **question: Any) -> QueryResult:
+        self.calls.append(question)
+        given = self.answers.pop(0)
+        if isinstance(given, BudgetExceeded):
+            raise given
+        return given
+
+
+def pages(ask: Callable[..., QueryResult], allowance: Allowance, *, every: bool = True) -> Pages[QueryResult]:
+    return Pages(lambda: ask, NOTHING, "begin", allowance, every=every)
+
+
+def test_each_page_gets_what_the_ones_before_left() -> None:
+    ask = Asked(answer("a"), answer("b", requests=0, size_bytes=0), answer("c", requests=9, size_bytes=1000), answer(None))
+    found = list(pages(ask, Allowance(5, 150, None)))
+    assert [page.cursor for page in found] == ["a", "b", "c", None]
+    assert ask.calls == [
+        {"cursor": "begin", "max_requests": 5, "max_bytes": 150, "timeout_s": None},
+        {"cursor": "a", "max_requests": 3, "max_bytes": 50, "timeout_s": None},
+        {"cursor": "b", "max_requests": 3, "max_bytes": 50, "timeout_s": None},
+        {"cursor": "c", "max_requests": 0, "max_bytes": 0, "timeout_s": None},
+    ]
+
+
+def test_without_bounds_there_are_none() -> None:
+    ask = Asked(answer("a"), answer(None))
+    assert len(list(pages(ask, Allowance(None, None, None)))) == 2
+    assert all(call["max_requests"] is call["max_bytes"] is call["timeout_s"] is None for call in ask.calls)
+
+
+def test_one_page_unless_every_one_is_asked_for() -> None:
+    ask = Asked(answer("a"), answer(None))
+    assert [page.cursor for page in pages(ask, Allowance(None, None, None), every=False)] == ["a"]
+
+
+def test_what_was_found_is_the_last_page_and_the_error_comes_after_it() -> None:
+    found = QueryResult(items=(), status="partial", explain=Explain(requests=1))
+    error = BudgetExceeded("max_requests=3 reached", result=found)
+    asked = pages(Asked(answer("a"), error, answer(None)), Allowance(3, None, None))
+    assert list(asked) == [answer("a"), found]
+    assert asked.error() == {"error": {"type": "BudgetExceeded", "message": "max_requests=3 reached", "exit_code": 6}}
+    with pytest.raises(BudgetExceeded) as raised:
+        asked.settle(partial=True)
+    assert raised.value is error
+
+
+@pytest.mark.parametrize("result", [None, "of another kind"])
+def test_an_error_that_carries_no_answer_is_an_empty_one(result: object) -> None:
+    asked = pages(Asked(BudgetExceeded("timeout_s was reached", result=result)), Allowance(None, None, 5))
+    assert list(asked) == [NOTHING]
+    assert asked.exceeded is not None
+
+
+def test_exit_codes_of_answers_within_the_bounds() -> None:
+    asked = pages(Asked(answer(None)), Allowance(3, None, None))
+    assert list(asked) == [answer(None)]
+    assert (asked.error(), asked.settle(partial=False), asked.settle(partial=True)) == ({}, 0, 6)
+
+
+def test_the_time_covers_the_opening_and_never_becomes_none() -> None:
+    seen: list[float | None] = []
+
+    def open_ask() -> Callable[..., QueryResult]:
+        seen.append(remaining_s())
+        return ask
+
+    ask = Asked(answer("a"), answer(None))
+    allowance = Allowance(None, None, 1e-9)
+    assert len(list(Pages(open_ask, NOTHING, None, allowance, every=True))) == 2
+    assert seen[0] is not None
+    assert seen[0] <= 0
+    assert remaining_s() is None
+    assert [call["timeout_s"] for call in ask.calls] == [1e-6, 1e-6]
+
+
+@pytest.mark.parametrize("limits", [(-1, None, None), (None, -1, None), (None, None, 0), (None, None, float("nan")), (None, None, -1.5)])
+def test_what_can_be_no_bound_is_refused_before_anything_is_opened(limits: tuple[Any, Any, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        Allowance(*limits)
