@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -59,6 +60,8 @@ def test_every_limit_holds_for_index_and_messages_together(archived, storage, st
     assert whole.status == "complete"
     assert whole.explain.requests == total > whole.message_requests > 1
     check_sums(whole)
+    fetched = {file.file: file.matched for file in whole.explain.files if file.place == "messages"}
+    assert fetched == Counter(one.read_from for one in whole.messages if one.state == "archived")
     for limit in range(total + 1):
         for allow_partial in (False, True):
             answer, requests = ask(storage, store, question, max_requests=limit, allow_partial=allow_partial)

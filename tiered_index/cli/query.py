@@ -115,7 +115,7 @@ def _stream(out: Printer, pages: Pages[QueryResult]) -> int:
     count = requests = size_bytes = 0
     cost_usd = elapsed_ms = 0.0
     partial = False
-    failed: dict[str, object] = {}
+    failed: dict[tuple[str | None, str], object] = {}
     for answer in pages:
         for item in answer.items:
             out.record(item.to_dict())
@@ -125,7 +125,7 @@ def _stream(out: Printer, pages: Pages[QueryResult]) -> int:
         cost_usd += answer.explain.cost_usd
         elapsed_ms += answer.explain.elapsed_ms
         partial = partial or answer.status == "partial"
-        failed |= {report.file: report.to_dict() for report in answer.failed}
+        failed |= {(report.source, report.file): report.to_dict() for report in answer.failed}
     costs = {"requests": requests, "bytes": size_bytes, "cost_usd": cost_usd, "elapsed_ms": elapsed_ms}
     status = "partial" if partial else "complete"
     out.record({"status": status, "count": count, "failed": list(failed.values()), "explain": costs} | pages.error())

@@ -251,10 +251,10 @@ def _cursor_behind(item: IndexItem, asked: Asked, schema: Schema) -> str:
 
 
 def _reports(spent: Sequence[Fetched], prices: PriceTable) -> list[FileReport]:
-    """Return what was done with each object or file that messages were asked of: those that cost a request, and those that failed."""
+    """Return what was done with each archived segment, or other place that cost a request or failed, of which messages were asked."""
     groups: dict[tuple[str, bool], list[Fetched]] = {}
     for one in spent:
-        if one.item is not None and (one.requests or one.error is not None):
+        if one.item is not None and (one.requests or one.error is not None or one.state == "archived"):
             groups.setdefault((one.read_from or "messages", one.error is not None), []).append(one)
     reports = []
     for (file, failed), several in groups.items():

@@ -103,6 +103,16 @@ def test_the_time_covers_the_opening_and_never_becomes_none() -> None:
     assert [call["timeout_s"] for call in ask.calls] == [1e-6, 1e-6]
 
 
+def test_an_index_that_cannot_be_opened_in_time_is_an_answer_without_any() -> None:
+    def open_ask() -> Callable[..., QueryResult]:
+        raise BudgetExceeded("timeout_s was reached while listing")
+
+    asked = Pages(open_ask, NOTHING, None, Allowance(None, None, 5), every=False)
+    assert list(asked) == [NOTHING]
+    with pytest.raises(BudgetExceeded, match="while listing"):
+        asked.settle(partial=True)
+
+
 @pytest.mark.parametrize("limits", [(-1, None, None), (None, -1, None), (None, None, 0), (None, None, float("nan")), (None, None, -1.5)])
 def test_what_can_be_no_bound_is_refused_before_anything_is_opened(limits: tuple[Any, Any, Any]) -> None:
     with pytest.raises(InvalidArgument):
