@@ -13,6 +13,7 @@ from tests.mutants.catalogue import (
     log,
     recovery,
     segments,
+    spending,
     stale,
     storages,
     structures,
@@ -34,4 +35,5 @@ MUTANTS = (
     *following.MUTANTS,
     *stale.MUTANTS,
     *storages.MUTANTS,
+    *spending.MUTANTS,
 )
