@@ -106,7 +106,7 @@ class IndexReader(Lookups):
         several = None
         if storage is not None and not isinstance(storage, str):
             several = list(storage) if isinstance(storage, Sequence) else []
-            if not several or not all(isinstance(uri, str) for uri in several):
+            if not several or not all(isinstance(uri, str) and uri for uri in several):
                 raise InvalidArgument(f"storage is a URI or a list of URIs, not {storage!r:.80}")
             storage = None
         if config is None:

@@ -1,0 +1,104 @@
+"""Several small indexes that lie wholly in their storages, as a cluster of brokers has them, and what they must answer together.
+
+    cluster = Cluster(tmp_path)
+    cluster.add("memory://x/broker-0", rows(1))
+    with IndexReader.open(cluster.uris) as reader:
+        assert cluster.answers(reader.query("t", "k")) == cluster.model().query("t", "k")
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tiered_index import IndexReader, IndexService, QueryResult
+from tiered_index.clock import ManualClock
+from tiered_index.service.sources import source_number
+from tiered_index.storage.base import Storage
+from tiered_index.testing.disk_faults import FaultDisk
+from tiered_index.testing.model import Answer, OrderKey, ReferenceModel
+
+__all__ = ["BASE_MS", "Cluster", "Row", "rows"]
+
+BASE_MS = 1_700_000_000_000
+Row = tuple[str, int, str | list[str], int, int, int]
+"""Topic, queue_id, keys, offset, size, timestamp_ms."""
+
+
+def rows(seed: int, count: int = 100, *, seconds: int = 5) -> list[Row]:
+    """Return messages of few places and few seconds, so that sources agree in many of both."""
+    rng = random.Random(seed)
+    return [
+        ("t", rng.randrange(2), rng.choice(["k", "k", ["k", "other"]]), rng.randrange(20), 10, BASE_MS + 1000 * rng.randrange(seconds))
+        for _ in range(count)
+    ]
+
+
+@dataclass
+class Cluster:
+    """Indexes by URI, in the order in which they were added, with a model each. `folder` is for their roots."""
+
+    folder: Path
+    settings: dict[str, Any] = field(default_factory=dict)
+    keyed: bool = True
+    models: dict[str, ReferenceModel] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def uris(self) -> list[str]:
+        return list(self.models)
+
+    def writer(self, uri: str, storage: Storage | None = None, **settings: Any) -> IndexService:
+        """Open the writer of one."""
+        where = {"storage": uri} if storage is None else {"storage_backend": storage}
+        chosen = {"slots": 11, "items": 50, "local_keep_s": 0, "background": False, **self.settings, **settings}
+        root = self.folder / f"root-{uri.replace('/', '_')[-100:]}"
+        return IndexService.open(root=root, clock=ManualClock(BASE_MS), disk=FaultDisk(), **where, **chosen)
+
+    def add(self, uri: str, messages: Iterable[Row], storage: Storage | None = None, **settings: Any) -> None:
+        """Make an index, or go on with it, until all that is put lies in its storage."""
+        with self.writer(uri, storage, **settings) as index:
+            model = self.models.setdefault(uri, ReferenceModel(keyed=self.keyed))
+            self.numbers[uri] = source_number(index.index_id)
+            for row in messages:
+                index.put(*row)
+                model.put(*row)
+            index.seal()
+            index.run_lifecycle()
+            index.run_lifecycle()
+            assert {handle.place for handle in index.files()} <= {"storage"}
+
+    def model(self, uris: Iterable[str] | None = None) -> ReferenceModel:
+        """Return the model of some of them (all) together: entries of two sources are never one answer, whatever else agrees."""
+        joined = ReferenceModel(keyed=self.keyed, extra=["source"], identity=["source"])
+        for uri in self.models if uris is None else uris:
+            for e in self.models[uri].entries:
+                joined.put(e.topic, e.queue_id, e.key, e.offset, e.size, e.second * 1000, source=self.numbers[uri])
+        return joined
+
+    def answers(self, result: Iterable[Any]) -> list[Answer]:
+        """Return answers as the model gives them."""
+        found = []
+        for item in result:
+            plain = Answer.of(item)
+            more = (("source", self.numbers[item.source]),)
+            found.append(Answer(plain.topic, plain.queue_id, plain.offset, plain.size, plain.timestamp_ms, plain.key_hash, more))
+        return found
+
+    def reader(self, uris: Sequence[str] | None = None, **settings: Any) -> IndexReader:
+        """Open some of them (all) as one, by their URIs, not looking at the logs by itself."""
+        return IndexReader.open(self.uris if uris is None else uris, **{"refresh_interval_s": 10**6, **settings})
+
+    def check_page(
+        self, result: QueryResult, expected: list[Answer], count: int
+    ) -> OrderKey | None:
+        """Compare a page of up to `count` answers with all that are left; return where it ended."""
+        found = self.answers(result)
+        assert found == expected[:count]
+        assert result.status == ("truncated" if len(expected) > count else result.status)
+        assert result.status in ("complete", "truncated")
+        assert (result.cursor is None) == (result.status == "complete")
+        return self.model([]).order_key_of(found[-1]) if found else None
