@@ -1,0 +1,289 @@
+"""The cold path on an S3 server, counted in between: what `explain` says went over the wire, and spoiled answers spoil nothing."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.cold_index import ColdIndex, cold_index, columns, publish, put
+from tests.counting_proxy import Action, CountingProxy, Request, counting_proxy
+from tests.s3_server import s3_server
+from tests.storage.scripted_server import error
+from tiered_index import IndexReader, Lookup, QueryResult
+from tiered_index.errors import BudgetExceeded, CorruptFile, StorageMisconfigured, StorageUnavailable
+from tiered_index.storage.base import Storage
+from tiered_index.storage.opening import open_storage
+from tiered_index.testing.model import Answer
+from tiered_index.types import Explain
+
+SIZES = (1, 10, 100)
+
+
+class Wire:
+    """The proxy, and an index of each size behind it."""
+
+    def __init__(self, proxy: CountingProxy, bucket: str, made: dict[int, ColdIndex]) -> None:
+        self.proxy, self.bucket, self.made = proxy, bucket, made
+
+    def uri(self, files: int) -> str:
+        return f"s3://{self.bucket}/i{files}?endpoint_url={self.proxy.endpoint_url}&addressing_style=path"
+
+    def reader(self, files: int, **settings: Any) -> IndexReader:
+        """Open a reader and forget what that cost."""
+        reader = IndexReader.open(self.uri(files), **{"refresh_interval_s": 10**6, **settings})
+        self.proxy.reset()
+        return reader
+
+    def told(self) -> tuple[int, int]:
+        """Return the GETs and the payload bytes that passed since the last time; whatever else passed is a failure."""
+        exchanges = self.proxy.reset()
+        assert {e.method for e in exchanges} <= {"GET"}
+        listings = [e for e in exchanges if e.key == self.bucket]
+        return len(exchanges), sum(e.bytes for e in exchanges if e.status in (200, 206) and e not in listings)
+
+
+def copy(source: Storage, target: Storage) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda info: target.put(info.name, source.get(info.name)), list(source.list())))
+
+
+@pytest.fixture(scope="module")
+def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+    with s3_server() as server, counting_proxy(server.endpoint_url) as proxy, pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN", "AWS_REGION"):
+            patch.delenv(name, raising=False)
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        patch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: None))
+        bucket = server.new_bucket()
+        made = {}
+        for files in SIZES:
+            made[files] = cold_index(tmp_path_factory.mktemp("cold") / "root", files=files, entries=12, slots=16)
+            with open_storage(f"s3://{bucket}/i{files}?endpoint_url={server.endpoint_url}&addressing_style=path") as target:
+                copy(made[files].inner, target)
+        yield Wire(proxy, bucket, made)
+
+
+@pytest.fixture(autouse=True)
+def _no_fault(wire: Wire) -> Iterator[None]:
+    wire.proxy.reset()
+    yield
+    wire.proxy.reset()
+
+
+def check(wire: Wire, explain: Explain) -> int:
+    """Compare one lookup's word with the wire's; return the requests."""
+    assert wire.told() == (explain.requests, explain.bytes)
+    assert explain.requests == sum(report.requests for report in explain.files)
+    assert explain.bytes == sum(report.bytes for report in explain.files)
+    return explain.requests
+
+
+def right(made: ColdIndex, answer: QueryResult, key: str = "all") -> None:
+    assert ([Answer.of(item) for item in answer], answer.status) == (made.expected("t", key), "complete")
+
+
+@pytest.mark.parametrize("files", SIZES)
+def test_explain_says_what_went_over_the_wire(wire: Wire, files: int) -> None:
+    made = wire.made[files]
+    with wire.reader(files, block_cache_bytes=0) as reader:
+        for requests in (2 * files, files):  # fresh: each directory by one exact GET, once
+            answer = reader.query("t", "all", max_count=1000)
+            right(made, answer)
+            assert check(wire, answer.explain) == requests
+        key = f"k{files // 2}-3"
+        answer = reader.query("t", key)
+        right(made, answer, key)
+        assert check(wire, answer.explain) <= files
+        absent = reader.query("t", "absent", max_count=1000)
+        assert len(absent) == 0
+        assert check(wire, absent.explain) <= files
+        keys = ["all", "absent", *(f"k{n}-{m}" for n in range(0, files, 7) for m in (1, 5))]
+        many = reader.query_many([Lookup(topic="t", key=key, max_count=1000) for key in keys])
+        for key, each in zip(keys, many, strict=True):
+            right(made, each, key)
+        assert 0 < check(wire, many.explain) <= files
+    with wire.reader(files) as reader:
+        many = reader.query_many([Lookup(topic="t", key=key, max_count=1000) for key in keys])
+        assert check(wire, many.explain) == 2 * files
+        again = reader.query_many([Lookup(topic="t", key=key, max_count=1000) for key in keys])
+        assert check(wire, again.explain) == 0
+        assert again.counts.tolist() == many.counts.tolist()
+
+
+def test_an_index_of_many_files_is_opened_by_three_requests(wire: Wire) -> None:
+    with IndexReader.open(wire.uri(100)):
+        requests, _ = wire.told()
+        assert requests <= 3
+
+
+@pytest.mark.parametrize("max_count", [1, 10])
+def test_an_early_stop_is_made_before_the_requests_are(wire: Wire, max_count: int) -> None:
+    """The key is in all of 100 files, newest first."""
+    made = wire.made[100]
+    with wire.reader(100, block_cache_bytes=0) as reader:
+        for each in (2, 1):
+            answer = reader.query("t", "all", max_count=max_count)
+            assert [Answer.of(item) for item in answer] == made.expected("t", "all")[:max_count]
+            assert answer.status == "truncated"
+            assert check(wire, answer.explain) == each * max_count
+        assert answer.explain.files_skipped == 100 - max_count
+
+
+def test_searches_that_are_given_up_ask_for_nothing_more(wire: Wire, tmp_path: Path) -> None:
+    """Keys in some files only: searches run ahead, and what they asked for until the answer was there is told."""
+    made = wire.made[100]
+    chosen = random.Random(3)
+    with wire.reader(100, query_threads=16) as reader:
+        for _ in range(5):
+            file = chosen.randrange(100)
+            answer = reader.query("t", f"k{file}-{chosen.randrange(11)}", max_count=1)
+            explained = answer.explain.requests
+            assert [Answer.of(item) for item in answer] == made.expected("t", _key(made, answer))[:1]
+            _settle(reader)
+            requests, _ = wire.told()
+            assert requests == explained
+
+
+def _key(made: ColdIndex, answer: QueryResult) -> str:
+    """Return the key of the only answer."""
+    (item,) = answer
+    return next(entry.key for entry in made.model.entries if entry.offset == item.offset and entry.key != "all")
+
+
+def _settle(reader: IndexReader) -> None:
+    """Wait until no search runs: as many tasks as there are threads have been through the pool."""
+    engine: Any = reader._engine
+    pool = engine._files._pool
+    if pool is not None:
+        pool.shutdown(wait=True)
+        engine._files._pool = None
+
+
+def test_a_refresh_is_part_of_the_lookup_that_made_it(wire: Wire, tmp_path: Path) -> None:
+    source = cold_index(tmp_path / "root", files=2, entries=12, slots=16)
+    uri = wire.uri(10).replace("/i10?", "/refreshed?")
+    with open_storage(uri) as target:
+        copy(source.inner, target)
+        source.storage.inner = target
+        with IndexReader.open(uri, refresh_interval_s=0.000_001) as reader:
+            wire.proxy.reset()
+            answer = reader.query("t", "all")
+            right(source, answer)
+            assert check(wire, answer.explain) == 4 + 1  # nothing behind the last record
+            with source.writer() as writer:
+                put(source, writer, columns(2, 12))
+                publish(source, writer)
+                wire.proxy.reset()
+                answer = reader.query("t", "all")
+                right(source, answer)
+                requests = check(wire, answer.explain)
+                (log,) = [report for report in answer.explain.files if report.outcome == "refreshed"]
+                assert requests == 2 + log.requests and log.requests >= 2  # of the stored files only the new one
+
+
+SPOILED: dict[str, Action] = {
+    "throttled": Action(answer=error(503, "SlowDown", "reduce your request rate")),
+    "an inner error": Action(answer=error(500, "InternalError")),
+    "a lost answer": Action(lose_answer=True),
+    "a body that ends early": Action(cut_at=50),
+    "a connection reset in the body": Action(cut_at=50, reset=True),
+    "wrong bytes": Action(flip_byte=-70),
+    "wrong bytes at the start": Action(flip_byte=0),
+}
+
+
+@pytest.mark.parametrize("action", SPOILED.values(), ids=SPOILED.keys())
+def test_answers_spoiled_once_in_a_while_spoil_nothing(wire: Wire, action: Action) -> None:
+    made = wire.made[10]
+    for nth in range(2):  # directories, then groups
+        struck = {stored.name for stored in made.stored[nth::3]}
+        seen: Counter[str] = Counter()
+
+        def fault(request: Request, nth: int = nth, struck: set[str] = struck, seen: Counter[str] = seen) -> Action | None:
+            name = request.key.split("/", 2)[-1]
+            seen[name] += 1
+            return action if name in struck and seen[name] == nth + 1 else None
+
+        with wire.reader(10) as reader:
+            wire.proxy.fault = fault
+            right(made, reader.query("t", "all"))
+            assert len(wire.proxy.reset()) == 20 + len(struck)
+
+
+LASTING: dict[str, tuple[Action, type[Exception]]] = {
+    "throttled": (SPOILED["throttled"], StorageUnavailable),
+    "a lost answer": (SPOILED["a lost answer"], StorageUnavailable),
+    "wrong bytes": (SPOILED["wrong bytes"], CorruptFile),
+    "the whole object": (Action(ask_range=""), StorageUnavailable),
+    "expired credentials": (Action(answer=error(403, "ExpiredToken", "The provided token has expired.")), StorageMisconfigured),
+    "access denied": (Action(answer=error(403, "AccessDenied")), StorageMisconfigured),
+    "no such object": (Action(answer=error(404, "NoSuchKey")), CorruptFile),
+}
+
+
+@pytest.mark.parametrize(("action", "kind"), LASTING.values(), ids=LASTING.keys())
+def test_what_lasts_from_the_middle_of_a_lookup_on_is_a_typed_error(wire: Wire, action: Action, kind: type[Exception]) -> None:
+    """The first answers come, then none: never a short list; and once it is over, the right answer."""
+    made = wire.made[10]
+    for good in (0, 1, 11):
+        with wire.reader(10, query_threads=2, block_cache_bytes=0) as reader:
+            ok = iter(range(good))
+
+            def fault(request: Request, ok: Iterator[int] = ok) -> Action | None:
+                return action if request.ranged and next(ok, None) is None else None
+
+            wire.proxy.fault = fault
+            with pytest.raises(kind):
+                reader.query("t", "all")
+            wire.proxy.fault = lambda request: action if request.ranged else None
+            partly = reader.query("t", "all", allow_partial=True)
+            assert (partly.status, len(partly), len(partly.failed)) == ("partial", 0, 10)
+            assert all(report.error for report in partly.failed)
+            wire.proxy.reset()
+            right(made, reader.query("t", "all"))
+            right(made, reader.query_many([Lookup(topic="t", key="all")])[0])
+
+
+def test_throttling_beyond_the_timeout_is_a_spent_budget(wire: Wire) -> None:
+    """Attempts take no time here, so the time is used up by an answer that is held back."""
+    with wire.reader(10, query_threads=1) as reader:
+        reader.query("t", "all", max_count=1)
+        made = wire.made[10]
+        released = threading.Event()
+        ok = iter(range(3))
+        wire.proxy.fault = lambda request: Action(hold=lambda: released.wait(30)) if next(ok, None) is None else None
+        try:
+            with pytest.raises(BudgetExceeded, match="timeout_s") as caught:
+                reader.query("t", "all", timeout_s=0.4)
+            assert not released.is_set()
+        finally:
+            released.set()
+        result: Any = caught.value.result
+        assert result.status == "partial" and 1 <= len(result) < 10
+        assert [Answer.of(item) for item in result] == made.expected("t", "all")[: len(result)]
+        wire.proxy.reset()
+        right(made, reader.query("t", "all"))
+
+
+def test_limits_hold_on_the_wire(wire: Wire) -> None:
+    made = wire.made[100]
+    for limit in (0, 7, 150):
+        with wire.reader(100) as reader:
+            with pytest.raises(BudgetExceeded) as caught:
+                reader.query("t", "all", max_count=1000, max_requests=limit)
+            _settle(reader)
+            requests, _ = wire.told()
+            assert requests == caught.value.result.explain.requests <= limit  # type: ignore[attr-defined]
+            partly = reader.query("t", "all", max_count=1000, max_bytes=5_000, allow_partial=True)
+            _settle(reader)
+            assert wire.told()[1] <= 5_000
+            assert {Answer.of(item) for item in partly} <= set(made.expected("t", "all"))
