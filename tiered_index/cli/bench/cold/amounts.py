@@ -19,7 +19,10 @@ _NATIVE = (1_000_000, 4_000_000)
 
 @dataclass(frozen=True)
 class Amounts:
-    """`lookups`: files in range -> lookups of each kind in a round; `serial`: in which of them RocketMQ's way is walked file by file."""
+    """Layouts, numbers of files, and what is asked of them.
+
+    `lookups`: files in range -> lookups of each kind in a round; `serial`: in which of them RocketMQ's way is also walked file by file.
+    """
 
     layout: Layout
     files: int
@@ -42,7 +45,7 @@ class Amounts:
             layout=Layout(preset, schema, max(1, small // 4), small),
             files=_FEW_FILES if few else _QUICK_FILES if setting.quick else _FULL_FILES,
             lookups=lookups,
-            serial=tuple(n for n in lookups if n <= (10 if setting.quick else 100)),
+            serial=tuple(n for n in lookups if n <= 10 or not setting.quick),
             fingerprint_keys=min(items, 2_000_000) if setting.quick or few else 20_000_000,
             curve_layout=Layout(preset, schema, min(curve_slots, max(1, items // 4)), min(curve_items, items)),
             curve_files=_FEW_FILES,
