@@ -57,7 +57,7 @@ class Recorder(WrapperStorage):
     def __init__(self, inner: Storage) -> None:
         super().__init__(inner)
         self._lock = threading.Lock()
-        self.gate: Callable[[], object] | None = None
+        self.gate: Callable[[Read], object] | None = None
         self.reads: list[Read] = []
         self.operations: list[str] = []
         self.delivered = 0
@@ -73,13 +73,14 @@ class Recorder(WrapperStorage):
         return sum(read.length for read in self.reads)
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
+        read = Read(name, start, length)
         with self._lock:
-            self.reads.append(Read(name, start, length))
+            self.reads.append(read)
             self._at_once += 1
             self.most_at_once = max(self.most_at_once, self._at_once)
         try:
             if self.gate is not None:
-                self.gate()
+                self.gate(read)
             return super().get_range(name, start, length)
         finally:
             with self._lock:

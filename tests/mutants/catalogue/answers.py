@@ -40,7 +40,7 @@ MUTANTS = (
     ),
     Mutant(
         "reader-file-end-exclusive", "a reader passes over a file whose last second is the range's first one",
-        "service/reader.py", "handle.second_max >= second_min", "handle.second_max > second_min",
+        "service/index_view.py", "handle.second_max >= second_min", "handle.second_max > second_min",
         (INTERVAL,),
     ),
     Mutant(
@@ -80,7 +80,7 @@ MUTANTS = (
     ),
     Mutant(
         "one-answer-too-many", "an answer holds one more than max_count (RocketMQ 10471)",
-        "service/query.py", "return self._rows[: self._max_count],", "return self._rows[: self._max_count + 1],",
+        "service/answer_budget.py", "return self._rows[: self._max_count],", "return self._rows[: self._max_count + 1],",
         (f"{PAGING}::test_a_file_is_skipped_only_below_the_last_answers_second",),
     ),
     Mutant(
@@ -90,12 +90,12 @@ MUTANTS = (
     ),
     Mutant(
         "file-skipped-one-second-early", "a file is skipped though it ends in the second of the last answer",
-        "service/query.py", "second_max >= self._cutoff", "second_max > self._cutoff",
+        "service/answer_budget.py", "second_max >= self._cutoff", "second_max > self._cutoff",
         (f"{PAGING}::test_a_file_is_skipped_only_below_the_last_answers_second",),
     ),
     Mutant(
         "skipped-file-called-complete", "an answer that left files out is called complete",
-        "service/query.py", "self.skipped or len(self._rows) > self._max_count", "len(self._rows) > self._max_count",
+        "service/answer_budget.py", "self.skipped or len(self._rows) > self._max_count", "len(self._rows) > self._max_count",
         (f"{PAGING}::test_an_answer_that_left_files_out_is_not_called_complete",),
     ),
     Mutant(
@@ -110,8 +110,8 @@ MUTANTS = (
     ),
     Mutant(
         "failure-is-a-short-list", "a file that can't be read makes the answer short instead of an error",
-        "service/query.py", "if run.errors and not allow_partial:\n            raise _error(run)",
-        "if run.errors and not run.reports:\n            raise _error(run)",
+        "service/query.py", "if scan.failed:\n            raise _error(scan)",
+        "if scan.failed and not scan.reports:\n            raise _error(scan)",
         (f"{DAMAGE}::test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept",),
     ),
     Mutant(
@@ -128,8 +128,8 @@ MUTANTS = (
     Mutant(
         "damaged-copy-not-passed-over", "a damaged local copy fails the lookup though the storage has the file",
         "service/compacted_file.py",
-        "_search(self.local, question)\n            except (CorruptFile, StorageUnavailable):\n                if self.stored is None:",
-        "_search(self.local, question)\n            except (CorruptFile, StorageUnavailable):\n                if self.local is not None:",
+        "_file(self.local, question)\n            except (CorruptFile, StorageUnavailable):\n                if self.stored is None:",
+        "_file(self.local, question)\n            except (CorruptFile, StorageUnavailable):\n                if self.local is not None:",
         (f"{DAMAGE}::test_a_damaged_local_copy_is_answered_from_the_storage",),
     ),
     Mutant(

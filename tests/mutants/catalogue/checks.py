@@ -20,7 +20,7 @@ MUTANTS = (
     ),
     Mutant(
         "slot-group-crc-skipped", "slot groups are believed without their CRC32",
-        "service/compacted_file.py", "if (found := zlib.crc32(piece)) != run.crc32:", "if (found := zlib.crc32(piece)) is None:",
+        "service/cold/path.py", "if (found := zlib.crc32(piece)) != run.crc32:", "if (found := zlib.crc32(piece)) is None:",
         (f"{DAMAGE}::test_a_damaged_object_is_named_and_other_files_still_answer",),
     ),
     Mutant(
@@ -95,7 +95,7 @@ MUTANTS = (
     ),
     Mutant(
         "object-of-another-file", "an object is believed though it is not the file that the log names",
-        "service/compacted_file.py", "trailer.metadata.file_id != self.stored.file_id or", "False or",
+        "service/cold/path.py", "trailer.metadata.file_id != stored.file_id or", "False or",
         ("tests/unit/service/test_uploads.py::test_an_object_that_is_another_file_is_damage",),
     ),
     Mutant(

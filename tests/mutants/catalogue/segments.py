@@ -61,7 +61,7 @@ MUTANTS = (
     ),
     Mutant(
         "segment-archived-twice", "a second segment at the same place is taken in",
-        "service/log_records.py", "(there is not None and there.name in archive)", "(there is not None and there.name == segment.name)",
+        "service/log_records.py", " or segment.place in places:", ":",
         (f"{ARCHIVE}::test_a_place_is_archived_once",),
     ),
     Mutant(

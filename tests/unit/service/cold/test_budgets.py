@@ -287,3 +287,13 @@ def test_early_pages_stay_within_what_they_need(tmp_path: Path) -> None:
             put(many, writer, columns(31, 5))
             publish(many, writer)
         assert len(reader.query("t", "all", max_count=1, max_requests=2)) == 1
+
+
+def test_a_refresh_that_can_not_be_afforded_is_left_to_a_later_lookup(made: ColdIndex) -> None:
+    with made.reader(refresh_interval_s=0.000_001) as reader:
+        reader.query("t", "all")
+        for limits in ({"max_requests": 0}, {"max_bytes": 0}):
+            made.storage.reset()
+            answer = reader.query("t", "all", **limits)  # type: ignore[arg-type]
+            assert ([Answer.of(item) for item in answer], answer.explain.bytes) == (made.expected("t", "all"), 0)
+        assert reader.query("t", "all").explain.requests == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cold_index import BASE_MS, ColdIndex, cold_index, spoiled
+from tests.cold_index import BASE_MS, ColdIndex, Read, cold_index, spoiled
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import key_hash
@@ -81,7 +82,7 @@ def test_as_many_ranges_travel_as_the_bound_says_and_no_more(made: ColdIndex, th
         rounds = FILES // threads * threads
         seen = threading.Semaphore(rounds)
 
-        def gate() -> None:
+        def gate(read: Read) -> None:
             if seen.acquire(blocking=False):
                 arrived.wait(30)
 
@@ -90,6 +91,63 @@ def test_as_many_ranges_travel_as_the_bound_says_and_no_more(made: ColdIndex, th
             answer = pool.submit(reader.query, "t", "all", max_count=FILES).result(60)
         assert len(answer) == FILES
         assert made.storage.most_at_once == threads
+
+
+def test_lookups_of_one_file_each_share_the_bound(made: ColdIndex) -> None:
+    """These are searched in their callers' own threads, not in a pool."""
+    with made.reader(query_threads=2, block_cache_bytes=0) as reader, ThreadPoolExecutor(8) as pool:
+        release = threading.Event()
+        made.storage.gate = lambda read: release.wait(30)
+        asked = [("t", "all", stored.second_min * 1000, stored.second_max * 1000) for stored in made.stored]
+        answers = [pool.submit(reader.query, *question) for question in asked]
+        deadline_s = time.monotonic() + 30
+        while reader.cache_use()["directories"].misses < FILES or len(made.storage.reads) < 2:  # all have come for a directory
+            assert time.monotonic() < deadline_s
+            time.sleep(0.002)
+        release.set()
+        assert [len(answer.result(30)) for answer in answers] == [1] * FILES
+        assert made.storage.most_at_once == 2 and len(made.storage.reads) == 2 * FILES
+
+
+def test_lookups_of_one_file_wait_for_one_directory(made: ColdIndex) -> None:
+    stored = made.stored[0]
+    with made.reader(block_cache_bytes=0) as reader, ThreadPoolExecutor(6) as pool:
+        release = threading.Event()
+        made.storage.gate = lambda read: release.wait(30)
+        question = ("t", "all", stored.second_min * 1000, stored.second_max * 1000)
+        answers = [pool.submit(reader.query, *question) for _ in range(6)]
+        deadline_s = time.monotonic() + 30
+        while reader.cache_use()["directories"].misses < 6 or not made.storage.reads:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.002)
+        release.set()
+        assert [len(answer.result(30)) for answer in answers] == [1] * 6
+    assert [read.start for read in made.storage.reads].count(stored.directory_position) == 1
+
+
+def test_a_search_that_is_given_up_asks_for_nothing_more(made: ColdIndex) -> None:
+    """The newest files are searched in vain, so several are searched at once when the answer is found; one of them hangs."""
+    hanging, found = made.stored[FILES - 5], FILES - 4
+    arrived, release = threading.Event(), threading.Event()
+
+    def gate(read: Read) -> None:
+        if read.name == hanging.name:
+            arrived.set()
+            assert release.wait(30)
+        elif read.name == made.stored[found].name:
+            assert arrived.wait(30)
+
+    with made.reader(query_threads=8) as reader:
+        made.storage.gate = gate
+        answer = reader.query("t", f"k{found}-3", max_count=1, begin_ms=made.stored[FILES - 5].second_min * 1000)
+        assert [Answer.of(item) for item in answer] == expected(made, f"k{found}-3")
+        assert [r.name for r in made.storage.reads].count(hanging.name) == 1
+        outcomes = {report.file: (report.outcome, report.requests) for report in answer.explain.files}
+        assert outcomes[hanging.file_id] == ("skipped_budget", 1)
+        requests = len(made.storage.reads)
+        release.set()
+    # closed, so every search has ended
+    assert len(made.storage.reads) == requests == answer.explain.requests
 
 
 def test_the_ranges_of_one_file_travel_side_by_side_within_the_same_bound(made: ColdIndex) -> None:
@@ -101,7 +159,7 @@ def test_the_ranges_of_one_file_travel_side_by_side_within_the_same_bound(made: 
         several = [q for q in asked if _group(made, q.key) in (0, 2)]
         made.storage.reset()
         arrived = threading.Barrier(2)
-        made.storage.gate = lambda: arrived.wait(30)
+        made.storage.gate = lambda read: arrived.wait(30)
         answers = reader.query_many(several)
         assert answers.counts.tolist() == [1] * len(several)
         assert made.storage.most_at_once == 2 == len(made.storage.reads)

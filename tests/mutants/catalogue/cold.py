@@ -1,0 +1,123 @@
+"""Defects of the cold path: what it fetches, believes, keeps and may spend."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+HERE = "tests/unit/service/cold"
+BELIEVED = f"{HERE}/test_never_believed.py"
+BUDGETS = f"{HERE}/test_budgets.py"
+FILTERS = f"{HERE}/test_filters.py"
+CACHE = f"{HERE}/test_local_cache.py"
+PARALLEL = f"{HERE}/test_parallel_reads.py"
+
+MUTANTS = (
+    Mutant(
+        "spoiled-range-not-asked-again", "one bad transfer makes a sound object a corrupt one",
+        "service/cold/path.py", '            _log.warning("fetched again: %s", error)\n', "            raise\n",
+        (f"{BELIEVED}::test_a_range_answered_wrongly_is_asked_once_more[native-wrong]",),
+    ),
+    Mutant(
+        "range-of-any-length", "a range that came back longer is taken for the one asked for",
+        "service/cold/path.py", "if len(data) != length:", "if len(data) < length:",
+        (f"{BELIEVED}::test_a_range_always_answered_wrongly_is_corrupt[native-long]",),
+    ),
+    Mutant(
+        "one-lookups-budget-fails-others", "a lookup that waited for a directory fails by the budget of the one that fetched it",
+        "service/cold/path.py", "except (BudgetExceeded, _Abandoned):", "except _Abandoned:",
+        (f"{BUDGETS}::test_an_interrupted_lookup_does_not_end_those_that_waited_for_its_directory[BudgetExceeded]",),
+    ),
+    Mutant(
+        "interrupt-ends-other-lookups", "who waits for a directory is interrupted with the one that fetches it",
+        "service/cold/path.py", "error if isinstance(error, TieredIndexError) else _Abandoned()", "error",
+        (f"{BUDGETS}::test_an_interrupted_lookup_does_not_end_those_that_waited_for_its_directory[KeyboardInterrupt]",),
+    ),
+    Mutant(
+        "directory-fetched-by-each", "lookups at the same time fetch the same directory each for itself",
+        "service/cold/path.py", "fetch = self._fetches.get(stored.name)", "fetch = self._fetches.pop(stored.name, None) and None",
+        (f"{PARALLEL}::test_lookups_of_one_file_wait_for_one_directory",),
+    ),
+    Mutant(
+        "ranges-without-bound", "more ranges travel at once than may",
+        "service/cold/path.py", "threading.BoundedSemaphore(self.settings.query_threads)", "threading.BoundedSemaphore(1 << 20)",
+        (f"{PARALLEL}::test_lookups_of_one_file_each_share_the_bound",),
+    ),
+    Mutant(
+        "filter-fails-the-lookup", "a filter that can't be had makes a lookup fail that needs none",
+        "service/cold/path.py", "except (BudgetExceeded, CorruptFile, StorageError) as error:", "except BudgetExceeded as error:",
+        (f"{FILTERS}::test_a_damaged_filter_is_passed_over[native]",),
+    ),
+    Mutant(
+        "filter-fetched-though-at-hand", "keys that a filter takes for present make it be fetched again",
+        "service/cold/filters.py", "if self._block(stored, block_number(hash64, blocks)) is not None:", "if blocks < 0:",
+        (f"{FILTERS}::test_a_mistaken_filter_is_not_fetched_again_and_again[native]",),
+    ),
+    Mutant(
+        "filter-of-the-wrong-block", "a batch looks for a key's bits in another block of the filter",
+        "service/cold/filters.py", "place * _BLOCKS_A_PIECE + numbers % _BLOCKS_A_PIECE", "place * _BLOCKS_A_PIECE",
+        (f"{FILTERS}::test_a_batch_asks_the_filters_too[native]",),
+    ),
+    Mutant(
+        "cache-entry-unchecked", "an entry of the local cache is believed without its CRC32",
+        "service/cold/cache_folder.py", "return piece if zlib.crc32(", "return piece if piece or zlib.crc32(",
+        (f"{CACHE}::test_no_flipped_byte_of_an_entry_is_believed[trailer]",),
+    ),
+    Mutant(
+        "cache-entry-of-another-object", "an entry copied to another object's name is believed",
+        "service/cold/cache_folder.py", r'zlib.crc32(f"{self._index_id}\n{name}\n{kind}\n{number}".encode())', "0",
+        (f"{CACHE}::test_what_is_not_this_entry_is_fetched_again[_other_object-filter]",),
+    ),
+    Mutant(
+        "cache-without-bound", "the local cache grows past its bound",
+        "service/cold/cache_folder.py", "if self._size_bytes <= self._max_bytes * _SLACK:", "if self._size_bytes:",
+        (f"{CACHE}::test_the_bound_is_kept_and_the_oldest_used_go",),
+    ),
+    Mutant(
+        "cache-newest-goes-first", "a full cache throws out what was used last",
+        "service/cold/cache_folder.py", "entries = sorted(self._entries())", "entries = sorted(self._entries(), reverse=True)",
+        (f"{CACHE}::test_the_bound_is_kept_and_the_oldest_used_go",),
+    ),
+    Mutant(
+        "reader-writes-beside-the-writer", "a reader writes into the cache of the writer beside it",
+        "service/cold/cache_folder.py", "if self._read_only or not len(data) or", "if not len(data) or",
+        (f"{CACHE}::test_a_reader_beside_its_writer_changes_nothing_in_the_writers_cache",),
+    ),
+    Mutant(
+        "gap-of-any-width", "groups far apart are joined, and all that lies between is read",
+        "service/cold/spans.py", "<= gap_bytes and end", ">= 0 and end",
+        (f"{PARALLEL}::test_spans_cover_each_run_once",),
+    ),
+    Mutant(
+        "memory-forgets-the-newest", "the cache in memory throws out what it has just taken",
+        "service/cold/byte_cache.py", "popitem(last=False)", "popitem(last=True)",
+        (f"{PARALLEL}::test_the_memory_keeps_its_bound_and_what_was_used_last",),
+    ),
+    Mutant(
+        "all-files-at-once", "files are searched as fast as threads allow, however few answers are missing",
+        "service/scan.py", "min(self._threads, max(width, scan.missing()))", "self._threads",
+        (f"{BUDGETS}::test_early_pages_stay_within_what_they_need",),
+    ),
+    Mutant(
+        "given-up-search-goes-on", "a search that nobody waits for any more goes on asking the storage",
+        "service/scan.py", "if usage is not None:\n                usage.max_requests = 0",
+        "if usage is None:\n                usage = self._usage",
+        (f"{PARALLEL}::test_a_search_that_is_given_up_asks_for_nothing_more",),
+    ),
+    Mutant(
+        "request-limit-ignored", "max_requests bounds nothing",
+        "service/account.py", "max_requests=limits.max_requests,", "max_requests=None,",
+        (f"{BUDGETS}::test_max_requests_is_never_passed[3]",),
+    ),
+    Mutant(
+        "local-answers-cost-time-only", "a lookup without a request left doesn't look at what is local",
+        "service/scan.py", "any(not isinstance(error, BudgetExceeded) for _, error in self.errors)", "bool(self.errors)",
+        (f"{BUDGETS}::test_local_files_are_answered_for_nothing",),
+    ),
+    Mutant(
+        "endless-timeout-overflows", "a timeout of centuries is no timeout but a crash",
+        "service/account.py", "limits.timeout_s < _LONGEST_S", "limits.timeout_s > 0",
+        (f"{BUDGETS}::test_a_timeout_of_any_length_is_a_timeout[317 years]",),
+    ),
+)  # fmt: skip
