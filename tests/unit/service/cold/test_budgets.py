@@ -247,6 +247,7 @@ def test_an_interrupted_lookup_does_not_end_those_that_waited_for_its_directory(
             time.sleep(0.001)
         release.set()
         assert isinstance(first.exception(30), error)
+        assert [other.exception(30) for other in others] == [None] * 4
         assert [len(other.result(30)) for other in others] == [1] * 4
 
 
