@@ -35,6 +35,8 @@ __all__ = [
 Array = npt.NDArray[Any]
 OrderKey = tuple[int, ...]
 """(second, offset, queue_id, further identity columns): where a page ended."""
+_FEW = 16
+# items that plain Python brings into rows sooner than NumPy does
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ def select_items(items: Array, begin_s: int, question: Question, topic_ids: froz
     `begin_s` is the file's begin second. `topic_ids` narrows to the topic's ids in that file; None where the file has no table.
     """
     places = np.flatnonzero(normal_hashes(items["key_hash"]) == question.key_hash)
+    if len(places) <= _FEW:
+        return select_few(items[places], begin_s, question, topic_ids, schema)
     if len(places) and schema.keyed:
         places = places[items["fingerprint"][places] == question.fingerprint]
     if len(places) and topic_ids is not None:

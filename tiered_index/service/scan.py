@@ -10,10 +10,11 @@ Threads: one scan belongs to one lookup; the pool is shared by all lookups of an
 from __future__ import annotations
 
 import contextvars
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
@@ -47,6 +48,7 @@ class Scan:
     usages: list[Usage] = field(default_factory=list)
     stop: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
+    done: queue.SimpleQueue[Future[None]] = field(default_factory=queue.SimpleQueue)
 
     @property
     def failed(self) -> bool:
@@ -166,7 +168,9 @@ class FileReader:
                     _late(scan, _Search(scan, handle))
                     continue
                 search = _Search(scan, handle)
-                searching[self._submit(search)] = search
+                future = self._submit(search)
+                searching[future] = search
+                future.add_done_callback(scan.done.put)
             while searching and not all(scan.spares(search.handle.second_max) for search in searching.values()):
                 if not self._collect(scan, searching):
                     break
@@ -179,12 +183,17 @@ class FileReader:
 
     def _collect(self, scan: Scan, searching: dict[Future[None], _Search]) -> list[_Search]:
         """Wait for a search to end and return those that did; none where the time is up: then all that run are given up."""
-        done, _ = wait(searching, timeout=scan.remaining_s(), return_when=FIRST_COMPLETED)
-        ended = []
-        for future in done:
-            ended.append(searching.pop(future))
-            future.result()
-        if not done:
+        ended: list[_Search] = []
+        try:
+            # a queue, and not `wait`: that takes the locks of all futures for each that ends, and so holds up those that are about to
+            future = scan.done.get(timeout=scan.remaining_s())
+            while True:
+                future.result()
+                ended.append(searching.pop(future))
+                future = scan.done.get_nowait()
+        except queue.Empty:
+            pass
+        if not ended:
             for search in searching.values():
                 _late(scan, search)
             searching.clear()
