@@ -84,4 +84,4 @@ class SlotMap:
         wanted = max(1, count // per_slot)
         if wanted >= base:
             return cls(base, split=min(wanted // base, (2**31 - 1) // base + 1))
-        return cls(base, join=min(base, base // wanted))
+        return cls(base, join=1 << (base // wanted).bit_length() - 1)  # powers of two: where the largest has a cut, all have

@@ -64,13 +64,14 @@ Array = npt.NDArray[Any]
 class Run:
     """One range to read and its check: absolute byte position, length, CRC32, how many items it holds.
 
-    `second_max` is the greatest second among them where the directory tells (of blocks), else one that no item passes.
+    `second_min` and `second_max` are the bounds of their seconds where the directory tells (of blocks), else such as no item passes.
     """
 
     offset: int
     length: int
     crc32: int
     count: int
+    second_min: int = -(2**62)
     second_max: int = 2**62
 
 
@@ -136,6 +137,19 @@ class Directory:
             runs += _runs(blocks[(blocks["second_min"] <= second_max) & (blocks["second_max"] >= second_min)])
         return sorted(runs, key=attrgetter("offset"))
 
+    def runs_between(self, first_slot: int, last_slot: int, second_min: int, second_max: int) -> list[Run]:
+        """Return what must be read to see every item of slots [first_slot, last_slot) in the inclusive range of seconds, by position.
+
+        The first and the last run may hold items of neighbouring slots, too.
+        """
+        low = max(0, int(np.searchsorted(self._first_slots, first_slot, "right")) - 1)
+        groups = self.groups[low : int(np.searchsorted(self._first_slots, last_slot, "left"))]
+        runs = _runs(groups[(groups["blocks"] == 0) & (groups["count"] > 0)])
+        for group in groups[groups["blocks"] > 0]:
+            blocks = self.blocks[int(group["first_block"]) : int(group["first_block"]) + int(group["blocks"])]
+            runs += _runs(blocks[(blocks["second_min"] <= second_max) & (blocks["second_max"] >= second_min)])
+        return sorted(runs, key=attrgetter("offset"))
+
     def all_runs(self) -> list[Run]:
         """Return every verifiable run of the file in order of position: blocks of cut groups, else groups."""
         groups = self.groups
@@ -148,7 +162,7 @@ class Directory:
 
 def _runs(table: Array) -> list[Run]:
     """Return the runs of rows of either table."""
-    names = ("offset", "length", "crc32", "count", "second_max")
+    names = ("offset", "length", "crc32", "count", "second_min", "second_max")
     return list(map(Run, *(table[name].tolist() for name in names if name in (table.dtype.names or ()))))
 
 

@@ -45,6 +45,7 @@ from tiered_index.service.root import Root, disk_error
 from tiered_index.service.session import StorageSession
 from tiered_index.service.storage_log import fenced
 from tiered_index.service.unsealed_file import UnsealedFile
+from tiered_index.service.window_table import WindowTable
 from tiered_index.storage.base import Storage
 
 __all__ = ["Lifecycle", "Progress", "show_stored", "verify_runs", "verify_tables"]
@@ -73,11 +74,16 @@ def show_stored(
 
     `handles` must have been taken before `state`: what was published in between is not among them and stays.
     """
-    wanted = {o.file_id: o for o in state.objects.values()}
+    # tables first: what they were merged out of goes after them, so that a lookup meets an entry at least once
+    for table, shards in state.tables.items():
+        if catalog.get(table) is None:
+            catalog.put(WindowTable(cold, shards))
     for handle in handles:
-        if isinstance(handle, CompactedFile) and handle.stored is not None and handle.file_id not in wanted:
+        if isinstance(handle, CompactedFile) and handle.stored is not None and handle.file_id not in state.files:
             catalog.remove(handle.file_id, dispose(handle.file_id) if handle.local is not None else None)
-    for file_id, stored in wanted.items():
+        elif isinstance(handle, WindowTable) and handle.file_id not in state.tables:
+            catalog.remove(handle.file_id)
+    for file_id, stored in state.files.items():
         if catalog.get(file_id) is None:
             catalog.put(open_stored(cold, stored))
 

@@ -16,9 +16,10 @@ from typing import Any
 
 from tiered_index.errors import MALFORMED, CorruptFile, UnsupportedVersion
 from tiered_index.format.layout import Layout
+from tiered_index.format.slot_map import SlotMap
 from tiered_index.service.chunks import later_positions
 
-__all__ = ["ArchivedSegment", "Genesis", "LogRecord", "LogState", "StoredObject", "decode_document", "encode_document"]
+__all__ = ["ArchivedSegment", "Genesis", "LogRecord", "LogState", "StoredObject", "TableShard", "decode_document", "encode_document"]
 
 LOG_VERSION = 1
 _MARK = b"\n#crc32 "
@@ -26,8 +27,42 @@ _TEXTS = ("name", "file_id", "lane")
 
 
 @dataclass(frozen=True, slots=True)
+class TableShard:
+    """What part of which window table an object is. All shards of a table come and go in one record.
+
+    The window is [`begin_s`, `begin_s` + `window_s`) epoch seconds; the object holds slots [`slot_low`, `slot_high`) of `slots`. A slot too
+    large for one object is spread over several of the same range, each with the entries of a time of its own.
+    """
+
+    table: str
+    begin_s: int
+    window_s: int
+    slots: SlotMap
+    slot_low: int
+    slot_high: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as stored in a record."""
+        return {
+            "table": self.table, "begin_s": self.begin_s, "window_s": self.window_s, "slots": self.slots.to_json(),
+            "slot_low": self.slot_low, "slot_high": self.slot_high,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> TableShard:
+        """Return what `to_json` described; unknown fields are ignored."""
+        return cls(
+            str(document["table"]), int(document["begin_s"]), int(document["window_s"]), SlotMap.from_json(document["slots"]),
+            int(document["slot_low"]), int(document["slot_high"]),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One object that exists by the log's word. Seconds are inclusive epoch seconds, `size_bytes` is the whole object's."""
+    """One object that exists by the log's word. Seconds are inclusive epoch seconds, `size_bytes` is the whole object's.
+
+    `shard` says which part of a window table it is; None: a file of its own.
+    """
 
     name: str
     file_id: str
@@ -42,6 +77,7 @@ class StoredObject:
     directory_length: int
     metadata_length: int
     published_ms: int
+    shard: TableShard | None = None
 
     @property
     def directory_position(self) -> int:
@@ -50,13 +86,17 @@ class StoredObject:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as stored in a record."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        document = {name: getattr(self, name) for name in _PLAIN}
+        return document if self.shard is None else {**document, "shard": self.shard.to_json()}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> StoredObject:
         """Return the object that `to_json` described; unknown fields are ignored."""
-        values: dict[str, Any] = {name: str(document[name]) if name in _TEXTS else int(document[name]) for name in cls.__slots__}
-        return cls(**values)
+        values: dict[str, Any] = {name: str(document[name]) if name in _TEXTS else int(document[name]) for name in _PLAIN}
+        return cls(**values, shard=TableShard.from_json(document["shard"]) if "shard" in document else None)
+
+
+_PLAIN = tuple(name for name in StoredObject.__slots__ if name != "shard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +238,20 @@ class LogState:
     def stores(self) -> tuple[str, ...]:
         """The stores of which segments are archived."""
         return tuple(self._by_store)
+
+    @cached_property
+    def files(self) -> dict[str, StoredObject]:
+        """The objects that are files of their own, by file id."""
+        return {o.file_id: o for o in self.objects.values() if o.shard is None}
+
+    @cached_property
+    def tables(self) -> dict[str, list[StoredObject]]:
+        """The shards of each window table, by the table's id."""
+        tables: dict[str, list[StoredObject]] = {}
+        for stored in self.objects.values():
+            if stored.shard is not None:
+                tables.setdefault(stored.shard.table, []).append(stored)
+        return tables
 
     @cached_property
     def _by_store(self) -> dict[str, list[ArchivedSegment]]:

@@ -123,8 +123,10 @@ class StorageLog:
 
         return self.append("an archived segment", epoch, make)
 
-    def append(self, what: str, epoch: int, make: Make) -> LogState:
+    def append(self, what: str, epoch: int | None, make: Make) -> LogState:
         """Append what `make` returns for the state at the end of the log; None means there is nothing left to do.
+
+        `epoch` is the writer's; None for jobs (merge, erase), which no writer fences: `make` decides by the state.
 
         Raises `WriterFenced` where the log holds a higher epoch than `epoch`, `StorageUnavailable` where the outcome is unknown:
         repeat the call, it finds its own record.
@@ -134,7 +136,7 @@ class StorageLog:
             state = self.refresh()
             self.check_end()
             for _ in range(_MAX_RACES):
-                if state.epoch > epoch:
+                if epoch is not None and state.epoch > epoch:
                     raise fenced(self._storage.uri, state.epoch, epoch)
                 made = make(state)
                 if made is None:

@@ -70,8 +70,8 @@ def test_maps_that_cannot_be():
         with pytest.raises(ConfigError):
             SlotMap(**arguments)
     assert SlotMap.for_count(1000, 40_000) == SlotMap(1000, split=10)
-    assert SlotMap.for_count(1000, 400) == SlotMap(1000, join=10)
-    assert SlotMap.for_count(1000, 0).slots == 1
+    assert SlotMap.for_count(1000, 400) == SlotMap(1000, join=8)
+    assert SlotMap.for_count(1000, 0).slots == 2
 
 
 @pytest.mark.parametrize("slots", MAPS, ids=str)

@@ -1,0 +1,197 @@
+"""The sources of a merge, read in bounded pieces: neighbouring base slots of all sources at a time.
+
+How many entries lie where is known from the directories, so pieces are cut before a byte of items is read. A base slot with more entries
+than a piece may hold (one hot key) comes in several pieces of its own, each with a time of its own, newest first.
+Threads: one reader a task. Memory: the directories, and some 100 bytes an entry of one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import SchemaMismatch
+from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.schema import Schema
+from tiered_index.format.trailer import Trailer
+from tiered_index.service.cold.path import ColdPath
+from tiered_index.service.log_records import StoredObject
+
+__all__ = ["Piece", "SourceReader"]
+
+Array = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Items (structured as compacted items, n) of base slots [`low`, `high`) with their absolute seconds (i64, n), in no order.
+
+    `part` counts the pieces of a base slot that has several, from 0; None: the piece has all entries of its base slots.
+    """
+
+    low: int
+    high: int
+    items: Array
+    seconds: Int64
+    part: int | None
+
+
+class SourceReader:
+    """Reads the run of base slots [`low`, `high`) of every source. Raises `SchemaMismatch`, and what reading raises."""
+
+    def __init__(self, cold: ColdPath, sources: Sequence[StoredObject], schema: Schema, base: int, low: int, high: int, step: int) -> None:
+        self._cold = cold
+        self._sources = sources
+        self._schema = schema
+        self._base, self._low, self._high, self._step = base, low, high, step
+        self._trailers: list[Trailer] = [cold.trailer(stored) for stored in sources]
+        for stored, trailer in zip(sources, self._trailers, strict=True):
+            if trailer.metadata.layout.schema != schema:
+                raise SchemaMismatch(f"{stored.name} stores {trailer.metadata.layout.schema.name} entries, the index {schema.name}")
+            if trailer.metadata.slot_map.base != base:
+                raise SchemaMismatch(f"{stored.name} has {trailer.metadata.slot_map.base:,} base slots, the index {base:,}")
+        self.topics, self._topic_ids = _common_topics(self._trailers)
+        self.read_counts = dict.fromkeys((stored.name for stored in sources), 0)
+
+    def pieces(self, most: int) -> Iterator[Piece]:
+        """Yield everything in pieces of about `most` entries, in order of base slots."""
+        for low, high, count in self._cuts(most):
+            if count <= 2 * most:
+                parts = [self._read(index, low, high, None) for index in range(len(self._sources))]
+                yield self._piece(low, high, parts, None)
+            else:
+                yield from self._giant(low, high, count, most)
+
+    def _cuts(self, most: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (low, high, about how many entries) of runs of base slots; a run of one step may have any number."""
+        places, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for trailer in self._trailers:
+            slots = trailer.metadata.slot_map
+            groups = trailer.directory.groups
+            firsts = groups["first_slot"].astype(np.int64)
+            places.append(firsts * slots.join if slots.join > 1 else firsts // slots.split)
+            counts.append(groups["count"].astype(np.int64))
+        place, count = np.concatenate(places), np.concatenate(counts)
+        inside = (place >= self._low - self._step) & (place < self._high)
+        place, count = np.maximum(place[inside], self._low) // self._step * self._step, count[inside]
+        order = np.argsort(place, kind="stable")
+        place, total = place[order], np.cumsum(count[order])
+        low, taken = self._low, 0
+        while low < self._high:
+            # up to the first place behind which the piece would be too large; at least one step
+            upto = int(np.searchsorted(total, taken + most, "right"))
+            high = self._high if upto >= len(place) else int(place[upto])
+            high = min(self._high, max(high, low + self._step))
+            behind = int(np.searchsorted(place, high, "left"))
+            reached = int(total[behind - 1]) if behind else 0
+            yield low, high, reached - taken
+            low, taken = high, reached
+
+    def _read(self, index: int, low: int, high: int, seconds: tuple[int, int] | None) -> tuple[Array, Int64]:
+        """Return the items of base slots [low, high) of one source, and their seconds; with `seconds` those of an inclusive range only."""
+        trailer = self._trailers[index]
+        metadata = trailer.metadata
+        first, last = metadata.slot_map.slots_of_base(low, high)
+        runs = trailer.directory.runs_between(first, last, *(seconds or (-(2**62), 2**62)))
+        dtype = self._schema.item
+        items = np.frombuffer(b"".join(self._cold.verified(self._sources[index], runs)), dtype)
+        base_slots = normal_hashes(items["key_hash"]).astype(np.int64) % self._base
+        times = items["time_diff_s"].astype(np.int64) + metadata.begin_ms // 1000
+        kept = (base_slots >= low) & (base_slots < high)
+        if seconds is not None:
+            kept &= (times >= seconds[0]) & (times <= seconds[1])
+        if not kept.all():
+            items, times = items[kept], times[kept]
+        self.read_counts[self._sources[index].name] += len(items)
+        return self._with_common_topics(index, items), times
+
+    def _with_common_topics(self, index: int, items: Array) -> Array:
+        changed = self._topic_ids[index]
+        if not changed:
+            return items
+        items = items.copy()
+        ids = items["topic_id"].copy()
+        for old, new in changed.items():
+            items["topic_id"][ids == old] = new
+        return items
+
+    def _piece(self, low: int, high: int, parts: Sequence[tuple[Array, Int64]], part: int | None) -> Piece:
+        return Piece(low, high, np.concatenate([items.view(np.void) for items, _ in parts]).view(self._schema.item),
+                     np.concatenate([seconds for _, seconds in parts]), part)  # fmt: skip
+
+    def _giant(self, low: int, high: int, count: int, most: int) -> Iterator[Piece]:
+        """Yield a run of one step that has too many entries by ranges of time, newest first."""
+        bounds = []
+        for trailer in self._trailers:
+            first, last = trailer.metadata.slot_map.slots_of_base(low, high)
+            bounds += [(run.second_min, run.second_max, run.count) for run in trailer.directory.runs_between(first, last, -(2**62), 2**62)]
+        # a run's entries are taken to be spread evenly; ranges of time end where a piece is full
+        edges = _time_edges(bounds, self._interval(), most)
+        for part, (second_min, second_max) in enumerate(edges):
+            parts = [self._read(index, low, high, (second_min, second_max)) for index in range(len(self._sources))]
+            if any(len(items) for items, _ in parts):
+                yield self._piece(low, high, parts, part)
+
+    def _interval(self) -> tuple[int, int]:
+        return (
+            min(trailer.metadata.second_min for trailer in self._trailers),
+            max(trailer.metadata.second_max for trailer in self._trailers),
+        )
+
+
+def _time_edges(bounds: Sequence[tuple[int, int, int]], interval: tuple[int, int], most: int) -> list[tuple[int, int]]:
+    """Return inclusive ranges of seconds, newest first, that together cover `interval`, with about `most` entries each.
+
+    `bounds` are (first second, last second, entries); a second is never divided.
+    """
+    low, high = interval
+    marks = sorted({low, high + 1, *(min(max(b, low), high) for b, _, _ in bounds), *(min(max(e, low), high) + 1 for _, e, _ in bounds)})
+    starts = np.array([min(max(b, low), high) for b, _, _ in bounds], np.int64)
+    ends = np.array([min(max(e, low), high) + 1 for _, e, _ in bounds], np.int64)
+    counts = np.array([c for _, _, c in bounds], np.float64) / (ends - starts)
+    ranges = []
+    stop = high + 1
+    gathered = 0.0
+    for first, last in zip(reversed(marks[:-1]), reversed(marks[1:]), strict=True):
+        density = float(counts[(starts <= first) & (ends >= last)].sum())
+        while density and gathered + density * (last - first) > most and last > first:
+            step = max(1, int((most - gathered) / density))
+            cut = max(first, last - step)
+            ranges.append((cut, stop - 1))
+            stop = last = cut
+            gathered = 0.0
+        gathered += density * (last - first)
+    if stop > low:
+        ranges.append((low, stop - 1))
+    return ranges
+
+
+def _common_topics(trailers: Sequence[Trailer]) -> tuple[dict[int, str], list[dict[int, int]]]:
+    """Return the topic table of the result, and for each source which of its ids become others.
+
+    Where one source has no table the result has none either: a table that doesn't name every id would hide entries.
+    """
+    if any(not trailer.metadata.topics for trailer in trailers):
+        return {}, [{} for _ in trailers]
+    names: dict[int, str] = {}
+    ids: dict[str, int] = {}
+    changed = []
+    for trailer in trailers:
+        mine = {}
+        for topic_id, name in trailer.metadata.topics:
+            new = ids.get(name)
+            if new is None:
+                new = topic_id
+                while new in names:
+                    new = (new + 1) % 2**31
+                names[new], ids[name] = name, new
+            if new != topic_id:
+                mine[topic_id] = new
+        changed.append(mine)
+    return names, changed
+

@@ -1,0 +1,175 @@
+"""What a merge does, decided from the log's state alone: sources, windows, tasks. Pure.
+
+Sources are whole objects: every entry of a source goes to the table of its window in the same log record that removes the source. Files
+that share a window belong to one job. A window that has a table already gets a further, small one, until these are worth folding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.slot_map import SlotMap
+from tiered_index.service.log_records import Genesis, LogState, StoredObject
+
+__all__ = ["MergeJob", "MergePlan", "MergeTask", "Window", "plan_merge"]
+
+_MAX_WINDOWS = 400
+# of one file: one that is spread over more (a bad clock) stays as it is
+_FOLD_RATIO = 4
+# a table is merged again once what is new is at least this part of it
+_MAX_TABLES = 8
+# of one window, before they are folded whatever their size
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One table to be written: entries of [`begin_s`, `begin_s` + `window_s`) epoch seconds. `entries` is an estimate."""
+
+    table: str
+    begin_s: int
+    window_s: int
+    slots: SlotMap
+    entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class MergeTask:
+    """One run of base slots, [`base_low`, `base_high`), of every source: a shard for each window that has entries there."""
+
+    number: int
+    base_low: int
+    base_high: int
+    sources: tuple[StoredObject, ...]
+    windows: tuple[Window, ...]
+    genesis: Genesis
+
+
+@dataclass(frozen=True, slots=True)
+class MergeJob:
+    """Sources that are removed and windows that are added by one log record."""
+
+    sources: tuple[StoredObject, ...]
+    windows: tuple[Window, ...]
+    tasks: tuple[MergeTask, ...]
+
+    @property
+    def entries(self) -> int:
+        """Entries that are read and written."""
+        return sum(source.count for source in self.sources)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the sources."""
+        return sum(source.size_bytes for source in self.sources)
+
+
+@dataclass(frozen=True, slots=True)
+class MergePlan:
+    """Jobs that can run in any order, and why other objects stay: (name, reason) pairs."""
+
+    jobs: tuple[MergeJob, ...]
+    left: tuple[tuple[str, str], ...] = field(default=())
+
+
+def plan_merge(
+    state: LogState, *, window_s: int, now_s: int, min_age_s: int = 0, shard_bytes: int = 1 << 30, begin_s: int = 0, end_s: int = 1 << 62
+) -> MergePlan:
+    """Return what there is to merge into windows of `window_s` seconds (aligned to the epoch, UTC).
+
+    Only windows that ended `min_age_s` or more ago are written, and only files whose seconds lie within [`begin_s`, `end_s`) are read.
+    Tables of shorter windows are sources, too. Raises `InvalidArgument`.
+    """
+    if window_s < 1 or shard_bytes < 1 << 20 or min_age_s < 0:
+        raise InvalidArgument(f"window_s {window_s}, shard_bytes {shard_bytes}, min_age_s {min_age_s}: no plan can be made of these")
+    assert state.genesis is not None
+    left: list[tuple[str, str]] = []
+    groups = [([stored], stored.file_id) for stored in state.files.values()]
+    groups += [(shards, table) for table, shards in state.tables.items() if _window_s(shards) < window_s]
+    chosen: list[list[StoredObject]] = []
+    for objects, name in groups:
+        low, high = _interval(objects)
+        first, last = low // window_s, high // window_s
+        if low < begin_s or high >= end_s:
+            continue
+        if last - first >= _MAX_WINDOWS:
+            left.append((name, f"its entries lie in {last - first + 1:,} windows"))
+        elif (last + 1) * window_s > now_s - min_age_s:
+            left.append((name, "its window is not over yet"))
+        else:
+            chosen.append(objects)
+    present: dict[int, list[list[StoredObject]]] = {}
+    for shards in state.tables.values():
+        if _window_s(shards) == window_s:
+            present.setdefault(_begin_s(shards), []).append(shards)
+    jobs = []
+    for component in _components(chosen, window_s):
+        sources = [stored for objects in component for stored in objects]
+        counts = _estimates(sources, window_s)
+        for begin, count in list(counts.items()):
+            tables = present.get(begin * window_s, [])
+            held = sum(stored.count for shards in tables for stored in shards)
+            if tables and (held <= _FOLD_RATIO * count or len(tables) >= _MAX_TABLES):
+                sources += [stored for shards in tables for stored in shards]
+                counts[begin] += held
+        jobs.append(_job(sources, counts, window_s, state.genesis, shard_bytes))
+    return MergePlan(tuple(jobs), tuple(left))
+
+
+def _job(sources: Sequence[StoredObject], counts: dict[int, int], window_s: int, genesis: Genesis, shard_bytes: int) -> MergeJob:
+    base, item_size = genesis.layout.slots, genesis.layout.schema.item.itemsize
+    windows = tuple(
+        Window(secrets.token_hex(8), begin * window_s, window_s, SlotMap.for_count(base, count), count)
+        for begin, count in sorted(counts.items())
+    )
+    shards = -(-max(counts.values()) * item_size // shard_bytes)
+    step = max(window.slots.join for window in windows)
+    units = -(-base // step)
+    cuts = sorted({min(base, units * number // shards * step) for number in range(shards)} | {base})
+    ordered = tuple(sorted(sources, key=lambda stored: stored.name))
+    tasks = tuple(
+        MergeTask(number, low, high, ordered, windows, genesis) for number, (low, high) in enumerate(itertools.pairwise(cuts))
+    )
+    return MergeJob(ordered, windows, tasks)
+
+
+def _components(groups: Sequence[list[StoredObject]], window_s: int) -> list[list[list[StoredObject]]]:
+    """Return the groups that share windows together, in order of time."""
+    components: list[list[list[StoredObject]]] = []
+    reached = -1
+    for objects in sorted(groups, key=_interval):
+        low, high = _interval(objects)
+        if not components or low // window_s > reached:
+            components.append([])
+        components[-1].append(objects)
+        reached = max(reached, high // window_s)
+    return components
+
+
+def _estimates(sources: Iterable[StoredObject], window_s: int) -> dict[int, int]:
+    """Return how many entries each window (number) may get, as if each source's were spread evenly over its seconds; at least 1."""
+    counts: dict[int, int] = {}
+    for stored in sources:
+        first, last = stored.second_min // window_s, stored.second_max // window_s
+        seconds = stored.second_max - stored.second_min + 1
+        for number in range(first, last + 1):
+            overlap = min(stored.second_max + 1, (number + 1) * window_s) - max(stored.second_min, number * window_s)
+            counts[number] = counts.get(number, 0) + max(1, stored.count * overlap // seconds)
+    return counts
+
+
+def _interval(objects: Sequence[StoredObject]) -> tuple[int, int]:
+    return min(stored.second_min for stored in objects), max(stored.second_max for stored in objects)
+
+
+def _window_s(shards: Sequence[StoredObject]) -> int:
+    assert shards[0].shard is not None
+    return shards[0].shard.window_s
+
+
+def _begin_s(shards: Sequence[StoredObject]) -> int:
+    assert shards[0].shard is not None
+    return shards[0].shard.begin_s

@@ -1,0 +1,76 @@
+"""The end of a merge: proof that nothing was lost or doubled, then one log record that swaps tables for sources.
+
+Whoever drives the tasks calls `publish` once with one result of each. Before the record is appended the uploads are completed, which makes
+objects that nobody knows of; whatever fails before the record leaves the index as it was, and the leftovers to `orphans`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from tiered_index.errors import CorruptFile, StorageError, TieredIndexError
+from tiered_index.service.log_records import LogRecord, LogState
+from tiered_index.service.merge.plan import MergeJob
+from tiered_index.service.merge.task import FinishedShard, TaskResult
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.base import Storage
+
+__all__ = ["MergeOvertaken", "abandon", "check_results", "publish"]
+
+
+class MergeOvertaken(TieredIndexError):
+    """Another job has merged or removed a source meanwhile; nothing was changed. Plan again."""
+
+    exit_code = 3
+
+
+def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log: StorageLog) -> LogState:
+    """Prove, complete and publish one job. Raises `CorruptFile` (the proof failed), `MergeOvertaken`, what the storage raises."""
+    check_results(job, results)
+    shards = [shard for result in results for shard in result.shards]
+    for shard in shards:
+        if shard.upload is not None:
+            storage.complete_upload(shard.upload, shard.parts)
+        size = storage.head(shard.stored.name).size_bytes
+        if size != shard.stored.size_bytes:
+            raise CorruptFile(shard.stored.name, "object has another size than was written", expected=shard.stored.size_bytes, found=size)
+    names = tuple(source.name for source in job.sources)
+    added = {shard.stored.name for shard in shards}
+
+    def make(state: LogState) -> LogRecord | None:
+        if added <= state.objects.keys():
+            return None  # an earlier try got as far as the log
+        gone = [name for name in names if name not in state.objects]
+        if gone:
+            raise MergeOvertaken(f"{storage.uri}: {len(gone)} of {len(names)} sources are in the log no more, {gone[0]} first")
+        return LogRecord(0, "merge", 0, "", 0, tuple(shard.stored for shard in shards), names)
+
+    return log.append("a merge", None, make)
+
+
+def check_results(job: MergeJob, results: Sequence[TaskResult]) -> None:
+    """Raise `CorruptFile` unless the results are one of each task and wrote exactly the entries of the sources."""
+    numbers = sorted(result.number for result in results)
+    if numbers != [task.number for task in job.tasks]:
+        raise CorruptFile("merge", "not one result of each task", expected=len(job.tasks), found=numbers)
+    for source in job.sources:
+        read = sum(result.read_counts[source.name] for result in results)
+        if read != source.count:
+            raise CorruptFile(source.name, "the merge read another number of entries than the log says", expected=source.count, found=read)
+    shards = [shard for result in results for shard in result.shards]
+    written = sum(shard.stored.count for shard in shards)
+    if written != job.entries:
+        raise CorruptFile("merge", "wrote another number of entries than it read", expected=job.entries, found=written)
+    read_sum, written_sum = sum(result.read_checksum for result in results), sum(shard.checksum for shard in shards)
+    if (read_sum - written_sum) % 2**64:
+        raise CorruptFile("merge", "wrote other entries than it read", expected=read_sum % 2**64, found=written_sum % 2**64)
+
+
+def abandon(shards: Sequence[FinishedShard], storage: Storage) -> None:
+    """Delete what a job that will not be published has uploaded; what can't be deleted is left to `orphans`."""
+    for shard in shards:
+        with contextlib.suppress(StorageError):
+            if shard.upload is not None:
+                storage.abort_upload(shard.upload)
+            storage.delete(shard.stored.name)

@@ -1,0 +1,120 @@
+"""Window tables: the entries of one time window, merged out of many files, as one handle.
+
+A lookup reads the one shard that holds its slot; a giant slot continues in further shards, each with a time of its own, of which only those
+are read that the page needs. Threads: every method from any thread.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+
+from tiered_index.errors import CorruptFile
+from tiered_index.service.batch_query import Found, QuestionBatch
+from tiered_index.service.cold.path import ColdPath
+from tiered_index.service.compacted_file import StorageBytes
+from tiered_index.service.file_search import question_hash, question_hashes, search_file, search_file_for_many
+from tiered_index.service.log_records import StoredObject, TableShard
+from tiered_index.service.rows import Array, Question, concatenate, first_answers
+
+__all__ = ["WindowTable"]
+
+
+class WindowTable:
+    """The shards of one table. `file_id` is the table's id. Raises `CorruptFile` for shards that contradict each other."""
+
+    place = "storage"
+    is_local = False
+    lane = "main"
+    source: str | None = None
+
+    def __init__(self, cold: ColdPath, shards: Sequence[StoredObject]) -> None:
+        ordered = sorted(shards, key=lambda o: (_shard(o).slot_low, -o.second_max, o.name))
+        first = _shard(ordered[0])
+        for stored in ordered:
+            shard = _shard(stored)
+            if (shard.table, shard.slots, shard.begin_s, shard.window_s) != (first.table, first.slots, first.begin_s, first.window_s):
+                raise CorruptFile(stored.name, "shard is of another table than its neighbours", expected=first, found=shard)
+        self.file_id = first.table
+        self.shards = tuple(ordered)
+        self.slots = first.slots
+        self.second_min = min(stored.second_min for stored in ordered)
+        self.second_max = max(stored.second_max for stored in ordered)
+        self.sequence = max(stored.sequence for stored in ordered)
+        self.count = sum(stored.count for stored in ordered)
+        self._cold = cold
+        self._lows = [_shard(stored).slot_low for stored in ordered]
+
+    def excludes(self, question: Question) -> str | None:
+        """Return why a search would find nothing (``filter``), as far as that is known without a request, or None."""
+        hash64 = question_hash(question, keyed=self._cold.keyed)
+        if all(self._cold.filters.excludes(stored, hash64) for stored in self._holding(question)):
+            return "filter"
+        return None
+
+    def excludes_all(self, batch: QuestionBatch) -> str | None:
+        """Do as `excludes` for all questions of a batch."""
+        return "filter" if len(batch) and all(excluded.all() for _, excluded in self._excluded(batch)) else None
+
+    def search(self, question: Question) -> Array:
+        """Return the first `max_count` + 1 of the rows that answer `question`, or all of them, in no order."""
+        hash64 = question_hash(question, keyed=self._cold.keyed)
+        rows: Array | None = None
+        schema = None
+        for stored in sorted(self._holding(question), key=lambda o: -o.second_max):
+            if rows is not None and len(rows) > question.max_count and int(rows["second"][question.max_count]) > stored.second_max:
+                break
+            self._cold.learn_filter(stored)
+            if self._cold.filters.excludes(stored, hash64):
+                continue
+            source = StorageBytes(self._cold, stored)
+            found = search_file(source, question)
+            if not len(found):
+                self._cold.filters.note_in_vain(stored, hash64)
+            schema = source.trailer().metadata.layout.schema
+            rows = found if rows is None else first_answers(concatenate([rows, found], schema), schema, question.max_count + 1)
+            if len(rows) > question.max_count:
+                rows = first_answers(rows, schema, question.max_count + 1)
+        return rows if rows is not None else np.empty(0, "i8")
+
+    def search_many(self, batch: QuestionBatch) -> Found:
+        """Return the rows that answer each question, in no order; every slot group is read and checked once."""
+        found = [search_file_for_many(StorageBytes(self._cold, stored), batch, excluded) for stored, excluded in self._excluded(batch)]
+        found = [part for part in found if len(part.rows)]
+        if not found:
+            return Found(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        return Found(np.concatenate([part.questions for part in found]), np.concatenate([part.rows for part in found]))
+
+    def _holding(self, question: Question) -> list[StoredObject]:
+        """Return the shards that may hold answers: those of the slot whose time overlaps."""
+        slot = self.slots.slot_of(question.key_hash)
+        second_max = question.second_max if question.after is None else min(question.second_max, question.after[0])
+        found = []
+        for stored in reversed(self.shards[: bisect_right(self._lows, slot)]):
+            if _shard(stored).slot_high <= slot:
+                break
+            if stored.second_min <= second_max and stored.second_max >= question.second_min:
+                found.append(stored)
+        return found
+
+    def _excluded(self, batch: QuestionBatch) -> list[tuple[StoredObject, Array]]:
+        """Return each shard that may hold answers with the questions (bool, n) that it certainly has none for."""
+        hashes = question_hashes(batch, keyed=self._cold.keyed)
+        slots = self.slots.slots_of(batch.key_hash)
+        result = []
+        for stored in self.shards:
+            shard = _shard(stored)
+            away = (slots < shard.slot_low) | (slots >= shard.slot_high)
+            away |= (batch.second_min > stored.second_max) | (batch.second_max < stored.second_min)
+            here = np.flatnonzero(~away)
+            away[here] = self._cold.filters.excludes_many(stored, hashes[here])
+            if not away.all():
+                result.append((stored, away))
+        return result
+
+
+def _shard(stored: StoredObject) -> TableShard:
+    assert stored.shard is not None
+    return stored.shard
