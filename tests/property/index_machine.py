@@ -1,0 +1,300 @@
+"""The state machine's base: an index, what may be done to it, and what its writer must answer; every answer is the reference model's.
+
+Puts, flushes, seals, life-cycle rounds, clocks, crashes, power cuts, full disks, failing storages and restarts in any order. After
+a crash the entries that no flush had confirmed may be there or not; which of them are is asked once, and then they are held to it.
+Readers are `rules_of_readers`, what strikes lookups `rules_of_faults`.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.property.places import Place, memory
+from tiered_index import IndexService
+from tiered_index.clock import ManualClock
+from tiered_index.errors import StorageError, TieredIndexError
+from tiered_index.storage.disk import TEMPORARY_PREFIX
+from tiered_index.testing.disk_faults import FaultDisk, SimulatedCrash
+from tiered_index.testing.model import Answer, ReferenceModel
+
+NOW_MS = 1_700_000_000_000
+ALL = 100_000
+TOPICS = ("orders", "t", "t#x", "тема")
+KEYS = ("Aa", "BB", "y", "x#y", "ключ", "\N{GRINNING FACE}", "lone \ud800")
+# Aa and BB have one Java hash; (t, x#y) and (t#x, y) are one string once joined
+
+topics = st.sampled_from(TOPICS)
+keys = st.sampled_from(KEYS)
+moments = st.one_of(
+    st.integers(NOW_MS - 2_000, NOW_MS + 4_000),
+    st.sampled_from([NOW_MS, NOW_MS - 10**9, NOW_MS + 3_600_000]),
+    st.sampled_from([0, 5_999, NOW_MS + 3 * 86_400_000, 253_402_300_799_999]),  # these go to quarantine
+)
+messages = st.tuples(
+    topics, st.integers(0, 2), st.lists(keys, min_size=1, max_size=3), st.sampled_from([0, 1, 2, 3, 2**63 - 1]), st.integers(0, 2), moments
+)
+ranges = st.one_of(st.just((None, None)), st.tuples(moments, moments).map(lambda pair: (min(pair), max(pair))))
+counts = st.sampled_from([1, 2, 3, 64])
+CACHES = (
+    {},
+    {"block_cache_bytes": 0, "filter_after_probes": 1},
+    {"block_cache_bytes": 4_000, "directory_cache_bytes": 20_000, "filter_after_probes": 1},
+    {"block_cache_bytes": 0, "directory_cache_bytes": 100},
+)
+# the usual ones, and such that hold little or nothing
+works = st.sampled_from(["flush", "seal", "run_lifecycle", "seal_and_run", "close"])
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Subclasses say where the storage is: `place` makes it."""
+
+    place: Callable[[Path], Place] = staticmethod(memory)
+
+    def __init__(self):
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="tiered-index-machine-"))
+        self.where = self.place(self.folder)
+        self.service = None
+
+    def teardown(self):
+        if self.service is not None:
+            self.drop()
+        self.where.close()
+        shutil.rmtree(self.folder)
+
+    # Set-up and its repetition
+
+    @initialize(
+        preset=st.sampled_from(["native", "native", "rocketmq"]),
+        slots=st.sampled_from([1, 7, 64]),
+        items=st.sampled_from([2, 5, 9, 40]),
+        keep_s=st.sampled_from([0, 50, 86400]),
+        checkpoint_every=st.sampled_from([None, 1, 3, 32]),
+        caches=st.sampled_from(CACHES),
+    )
+    def create(self, preset, slots, items, keep_s, checkpoint_every, caches):
+        self.clock = ManualClock(NOW_MS)
+        self.storage = self.where.storage
+        self.caches = {"refresh_interval_s": 10, **caches}
+        self.settings = {
+            "root": self.folder / "root", "preset": preset, "slots": slots, "items": items, "local_keep_s": keep_s,
+            "checkpoint_every": checkpoint_every, "background": False, "query_threads": 2, **self.caches,
+        }  # fmt: skip
+        self.keyed = preset == "native"
+        self.model = ReferenceModel(keyed=preset == "native")
+        self.durable = ReferenceModel(keyed=preset == "native")
+        self.calls = []  # (entries, source position) of each accepted call
+        self.position = 0
+        self.half_flushed = False  # a flush has failed: some of what waits may be durable already
+        self.known_position = self.accepted = None  # durable as far as we know; durable with the next flush
+        self.open()
+
+    def open(self):
+        self.disk = FaultDisk()
+        self.service = IndexService.open(storage_backend=self.storage, clock=self.clock, disk=self.disk, **self.settings)
+
+    def drop(self):
+        try:
+            self.service.abandon()
+        except SimulatedCrash:
+            pass
+        self.service = None
+
+    # Writing
+
+    @rule(message=messages, given_id=st.booleans())
+    def put(self, message, given_id):
+        self.position += 1
+        entries = self.model.put(*message)
+        ids = {"topic_id": TOPICS.index(message[0]) + 1} if given_id else {}
+        assert self.service.put(*message, source="log", source_position=self.position, **ids) == len(entries)
+        self.calls.append((entries, self.position))
+        self.accepted = self.position
+
+    @rule(batch=st.lists(messages, max_size=12), arrow=st.booleans())
+    def put_batch(self, batch, arrow):
+        if arrow:
+            batch = [m for m in batch if not any("\ud800" in key for key in m[2])]
+        self.position += 1
+        rows = [(topic, queue, key, offset, size, ms) for topic, queue, names, offset, size, ms in batch for key in dict.fromkeys(names)]
+        entries = [entry for message in batch for entry in self.model.put(*message)]
+        topic, queue_id, key, offset, size, timestamp_ms = (
+            (list(column) for column in zip(*rows, strict=True)) if rows else ([] for _ in range(6))
+        )
+        columns = {
+            "topic": topic, "queue_id": np.array(queue_id, np.int32), "key": key, "offset": np.array(offset, np.int64),
+            "size": np.array(size, ">u4"), "timestamp_ms": np.array(timestamp_ms, np.int64),
+        }  # fmt: skip
+        if arrow:
+            columns["size"] = columns["size"].astype(np.int16)
+            columns = pa.RecordBatch.from_pydict(columns | {"topic": pa.array(topic, pa.string()), "key": pa.array(key, pa.large_string())})
+        assert self.service.put_batch(columns, source="log", source_position=self.position) == len(entries)
+        self.calls.append((entries, self.position))
+        self.accepted = self.position
+
+    # Life
+
+    def work(self, name):
+        if name == "seal_and_run":
+            self.service.seal()
+            self.confirm()
+            self.service.run_lifecycle()
+        else:
+            getattr(self.service, name)()
+        if name in ("flush", "seal", "close"):
+            self.confirm()
+        if name == "close":
+            self.open()
+
+    def confirm(self):
+        self.durable.entries = list(self.model.entries)
+        self.calls.clear()
+        self.known_position = self.accepted
+        self.half_flushed = False
+
+    @rule(name=works)
+    def go_on(self, name):
+        self.work(name)
+        if name == "seal_and_run":
+            assert self.service.run_lifecycle().compacted == 0
+
+    @rule(seconds=st.sampled_from([1, 25, 100, 11_000]))
+    def advance(self, seconds):
+        self.clock.advance(seconds)
+
+    @rule(cut=st.booleans(), seed=st.integers(0, 99))
+    def crash(self, cut, seed):
+        self.drop()
+        if cut:
+            self.disk.lose_unsynced(random.Random(seed))
+        self.open()
+        self.resolve()
+
+    @rule(name=works, nth=st.integers(1, 30), after=st.booleans(), torn=st.booleans(), cut=st.booleans(), seed=st.integers(0, 99))
+    def crash_during(self, name, nth, after, torn, cut, seed):
+        self.disk.crash(nth=nth, after=after, torn=torn)
+        try:
+            self.work(name)
+        except SimulatedCrash:
+            pass
+        self.drop()
+        if cut:
+            self.disk.lose_unsynced(random.Random(seed))
+        self.open()
+        self.resolve()
+
+    @rule(name=works, nth=st.integers(1, 12), after=st.booleans(), power=st.booleans())
+    def crash_in_the_storage(self, name, nth, after, power):
+        self.storage.fail("*", nth=nth, when="after" if after else "before", times=None, error=SimulatedCrash)
+        try:
+            self.work(name)
+        except SimulatedCrash:
+            pass
+        self.storage.clear()
+        self.drop()
+        if power:
+            self.disk.lose_unsynced()
+        self.open()
+        self.resolve()
+
+    @rule(name=works, nth=st.integers(1, 30), times=st.sampled_from([1, 2, None]), full=st.booleans(), torn=st.booleans())
+    def trouble_on_the_disk(self, name, nth, times, full, torn):
+        self.disk.fail(nth=nth, times=times, error=errno.ENOSPC if full else errno.EIO, torn=torn)
+        try:
+            self.work(name)
+        except TieredIndexError:
+            self.half_flushed = True
+            if name == "close":  # it has let go of everything, and what was not flushed is lost
+                self.disk.clear()
+                self.open()
+                self.resolve()
+        self.disk.clear()
+
+    @rule(name=works, nth=st.integers(1, 12), times=st.sampled_from([1, 3, None]), after=st.booleans())
+    def trouble_in_the_storage(self, name, nth, times, after):
+        self.storage.fail("*", nth=nth, times=times, when="after" if after else "before")
+        try:
+            if name != "close":
+                self.work(name)
+        except StorageError:
+            pass
+        self.storage.clear()
+
+    def resolve(self):
+        """Ask which of the entries that no flush confirmed are there; from now on they must stay."""
+        position = self.service.durable_position("log")
+        assert self.known_position is None or (position is not None and position >= self.known_position)
+        pending, self.calls = self.calls, []
+        kept = list(self.durable.entries)
+        for entries, call in pending:
+            for entry in entries:
+                found = self.service.query(entry.topic, entry.key, entry.second * 1000, entry.second * 1000, ALL)
+                sizes = [i.size for i in found if (i.queue_id, i.offset) == (entry.queue_id, entry.offset)]
+                if position is not None and call <= position:
+                    assert sizes and sizes[0] >= entry.size, "the durable position runs ahead of the entries"
+                if entry.size in sizes:
+                    kept.append(entry)
+        self.model.entries = kept
+        self.durable.entries = list(kept)
+        self.known_position = self.accepted = position
+        self.half_flushed = False
+        self.check_all(self.service.query, self.model)
+        self.check_root()
+
+    # Reading
+
+    @rule(topic=topics, key=keys, limits=ranges, count=counts)
+    def query(self, topic, key, limits, count):
+        self.compare(self.service.query(topic, key, *limits, count), self.model.query(topic, key, *limits, count + 1), count)
+
+    @rule(topic=topics, key=keys, limits=ranges, count=st.integers(1, 3))
+    def page_to_the_end(self, topic, key, limits, count):
+        cursor, after, pages = None, None, 0
+        while True:
+            result = self.service.query(topic, key, *limits, count, cursor)
+            expected = self.model.query(topic, key, *limits, count + 1, after)
+            self.compare(result, expected, count)
+            if result.status == "complete":
+                return
+            cursor, pages = result.cursor, pages + 1
+            if result.items:
+                after = self.model.order_key_of(Answer.of(result.items[-1]))
+            assert pages <= len(self.model.entries)
+
+    def check_all(self, ask, model):
+        for topic in TOPICS:
+            for key in KEYS:
+                self.compare(ask(topic, key, max_count=ALL), model.query(topic, key, max_count=None), ALL)
+
+    def compare(self, result, expected, count):
+        assert [Answer.of(item) for item in result] == expected[:count]
+        assert result.status == "truncated" if len(expected) > count else result.status in ("complete", "truncated")
+        assert (result.cursor is not None) == (result.status == "truncated")
+        if result.status == "truncated":
+            assert result.explain.files_skipped or len(expected) > count
+
+    @invariant()
+    def every_file_is_in_one_state_and_counted_once(self):
+        if self.service is None:
+            return
+        handles = self.service.files()
+        ids = [handle.file_id for handle in handles]
+        assert len(ids) == len(set(ids))
+        position = self.service.durable_position("log")
+        assert self.known_position is None or (position is not None and position >= self.known_position)
+
+    def check_root(self):
+        root = self.settings["root"]
+        assert not list(root.rglob(TEMPORARY_PREFIX + "*"))
+        names = [path.stem for state in ("unsealed", "compacted", "uploaded") for path in (root / state).glob("*.index")]
+        assert len(names) == len(set(names))

@@ -1,0 +1,73 @@
+"""Where the state machine's index lies: a storage that fails when told to, its URI, and the URI of a second index beside it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.s3_server import S3Server
+from tiered_index.storage.base import Storage
+from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.opening import open_storage
+from tiered_index.testing.disk_faults import FaultDisk
+from tiered_index.testing.storage_faults import FaultStorage
+
+__all__ = ["Place", "file", "memory", "s3", "sqlite"]
+
+
+class _Shared(FaultStorage):
+    """Whoever closes it leaves it open for the others."""
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class Place:
+    """`inner` is the storage without faults; `uri` and `second` name two indexes."""
+
+    inner: Storage
+    uri: str
+    second: str
+    forget: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.storage = _Shared(self.inner)
+
+    def close(self) -> None:
+        self.inner.close()
+        self.forget()
+
+
+def memory(folder: Path) -> Place:
+    name = uuid.uuid4().hex
+
+    def forget() -> None:
+        for below in ("a", "b"):
+            MemoryStorage.forget(f"{name}/{below}")
+
+    return Place(MemoryStorage(f"{name}/a"), f"memory://{name}/a", f"memory://{name}/b", forget)
+
+
+def file(folder: Path) -> Place:
+    return Place(LocalStorage(folder / "a", disk=FaultDisk()), f"file://{folder}/a", f"file://{folder}/b")
+
+
+def sqlite(folder: Path) -> Place:
+    uri = f"sqlite://{folder}/a.db"
+    return Place(open_storage(uri), uri, f"sqlite://{folder}/b.db")
+
+
+def s3(server: S3Server) -> Callable[[Path], Place]:
+    """Return what makes places in a bucket of its own; the server's credentials are in the environment."""
+    bucket = server.new_bucket()
+
+    def make(folder: Path) -> Place:
+        name = uuid.uuid4().hex
+        a, b = (f"s3://{bucket}/{name}/{below}?endpoint_url={server.endpoint_url}" for below in ("a", "b"))
+        return Place(open_storage(a), a, b)
+
+    return make

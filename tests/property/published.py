@@ -1,0 +1,94 @@
+"""What objects hold, read by the format's codec alone: no cache, no filter, no directory, no lookup comes between."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from tiered_index.format.compacted import Compaction
+from tiered_index.format.hashing import fingerprint, key_hash
+from tiered_index.format.names import data_name
+from tiered_index.format.trailer import Tail, Trailer, parse_trailer
+from tiered_index.service.log_records import LogState, StoredObject
+from tiered_index.storage.base import Storage
+from tiered_index.testing.model import ModelEntry, ReferenceModel
+
+__all__ = ["Mark", "Published", "mark"]
+
+Mark = tuple[str, int, int | None, int, int, int, int]
+"""What tells entries apart in a file: topic, hash, fingerprint, queue_id, offset, size, second."""
+
+
+def mark(entry: ModelEntry, *, keyed: bool) -> Mark:
+    """Return an entry as a file holds it."""
+    print_of_key = fingerprint(entry.topic, entry.key) if keyed else None
+    return (entry.topic, key_hash(entry.topic, entry.key), print_of_key, entry.queue_id, entry.offset, entry.size, entry.second)
+
+
+class Published:
+    """The objects of a storage's log as model entries; `keys` are all that were ever put."""
+
+    def __init__(self, storage: Storage, keys: Iterable[str], *, keyed: bool) -> None:
+        self._storage = storage
+        self._keys = tuple(keys)
+        self._keyed = keyed
+        self._known: dict[str, list[ModelEntry]] = {}
+
+    def entries(self, stored: StoredObject) -> list[ModelEntry]:
+        """Return what an object holds. Objects never change under one name, so each is read once."""
+        if stored.name not in self._known:
+            data = self._storage.get(stored.name)
+            self._known[stored.name] = list(self._decode(stored, data))
+            assert len(self._known[stored.name]) == stored.count
+        return self._known[stored.name]
+
+    def model(self, state: LogState) -> ReferenceModel:
+        """Return the model of all that the log names."""
+        made = ReferenceModel(keyed=self._keyed)
+        made.entries = [entry for stored in state.objects.values() for entry in self.entries(stored)]
+        return made
+
+    def rewrite(self, stored: StoredObject) -> StoredObject:
+        """Write what an object holds once more, as a file of another id, and return it; the log doesn't know of it yet."""
+        data = self._storage.get(stored.name)
+        trailer = _trailer(stored, data)
+        metadata = trailer.metadata
+        schema = metadata.layout.schema
+        items = np.frombuffer(data, schema.item, metadata.count, metadata.layout.items_position)
+        entries = np.zeros(len(items), schema.entry)
+        for name in items.dtype.names or ():
+            entries[name] = items[name][::-1]  # a chain is read from its newest end
+        file_id = f"{stored.file_id[:15]}-{secrets.token_hex(6)}"
+        pieces = Compaction(entries, metadata.layout, metadata.begin_ms, metadata.end_ms).pieces(
+            file_id=file_id, topics=metadata.topics, source_positions=metadata.source_positions, lane=metadata.lane,
+            offset_space=metadata.offset_space, writer=metadata.writer, more=metadata.more,
+        )  # fmt: skip
+        whole = b"".join(bytes(piece) for piece in pieces)
+        tail = Tail.decode(whole, file_id, len(whole))
+        fresh = replace(
+            stored, name=data_name(file_id, secrets.token_hex(8)), file_id=file_id, size_bytes=len(whole), trailer_position=tail.position,
+            filter_length=tail.filter_length, directory_length=tail.directory_length, metadata_length=tail.metadata_length,
+        )  # fmt: skip
+        self._storage.put(fresh.name, whole)
+        return fresh
+
+    def _decode(self, stored: StoredObject, data: bytes) -> Iterable[ModelEntry]:
+        metadata = _trailer(stored, data).metadata
+        schema = metadata.layout.schema
+        topics = dict(metadata.topics)
+        begin_s = metadata.begin_ms // 1000
+        for row in np.frombuffer(data, schema.item, metadata.count, metadata.layout.items_position):
+            topic = topics[int(row["topic_id"])]
+            (key, *_) = [key for key in self._keys if self._is_key(topic, key, row)]
+            second = begin_s + int(row["time_diff_s"])
+            yield ModelEntry(topic, key, int(row["queue_id"]), int(row["offset"]), int(row["size"]), second)
+
+    def _is_key(self, topic: str, key: str, row: np.void) -> bool:
+        return key_hash(topic, key) == row["key_hash"] and (not self._keyed or fingerprint(topic, key) == row["fingerprint"])
+
+
+def _trailer(stored: StoredObject, data: bytes) -> Trailer:
+    return parse_trailer(data[stored.directory_position :], stored.name, stored.size_bytes)

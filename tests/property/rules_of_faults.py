@@ -1,0 +1,165 @@
+"""What strikes lookups: bounds, a storage that fails or answers wrong bytes, objects that are gone, and objects that were replaced.
+
+A partial answer holds only entries that are there, in order, none twice, and all there are of whatever it doesn't name as failed.
+"""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from tests.property.index_machine import keys, ranges, topics
+from tests.property.published import mark
+from tests.property.rules_of_readers import PLAIN, SOURCED, ReadingMachine, askers
+from tiered_index.errors import BudgetExceeded, CorruptFile, PartialAnswer, StorageError
+from tiered_index.service.batch_query import QueryResults
+
+counts = st.sampled_from([1, 3, 64])
+plain_askers = st.sampled_from(PLAIN)
+
+
+class StruckMachine(ReadingMachine):
+    """The whole state machine."""
+
+    # What a partial answer must hold
+
+    def objects_of(self, who):
+        """Return the objects that an asker knew of when it answered, by (source, file)."""
+        index = self.index(who)
+        if who not in SOURCED:
+            return {(None, o.file_id): o for o in index.log_state.objects.values()}
+        return {(self.storage.uri, o.file_id): o for o in index._views[-1].log_state.objects.values()}
+
+    def check_partial(self, who, result, topic, key, limits, count, after=None):
+        """Check an answer that may be partial."""
+        if result.status != "partial":
+            self.check(who, result, topic, key, limits, count, after)
+            return
+        model = self.model_of(who)
+        found = self.answers(who, result)
+        places = [model.order_key_of(answer) for answer in found]
+        assert places == sorted(set(places), key=rank)
+        identities = [(a.queue_id, a.offset, a.extra) for a in found]
+        assert len(set(identities)) == len(found) <= count
+        # each is an entry that is there: not always the newest of its identity, which may be in a file that was not read
+        there = [e for e in model.entries if model._matches(e, topic, key, *limits)]
+        there = [e for e in there if after is None or rank(model.order_key(e)) > rank(after)]
+        assert {(*place, a.size) for place, a in zip(places, found, strict=True)} <= {(*model.order_key(e), e.size) for e in there}
+        # and none is missing of what was read
+        newest = {(place[2], place[1], place[3]): place[0] for place in places}
+        for entry in self.read(who, result, there):
+            second, offset, queue, extra = place = model.order_key(entry)
+            if len(found) < count or rank(place) < rank(places[-1]):
+                assert newest.get((queue, offset, extra), -1) >= second
+
+    def read(self, who, result, there):
+        """Return those of the entries `there` that must lie in files which the answer doesn't name as failed."""
+        assert result.failed
+        assert all(report.outcome == "failed" and report.error for report in result.failed)
+        failed = {(report.source, report.file) for report in result.failed}
+        objects = self.objects_of(who)
+        assert who not in SOURCED or {source for source, _ in failed} <= set(self.index(who).sources)
+        if any(source not in (None, self.storage.uri) for source, _ in failed):
+            return []  # the second index's files; only how the others are merged with them would be left to check
+        by_mark = {self.mark_of(entry): entry for entry in there}
+        unread = self.marks(stored for named, stored in objects.items() if named in failed)
+        if failed <= set(objects):
+            # local files were all read, and everything is in them or in an object
+            return [entry for marked, entry in by_mark.items() if marked not in unread]
+        read = self.marks(stored for named, stored in objects.items() if named not in failed)
+        if "log" in {file for _, file in failed}:
+            return []
+        return [by_mark[marked] for marked in read if marked in by_mark]
+
+    def marks(self, stored):
+        return {mark(entry, keyed=self.keyed) for one in stored for entry in self.published.entries(one)}
+
+    def mark_of(self, entry):
+        return (*mark(entry, keyed=self.keyed), *((entry.extra["source"],) if "source" in entry.extra else ()))
+
+    # The rules
+
+    @rule(
+        who=askers, topic=topics, key=keys, limits=ranges, count=counts, many=st.booleans(), partial=st.booleans(),
+        max_requests=st.sampled_from([None, 0, 1, 2, 5]), max_bytes=st.sampled_from([None, 0, 100, 1_000, 5_000]),
+        timeout_s=st.sampled_from([None, None, None, 1e-9, 300.0]),
+    )  # fmt: skip
+    def ask_within_bounds(self, who, topic, key, limits, count, many, partial, max_requests, max_bytes, timeout_s):
+        self.settle(who)
+        bounds = {"max_requests": max_requests, "max_bytes": max_bytes, "timeout_s": timeout_s}
+        try:
+            result = self.ask(who, topic, key, limits, count, many=many, allow_partial=partial, **bounds)
+        except BudgetExceeded as error:
+            assert not partial and any(bound is not None for bound in bounds.values())
+            result = error.result[1] if isinstance(error.result, QueryResults) else error.result
+            assert result.status == "partial" and error.failed
+        explain = result.explain
+        assert max_requests is None or explain.requests <= max_requests
+        # a record of the log is read whole, whatever its size, and may pass the bound once
+        assert max_bytes is None or explain.bytes <= max_bytes or "log" in {report.file for report in explain.files}
+        self.check_partial(who, result, topic, key, limits, count)
+
+    @rule(
+        who=plain_askers, topic=topics, key=keys, limits=ranges, count=counts, many=st.booleans(), partial=st.booleans(),
+        nth=st.integers(1, 4), times=st.sampled_from([1, 2, None]), trouble=st.sampled_from(["fail", "fail all", "wrong", "short", "long"]),
+    )  # fmt: skip
+    def ask_a_storage_in_trouble(self, who, topic, key, limits, count, many, partial, nth, times, trouble):
+        self.settle(who)
+        self.index(who)
+        if trouble.startswith("fail"):
+            self.storage.fail("*" if trouble == "fail all" else "get_range", nth=nth, times=times)
+        else:
+            self.storage.corrupt("get_range", mode=trouble, nth=nth, times=times)
+        try:
+            result = self.ask(who, topic, key, limits, count, many=many, allow_partial=partial)
+        except (StorageError, CorruptFile, PartialAnswer):
+            assert not partial
+        else:
+            assert partial or result.status != "partial"
+            self.check_partial(who, result, topic, key, limits, count)
+        finally:
+            self.storage.clear()
+        self.clock.advance(2)  # a reader that could not read the log tries again
+
+    @rule(
+        who=askers, topic=topics, key=keys, limits=ranges, count=counts, many=st.booleans(), partial=st.booleans(), which=st.integers(0, 9)
+    )
+    def ask_while_an_object_is_lost(self, who, topic, key, limits, count, many, partial, which):
+        self.settle(who)
+        self.index(who)
+        names = sorted(self.service.log_state.objects)
+        if not names:
+            return
+        stored = self.service.log_state.objects[names[which % len(names)]]
+        self.published.entries(stored)
+        data = self.where.inner.get(stored.name)
+        self.where.inner.delete(stored.name)
+        try:
+            result = self.ask(who, topic, key, limits, count, many=many, allow_partial=partial)
+        except CorruptFile as error:
+            assert not partial and error.file == stored.name
+        else:
+            assert {report.file for report in result.failed} <= {stored.file_id}
+            assert partial or not result.failed
+            self.check_partial(who, result, topic, key, limits, count)
+        finally:
+            self.where.inner.put(stored.name, data)
+
+    @rule(which=st.integers(0, 9), keep=st.booleans())
+    def an_object_is_replaced(self, which, keep):
+        """What a merge does: one record adds the new object and removes the old one, which is deleted now or later."""
+        objects = self.service.log_state.objects
+        files = {handle.file_id for handle in self.service.files() if handle.place == "storage"}
+        names = sorted(name for name, stored in objects.items() if stored.file_id in files)
+        if not names:
+            return
+        old = objects[names[which % len(names)]]
+        session = self.service._session
+        session.log.publish(session.epoch, (self.published.rewrite(old),), remove=(old.name,))
+        if not keep:
+            self.where.inner.delete(old.name)
+
+
+def rank(place):
+    second, offset, queue, extra = place
+    return (-second, -offset, queue, extra)

@@ -1,0 +1,225 @@
+"""Who else may be asked: readers of the root, of the storage alone, with a cache of their own, of one or two indexes as several.
+
+Each is held to a model of what it can see. A reader of the root sees what is flushed, one of the storage what the log names at the
+position where it stands, taken from the objects by the codec alone. A page's cursor is continued in any later state by any other asker.
+"""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, consumes, rule
+
+from tests.property.index_machine import ALL, KEYS, NOW_MS, TOPICS, IndexMachine, counts, keys, ranges, topics
+from tests.property.published import Published
+from tiered_index import IndexReader, IndexService, Lookup
+from tiered_index.service.sources import source_number
+from tiered_index.storage.opening import open_storage
+from tiered_index.testing.disk_faults import FaultDisk
+from tiered_index.testing.model import Answer, ReferenceModel
+
+PLAIN = ("service", "beside", "stateless", "caching")
+SOURCED = ("one", "two")
+# readers of several indexes; their cursors are not those of one
+askers = st.sampled_from(PLAIN + SOURCED)
+
+
+class ReadingMachine(IndexMachine):
+    cursors = Bundle("cursors")
+
+    def __init__(self):
+        super().__init__()
+        self.readers = {}
+        self.beyond = None
+
+    def teardown(self):
+        for reader in self.readers.values():
+            reader.close()
+        super().teardown()
+
+    # Who is asked
+
+    @property
+    def published(self):
+        if not hasattr(self, "_published"):
+            self._published = Published(self.where.inner, KEYS, keyed=self.keyed)
+        return self._published
+
+    def index(self, who):
+        """Return whom to ask: the service, or a reader that is kept from one question to the next."""
+        if who == "service":
+            return self.service
+        if who not in self.readers:
+            self.readers[who] = self.reader(who)
+        return self.readers[who]
+
+    def reader(self, who):
+        settings = {"clock": self.clock, "query_threads": 2, **self.caches}
+        if who == "beside":
+            return IndexReader.open(root=self.settings["root"], storage_backend=self.storage, **settings)
+        if who in SOURCED:
+            uris = [self.where.uri] if who == "one" else [self.second_index(), self.where.uri]
+            return IndexReader.open(uris, **settings)
+        if who == "caching":
+            settings["cache_dir"] = self.folder / "cache"
+        return IndexReader.open(storage_backend=self.storage, **settings)
+
+    def second_index(self):
+        """Make the other index once, with messages of the same places and times as this one's; return its URI."""
+        if self.beyond is None:
+            self.beyond = ReferenceModel(keyed=self.keyed)
+            layout = {name: self.settings[name] for name in ("preset", "slots", "items")}
+            root = self.folder / "second"
+            where = {"root": root, "storage": self.where.second, "clock": self.clock, "disk": FaultDisk(), "background": False}
+            with IndexService.open(**where, **layout) as second:
+                self.second_number = source_number(second.index_id)
+                for n in range(24):
+                    message = (TOPICS[n % 4], n % 3, KEYS[n * 5 % 7], n % 4, 1, NOW_MS + 1000 * (n % 5))
+                    self.beyond.put(*message)
+                    second.put(*message)
+                second.seal()
+                second.run_lifecycle()
+        return self.where.second
+
+    # What they must say
+
+    def model_of(self, who):
+        """Return the model of what an asker saw when it answered last."""
+        if who == "service":
+            return self.model
+        if who == "beside":
+            return self.durable
+        index = self.index(who)
+        if who not in SOURCED:
+            return self.published.model(index.log_state)
+        joined = ReferenceModel(keyed=self.keyed, extra=["source"], identity=["source"])
+        number = source_number(self.service.index_id)
+        models = {number: self.published.model(index._views[-1].log_state)} | ({self.second_number: self.beyond} if who == "two" else {})
+        for source, model in models.items():
+            for e in model.entries:
+                joined.put(e.topic, e.queue_id, e.key, e.offset, e.size, e.second * 1000, source=source)
+        return joined
+
+    def answers(self, who, result):
+        if who not in SOURCED:
+            assert all(item.source is None for item in result)
+            return [Answer.of(item) for item in result]
+        numbers = {self.storage.uri: source_number(self.service.index_id)}
+        if who == "two":
+            numbers[open_storage(self.where.second).uri] = self.second_number
+        plain = [(Answer.of(item), numbers[item.source]) for item in result]
+        return [Answer(a.topic, a.queue_id, a.offset, a.size, a.timestamp_ms, a.key_hash, (("source", number),)) for a, number in plain]
+
+    def ask(self, who, topic, key, limits, count, cursor=None, many=False, **how):
+        """Ask; a reader beside the writer only where what is flushed is known."""
+        index = self.index(who)
+        if many:
+            lookup = Lookup(topic=topic, key=key, begin_ms=limits[0], end_ms=limits[1], max_count=count, cursor=cursor)
+            other = Lookup(topic=topic, key="none")
+            results = index.query_many([other, lookup], **how)
+            assert len(results[0]) == 0
+            return results[1]
+        return index.query(topic, key, *limits, count, cursor, **how)
+
+    def settle(self, who):
+        """Let it be known what a reader of the root sees."""
+        if who == "beside" and self.half_flushed:
+            self.work("flush")
+
+    def check(self, who, result, topic, key, limits, count, after=None):
+        expected = self.model_of(who).query(topic, key, *limits, count + 1, after)
+        assert self.answers(who, result) == expected[:count]
+        assert result.status == "truncated" if len(expected) > count else result.status in ("complete", "truncated")
+        assert (result.cursor is not None) == (result.status == "truncated")
+        assert result.failed == ()
+
+    # The rules
+
+    @rule(who=askers, topic=topics, key=keys, limits=ranges, count=counts, many=st.booleans())
+    def ask_somebody(self, who, topic, key, limits, count, many):
+        self.settle(who)
+        self.check(who, self.ask(who, topic, key, limits, count, many=many), topic, key, limits, count)
+
+    @rule(who=askers)
+    def let_a_reader_go(self, who):
+        if who in self.readers:
+            self.readers.pop(who).close()
+
+    @rule(who=askers)
+    def ask_a_reader_to_refresh(self, who):
+        if who != "service":
+            self.index(who).refresh()
+            if who == "stateless":
+                assert self.readers[who].log_state.number == self.service.log_state.number
+
+    @rule(who=askers)
+    def ask_for_everything(self, who):
+        self.settle(who)
+        for topic in TOPICS:
+            results = self.index(who).query_many([Lookup(topic=topic, key=key, max_count=ALL) for key in KEYS])
+            for key, result in zip(KEYS, results, strict=True):
+                self.check(who, result, topic, key, (None, None), ALL)
+
+    @rule(target=cursors, who=askers, topic=topics, key=keys, limits=ranges, many=st.booleans())
+    def begin_paging(self, who, topic, key, limits, many):
+        self.settle(who)
+        result = self.ask(who, topic, key, limits, 1, many=many)
+        self.check(who, result, topic, key, limits, 1)
+        return (who in SOURCED, topic, key, limits, result.cursor, self.end_of(who, result, None))
+
+    @rule(target=cursors, place=consumes(cursors), which=st.integers(0, 3), count=counts, many=st.booleans())
+    def next_page(self, place, which, count, many):
+        """The page behind a cursor, by whomever it may be asked of, whatever happened since it was given out."""
+        sourced, topic, key, limits, cursor, after = place
+        if cursor is None:
+            return place
+        who = SOURCED[which % 2] if sourced else PLAIN[which]
+        self.settle(who)
+        result = self.ask(who, topic, key, limits, count, cursor, many=many)
+        self.check(who, result, topic, key, limits, count, after)
+        return (sourced, topic, key, limits, result.cursor, self.end_of(who, result, after))
+
+    def end_of(self, who, result, after):
+        return self.model_of(who).order_key_of(self.answers(who, result)[-1]) if len(result) else after
+
+    @rule(asked=st.lists(st.tuples(topics, keys, ranges, counts, st.booleans()), max_size=6), beside=st.booleans())
+    def query_many(self, asked, beside):
+        """Many at once answer as each alone; some go on from a cursor."""
+        lookups, afters = [], []
+        for topic, key, limits, count, go_on in asked:
+            first = self.service.query(topic, key, *limits, 1)
+            go_on = go_on and first.cursor is not None
+            cursor = first.cursor if go_on else None
+            lookups.append(Lookup(topic=topic, key=key, begin_ms=limits[0], end_ms=limits[1], max_count=count, cursor=cursor))
+            afters.append(self.model.order_key_of(Answer.of(first.items[-1])) if go_on else None)
+        if beside:
+            self.work("flush")
+            with IndexReader.open(root=self.settings["root"], storage_backend=self.storage, clock=self.clock) as reader:
+                results = reader.query_many(lookups)
+        else:
+            results = self.service.query_many(lookups)
+        assert len(results) == len(lookups)
+        for q, after, result in zip(lookups, afters, results, strict=True):
+            expected = self.model.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count + 1, after)
+            assert [Answer.of(item) for item in result] == expected[: q.max_count]
+            assert result.status == "truncated" if len(expected) > q.max_count else result.status in ("complete", "truncated")
+            assert (result.cursor is not None) == (result.status == "truncated")
+            if result.cursor is not None:
+                alone = self.service.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count, result.cursor)
+                after = self.model.order_key_of(Answer.of(result.items[-1])) if result.items else after
+                self.compare(alone, self.model.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count + 1, after), q.max_count)
+
+    @rule()
+    def a_fresh_reader_beside_the_writer_sees_what_is_flushed(self):
+        self.settle("beside")
+        with IndexReader.open(root=self.settings["root"], storage_backend=self.storage, clock=self.clock) as reader:
+            self.check_all(reader.query, self.durable)
+
+    @rule(work=st.booleans())
+    def a_reader_of_the_storage_sees_what_is_published(self, work):
+        if work:
+            self.work("seal_and_run")
+        with IndexReader.open(storage_backend=self.storage, clock=self.clock) as reader:
+            if work:
+                self.check_all(reader.query, self.durable)
+            assert sum(handle.count for handle in reader.files()) == sum(o.count for o in self.service.log_state.objects.values())
+
