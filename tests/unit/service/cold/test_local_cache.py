@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -94,10 +95,11 @@ def run(made: ColdIndex, cache: Path, rounds: int) -> subprocess.Popen[str]:
 def test_processes_share_a_cache(made: ColdIndex, tmp_path: Path) -> None:
     """Two that fill it at the same time, with a third that deletes entries, then one that finds it whole."""
     cache = tmp_path / "cache"
-    processes = [run(made, cache, 15) for _ in range(2)]
+    processes = [run(made, cache, 10) for _ in range(2)]
     while any(process.poll() is None for process in processes):
         for path in cache.rglob("*.trailer"):
             path.unlink(missing_ok=True)
+        time.sleep(0.005)
     for process in processes:
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 0
@@ -116,8 +118,15 @@ def test_no_flipped_byte_of_an_entry_is_believed(
     whole = path.read_bytes()
     other = "filter" if kind == "trailer" else "trailer"
     with made.reader(cache_dir=cache, filter_after_probes=1, directory_cache_bytes=0) as reader:  # so that nothing is kept in memory
+        folder = CacheFolder(cache, path.parent.name, 1 << 30, read_only=True)
+        name = made.stored[0].name
         for at in range(len(whole)):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x04]) + whole[at + 1 :])
+            assert folder.read(name, kind, len(whole) - 4) is None  # type: ignore[arg-type]
+            assert folder.read_piece(name, kind, len(whole) - 4, 0) is None  # type: ignore[arg-type]
+            caplog.clear()
+            if at % 7:
+                continue
             made.storage.reset()
             ask_all(made, reader, ("k0-5", *ABSENT[:2]))
             assert [path.name in record.getMessage() for record in caplog.records] == [True]
