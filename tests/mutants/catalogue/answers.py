@@ -8,6 +8,7 @@ __all__ = ["MUTANTS"]
 
 PAGING = "tests/unit/service/test_paging_and_cursors.py"
 INTERVAL = "tests/unit/service/test_buffer_flush_catalog.py::test_a_files_interval_grows_with_what_it_takes"
+MANY_ITEMS = "tests/unit/service/test_rows_of_items.py::test_both_ends_of_the_range_are_in_it"
 DAMAGE = "tests/faults/test_damage.py"
 MANY = "tests/property/test_query_many.py"
 FIRST = f"{PAGING}::test_the_first_answers_are_a_sort_and_a_set"
@@ -16,12 +17,12 @@ MUTANTS = (
     Mutant(
         "range-end-exclusive", "an entry of the range's last second is left out",
         "service/rows.py", '(rows["second"] <= question.second_max)', '(rows["second"] < question.second_max)',
-        (INTERVAL,),
+        (MANY_ITEMS,),
     ),
     Mutant(
         "range-begin-exclusive", "an entry of the range's first second is left out",
         "service/rows.py", '(rows["second"] >= question.second_min)', '(rows["second"] > question.second_min)',
-        (INTERVAL,),
+        (MANY_ITEMS,),
     ),
     Mutant(
         "range-of-few-exclusive", "the short way past a few items leaves out the range's first second",
