@@ -24,9 +24,14 @@ $(VENV)/.stamp-demo: $(VENV)/.stamp-python pyproject.toml requirements.lock
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[demo]'
 	@touch $@
 
-$(VENV)/.stamp-test: $(VENV)/.stamp-python pyproject.toml requirements.lock
-	@echo "installing tiered_index with the extras 'demo', 'server' and 'test' (versions from requirements.lock)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[demo,server,test]'
+# Spark and its Java are needed by development only: the demo installs neither
+$(VENV)/.stamp-java: $(VENV)/.stamp-python deploy/find-java.sh
+	@bash deploy/find-java.sh
+	@touch $@
+
+$(VENV)/.stamp-test: $(VENV)/.stamp-python $(VENV)/.stamp-java pyproject.toml requirements.lock
+	@echo "installing tiered_index with the extras 'demo', 'server', 'spark' and 'test' (versions from requirements.lock)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[demo,server,spark,test]'
 	@touch $@ $(VENV)/.stamp-demo
 
 setup: $(VENV)/.stamp-test ## make the virtualenv with everything that development needs

@@ -37,7 +37,7 @@ from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.wrappers import MeteredStorage
 
-__all__ = ["Parts", "open_parts"]
+__all__ = ["Parts", "open_parts", "wanted_genesis"]
 
 _QUARANTINE_ITEMS = 1 << 16
 # a bad clock must not cost another file of full size
@@ -75,7 +75,7 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
     uri = config.storage or (marker.storage if marker is not None else None)
     if backend is None and uri is None:
         raise ConfigError("storage is not set: give a URI such as s3://bucket/prefix or file:///dir")
-    wanted = _wanted(config, Genesis(marker.index_id, marker.layout, marker.offset_space) if marker is not None else None)
+    wanted = wanted_genesis(config, Genesis(marker.index_id, marker.layout, marker.offset_space) if marker is not None else None)
     if marker is not None:
         check_genesis(Genesis(marker.index_id, marker.layout, marker.offset_space), wanted, str(root.path))
     with contextlib.ExitStack() as undo:
@@ -103,7 +103,7 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
         return parts
 
 
-def _wanted(config: IndexConfig, stored: Genesis | None) -> Genesis:
+def wanted_genesis(config: IndexConfig, stored: Genesis | None) -> Genesis:
     """Return what the index must be: what the configuration sets, else what it was created with, else the preset's."""
     if stored is None:
         return Genesis("", config.layout(), config.offset_space)
@@ -124,13 +124,13 @@ def _join(
     known = marker is not None
     root_id = marker.root_id if marker is not None else secrets.token_hex(8)
     try:
-        genesis = session.join(wanted, lambda stored: replace(_wanted(config, stored), index_id=wanted.index_id))
+        genesis = session.join(wanted, lambda stored: replace(wanted_genesis(config, stored), index_id=wanted.index_id))
     except (StorageError, DiskFull) as error:
         if marker is None or isinstance(error, StorageMisconfigured):
             raise
         _without_log(session, error)
         return marker, wanted.layout, None
-    layout = _wanted(config, genesis).layout
+    layout = wanted_genesis(config, genesis).layout
     if marker is None or marker.storage != uri:
         # before the claim: the lease names the root, and a root that forgot its name in a crash would be locked out by itself
         marker = Marker(genesis.index_id, root_id, layout, genesis.offset_space, uri)
