@@ -16,7 +16,7 @@ from tiered_index.service.merge.task import FinishedShard, TaskResult
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.storage.base import Storage
 
-__all__ = ["MergeOvertaken", "abandon", "check_results", "publish"]
+__all__ = ["MergeOvertaken", "abandon", "check_results", "complete", "publish"]
 
 
 class MergeOvertaken(TieredIndexError):
@@ -29,12 +29,7 @@ def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log:
     """Prove, complete and publish one job. Raises `CorruptFile` (the proof failed), `MergeOvertaken`, what the storage raises."""
     check_results(job, results)
     shards = [shard for result in results for shard in result.shards]
-    for shard in shards:
-        if shard.upload is not None:
-            storage.complete_upload(shard.upload, shard.parts)
-        size = storage.head(shard.stored.name).size_bytes
-        if size != shard.stored.size_bytes:
-            raise CorruptFile(shard.stored.name, "object has another size than was written", expected=shard.stored.size_bytes, found=size)
+    complete(shards, storage)
     names = tuple(source.name for source in job.sources)
     added = {shard.stored.name for shard in shards}
 
@@ -47,6 +42,16 @@ def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log:
         return LogRecord(0, "merge", 0, "", 0, tuple(shard.stored for shard in shards), names)
 
     return log.append("a merge", None, make)
+
+
+def complete(shards: Sequence[FinishedShard], storage: Storage) -> None:
+    """Complete the uploads, so that each object is there as it was written. Raises `CorruptFile`, what the storage raises."""
+    for shard in shards:
+        if shard.upload is not None:
+            storage.complete_upload(shard.upload, shard.parts)
+        size = storage.head(shard.stored.name).size_bytes
+        if size != shard.stored.size_bytes:
+            raise CorruptFile(shard.stored.name, "object has another size than was written", expected=shard.stored.size_bytes, found=size)
 
 
 def check_results(job: MergeJob, results: Sequence[TaskResult]) -> None:

@@ -7,39 +7,20 @@ and 8 bytes an entry. Threads: one task is run by one thread; any number of task
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-from tiered_index._version import __version__
-from tiered_index.format.names import data_name, new_file_id
-from tiered_index.format.shard import ShardWriter, answer_sorted, entry_checksum
-from tiered_index.format.trailer import Tail
+from tiered_index.format.shard import entry_checksum
 from tiered_index.service.cold.path import ColdPath, ColdSettings
-from tiered_index.service.log_records import StoredObject, TableShard
-from tiered_index.service.merge.pieces import Piece, SourceReader
-from tiered_index.service.merge.plan import MergeTask, Window
-from tiered_index.storage.base import PartInfo, Storage, UploadHandle
+from tiered_index.service.merge.pieces import SourceReader
+from tiered_index.service.merge.plan import MergeTask
+from tiered_index.service.merge.writing import FinishedShard, TableRun
+from tiered_index.storage.base import Storage
 
 __all__ = ["FinishedShard", "TaskResult", "run_task"]
 
 PIECE_ITEMS = 1 << 20
 """Entries of all sources held at a time."""
-_PART_BYTES = 16 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedShard:
-    """A shard as it will stand in the log, and its unfinished upload; None: it was put whole."""
-
-    stored: StoredObject
-    checksum: int
-    upload: UploadHandle | None
-    parts: tuple[PartInfo, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +39,12 @@ def run_task(task: MergeTask, storage: Storage, now_ms: int, progress: Callable[
     cold = ColdPath(storage, keyed=schema.keyed, settings=ColdSettings(query_threads=8, block_cache_bytes=0, coalesce_gap_bytes=0))
     step = max(window.slots.join for window in task.windows)
     reader = SourceReader(cold, task.sources, schema, task.genesis.layout.slots, task.base_low, task.base_high, step)
-    tables = [_TableRun(task, window, reader, storage, now_ms) for window in task.windows]
+    sequence = max(source.sequence for source in task.sources)
+    most = sum(source.count for source in task.sources)
+    tables = [
+        TableRun(task.genesis, window, (task.base_low, task.base_high), reader.topics, sequence, most, storage, now_ms)
+        for window in task.windows
+    ]
     checksum = 0
     try:
         for piece in reader.pieces(PIECE_ITEMS):
@@ -76,150 +62,3 @@ def run_task(task: MergeTask, storage: Storage, now_ms: int, progress: Callable[
         cold.close()
     shards = tuple(shard for table in tables for shard in table.finished)
     return TaskResult(task.number, reader.read_counts, checksum % 2**64, shards)
-
-
-class _Upload:
-    """An object on its way: parts of 16 MiB, or one put where it is smaller."""
-
-    def __init__(self, storage: Storage, name: str) -> None:
-        self.name = name
-        self.size_bytes = 0
-        self.handle: UploadHandle | None = None
-        self.parts: list[PartInfo] = []
-        self._storage = storage
-        self._part_bytes = max(_PART_BYTES, storage.min_part_bytes)
-        self._held: list[bytes] = []
-        self._held_bytes = 0
-
-    def write(self, data: bytes | memoryview) -> None:
-        self._held.append(bytes(data))
-        self._held_bytes += len(data)
-        self.size_bytes += len(data)
-        while self._held_bytes >= 2 * self._part_bytes:
-            joined = b"".join(self._held)
-            self._send(joined[: self._part_bytes])
-            self._held, self._held_bytes = [joined[self._part_bytes :]], len(joined) - self._part_bytes
-
-    def finish(self) -> None:
-        """Send what is held: at least one full part before it was sent, or all of it is put as one object."""
-        rest = b"".join(self._held)
-        self._held = []
-        if self.handle is None:
-            self._storage.put(self.name, rest)
-        else:
-            self._send(rest)
-
-    def abandon(self) -> None:
-        if self.handle is not None:
-            self._storage.abort_upload(self.handle)
-        elif self.size_bytes:
-            self._storage.delete(self.name)
-
-    def _send(self, data: bytes) -> None:
-        if self.handle is None:
-            self.handle = self._storage.begin_upload(self.name)
-        self.parts.append(self._storage.upload_part(self.handle, len(self.parts) + 1, data))
-
-
-@dataclass
-class _OpenShard:
-    writer: ShardWriter
-    upload: _Upload
-    file_id: str
-    used_topics: set[int] = field(default_factory=set)
-
-
-class _TableRun:
-    """One window's part of a task: the shard that is being written, and those that are finished."""
-
-    def __init__(self, task: MergeTask, window: Window, reader: SourceReader, storage: Storage, now_ms: int) -> None:
-        self.finished: list[FinishedShard] = []
-        self._task, self._window, self._reader, self._storage, self._now_ms = task, window, reader, storage, now_ms
-        self._schema = task.genesis.layout.schema
-        self._sequence = max(source.sequence for source in task.sources)
-        self._capacity = sum(source.count for source in task.sources)
-        self._open: _OpenShard | None = None
-        self._uploads: list[_Upload] = []
-        self._low = task.base_low
-        # where the next shard's slots begin, in base slots
-
-    def add(self, piece: Piece) -> None:
-        window = self._window
-        mine = (piece.seconds >= window.begin_s) & (piece.seconds < window.begin_s + window.window_s)
-        if piece.part is not None:
-            # a giant's pieces are shards of their own: closed before, closed after
-            self._close(piece.low)
-        if not mine.any():
-            if piece.part is not None:
-                self._low = piece.high
-            return
-        items = piece.items[mine]
-        seconds = piece.seconds[mine]
-        order = answer_sorted(items, seconds, window.slots, self._schema)
-        items, seconds = items[order], seconds[order]
-        items["time_diff_s"] = seconds - window.begin_s
-        if piece.part is not None:
-            self._open = self._begin(piece.low, piece.high, len(items))
-            self._write(items)
-            self._close(piece.high)
-            return
-        if self._open is None:
-            self._open = self._begin(self._low, self._task.base_high, min(self._capacity, 2 * window.entries + len(items)))
-        self._write(items)
-
-    def finish(self) -> None:
-        self._close(self._task.base_high)
-
-    def abandon(self) -> None:
-        for upload in self._uploads:
-            upload.abandon()
-
-    def _begin(self, low: int, high: int, capacity: int) -> _OpenShard:
-        window, layout = self._window, self._task.genesis.layout
-        begin_ms = window.begin_s * 1000
-        file_id = new_file_id(begin_ms)
-        upload = _Upload(self._storage, data_name(file_id, secrets.token_hex(8)))
-        self._uploads.append(upload)
-        end_ms = (window.begin_s + window.window_s) * 1000 - 1
-        writer = ShardWriter(layout, window.slots, window.slots.slots_of_base(low, high), begin_ms, end_ms, capacity)
-        upload.write(writer.begin())
-        return _OpenShard(writer, upload, file_id)
-
-    def _write(self, items: npt.NDArray[Any]) -> None:
-        assert self._open is not None
-        self._open.used_topics.update(np.unique(items["topic_id"]).tolist())
-        self._open.upload.write(self._open.writer.add(items))
-
-    def _close(self, high: int) -> None:
-        """End the open shard, whose slots end at base slot `high`."""
-        shard, self._open = self._open, None
-        low, self._low = self._low, high
-        if shard is None:
-            return
-        window = self._window
-        writer, upload = shard.writer, shard.upload
-        writer.slot_range = window.slots.slots_of_base(low, high)
-        topics = {topic_id: name for topic_id, name in self._reader.topics.items() if topic_id in shard.used_topics}
-        more = {"table": window.table, "window_s": window.window_s, "sequence": self._sequence}
-        trailer = writer.finish(shard.file_id, f"tiered_index {__version__}", self._task.genesis.offset_space, topics, more)
-        tail = Tail.decode(trailer, upload.name, upload.size_bytes + len(trailer))
-        upload.write(trailer)
-        upload.finish()
-        stored = StoredObject(
-            name=upload.name,
-            file_id=shard.file_id,
-            lane="main",
-            sequence=self._sequence,
-            second_min=writer.second_min,
-            second_max=writer.second_max,
-            count=writer.count,
-            size_bytes=upload.size_bytes,
-            trailer_position=tail.position,
-            filter_length=tail.filter_length,
-            directory_length=tail.directory_length,
-            metadata_length=tail.metadata_length,
-            published_ms=self._now_ms,
-            shard=TableShard(window.table, window.begin_s, window.window_s, window.slots, *writer.slot_range),
-        )
-        self.finished.append(FinishedShard(stored, writer.checksum, upload.handle, tuple(upload.parts)))
-
