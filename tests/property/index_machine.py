@@ -33,6 +33,9 @@ TOPICS = ("orders", "t", "t#x", "тема")
 KEYS = ("Aa", "BB", "y", "x#y", "ключ", "\N{GRINNING FACE}", "lone \ud800")
 # Aa and BB have one Java hash; (t, x#y) and (t#x, y) are one string once joined
 
+HOT = ("orders", "Aa")
+# most of what is seeded, and much of what is asked
+
 topics = st.sampled_from(TOPICS)
 keys = st.sampled_from(KEYS)
 moments = st.one_of(
@@ -43,6 +46,8 @@ moments = st.one_of(
 messages = st.tuples(
     topics, st.integers(0, 2), st.lists(keys, min_size=1, max_size=3), st.sampled_from([0, 1, 2, 3, 2**63 - 1]), st.integers(0, 2), moments
 )
+asked_topics = st.sampled_from((HOT[0],) * 6 + TOPICS)
+asked_keys = st.sampled_from((HOT[1],) * 8 + KEYS)
 ranges = st.one_of(st.just((None, None)), st.tuples(moments, moments).map(lambda pair: (min(pair), max(pair))))
 counts = st.sampled_from([1, 2, 3, 64])
 CACHES = (
@@ -78,11 +83,12 @@ class IndexMachine(RuleBasedStateMachine):
         preset=st.sampled_from(["native", "native", "rocketmq"]),
         slots=st.sampled_from([1, 7, 64]),
         items=st.sampled_from([2, 5, 9, 40]),
-        keep_s=st.sampled_from([0, 50, 86400]),
+        keep_s=st.sampled_from([0, 0, 50, 86400]),
         checkpoint_every=st.sampled_from([None, 1, 3, 32]),
         caches=st.sampled_from(CACHES),
+        seeds=st.lists(st.integers(0, 9), max_size=3),
     )
-    def create(self, preset, slots, items, keep_s, checkpoint_every, caches):
+    def create(self, preset, slots, items, keep_s, checkpoint_every, caches, seeds):
         self.clock = ManualClock(NOW_MS)
         self.storage = self.where.storage
         self.caches = {"refresh_interval_s": 10, **caches}
@@ -98,6 +104,8 @@ class IndexMachine(RuleBasedStateMachine):
         self.half_flushed = False  # a flush has failed: some of what waits may be durable already
         self.known_position = self.accepted = None  # durable as far as we know; durable with the next flush
         self.open()
+        for seed in seeds:
+            self.publish_some(random.Random(seed))
 
     def open(self):
         self.disk = FaultDisk()
@@ -112,6 +120,20 @@ class IndexMachine(RuleBasedStateMachine):
 
     # Writing
 
+    @rule(seed=st.integers(0, 9))
+    def some_more_is_published(self, seed):
+        self.publish_some(random.Random(seed))
+
+    def publish_some(self, rng):
+        """Put twenty messages, most of them under one key, and bring all there is into the storage."""
+        batch = []
+        for _ in range(20):
+            topic, key = HOT if rng.random() < 0.7 else (rng.choice(TOPICS), rng.choice(KEYS))
+            batch.append((topic, rng.randrange(2), [key], rng.randrange(6), rng.randrange(3), NOW_MS - 1000 * rng.randrange(8)))
+        self.put_all(batch)
+        self.work("seal_and_run")
+        self.service.run_lifecycle()
+
     @rule(message=messages, given_id=st.booleans())
     def put(self, message, given_id):
         self.position += 1
@@ -125,6 +147,9 @@ class IndexMachine(RuleBasedStateMachine):
     def put_batch(self, batch, arrow):
         if arrow:
             batch = [m for m in batch if not any("\ud800" in key for key in m[2])]
+        self.put_all(batch, arrow=arrow)
+
+    def put_all(self, batch, *, arrow=False):
         self.position += 1
         rows = [(topic, queue, key, offset, size, ms) for topic, queue, names, offset, size, ms in batch for key in dict.fromkeys(names)]
         entries = [entry for message in batch for entry in self.model.put(*message)]
@@ -253,11 +278,11 @@ class IndexMachine(RuleBasedStateMachine):
 
     # Reading
 
-    @rule(topic=topics, key=keys, limits=ranges, count=counts)
+    @rule(topic=asked_topics, key=asked_keys, limits=ranges, count=counts)
     def query(self, topic, key, limits, count):
         self.compare(self.service.query(topic, key, *limits, count), self.model.query(topic, key, *limits, count + 1), count)
 
-    @rule(topic=topics, key=keys, limits=ranges, count=st.integers(1, 3))
+    @rule(topic=asked_topics, key=asked_keys, limits=ranges, count=st.integers(1, 3))
     def page_to_the_end(self, topic, key, limits, count):
         cursor, after, pages = None, None, 0
         while True:

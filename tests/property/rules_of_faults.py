@@ -8,11 +8,12 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from tests.property.index_machine import keys, ranges, topics
+from tests.property.index_machine import asked_keys, asked_topics, ranges
 from tests.property.published import mark
 from tests.property.rules_of_readers import PLAIN, SOURCED, ReadingMachine, askers
 from tiered_index.errors import BudgetExceeded, CorruptFile, PartialAnswer, StorageError
 from tiered_index.service.batch_query import QueryResults
+from tiered_index.service.sources import source_number
 
 counts = st.sampled_from([1, 3, 64])
 plain_askers = st.sampled_from(PLAIN)
@@ -62,17 +63,18 @@ class StruckMachine(ReadingMachine):
         if any(source not in (None, self.storage.uri) for source, _ in failed):
             return []  # the second index's files; only how the others are merged with them would be left to check
         by_mark = {self.mark_of(entry): entry for entry in there}
-        unread = self.marks(stored for named, stored in objects.items() if named in failed)
+        unread = self.marks(who, [stored for named, stored in objects.items() if named in failed])
         if failed <= set(objects):
             # local files were all read, and everything is in them or in an object
             return [entry for marked, entry in by_mark.items() if marked not in unread]
-        read = self.marks(stored for named, stored in objects.items() if named not in failed)
         if "log" in {file for _, file in failed}:
             return []
+        read = self.marks(who, [stored for named, stored in objects.items() if named not in failed])
         return [by_mark[marked] for marked in read if marked in by_mark]
 
-    def marks(self, stored):
-        return {mark(entry, keyed=self.keyed) for one in stored for entry in self.published.entries(one)}
+    def marks(self, who, stored):
+        source = (source_number(self.service.index_id),) if who in SOURCED else ()
+        return {(*mark(entry, keyed=self.keyed), *source) for one in stored for entry in self.published.entries(one)}
 
     def mark_of(self, entry):
         return (*mark(entry, keyed=self.keyed), *((entry.extra["source"],) if "source" in entry.extra else ()))
@@ -80,7 +82,7 @@ class StruckMachine(ReadingMachine):
     # The rules
 
     @rule(
-        who=askers, topic=topics, key=keys, limits=ranges, count=counts, many=st.booleans(), partial=st.booleans(),
+        who=askers, topic=asked_topics, key=asked_keys, limits=ranges, count=counts, many=st.booleans(), partial=st.booleans(),
         max_requests=st.sampled_from([None, 0, 1, 2, 5]), max_bytes=st.sampled_from([None, 0, 100, 1_000, 5_000]),
         timeout_s=st.sampled_from([None, None, None, 1e-9, 300.0]),
     )  # fmt: skip
@@ -100,7 +102,7 @@ class StruckMachine(ReadingMachine):
         self.check_partial(who, result, topic, key, limits, count)
 
     @rule(
-        who=plain_askers, topic=topics, key=keys, limits=ranges, count=counts, many=st.booleans(), partial=st.booleans(),
+        who=plain_askers, topic=asked_topics, key=asked_keys, limits=ranges, count=counts, many=st.booleans(), partial=st.booleans(),
         nth=st.integers(1, 4), times=st.sampled_from([1, 2, None]), trouble=st.sampled_from(["fail", "fail all", "wrong", "short", "long"]),
     )  # fmt: skip
     def ask_a_storage_in_trouble(self, who, topic, key, limits, count, many, partial, nth, times, trouble):
@@ -122,8 +124,9 @@ class StruckMachine(ReadingMachine):
         self.clock.advance(2)  # a reader that could not read the log tries again
 
     @rule(
-        who=askers, topic=topics, key=keys, limits=ranges, count=counts, many=st.booleans(), partial=st.booleans(), which=st.integers(0, 9)
-    )
+        who=askers, topic=asked_topics, key=asked_keys, limits=ranges, count=counts, many=st.booleans(), partial=st.booleans(),
+        which=st.integers(0, 9),
+    )  # fmt: skip
     def ask_while_an_object_is_lost(self, who, topic, key, limits, count, many, partial, which):
         self.settle(who)
         self.index(who)
@@ -154,6 +157,10 @@ class StruckMachine(ReadingMachine):
         if not names:
             return
         old = objects[names[which % len(names)]]
+        self.published.entries(old)  # readers may stand at a position where it is there
+        for state in ("unsealed", "compacted", "uploaded"):
+            # it was uploaded long ago: that its local files are gone is durable by now
+            self.disk.sync_folder(self.settings["root"] / state)
         session = self.service._session
         session.log.publish(session.epoch, (self.published.rewrite(old),), remove=(old.name,))
         if not keep:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, consumes, rule
 
-from tests.property.index_machine import ALL, KEYS, NOW_MS, TOPICS, IndexMachine, counts, keys, ranges, topics
+from tests.property.index_machine import ALL, KEYS, NOW_MS, TOPICS, IndexMachine, asked_keys, asked_topics, counts, ranges
 from tests.property.published import Published
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.service.sources import source_number
@@ -134,7 +134,7 @@ class ReadingMachine(IndexMachine):
 
     # The rules
 
-    @rule(who=askers, topic=topics, key=keys, limits=ranges, count=counts, many=st.booleans())
+    @rule(who=askers, topic=asked_topics, key=asked_keys, limits=ranges, count=counts, many=st.booleans())
     def ask_somebody(self, who, topic, key, limits, count, many):
         self.settle(who)
         self.check(who, self.ask(who, topic, key, limits, count, many=many), topic, key, limits, count)
@@ -159,7 +159,7 @@ class ReadingMachine(IndexMachine):
             for key, result in zip(KEYS, results, strict=True):
                 self.check(who, result, topic, key, (None, None), ALL)
 
-    @rule(target=cursors, who=askers, topic=topics, key=keys, limits=ranges, many=st.booleans())
+    @rule(target=cursors, who=askers, topic=asked_topics, key=asked_keys, limits=ranges, many=st.booleans())
     def begin_paging(self, who, topic, key, limits, many):
         self.settle(who)
         result = self.ask(who, topic, key, limits, 1, many=many)
@@ -181,7 +181,7 @@ class ReadingMachine(IndexMachine):
     def end_of(self, who, result, after):
         return self.model_of(who).order_key_of(self.answers(who, result)[-1]) if len(result) else after
 
-    @rule(asked=st.lists(st.tuples(topics, keys, ranges, counts, st.booleans()), max_size=6), beside=st.booleans())
+    @rule(asked=st.lists(st.tuples(asked_topics, asked_keys, ranges, counts, st.booleans()), max_size=6), beside=st.booleans())
     def query_many(self, asked, beside):
         """Many at once answer as each alone; some go on from a cursor."""
         lookups, afters = [], []
