@@ -23,7 +23,10 @@ __all__ = ["AlwaysRead", "Catalog", "Handle"]
 
 
 class Handle(Protocol):
-    """A file as queries see it. Seconds are inclusive; `second_max` may grow while the file is unsealed."""
+    """A file as queries see it. Seconds are inclusive; `second_max` may grow while the file is unsealed.
+
+    `is_local`: a search needs no request; `asks_storage`: it may make some all the same, where the local copy turns out to be damaged.
+    """
 
     @property
     def file_id(self) -> str: ...
@@ -37,6 +40,8 @@ class Handle(Protocol):
     def sequence(self) -> int: ...
     @property
     def is_local(self) -> bool: ...
+    @property
+    def asks_storage(self) -> bool: ...
     @property
     def lane(self) -> str: ...
     @property
@@ -66,6 +71,7 @@ class AlwaysRead:
     """Base of handles whose search makes no request, so that nothing needs to spare it."""
 
     is_local = True
+    asks_storage = False
     source: str | None = None
 
     def excludes(self, question: Question) -> str | None:

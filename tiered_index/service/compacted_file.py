@@ -136,6 +136,11 @@ class CompactedFile:
         """Whether a search needs no request."""
         return self.local is not None
 
+    @property
+    def asks_storage(self) -> bool:
+        """Whether a search may make requests: where there is no local copy, or it is damaged."""
+        return self.stored is not None
+
     def excludes(self, question: Question) -> str | None:
         """Return why a search would find nothing (``filter``, ``topic``), as far as that is known without a request, or None."""
         if self.local is not None or self.stored is None:
@@ -178,7 +183,14 @@ class CompactedFile:
                 if self.stored is None:
                     raise
         assert self.stored is not None
-        return search_file_for_many(self.stored, batch, self._excluded(batch, self.stored))
+        cold, stored = self.stored.cold, self.stored.stored
+        cold.learn_filter(stored)
+        excluded = self._excluded(batch, self.stored)
+        found = search_file_for_many(self.stored, batch, excluded)
+        in_vain = np.setdiff1d(np.flatnonzero(~excluded), found.questions, assume_unique=False)
+        if len(in_vain):
+            cold.filters.note_in_vain(stored, int(question_hashes(batch, keyed=cold.keyed)[in_vain[0]]), len(in_vain))
+        return found
 
     def _excluded(self, batch: QuestionBatch, stored: StorageBytes) -> npt.NDArray[np.bool_]:
         """Return which questions (n) have a key that the file certainly doesn't hold, as far as its filter is at hand."""

@@ -25,8 +25,6 @@ from tiered_index.types import FileReport
 
 __all__ = ["FileReader", "Scan"]
 
-_NEVER_STORED = frozenset(("buffer", "unsealed", "compacted"))
-# places of which no byte lies in the storage, so nothing needs to be metered
 
 
 @dataclass
@@ -147,7 +145,7 @@ class FileReader:
                     _late(scan, _Search(scan, handle))
                     continue
                 if handle.is_local:
-                    if handle.place in _NEVER_STORED:
+                    if not handle.asks_storage:
                         _look(scan, handle)
                     else:
                         self._search(_Search(scan, handle))

@@ -48,6 +48,7 @@ class SourcedFile:
         self.second_max = handle.second_max
         self.sequence = handle.sequence
         self.is_local = handle.is_local
+        self.asks_storage = handle.asks_storage
         self.lane = handle.lane
 
     def excludes(self, question: Question) -> str | None:

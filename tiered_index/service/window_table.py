@@ -27,6 +27,7 @@ class WindowTable:
 
     place = "storage"
     is_local = False
+    asks_storage = True
     lane = "main"
     source: str | None = None
 
@@ -39,7 +40,7 @@ class WindowTable:
                 raise CorruptFile(stored.name, "shard is of another table than its neighbours", expected=first, found=shard)
         self.file_id = first.table
         self.shards = tuple(ordered)
-        self.slots = first.slots
+        self.slots, self.begin_s, self.window_s = first.slots, first.begin_s, first.window_s
         self.second_min = min(stored.second_min for stored in ordered)
         self.second_max = max(stored.second_max for stored in ordered)
         self.sequence = max(stored.sequence for stored in ordered)

@@ -65,8 +65,8 @@ class Filters:
         words = _words(b"".join(found))
         return ~blocks_may_hold(words[place * _BLOCKS_A_PIECE + numbers % _BLOCKS_A_PIECE], hashes)
 
-    def note_in_vain(self, stored: StoredObject, hash64: int) -> None:
-        """Remember that the file was read in vain for the key of `hash64`, where its filter was not at hand to tell."""
+    def note_in_vain(self, stored: StoredObject, hash64: int, keys: int = 1) -> None:
+        """Remember that the file was read in vain for `keys` keys, that of `hash64` among them, where its filter was not at hand to tell."""
         blocks = stored.filter_length // FILTER_BLOCK_BYTES
         if not blocks or stored.name in self._too_large:
             return
@@ -75,7 +75,7 @@ class Filters:
         if self._block(stored, block_number(hash64, blocks)) is not None:
             return
         with self._lock:
-            self._in_vain[stored.name] = self._in_vain.get(stored.name, 0) + 1
+            self._in_vain[stored.name] = self._in_vain.get(stored.name, 0) + keys
 
     def claim(self, stored: StoredObject) -> bool:
         """Return whether the file was read in vain often enough for the caller, and nobody else, to fetch its filter now."""
