@@ -39,14 +39,14 @@ class Amounts:
         preset, schema, items = setting.layout.preset, setting.layout.schema, setting.layout.items
         few = items < 20_000
         small = min(items, 5_000 if setting.quick else 20_000)
-        curve_slots, curve_items = (25_000, 100_000) if setting.quick else _NATIVE
-        lookups = {1: 2, 10: 1} if few else {1: 4, 10: 2, 100: 1} if setting.quick else {1: 30, 10: 20, 100: 8, 1_000: 2}
+        curve_slots, curve_items = (12_500, 50_000) if setting.quick else _NATIVE
+        lookups = {1: 2, 10: 1} if few else {1: 3, 10: 2, 100: 1} if setting.quick else {1: 30, 10: 20, 100: 8, 1_000: 2}
         return cls(
             layout=Layout(preset, schema, max(1, small // 4), small),
             files=_FEW_FILES if few else _QUICK_FILES if setting.quick else _FULL_FILES,
             lookups=lookups,
             serial=tuple(n for n in lookups if n <= 10 or not setting.quick),
-            fingerprint_keys=min(items, 2_000_000) if setting.quick or few else 20_000_000,
+            fingerprint_keys=min(items, 1_000_000) if setting.quick or few else 20_000_000,
             curve_layout=Layout(preset, schema, min(curve_slots, max(1, items // 4)), min(curve_items, items)),
             curve_files=_FEW_FILES,
             curve_keys=tuple(count for count in (1, 10, 100, 1_000, 10_000) if count <= max(100, items // 10)),
