@@ -8,12 +8,13 @@ from typing import Any
 
 from tiered_index.cli.output import counted, human_bytes, human_count
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.times import format_time
+from tiered_index.cli.times import format_time, human_duration
 from tiered_index.service.catalog import Handle
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile
 from tiered_index.service.log_records import ArchivedSegment
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.root_view import UnsealedView
+from tiered_index.service.window_table import WindowTable
 
 __all__ = ["describe_handle", "files"]
 
@@ -22,7 +23,9 @@ _PARTIAL = 6
 
 @command
 def files(session: Session) -> int:
-    """List every file: state, lane, interval, entries, bytes and where it lies; then what is archived. Exit code 6 where one can't be read.
+    """List every file and window table: state, lane, interval, entries, bytes and where it lies; then what is archived.
+
+    Exit code 6 where one can't be read.
 
     [bold]Examples[/bold]
 
@@ -62,6 +65,7 @@ def describe_handle(handle: Handle) -> dict[str, Any]:
     path: str | None = None
     stored_as: str | None = None
     error: str | None = None
+    table: dict[str, Any] | None = None
     if isinstance(handle, CompactedFile):
         entries = handle.count
         if handle.local is not None:
@@ -70,6 +74,12 @@ def describe_handle(handle: Handle) -> dict[str, Any]:
             stored_as, size_bytes = handle.stored.stored.name, handle.stored.stored.size_bytes
     elif isinstance(handle, UnsealedView):
         entries, path, size_bytes = handle.count, str(handle.path), handle.journal.layout.unsealed_size
+    elif isinstance(handle, WindowTable):
+        entries, size_bytes = handle.count, sum(stored.size_bytes for stored in handle.shards)
+        table = {
+            "begin_ms": handle.begin_s * 1000, "window_s": handle.window_s, "slots": handle.slots.slots,
+            "shards": [stored.name for stored in handle.shards],
+        }  # fmt: skip
     elif isinstance(handle, DamagedFile):
         error = str(handle.error)
     return {
@@ -83,6 +93,7 @@ def describe_handle(handle: Handle) -> dict[str, Any]:
         "bytes": size_bytes,
         "path": path,
         "object": stored_as,
+        "table": table,
         "error": error,
     }
 
@@ -95,7 +106,7 @@ def _print(session: Session, listed: list[dict[str, Any]], totals: dict[str, Any
                 file["file_id"], file["state"], file["lane"], format_time(file["begin_ms"]), format_time(file["end_ms"]),
                 None if file["entries"] is None else human_count(file["entries"]),
                 None if file["bytes"] is None else human_bytes(file["bytes"]),
-                file["error"] or file["path"] or file["object"],
+                file["error"] or file["path"] or file["object"] or _table(file["table"]),
             )
             for file in listed
         ],
@@ -106,6 +117,11 @@ def _print(session: Session, listed: list[dict[str, Any]], totals: dict[str, Any
         f"{counted(totals['files'], 'file')} ({by_state or 'none'}), {counted(totals['entries'], 'entry', 'entries')}, "
         f"{human_bytes(totals['bytes'])}"
     )
+
+
+def _table(table: dict[str, Any]) -> str:
+    """Return a window table in words: ``window of 1d, 3 shards``."""
+    return f"window of {human_duration(table['window_s'])}, {counted(len(table['shards']), 'shard')}"
 
 
 def _print_archived(session: Session, archived: Sequence[ArchivedSegment]) -> None:

@@ -1,4 +1,4 @@
-"""Times as the command line takes and prints them: epoch milliseconds or ISO 8601; without a zone it is UTC."""
+"""Times as the command line takes and prints them: epoch milliseconds or ISO 8601 (UTC without a zone), and durations such as ``1d``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import typer
 
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = ["format_time", "parse_time", "time_option"]
+__all__ = ["duration_option", "format_time", "human_duration", "parse_duration", "parse_time", "time_option"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_MAX_DURATION_S = MAX_TIMESTAMP_MS // 1000
 
 
 def parse_time(text: str) -> int:
@@ -50,3 +52,29 @@ def format_time(time_ms: int | None) -> str:
         return ""
     moment = _EPOCH + timedelta(milliseconds=time_ms)
     return moment.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds").replace("+00:00", "Z")
+
+
+def parse_duration(text: str) -> int:
+    """Return the seconds of ``1d``, ``12h``, ``30m``, ``90s`` or ``90``. Raises `ValueError` naming the text."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS_S else (text, "s")
+    if not (number.isascii() and number.isdigit()):
+        raise ValueError(f"{text!r} is no duration: give a whole number and d, h, m or s, such as 1d or 12h")
+    if (seconds := int(number) * _UNITS_S[unit]) > _MAX_DURATION_S:
+        raise ValueError(f"{text!r} is longer than all time there is")
+    return seconds
+
+
+def duration_option(text: str | int) -> int:
+    """Return `parse_duration(text)`, an error as bad usage; what is parsed already passes."""
+    if isinstance(text, int):
+        return text
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def human_duration(seconds: int) -> str:
+    """Return a duration in the largest unit that divides it: ``30d``, ``90m``."""
+    unit = next(unit for unit, size in _UNITS_S.items() if not seconds % size)
+    return f"{seconds // _UNITS_S[unit]}{unit}"

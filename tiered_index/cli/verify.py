@@ -23,7 +23,8 @@ from tiered_index.storage.opening import open_storage
 __all__ = ["verify"]
 
 _FOUND = 1
-_NAMES = {"files": "file", "log_records": "log record", "checkpoints": "checkpoint", "objects": "object", "segments": "archived segment"}
+_NAMES = {"files": "file", "log_records": "log record", "checkpoints": "checkpoint", "objects": "object", "segments": "archived segment",
+          "tables": "window table"}  # fmt: skip
 
 
 @command

@@ -78,7 +78,7 @@ def build_filter(hashes: UInt64) -> bytes:
 
 
 class FilterBuilder:
-    """Collects the hashes of one filter, at most `capacity`, and builds it once. Not for several threads at once.
+    """Collects the hashes of one filter and builds it once; `capacity` is about how many. Not for several threads at once.
 
     In order of hashes, equal ones are neighbours and so are those of one block, whose masks are then joined at once. A sort of all would
     take longer than the rest: each chunk is ordered by its first 8 bits as it comes, then those of all chunks with the same first 8 bits
@@ -97,6 +97,8 @@ class FilterBuilder:
             part = hashes[start : start + _CHUNK]
             part = _without_repeats(part.take(np.argsort((part >> _FIRST_SHIFT).astype(np.uint8), kind="stable")))
             at = int(self._ends[-1][-1])
+            if at + len(part) > len(self._hashes):
+                self._hashes = np.concatenate((self._hashes[:at], np.empty(max(at, len(part)), np.uint64)))
             self._hashes[at : at + len(part)] = part
             self._ends.append(at + np.searchsorted(part >> _FIRST_SHIFT, _FIRST_VALUES, "right"))
 

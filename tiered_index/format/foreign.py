@@ -19,7 +19,18 @@ import numpy.typing as npt
 from tiered_index.errors import ConfigError, CorruptFile
 from tiered_index.format.compacted import CHUNK, bare_slot_run, bare_slots
 from tiered_index.format.hashing import normal_hashes
-from tiered_index.format.layout import HEADER_SIZE, NATIVE, PRESETS, ROCKETMQ, SLOT_SIZE, Header, Layout, Preset, read_header
+from tiered_index.format.layout import (
+    HEADER_SIZE,
+    NATIVE,
+    PRESETS,
+    ROCKETMQ,
+    SHARD_MAGIC,
+    SLOT_SIZE,
+    Header,
+    Layout,
+    Preset,
+    read_header,
+)
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import TAIL_MAGIC, TAIL_SIZE, Tail
 from tiered_index.format.unsealed import UnsealedTable, entries_view
@@ -35,9 +46,9 @@ HEAD_SIZE = HEADER_SIZE + SLOT_SIZE
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """What a file is: its state, its preset, and whether a trailer (whose tail is intact) ends it."""
+    """What a file is: its state, its preset (a shard's is in its trailer), and whether a trailer (whose tail is intact) ends it."""
 
-    state: Literal["unsealed", "compacted"]
+    state: Literal["unsealed", "compacted", "shard"]
     preset: Preset
     has_trailer: bool
 
@@ -50,6 +61,9 @@ def recognise(head: bytes, tail: bytes, file_size: int, file: str) -> FileKind:
     if not file_size:
         raise CorruptFile(file, "no bytes at all; RocketMQ uploads such an object for an index file without entries")
     header = read_header(head, file)
+    if header.magic == SHARD_MAGIC:
+        Tail.decode(tail, file, file_size)
+        return FileKind("shard", NATIVE, True)
     preset = next(p for p in PRESETS.values() if header.magic in (p.begin_magic, p.end_magic))
     if header.magic == preset.begin_magic:
         return FileKind("unsealed", preset, False)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tiered_index.errors import MALFORMED, ConfigError, CorruptFile
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
 
-__all__ = ["HEADER_SIZE", "NATIVE", "PRESETS", "ROCKETMQ", "SLOT_SIZE", "Header", "Layout", "Preset", "read_header"]
+__all__ = ["HEADER_SIZE", "NATIVE", "PRESETS", "ROCKETMQ", "SHARD_MAGIC", "SLOT_SIZE", "Header", "Layout", "Preset", "read_header"]
 
 HEADER_SIZE = 28
 _HEADER = struct.Struct(">IqqiI")
@@ -42,6 +42,8 @@ ROCKETMQ = Preset("rocketmq", 0xBCC50289, 0xBCC50285, True, ROCKETMQ_SCHEMA, 5_0
 NATIVE = Preset("native", 0x54495855, 0x54495843, False, KEYED_SCHEMA, 1_000_000, 4_000_000)
 """Ours: magics "TIXU" and "TIXC"; within a slot by hash, within a hash in answer order."""
 PRESETS = {preset.name: preset for preset in (NATIVE, ROCKETMQ)}
+SHARD_MAGIC = 0x54495853
+"""The magic of shards of window tables, whatever the preset: "TIXS"."""
 
 
 class Header(NamedTuple):
@@ -122,7 +124,7 @@ def read_header(data: bytes | memoryview, file: str) -> Header:
     if len(data) < HEADER_SIZE:
         raise CorruptFile(file, "shorter than a header", expected=HEADER_SIZE, found=len(data))
     header = Header(*_HEADER.unpack_from(data))
-    known = {magic for preset in PRESETS.values() for magic in (preset.begin_magic, preset.end_magic)}
+    known = {magic for preset in PRESETS.values() for magic in (preset.begin_magic, preset.end_magic)} | {SHARD_MAGIC}
     if header.magic not in known:
         raise CorruptFile(file, "wrong magic", offset=0, expected=[f"{m:#x}" for m in sorted(known)], found=f"{header.magic:#x}")
     return header

@@ -6,8 +6,8 @@
  | header | arrays        | trailer            |      T = 28 + (bytes of an item) * items
  +--------+---------------+--------------------+
 ```
-A shard has no slot table: its directory says where a slot lies, and nothing else is ever read for it. Within a slot entries stand by hash,
-within a hash in answer order, whatever the index's preset. The header counts nothing, since it is written first. SPEC.md section 7.
+A shard has no slot table: its directory says where a slot lies, and nothing else is ever read for it. Entries stand by the rank of their
+hash, within a hash in answer order, whatever the index's preset. The header counts nothing, since it is written first. SPEC.md section 10.
 Pure. One thread a writer. Memory: 8 bytes an entry for the filter, and a few hundred bytes for each 16 KiB.
 """
 
@@ -24,16 +24,14 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.bloom import FilterBuilder, filter_hashes
 from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES
 from tiered_index.format.hashing import normal_hashes
-from tiered_index.format.layout import HEADER_SIZE, Header, Layout
+from tiered_index.format.layout import HEADER_SIZE, SHARD_MAGIC, Header, Layout
 from tiered_index.format.schema import Schema
 from tiered_index.format.slot_map import SlotMap
 from tiered_index.format.trailer import BLOCK_DTYPE, GROUP_DTYPE, Directory, Metadata, build_trailer
 
-__all__ = ["SHARD_MAGIC", "ShardWriter", "answer_sorted", "entry_checksum"]
+__all__ = ["ShardWriter", "answer_sorted", "entry_checksum"]
 
 Array = npt.NDArray[Any]
-SHARD_MAGIC = 0x54495853
-"""The header's magic: "TIXS"."""
 _MASK = (1 << 64) - 1
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 

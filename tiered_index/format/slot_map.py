@@ -1,7 +1,7 @@
 """Slots of window tables: the base slots of an index, made finer for large windows and coarser for small ones.
 
 With Q = (2**31 - 1) div base + 1 the *rank* of a hash is (hash mod base) * Q + (hash div base). Slots of every map rise with the rank, so
-files and tables of one index have their entries in one order, and tables are merged without a shuffle. Pure. SPEC.md section 7.
+files and tables of one index have their entries in one order, and tables are merged without a shuffle. Pure. SPEC.md section 10.
 """
 
 from __future__ import annotations

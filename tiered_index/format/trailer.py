@@ -204,7 +204,7 @@ class Metadata:
             "file_id": self.file_id, "layout": self.layout.to_json(), "count": self.count, "begin_ms": self.begin_ms,
             "end_ms": self.end_ms, "second_min": self.second_min, "second_max": self.second_max, "slots_in_use": self.slots_in_use,
             "header_crc32": self.header_crc32, "slots_crc32": self.slots_crc32,
-            "order": "newest_first" if self.layout.preset.newest_first else "answer",
+            "order": _order(self.layout, is_shard="slot_map" in self.more),
             "topics": [list(pair) for pair in self.topics], "source_positions": self.source_positions, "lane": self.lane,
             "offset_space": self.offset_space, "slot_base": self.slot_base, "slot_range": list(self.slot_range),
             "writer": self.writer, **self.more,
@@ -220,7 +220,7 @@ class Metadata:
             layout = Layout.from_json(document.pop("layout"))
             if "slot_map" in document:
                 SlotMap.from_json(document["slot_map"])
-            order, expected = document.pop("order"), "newest_first" if layout.preset.newest_first else "answer"
+            order, expected = document.pop("order"), _order(layout, is_shard="slot_map" in document)
             if order != expected:
                 raise UnsupportedVersion(file, f"unknown order {order!r} within slots", expected=expected, found=order)
             return cls(
@@ -247,6 +247,11 @@ class Metadata:
             raise
         except MALFORMED as error:
             raise CorruptFile(file, f"metadata is not what this version writes: {error!r}") from error
+
+
+def _order(layout: Layout, *, is_shard: bool) -> str:
+    """Return how entries stand within a slot: in shards always in answer order."""
+    return "newest_first" if layout.preset.newest_first and not is_shard else "answer"
 
 
 @dataclass(frozen=True, slots=True)

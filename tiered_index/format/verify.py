@@ -1,4 +1,4 @@
-"""Proof of one compacted file or shard with trailer: every byte against its checksum, every item against what the file says of itself.
+"""Proof of one compacted file with trailer: every byte against its checksum, every item against what the file says of itself.
 
 `verify_compacted` believes nothing it hasn't checked and reports everything it finds, instead of stopping at the first defect. Memory:
 24 bytes a slot, the filter and one run of items. Pure: reads through `read(position, length)`; one thread. SPEC.md sections 2, 4 and 6.
@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, UnsupportedVersion
-from tiered_index.format.bloom import FILTER_BLOCK_BYTES, block_numbers, blocks_may_hold, filter_hashes
-from tiered_index.format.foreign import Read, read_exactly
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.file_check import FileCheck, Finding
+from tiered_index.format.foreign import Read
 from tiered_index.format.hashing import normal_hashes
-from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Header, read_header
-from tiered_index.format.trailer import TAIL_SIZE, Metadata, Run, Tail, Trailer, parse_trailer
+from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Header
+from tiered_index.format.trailer import Metadata, Run, Trailer
 
 __all__ = ["Finding", "SlotOf", "verify_compacted"]
 
@@ -28,23 +27,13 @@ SlotOf = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.int64]]
 """Maps normal hashes to slots counted from the start of a shard's own slot table."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One defect. `part` is ``file``, ``tail``, ``directory``, ``metadata``, ``filter``, ``header``, ``slots``, ``run``, ``slot``,
-    ``order``, ``interval``, ``bounds`` or ``topic``; `offset` is a byte position where there is one."""
-
-    part: str
-    problem: str
-    offset: int | None = None
-
-
 def verify_compacted(read: Read, file_size: int, file: str, slot_of: SlotOf | None = None) -> list[Finding]:
     """Return all defects of a compacted file with trailer; an empty list is the proof that there are none.
 
     A shard needs `slot_of`; a whole file's slots are hash modulo slots. Where trailer or geometry can't be believed the list ends there.
     Raises `UnsupportedVersion` for a later format, `InvalidArgument` for a shard without `slot_of`, and what `read` raises.
     """
-    check = _Check(read, file_size, file)
+    check = _CompactedCheck(read, file_size, file)
     trailer = check.trailer()
     if trailer is None:
         return check.findings
@@ -58,81 +47,16 @@ def verify_compacted(read: Read, file_size: int, file: str, slot_of: SlotOf | No
             return hashes.astype(np.int64) % slots
 
     words = check.filter(trailer.tail)
-    check.header(meta)
+    check.header(meta, Header(meta.layout.preset.end_magic, meta.begin_ms, meta.end_ms, meta.slots_in_use, meta.count))
     starts = check.slot_table(trailer)
     if starts is not None and check.directory(trailer, starts):
         check.runs(trailer, starts, slot_of, words)
     return check.findings
 
 
-class _Check:
-    def __init__(self, read: Read, file_size: int, file: str) -> None:
-        self._read, self._size, self._file = read, file_size, file
-        self.findings: list[Finding] = []
-
-    def _add(self, part: str, problem: str, offset: int | None = None) -> None:
-        self.findings.append(Finding(part, problem, offset))
-
-    def _bytes(self, part: str, position: int, length: int) -> bytes | None:
-        try:
-            return read_exactly(self._read, position, length, self._file)
-        except CorruptFile as error:
-            self._add(part, error.problem, position)
-            return None
-
-    def trailer(self) -> Trailer | None:
-        if self._size < TAIL_SIZE:
-            self._add("file", f"{self._size} bytes are too few for a trailer")
-            return None
-        part = "tail"
-        try:
-            raw = read_exactly(self._read, self._size - TAIL_SIZE, TAIL_SIZE, self._file)
-            tail = Tail.decode(raw, self._file, self._size)
-            part = "directory"
-            start = tail.directory_position
-            trailer = parse_trailer(read_exactly(self._read, start, self._size - start, self._file), self._file, self._size)
-        except UnsupportedVersion:
-            raise
-        except (CorruptFile, ConfigError) as error:
-            offset = error.offset if isinstance(error, CorruptFile) else None
-            if part == "directory" and (isinstance(error, ConfigError) or "metadata" in error.problem):
-                part = "metadata"
-            self._add(part, str(error), offset)
-            return None
-        meta = trailer.metadata
-        if meta.layout.compacted_size(meta.count) != tail.position:
-            self._add("metadata", f"geometry and {meta.count} items end at {meta.layout.compacted_size(meta.count)}, not {tail.position}")
-            return None
-        return trailer
-
-    def filter(self, tail: Tail) -> Array | None:
-        """Return the filter's words (u32, blocks x 8), or None where there is none or it can't be believed."""
-        data = self._bytes("filter", tail.position, tail.filter_length)
-        if data is None:
-            return None
-        if zlib.crc32(data) != tail.filter_crc32:
-            self._add("filter", "CRC32 does not match", tail.position)
-            return None
-        if tail.filter_length % FILTER_BLOCK_BYTES:
-            self._add("filter", f"{tail.filter_length} bytes are no whole number of blocks", tail.position)
-            return None
-        return np.frombuffer(data, "<u4").reshape(-1, 8) if data else None
-
-    def header(self, meta: Metadata) -> None:
-        data = self._bytes("header", 0, HEADER_SIZE)
-        if data is None:
-            return
-        if zlib.crc32(data) != meta.header_crc32:
-            self._add("header", "CRC32 does not match", 0)
-        try:
-            found = read_header(data, self._file)
-        except CorruptFile as error:
-            self._add("header", str(error), 0)
-            return
-        expected = Header(meta.layout.preset.end_magic, meta.begin_ms, meta.end_ms, meta.slots_in_use, meta.count)
-        for name in Header._fields:
-            if getattr(found, name) != getattr(expected, name):
-                self._add("header", f"{name} is {getattr(found, name)}, the metadata says {getattr(expected, name)}")
+class _CompactedCheck(FileCheck):
+    def end_of_items(self, meta: Metadata) -> int:
+        return meta.layout.compacted_size(meta.count)
 
     def slot_table(self, trailer: Trailer) -> Array | None:
         """Return where each slot's array starts, and at last the end of all, or None where the table contradicts itself."""
@@ -158,7 +82,7 @@ class _Check:
 
     def directory(self, trailer: Trailer, starts: Array) -> bool:
         """Return whether groups and blocks cover every array exactly once; reports each way in which they don't."""
-        groups, blocks, meta = trailer.directory.groups, trailer.directory.blocks, trailer.metadata
+        groups, meta = trailer.directory.groups, trailer.metadata
         size = meta.layout.schema.item.itemsize
         before = len(self.findings)
         first = np.append(groups["first_slot"].astype(np.int64), meta.layout.slots)
@@ -170,22 +94,7 @@ class _Check:
                 self._add("directory", f"groups' {name} contradicts the slot table")
         if (groups["length"] != groups["count"] * np.int64(size)).any():
             self._add("directory", "groups' counts contradict their lengths")
-        used = 0
-        for group in groups[groups["blocks"] > 0]:
-            part = blocks[used : used + int(group["blocks"])]
-            lengths = part["length"].astype(np.int64)
-            ends = int(group["offset"]) + np.cumsum(lengths)
-            if (
-                int(group["first_block"]) != used
-                or len(part) != int(group["blocks"])
-                or int(lengths.sum()) != int(group["length"])
-                or (part["offset"].astype(np.int64) != ends - lengths).any()
-                or (lengths != part["count"] * np.int64(size)).any()
-            ):
-                self._add("directory", f"blocks do not cover the group of slot {int(group['first_slot'])}", int(group["offset"]))
-            used += int(group["blocks"])
-        if used != len(blocks):
-            self._add("directory", f"{len(blocks)} blocks, groups name {used}")
+        self._blocks(trailer)
         return len(self.findings) == before
 
     def runs(self, trailer: Trailer, starts: Array, slot_of: SlotOf, words: Array | None) -> None:
@@ -238,18 +147,6 @@ class _Check:
             if wrong.any():
                 at = int(np.flatnonzero(wrong)[0])
                 self._add(part, f"{int(wrong.sum())} items {problem}", run.offset + size * at)
-
-    def _denied(self, items: Array, meta: Metadata, words: Array) -> Array:
-        """Return which items are absent, says the filter."""
-        hashes = filter_hashes(items["key_hash"], items["fingerprint"] if meta.layout.schema.keyed else None)
-        return np.flatnonzero(~blocks_may_hold(words[block_numbers(hashes, len(words))], hashes))
-
-    def _block_bounds(self, run: Run, block: Any, items: Array, seconds: Array) -> None:
-        hashes = normal_hashes(items["key_hash"])
-        found = (int(hashes.min()), int(hashes.max()), int(seconds.min()), int(seconds.max()))
-        stored = tuple(int(block[name]) for name in ("hash_min", "hash_max", "second_min", "second_max"))
-        if found != stored:
-            self._add("bounds", f"block's hashes and seconds are {found}, the directory says {stored}", run.offset)
 
     def _order(self, offset: int, items: Array, meta: Metadata, starts: Array) -> None:
         """Report neighbours within a slot that are not in the order (hash, second desc, offset desc, queue, further identity)."""

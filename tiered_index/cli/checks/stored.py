@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tiered_index.cli.checks.report import Report
 from tiered_index.cli.checks.segments import check_segments, note_stray_segments
+from tiered_index.cli.checks.tables import RecordCheck, check_shard_record, check_tables
 from tiered_index.cli.contents.bytes import WindowedRead
 from tiered_index.cli.progress import Progress
 from tiered_index.errors import CorruptFile, NotAnIndex, ObjectNotFound
 from tiered_index.format.names import CHECKPOINT_PREFIX, DATA_PREFIX, LOG_PREFIX, log_name, number_of
 from tiered_index.format.verify import verify_compacted
+from tiered_index.format.verify_shard import verify_shard
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.compacted_file import CompactedFile
 from tiered_index.service.log_records import LogRecord, LogState, StoredObject
@@ -31,6 +33,7 @@ def check_storage(
     state = _check_log(storage, report)
     if state is None:
         return
+    check_tables(state, report)
     check = _ObjectCheck(storage, local, report, deep)
     with ThreadPoolExecutor(1 if deep else threads, "tiered-index-verify") as pool:
         for number, _ in enumerate(pool.map(check.check, state.objects.values()), 1):
@@ -52,12 +55,14 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
             checkpoints[number_of(info.name)] = info.name
         except CorruptFile as error:
             report.add_error(info.name, "checkpoint", error)
-    state = LogState()
+    state, records = LogState(), RecordCheck(report)
     try:
         for info in storage.list(LOG_PREFIX):
             if number_of(info.name) != state.number + 1:
                 raise CorruptFile(info.name, f"record {state.number + 1} is missing before it", expected=state.number + 1)
-            state = _next_state(storage, state)
+            record, before = _next_record(storage, state), state
+            state = state.apply(record, info.name)
+            records.check(record, before)
             report.count("log_records")
             if state.number in checkpoints:
                 _check_checkpoint(storage, checkpoints.pop(state.number), state, report)
@@ -73,15 +78,15 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
     return state
 
 
-def _next_state(storage: Storage, state: LogState) -> LogState:
+def _next_record(storage: Storage, state: LogState) -> LogRecord:
     name = log_name(state.number + 1)
-    return state.apply(LogRecord.decode(storage.get(name), name), name)
+    return LogRecord.decode(storage.get(name), name)
 
 
 def _refreshed(storage: Storage, state: LogState) -> LogState:
     while True:
         try:
-            state = _next_state(storage, state)
+            state = state.apply(_next_record(storage, state), log_name(state.number + 1))
         except ObjectNotFound:
             return state
 
@@ -136,6 +141,10 @@ class _ObjectCheck:
         )  # fmt: skip
         if found != said:
             self._report.add(stored.name, "object", f"its trailer says {found}, the log says {said}")
+        if stored.shard is not None:
+            check_shard_record(stored, meta, self._report)
+        elif "slot_map" in meta.more:
+            self._report.add(stored.name, "object", "it is a shard of a window table, the log says it is a file of its own")
 
     def _check_bytes(self, stored: StoredObject, local: CompactedFile | None) -> None:
         size, name = stored.size_bytes, stored.name
@@ -147,7 +156,7 @@ class _ObjectCheck:
                 different.append(start)
 
         read = WindowedRead(lambda position, length: self._storage.get_range(name, position, length), size, compare)
-        self._report.add_all(name, verify_compacted(read, size, name))
+        self._report.add_all(name, (verify_shard if stored.shard is not None else verify_compacted)(read, size, name))
         read.finish()
         self._report.count("object_bytes", size)
         if mirror is not None:

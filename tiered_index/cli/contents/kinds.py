@@ -1,4 +1,4 @@
-"""The kinds of index files: compacted with a trailer, unsealed with a journal, and RocketMQ's own without either.
+"""The kinds of index files: compacted and shards with a trailer, unsealed with a journal, and RocketMQ's own without either.
 
 Each tells what it is (`describe`), yields its items with what vouches for them (`items`), and finds its defects (`findings`).
 One thread; memory: a piece of items at a time, for unsealed files the whole file's map.
@@ -14,12 +14,13 @@ import numpy.typing as npt
 
 from tiered_index.cli.contents.bytes import FileBytes, WindowedRead
 from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
-from tiered_index.format.foreign import HEAD_SIZE, FileKind, ForeignCompacted, ForeignUnsealed, recognise
+from tiered_index.format.foreign import HEAD_SIZE, FileKind, ForeignCompacted, ForeignUnsealed, Read, recognise
 from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Header, Layout, Preset, read_header
 from tiered_index.format.names import JOURNAL_SUFFIX
 from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
 from tiered_index.format.verify import Finding, verify_compacted
+from tiered_index.format.verify_shard import verify_shard
 from tiered_index.service.compacted_file import read_runs
 from tiered_index.service.unsealed_file import verified_entries
 from tiered_index.storage.base import ByteRange
@@ -55,6 +56,8 @@ def contents_of(file: FileBytes, slots: int | None = None, items: int | None = N
         file.read(0, min(HEAD_SIZE, file.size_bytes)), file.read(max(0, file.size_bytes - TAIL_SIZE), min(TAIL_SIZE, file.size_bytes)),
         file.size_bytes, file.name,
     )  # fmt: skip
+    if kind.state == "shard":
+        return _Shard(file)
     if kind.has_trailer:
         return _Compacted(file)
     if kind.state == "compacted":
@@ -93,6 +96,7 @@ class _Compacted:
     """A compacted file with a trailer: every array has its CRC32 in the directory."""
 
     checksummed = True
+    _kind = "compacted"
 
     def __init__(self, file: FileBytes) -> None:
         self._file = file
@@ -115,12 +119,10 @@ class _Compacted:
 
     def describe(self) -> dict[str, Any]:
         header = read_header(self._file.read(0, HEADER_SIZE), self.file)
-        table = np.frombuffer(self._file.read(HEADER_SIZE, SLOT_SIZE * self.layout.slots), ">i4").reshape(-1, 2)
-        lengths = table[:, 1] // self.layout.schema.item.itemsize
         groups, meta, tail = self._trailer.directory.groups, self._meta, self._trailer.tail
         used = groups["length"][groups["count"] > 0]
         return {
-            "kind": "compacted", "header": _describe_header(header), "layout": _describe_layout(self.layout),
+            "kind": self._kind, "header": _describe_header(header), "layout": _describe_layout(self.layout),
             "metadata": {
                 "file_id": meta.file_id, "count": meta.count, "begin_ms": meta.second_min * 1000, "end_ms": meta.second_max * 1000,
                 "lane": meta.lane, "offset_space": meta.offset_space, "writer": meta.writer, "slots_in_use": meta.slots_in_use,
@@ -134,9 +136,14 @@ class _Compacted:
             "directory": {
                 "groups": len(groups), "groups_in_use": len(used), "blocks": len(self._trailer.directory.blocks),
                 "group_bytes_median": int(np.median(used)) if len(used) else 0, "group_bytes_max": int(used.max()) if len(used) else 0,
-                "longest_slot_items": int(lengths.max()), "longest_slot": int(lengths.argmax()),
+                **self._longest_slot(),
             },
         }  # fmt: skip
+
+    def _longest_slot(self) -> dict[str, int]:
+        table = np.frombuffer(self._file.read(HEADER_SIZE, SLOT_SIZE * self.layout.slots), ">i4").reshape(-1, 2)
+        lengths = table[:, 1] // self.layout.schema.item.itemsize
+        return {"longest_slot_items": int(lengths.max()), "longest_slot": int(lengths.argmax())}
 
     def items(self) -> Iterator[Array]:
         runs = self._trailer.directory.all_runs()
@@ -145,8 +152,22 @@ class _Compacted:
                 yield np.frombuffer(data, self.layout.schema.item)
 
     def findings(self) -> list[Finding]:
-        read = self._file.read if self._file.map is not None else WindowedRead(self._file.read, self._file.size_bytes)
-        return verify_compacted(read, self._file.size_bytes, self.file)
+        return verify_compacted(self._forward_read(), self._file.size_bytes, self.file)
+
+    def _forward_read(self) -> Read:
+        return self._file.read if self._file.map is not None else WindowedRead(self._file.read, self._file.size_bytes)
+
+
+class _Shard(_Compacted):
+    """A shard of a window table: it has no slot table, its directory alone says where a slot lies."""
+
+    _kind = "shard"
+
+    def _longest_slot(self) -> dict[str, int]:
+        return {}
+
+    def findings(self) -> list[Finding]:
+        return verify_shard(self._forward_read(), self._file.size_bytes, self.file)
 
 
 class _Unsealed:

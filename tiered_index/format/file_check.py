@@ -1,0 +1,143 @@
+"""What the checks of compacted files (`verify`) and of shards (`verify_shard`) have in common: trailer, filter, header, blocks.
+
+Nothing is believed that wasn't checked, and everything that is found is reported. Pure: reads through `read(position, length)`; one thread.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import ConfigError, CorruptFile, UnsupportedVersion
+from tiered_index.format.bloom import FILTER_BLOCK_BYTES, block_numbers, blocks_may_hold, filter_hashes
+from tiered_index.format.foreign import Read, read_exactly
+from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.layout import HEADER_SIZE, Header, read_header
+from tiered_index.format.trailer import TAIL_SIZE, Metadata, Run, Tail, Trailer, parse_trailer
+
+__all__ = ["FileCheck", "Finding"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One defect. `part` is ``file``, ``tail``, ``directory``, ``metadata``, ``filter``, ``header``, ``slots``, ``run``, ``slot``,
+    ``order``, ``interval``, ``bounds``, ``topic`` or ``checksum``; `offset` is a byte position where there is one."""
+
+    part: str
+    problem: str
+    offset: int | None = None
+
+
+class FileCheck(ABC):
+    """One file being checked; `findings` is what was found so far."""
+
+    def __init__(self, read: Read, file_size: int, file: str) -> None:
+        self._read, self._size, self._file = read, file_size, file
+        self.findings: list[Finding] = []
+
+    def _add(self, part: str, problem: str, offset: int | None = None) -> None:
+        self.findings.append(Finding(part, problem, offset))
+
+    def _bytes(self, part: str, position: int, length: int) -> bytes | None:
+        try:
+            return read_exactly(self._read, position, length, self._file)
+        except CorruptFile as error:
+            self._add(part, error.problem, position)
+            return None
+
+    @abstractmethod
+    def end_of_items(self, meta: Metadata) -> int:
+        """Return where the items must end by what the metadata says."""
+
+    def trailer(self) -> Trailer | None:
+        if self._size < TAIL_SIZE:
+            self._add("file", f"{self._size} bytes are too few for a trailer")
+            return None
+        part = "tail"
+        try:
+            raw = read_exactly(self._read, self._size - TAIL_SIZE, TAIL_SIZE, self._file)
+            tail = Tail.decode(raw, self._file, self._size)
+            part = "directory"
+            start = tail.directory_position
+            trailer = parse_trailer(read_exactly(self._read, start, self._size - start, self._file), self._file, self._size)
+        except UnsupportedVersion:
+            raise
+        except (CorruptFile, ConfigError) as error:
+            offset = error.offset if isinstance(error, CorruptFile) else None
+            if part == "directory" and (isinstance(error, ConfigError) or "metadata" in error.problem):
+                part = "metadata"
+            self._add(part, str(error), offset)
+            return None
+        meta = trailer.metadata
+        if (end := self.end_of_items(meta)) != tail.position:
+            self._add("metadata", f"geometry and {meta.count} items end at {end}, not {tail.position}")
+            return None
+        return trailer
+
+    def filter(self, tail: Tail) -> Array | None:
+        """Return the filter's words (u32, blocks x 8), or None where there is none or it can't be believed."""
+        data = self._bytes("filter", tail.position, tail.filter_length)
+        if data is None:
+            return None
+        if zlib.crc32(data) != tail.filter_crc32:
+            self._add("filter", "CRC32 does not match", tail.position)
+            return None
+        if tail.filter_length % FILTER_BLOCK_BYTES:
+            self._add("filter", f"{tail.filter_length} bytes are no whole number of blocks", tail.position)
+            return None
+        return np.frombuffer(data, "<u4").reshape(-1, 8) if data else None
+
+    def header(self, meta: Metadata, expected: Header) -> None:
+        data = self._bytes("header", 0, HEADER_SIZE)
+        if data is None:
+            return
+        if zlib.crc32(data) != meta.header_crc32:
+            self._add("header", "CRC32 does not match", 0)
+        try:
+            found = read_header(data, self._file)
+        except CorruptFile as error:
+            self._add("header", str(error), 0)
+            return
+        for name in Header._fields:
+            if getattr(found, name) != getattr(expected, name):
+                self._add("header", f"{name} is {getattr(found, name)}, the metadata says {getattr(expected, name)}")
+
+    def _blocks(self, trailer: Trailer) -> None:
+        """Report each way in which blocks don't cover the groups that are cut."""
+        groups, blocks = trailer.directory.groups, trailer.directory.blocks
+        size = trailer.metadata.layout.schema.item.itemsize
+        used = 0
+        for group in groups[groups["blocks"] > 0]:
+            part = blocks[used : used + int(group["blocks"])]
+            lengths = part["length"].astype(np.int64)
+            ends = int(group["offset"]) + np.cumsum(lengths)
+            if (
+                int(group["first_block"]) != used
+                or len(part) != int(group["blocks"])
+                or int(lengths.sum()) != int(group["length"])
+                or (part["offset"].astype(np.int64) != ends - lengths).any()
+                or (lengths != part["count"] * np.int64(size)).any()
+            ):
+                self._add("directory", f"blocks do not cover the group of slot {int(group['first_slot'])}", int(group["offset"]))
+            used += int(group["blocks"])
+        if used != len(blocks):
+            self._add("directory", f"{len(blocks)} blocks, groups name {used}")
+
+    def _denied(self, items: Array, meta: Metadata, words: Array) -> Array:
+        """Return which items are absent, says the filter."""
+        hashes = filter_hashes(items["key_hash"], items["fingerprint"] if meta.layout.schema.keyed else None)
+        return np.flatnonzero(~blocks_may_hold(words[block_numbers(hashes, len(words))], hashes))
+
+    def _block_bounds(self, run: Run, block: Any, items: Array, seconds: Array) -> None:
+        hashes = normal_hashes(items["key_hash"])
+        found = (int(hashes.min()), int(hashes.max()), int(seconds.min()), int(seconds.max()))
+        stored = tuple(int(block[name]) for name in ("hash_min", "hash_max", "second_min", "second_max"))
+        if found != stored:
+            self._add("bounds", f"block's hashes and seconds are {found}, the directory says {stored}", run.offset)

@@ -1,0 +1,148 @@
+"""Proof of one shard of a window table: every byte against its checksum, every item against what the shard says of itself.
+
+As `verify` for compacted files, without a slot table: the directory alone says where a slot lies. Memory: the trailer, the filter and one
+run of items. Pure: reads through `read(position, length)`; one thread. SPEC.md sections 6 and 10.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import MALFORMED
+from tiered_index.format.file_check import FileCheck, Finding
+from tiered_index.format.foreign import Read
+from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.layout import HEADER_SIZE, SHARD_MAGIC, Header
+from tiered_index.format.shard import answer_sorted, entry_checksum
+from tiered_index.format.trailer import Metadata, Run, Trailer
+
+__all__ = ["verify_shard"]
+
+Array = npt.NDArray[Any]
+
+
+def verify_shard(read: Read, file_size: int, file: str) -> list[Finding]:
+    """Return all defects of a shard; an empty list is the proof that there are none.
+
+    Where trailer or directory can't be believed the list ends there. Raises `UnsupportedVersion` for a later format, what `read` raises.
+    """
+    check = _ShardCheck(read, file_size, file)
+    trailer = check.trailer()
+    if trailer is None or not check.metadata(trailer.metadata):
+        return check.findings
+    meta = trailer.metadata
+    words = check.filter(trailer.tail)
+    check.header(meta, Header(SHARD_MAGIC, meta.begin_ms, meta.end_ms, 0, 0))
+    if check.directory(trailer):
+        check.items(trailer, words)
+    return check.findings
+
+
+class _ShardCheck(FileCheck):
+    def end_of_items(self, meta: Metadata) -> int:
+        return HEADER_SIZE + meta.layout.schema.item.itemsize * meta.count
+
+    def metadata(self, meta: Metadata) -> bool:
+        """Return whether slot map, slots and window can be believed; reports what can't."""
+        before = len(self.findings)
+        if "slot_map" not in meta.more:
+            self._add("metadata", "no slot map: this is no shard")
+            return False
+        slots, (low, high) = meta.slot_map, meta.slot_range
+        if (slots.base, meta.slot_base) != (meta.layout.slots, meta.layout.slots) or not 0 <= low < high <= slots.slots:
+            self._add("metadata", f"slots {low}..{high} of {meta.slot_base} base slots don't fit {slots}")
+        try:
+            window_s, _ = int(meta.more["window_s"]), int(str(meta.more["checksum"]), 16)
+        except MALFORMED as error:
+            self._add("metadata", f"window or checksum are not what this version writes: {error!r}")
+            return False
+        if meta.begin_ms % 1000 or meta.end_ms != meta.begin_ms + 1000 * window_s - 1:
+            self._add("metadata", f"header's times {meta.begin_ms}..{meta.end_ms} are not those of a window of {window_s} s")
+        begin_s = meta.begin_ms // 1000
+        if not begin_s <= meta.second_min <= meta.second_max < begin_s + window_s:
+            self._add("interval", f"seconds {meta.second_min}..{meta.second_max} are not within the window of {window_s} s from {begin_s}")
+        return len(self.findings) == before
+
+    def directory(self, trailer: Trailer) -> bool:
+        """Return whether groups and blocks cover every array exactly once; reports each way in which they don't."""
+        groups, meta = trailer.directory.groups, trailer.metadata
+        before = len(self.findings)
+        first = np.append(groups["first_slot"].astype(np.int64), meta.slot_range[1])
+        if not len(groups) or first[0] != meta.slot_range[0] or (np.diff(first) <= 0).any():
+            self._add("directory", f"groups' first slots do not rise from {meta.slot_range[0]} to {meta.slot_range[1]}")
+            return False
+        lengths = groups["length"].astype(np.int64)
+        ends = HEADER_SIZE + np.cumsum(lengths)
+        if (groups["offset"].astype(np.int64) != ends - lengths).any() or int(ends[-1]) != trailer.tail.position:
+            self._add("directory", "groups do not follow each other from the header to the trailer")
+        if (lengths != groups["count"] * np.int64(meta.layout.schema.item.itemsize)).any() or not lengths.all():
+            self._add("directory", "groups' counts contradict their lengths")
+        self._blocks(trailer)
+        return len(self.findings) == before
+
+    def items(self, trailer: Trailer, words: Array | None) -> None:
+        """Check every run's bytes and, where they are sound, its items; `words` are the filter's."""
+        meta, dtype = trailer.metadata, trailer.metadata.layout.schema.item
+        bounds = {int(block["offset"]): block for block in trailer.directory.blocks}
+        starts = trailer.directory.groups["offset"].astype(np.int64)
+        first = np.append(trailer.directory.groups["first_slot"].astype(np.int64), meta.slot_range[1])
+        topics = np.array(sorted({topic_id for topic_id, _ in meta.topics}), np.int64)
+        seen: list[tuple[int, int]] = []
+        whole, last, last_slot = True, b"", -1
+        checksum = slots_in_use = denied = first_denied = 0
+        for run in trailer.directory.all_runs():
+            data = self._bytes("run", run.offset, run.length)
+            if data is None or zlib.crc32(data) != run.crc32:
+                if data is not None:
+                    self._add("run", f"CRC32 of {run.length} bytes does not match", run.offset)
+                whole, last = False, b""
+                continue
+            items = np.frombuffer(data, dtype)
+            seconds = items["time_diff_s"].astype(np.int64) + meta.begin_ms // 1000
+            seen.append((int(seconds.min()), int(seconds.max())))
+            checksum += entry_checksum(items, seconds)
+            slots = meta.slot_map.slots_of(normal_hashes(items["key_hash"]))
+            slots_in_use += int(np.count_nonzero(np.diff(slots, prepend=last_slot)))
+            last_slot = int(slots[-1])
+            group = int(np.searchsorted(starts, run.offset, "right")) - 1
+            wrong = (slots < first[group]) | (slots >= first[group + 1])
+            self._report("slot", wrong, "lie in a slot group that is not their hash's", run, dtype.itemsize)
+            wrong = (seconds < meta.second_min) | (seconds > meta.second_max)
+            self._report("interval", wrong, "lie outside the shard's interval", run, dtype.itemsize)
+            if len(topics):
+                self._report("topic", ~np.isin(items["topic_id"], topics), "have a topic id without name", run, dtype.itemsize)
+            if words is not None and len(absent := self._denied(items, meta, words)):
+                first_denied = run.offset + dtype.itemsize * int(absent[0]) if not denied else first_denied
+                denied += len(absent)
+            if run.offset in bounds:
+                self._block_bounds(run, bounds[run.offset], items, seconds)
+            self._order(run.offset - len(last), np.frombuffer(last + data, dtype), meta)
+            last = data[-dtype.itemsize :]
+        if denied:
+            self._add("filter", f"{denied} items are absent, says the filter", first_denied)
+        if not whole:
+            return
+        interval = (min(low for low, _ in seen), max(high for _, high in seen))
+        for part, name, found, said in (
+            ("interval", "seconds are", interval, (meta.second_min, meta.second_max)),
+            ("metadata", "slots in use are", slots_in_use, meta.slots_in_use),
+            ("checksum", "the entries' sum is", f"{checksum % 2**64:016x}", meta.more["checksum"]),
+        ):
+            if found != said:
+                self._add(part, f"{name} {found}, the metadata says {said}")
+
+    def _report(self, part: str, wrong: Array, problem: str, run: Run, item_size: int) -> None:
+        if wrong.any():
+            self._add(part, f"{int(wrong.sum())} items {problem}", run.offset + item_size * int(np.flatnonzero(wrong)[0]))
+
+    def _order(self, offset: int, items: Array, meta: Metadata) -> None:
+        """Report items that do not stand in a shard's order: one that a stable sort would move."""
+        seconds = items["time_diff_s"].astype(np.int64)
+        order = answer_sorted(items, seconds, meta.slot_map, meta.layout.schema)
+        wrong = np.flatnonzero(order != np.arange(len(items)))
+        if len(wrong):
+            self._add("order", f"{len(wrong)} items are out of order", offset + items.itemsize * int(wrong[0]))
