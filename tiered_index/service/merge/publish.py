@@ -75,7 +75,8 @@ def check_results(job: MergeJob, results: Sequence[TaskResult]) -> None:
 def abandon(shards: Sequence[FinishedShard], storage: Storage) -> None:
     """Delete what a job that will not be published has uploaded; what can't be deleted is left to `orphans`."""
     for shard in shards:
-        with contextlib.suppress(StorageError):
-            if shard.upload is not None:
+        if shard.upload is not None:
+            with contextlib.suppress(StorageError):  # it may be complete already
                 storage.abort_upload(shard.upload)
+        with contextlib.suppress(StorageError):
             storage.delete(shard.stored.name)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tiered_index.clock import Clock
-from tiered_index.errors import TieredIndexError
 from tiered_index.service.merge.plan import MergeJob, MergePlan, plan_merge
 from tiered_index.service.merge.publish import MergeOvertaken, abandon, publish
 from tiered_index.service.merge.task import TaskResult, run_task
@@ -89,11 +88,15 @@ def merge(
         try:
             with ThreadPoolExecutor(threads, "tiered-index-merge") as pool:
                 futures = [pool.submit(run_task, task, storage, clock.now_ms(), progress) for task in job.tasks]
-                for future in futures:
-                    results.append(future.result())
-        except TieredIndexError:
+                try:
+                    results += [future.result() for future in futures]
+                except BaseException:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
+        except BaseException:
             # the pool has ended: whatever finished is known
-            abandon([shard for f in futures if f.done() and not f.exception() for shard in f.result().shards], storage)
+            done = [future for future in futures if not future.cancelled() and future.exception() is None]
+            abandon([shard for future in done for shard in future.result().shards], storage)
             raise
         return results
 

@@ -7,6 +7,7 @@ and 8 bytes an entry. Threads: one task is run by one thread; any number of task
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -37,6 +38,12 @@ def run_task(task: MergeTask, storage: Storage, now_ms: int, progress: Callable[
     """Read, sort and write one task; `progress` is told of entries done. What was uploaded before an error is aborted or deleted."""
     schema = task.genesis.layout.schema
     cold = ColdPath(storage, keyed=schema.keyed, settings=ColdSettings(query_threads=8, block_cache_bytes=0, coalesce_gap_bytes=0))
+    with contextlib.closing(cold):
+        return _run(task, cold, storage, now_ms, progress)
+
+
+def _run(task: MergeTask, cold: ColdPath, storage: Storage, now_ms: int, progress: Callable[[int], None]) -> TaskResult:
+    schema = task.genesis.layout.schema
     step = max(window.slots.join for window in task.windows)
     reader = SourceReader(cold, task.sources, schema, task.genesis.layout.slots, task.base_low, task.base_high, step)
     sequence = max(source.sequence for source in task.sources)
@@ -58,7 +65,5 @@ def run_task(task: MergeTask, storage: Storage, now_ms: int, progress: Callable[
         for table in tables:
             table.abandon()
         raise
-    finally:
-        cold.close()
     shards = tuple(shard for table in tables for shard in table.finished)
     return TaskResult(task.number, reader.read_counts, checksum % 2**64, shards)

@@ -6,6 +6,7 @@ upload and 8 bytes an entry of a shard. Threads: one run is written by one threa
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index._version import __version__
+from tiered_index.errors import StorageError
 from tiered_index.format.names import data_name, new_file_id
 from tiered_index.format.shard import ShardWriter, answer_sorted
 from tiered_index.format.trailer import Tail
@@ -70,10 +72,12 @@ class Upload:
             self._send(rest)
 
     def abandon(self) -> None:
-        if self.handle is not None:
-            self._storage.abort_upload(self.handle)
-        elif self.size_bytes:
-            self._storage.delete(self.name)
+        """Take back what was sent; what can't be is left to `orphans`: the error that led here is the one that counts."""
+        with contextlib.suppress(StorageError):
+            if self.handle is not None:
+                self._storage.abort_upload(self.handle)
+            elif self.size_bytes:
+                self._storage.delete(self.name)
 
     def _send(self, data: bytes) -> None:
         if self.handle is None:
@@ -92,7 +96,7 @@ class _OpenShard:
 class TableRun:
     """One window's run of base slots: the shard that is being written, and those that are finished.
 
-    `topics` are the names of ids, `most` bounds the entries to come. Pieces come in order of base slots, a giant's parts newest first
+    Pieces come in order of base slots, a giant's parts newest first. `topics` are the names of ids, `most` bounds the entries to come.
     """
 
     def __init__(
