@@ -106,13 +106,12 @@ class Directory:
         index = int(np.searchsorted(self._first_slots, slot, "right")) - 1
         if index < 0:
             return []
-        group = self.groups[index]
-        if not group["count"]:
+        _, count, offset, length, crc32, first, number = self.groups[index].item()
+        if not count:
             return []
-        if not group["blocks"]:
-            return [Run(int(group["offset"]), int(group["length"]), int(group["crc32"]), int(group["count"]))]
-        first = int(group["first_block"])
-        blocks = self.blocks[first : first + int(group["blocks"])]
+        if not number:
+            return [Run(offset, length, crc32, count)]
+        blocks = self.blocks[first : first + number]
         wanted = (
             (blocks["hash_min"] <= key_hash)
             & (blocks["hash_max"] >= key_hash)

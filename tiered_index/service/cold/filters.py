@@ -66,7 +66,7 @@ class Filters:
         return ~blocks_may_hold(words[place * _BLOCKS_A_PIECE + numbers % _BLOCKS_A_PIECE], hashes)
 
     def note_in_vain(self, stored: StoredObject, hash64: int, keys: int = 1) -> None:
-        """Remember that the file was read in vain for `keys` keys, that of `hash64` among them, where its filter was not at hand to tell."""
+        """Remember that the file was read in vain for `keys` keys, that of `hash64` among them, its filter not being at hand."""
         blocks = stored.filter_length // FILTER_BLOCK_BYTES
         if not blocks or stored.name in self._too_large:
             return
