@@ -20,7 +20,9 @@ from tiered_index.cli.files import files
 from tiered_index.cli.import_classic import import_classic
 from tiered_index.cli.ingest import ingest
 from tiered_index.cli.inspect import inspect
+from tiered_index.cli.merge import merge
 from tiered_index.cli.message import message
+from tiered_index.cli.orphans import orphans
 from tiered_index.cli.output import Printer
 from tiered_index.cli.query import query
 from tiered_index.cli.recover import recover
@@ -44,7 +46,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (demo, ingest, import_classic, query, message, files, inspect, dump, verify, recover, bench):
+for _command in (demo, ingest, import_classic, query, message, files, inspect, dump, verify, recover, merge, orphans, bench):
     app.command(_command.__name__.replace("_", "-"))(_command)
 
 

@@ -34,7 +34,7 @@ RAISED = {
     RuntimeError("bad"): 70,
     KeyboardInterrupt(): 130,
 }
-COMMANDS = ("demo", "ingest", "query", "files", "inspect", "dump", "verify", "recover", "bench")
+COMMANDS = ("demo", "ingest", "query", "files", "inspect", "dump", "verify", "recover", "merge", "orphans", "bench")
 
 
 def invoke(act, *arguments):

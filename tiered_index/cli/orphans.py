@@ -1,0 +1,61 @@
+"""`tiered-index orphans`: objects that no log record names, found by a listing and deleted when asked."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from tiered_index.cli.output import counted, human_bytes
+from tiered_index.cli.session import Session, command
+from tiered_index.cli.stored_index import open_stored_index
+from tiered_index.cli.times import duration_option, format_time
+from tiered_index.service.orphans import delete_orphans, find_orphans
+
+__all__ = ["orphans"]
+
+
+@command
+def orphans(
+    session: Session,
+    older_than: Annotated[
+        int, typer.Option(parser=duration_option, metavar="1d", help="Only what is older; an hour at least.", show_default="1d")
+    ] = 86400,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete them; without it they are only listed.")] = False,
+) -> int:
+    """Find objects that the log does not name: what crashes left, and what merges have replaced. Unfinished uploads, too.
+
+    Nothing younger than --older-than is touched, nor what a merge removed since: an upload may be under way, and a reader may still stand
+    at the log position before the merge.
+
+    [bold]Examples[/bold]
+
+      tiered-index orphans --storage s3://bucket/index
+
+      tiered-index orphans --storage s3://bucket/index --older-than 7d --yes --json
+    """
+    with open_stored_index(session.config()) as index:
+        found = find_orphans(index.storage, index.log, index.clock, older_than_s=older_than)
+        if yes:
+            delete_orphans(index.storage, found)
+        requests, cost_usd = index.storage.total.requests_by_kind, index.storage.total.cost_usd
+    document: dict[str, Any] = {
+        "status": "deleted" if yes else "found",
+        "objects": [{"object": o.name, "bytes": o.size_bytes, "modified_ms": o.modified_ms} for o in found.objects],
+        "uploads": [handle.name for handle in found.uploads],
+        "bytes": found.size_bytes,
+        "requests": requests,
+        "cost_usd": cost_usd,
+    }
+    if session.out.as_json:
+        session.out.document(document)
+        return 0
+    for info in found.objects:
+        session.out.line(f"{info.name}  {human_bytes(info.size_bytes)}  {format_time(info.modified_ms)}")
+    for handle in found.uploads:
+        session.out.line(f"{handle.name}  unfinished upload")
+    what = f"{counted(len(found.objects), 'object')} ({human_bytes(found.size_bytes)}), {counted(len(found.uploads), 'unfinished upload')}"
+    session.out.line(f"{what} {'deleted' if yes else 'found'}")
+    if not yes and (found.objects or found.uploads):
+        session.out.note("nothing was deleted: --yes does that")
+    return 0

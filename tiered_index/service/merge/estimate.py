@@ -1,0 +1,58 @@
+"""What a merge will cost, by its plan: requests, bytes and dollars before anything is read. Pure.
+
+The counts follow from how a task works: a range to the end of each source for its directory, a range a source and piece (8 MiB at most),
+and for each shard one put, or the parts of an upload. Entries are taken to be spread evenly over tasks; what is so small that it fits fewer
+pieces or shards costs less, and a hot key more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from tiered_index.service.merge.plan import MergeJob
+from tiered_index.service.merge.task import PIECE_ITEMS
+from tiered_index.storage.prices import PriceTable
+
+__all__ = ["MergeCost", "estimate"]
+
+_SPAN_BYTES = 8 << 20
+_PART_BYTES = 16 << 20
+_RECORD = {"get": 1, "head": 1, "put_if_absent": 1, "put": 1}
+# of one log record: look for the end, is the last one there, append, checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class MergeCost:
+    """Estimates. `requests` by operation; bytes are of items: directories and filters add some 5% to either side."""
+
+    shards: int
+    requests: dict[str, int]
+    read_bytes: int
+    written_bytes: int
+    cost_usd: float
+
+
+def estimate(job: MergeJob, prices: PriceTable) -> MergeCost:
+    """Return what a job will cost."""
+    item_size = job.tasks[0].genesis.layout.schema.item.itemsize
+    tasks, sources = len(job.tasks), len(job.sources)
+    requests: Counter[str] = Counter(_RECORD)
+    pieces = tasks * max(1, -(-job.entries // (tasks * PIECE_ITEMS)))
+    spans = sum(max(pieces, -(-source.count * item_size // _SPAN_BYTES)) for source in job.sources)
+    requests["get_range"] += tasks * sources + spans
+    shards = 0
+    for window in job.windows:
+        # a window of few entries has no more shards than entries
+        made = min(tasks, window.entries)
+        size = window.entries * item_size // made
+        shards += made
+        requests["head"] += made
+        if size < 2 * _PART_BYTES:
+            requests["put"] += made
+        else:
+            requests["begin_upload"] += made
+            requests["upload_part"] += made * -(-size // _PART_BYTES)
+            requests["complete_upload"] += made
+    moved = job.entries * item_size
+    return MergeCost(shards, dict(requests), moved, moved, prices.cost_usd(requests, moved))
