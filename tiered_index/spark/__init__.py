@@ -1,0 +1,14 @@
+"""The data pipeline where one machine ends: the same engine on PySpark, over as many executors as there are.
+
+    from tiered_index.spark import build, merge
+
+Tasks upload under names of their own and change nothing; the driver publishes with one log record (docs/spark.md). PySpark itself is
+imported by who makes the session, so this package can be looked at without it.
+"""
+
+from tiered_index.service.merge.run import MergeReport
+from tiered_index.spark.build import BuildResult, build
+from tiered_index.spark.merge import merge
+from tiered_index.spark.starting import open_session
+
+__all__ = ["BuildResult", "MergeReport", "build", "merge", "open_session"]

@@ -1,0 +1,179 @@
+"""What a build writes: tables of windows, cut into shards and those into pieces by base slots, and which Spark partition gets which.
+
+Pieces are numbered through all tables. A piece is what is sorted at a time, a shard has a run of pieces, a partition a run of shards.
+Pure; the plan is sent to every task.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.slot_map import SlotMap
+from tiered_index.service.log_records import Genesis
+from tiered_index.service.merge.plan import Window
+from tiered_index.service.topics import TopicTable
+from tiered_index.spark.census import Census
+from tiered_index.spark.windows import QUARANTINE_S, WindowScale
+
+__all__ = ["PIECE_ITEMS", "BuildPlan", "TablePlan", "plan_build"]
+
+PIECE_ITEMS = 1 << 19
+"""Entries of a piece, expected; a piece of more than twice as many (it has a hot key) is written in parts by time."""
+_SHARD_BYTES = 256 << 20
+_LEAST_BYTES = 32 << 20
+# of a shard that is made for the sake of parallel work
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """One table: `pieces` from number `first_piece` on, of `width` base slots each, `pieces_a_shard` to a shard."""
+
+    window: Window
+    quarantined: bool
+    first_piece: int
+    pieces: int
+    width: int
+    pieces_a_shard: int
+
+    @property
+    def shards(self) -> int:
+        """How many shards there are, without further parts of giants."""
+        return -(-self.pieces // self.pieces_a_shard)
+
+    def base_slots(self, first: int, pieces: int) -> tuple[int, int]:
+        """Return the half-open range of base slots of `pieces` pieces from number `first` of this table on."""
+        base = self.window.slots.base
+        return min(base, first * self.width), min(base, (first + pieces) * self.width)
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """All tables, those of quarantine windows last, each kind by time. `topics` are (id, name), `sequence` is the shards'."""
+
+    genesis: Genesis
+    scale: WindowScale
+    tables: tuple[TablePlan, ...]
+    topics: tuple[tuple[int, str], ...]
+    sequence: int
+    partition_of_piece: npt.NDArray[np.int32]
+
+    @property
+    def partitions(self) -> int:
+        """How many Spark partitions write."""
+        return int(self.partition_of_piece[-1]) + 1
+
+    @property
+    def shards(self) -> int:
+        """How many shards there are, without further parts of giants."""
+        return sum(table.shards for table in self.tables)
+
+    @property
+    def entries(self) -> int:
+        """Entries of all tables."""
+        return sum(table.window.entries for table in self.tables)
+
+    @cached_property
+    def _firsts(self) -> Int64:
+        return np.array([table.first_piece for table in self.tables], np.int64)
+
+    @cached_property
+    def _codes(self) -> Int64:
+        """A number for each table that rises: its begin, quarantine windows behind all others."""
+        return np.array([_code(table.window.begin_s, table.quarantined) for table in self.tables], np.int64)
+
+    def table_of(self, piece: int) -> int:
+        """Return the index of the table that a piece is of."""
+        return int(np.searchsorted(self._firsts, piece, "right")) - 1
+
+    def pieces_of(self, seconds: Int64, hashes: npt.NDArray[np.int32]) -> tuple[Int64, Int64]:
+        """Return the piece (i64, n) and the begin of the window (i64, n) of entries, given their seconds and normal hashes.
+
+        Raises `InvalidArgument` where a window isn't planned.
+        """
+        begins, wrong = self.scale.begins(seconds)
+        codes = begins + wrong * _BEHIND
+        index = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
+        if not (self._codes[index] == codes).all():
+            raise InvalidArgument("the source has windows now that it had not when it was counted: it changes while it is read")
+        widths = np.array([table.width for table in self.tables], np.int64)
+        return self._firsts[index] + hashes.astype(np.int64) % self.genesis.layout.slots // widths[index], begins
+
+    def topic_table(self) -> TopicTable:
+        """Return the ids as a table that gives every name its id of the plan."""
+        table = TopicTable()
+        for _, name in self.topics:
+            table.assign(name)
+        return table
+
+
+_BEHIND = 1 << 40
+
+
+def _code(begin_s: int, quarantined: bool) -> int:
+    return begin_s + quarantined * _BEHIND
+
+
+def plan_build(
+    census: Census, genesis: Genesis, scale: WindowScale, *, shards: int | str, parallelism: int, sequence: int, max_windows: int
+) -> BuildPlan:
+    """Return the plan of a build. Raises `InvalidArgument` for too many windows, or shards that can't be."""
+    if shards != "auto" and not (isinstance(shards, int) and not isinstance(shards, bool) and shards >= 1):
+        raise InvalidArgument(f"shards is 'auto' or how many a window has, not {shards!r}")
+    if len(census.windows) > max_windows:
+        raise InvalidArgument(
+            f"the source's entries lie in {len(census.windows):,} windows of {scale.window_s:,} s, and {max_windows:,} are allowed: "
+            "choose longer windows, or raise max_windows"
+        )
+    base, item_size = genesis.layout.slots, genesis.layout.schema.item.itemsize
+    aim = max(_LEAST_BYTES, min(_SHARD_BYTES, census.entries * item_size // max(1, 2 * parallelism)))
+    tables: list[TablePlan] = []
+    loads: list[int] = []
+    first = 0
+    for (wrong, begin), count in sorted(census.windows.items()):
+        slots = SlotMap.for_count(base, count)
+        window = Window(secrets.token_hex(8), begin, QUARANTINE_S if wrong else scale.window_s, slots, count)
+        wanted = -(-count * item_size // aim) if shards == "auto" else int(shards)
+        a_shard = max(1, -(-count // (wanted * PIECE_ITEMS)))
+        # pieces are cut where every slot map has a cut
+        width = max(1, -(-base // (wanted * a_shard * slots.join))) * slots.join
+        table = TablePlan(window, wrong, first, -(-base // width), width, a_shard)
+        tables.append(table)
+        loads += [count // table.shards] * table.shards
+        first += table.pieces
+    return BuildPlan(genesis, scale, tuple(tables), _topics(census, genesis), sequence, _partitions(tables, loads, aim // item_size))
+
+
+def _partitions(tables: Sequence[TablePlan], loads: Sequence[int], most: int) -> npt.NDArray[np.int32]:
+    """Return the partition (i32) of each piece: neighbouring small shards share one, up to about `most` entries."""
+    of_shard: list[int] = []
+    number, held = 0, 0
+    for load in loads:
+        if held and held + load > most:
+            number, held = number + 1, 0
+        of_shard.append(number)
+        held += max(1, load)
+    pieces: list[Any] = []
+    shard = 0
+    for table in tables:
+        pieces.append(np.array(of_shard[shard : shard + table.shards], np.int32)[np.arange(table.pieces) // table.pieces_a_shard])
+        shard += table.shards
+    return np.concatenate(pieces)
+
+
+def _topics(census: Census, genesis: Genesis) -> tuple[tuple[int, str], ...]:
+    """Return (id, name) of every topic: the source's ids, else assigned in order of name, so that every task assigns the same."""
+    table = TopicTable()
+    given = [(topic_id, name) for topic_id, name in census.topics if topic_id is not None]
+    if given:
+        table.give(sorted(given))
+        return tuple(sorted(given))
+    return tuple((table.assign(name), name) for name in sorted(name for _, name in census.topics))

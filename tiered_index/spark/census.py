@@ -1,0 +1,100 @@
+"""The first look at a source: how many entries each window has, and which topics there are. What shards there will be follows from it.
+
+Only the columns that say so are read. `count_batches` runs in tasks and yields one small row each; `Census.of` adds them up on the driver.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.service.validation import milliseconds
+from tiered_index.spark.windows import WindowScale
+from tiered_index.types import MAX_TIMESTAMP_MS
+
+__all__ = ["CENSUS_COLUMNS", "CENSUS_SCHEMA", "Census", "count_batches"]
+
+CENSUS_COLUMNS = ("topic", "timestamp_ms", "has_key", "topic_id")
+CENSUS_SCHEMA = "census binary"
+
+
+@dataclass
+class Census:
+    """Entries by (is quarantine window, begin of the window), messages without key, topics as (id or None, name)."""
+
+    windows: dict[tuple[bool, int], int] = field(default_factory=dict)
+    without_key: int = 0
+    topics: set[tuple[int | None, str]] = field(default_factory=set)
+
+    @property
+    def entries(self) -> int:
+        """All of them."""
+        return sum(self.windows.values())
+
+    @property
+    def quarantined(self) -> int:
+        """Those whose timestamps can't be right."""
+        return sum(count for (wrong, _), count in self.windows.items() if wrong)
+
+    def add(self, other: Census) -> None:
+        """Add another part of the source."""
+        for window, count in other.windows.items():
+            self.windows[window] = self.windows.get(window, 0) + count
+        self.without_key += other.without_key
+        self.topics |= other.topics
+
+    @classmethod
+    def of(cls, rows: Iterable[Any]) -> Census:
+        """Return the sum of what tasks yielded."""
+        total = cls()
+        for row in rows:
+            total.add(pickle.loads(row[0]))
+        return total
+
+
+def count_batches(batches: Iterable[pa.RecordBatch], scale: WindowScale, max_windows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the census of `batches` (columns as `CENSUS_COLUMNS`, the last optional) as one row. Raises `InvalidArgument`."""
+    census = Census()
+    for batch in batches:
+        census.add(_of_batch(batch, scale))
+        if len(census.windows) > max_windows:
+            raise InvalidArgument(_too_many(f"more than {max_windows:,}", scale))
+    yield pa.record_batch({"census": pa.array([pickle.dumps(census)], pa.binary())})
+
+
+def _of_batch(batch: pa.RecordBatch, scale: WindowScale) -> Census:
+    keyed = batch.column("has_key")
+    census = Census(without_key=len(batch) - (pc.sum(keyed).as_py() or 0))
+    if census.without_key:
+        batch = batch.filter(keyed)
+    if not len(batch):
+        return census
+    for name in batch.schema.names:
+        if nulls := batch.column(name).null_count:
+            raise InvalidArgument(f"column {name!r} has {nulls:,} nulls in rows that have a key; a value is needed in every one")
+    times = batch.column("timestamp_ms")
+    if pa.types.is_timestamp(times.type):
+        times = milliseconds(times)
+    stamps = times.to_numpy(zero_copy_only=False).astype(np.int64)
+    low, high = int(stamps.min()), int(stamps.max())
+    if low < 0 or high > MAX_TIMESTAMP_MS:
+        raise InvalidArgument(f"timestamp_ms {low if low < 0 else high} is outside 0..{MAX_TIMESTAMP_MS}")
+    begins, wrong = scale.begins(stamps // 1000)
+    codes, counts = np.unique(begins * 2 + wrong, return_counts=True)
+    census.windows = {(bool(code & 1), code >> 1): count for code, count in zip(codes.tolist(), counts.tolist(), strict=True)}
+    names = ["topic", *(["topic_id"] if "topic_id" in batch.schema.names else [])]
+    distinct = pa.Table.from_batches([batch.select(names)]).group_by(names).aggregate([])
+    ids = distinct["topic_id"].to_pylist() if len(names) > 1 else [None] * len(distinct)
+    census.topics = set(zip(ids, distinct["topic"].to_pylist(), strict=True))
+    return census
+
+
+def _too_many(count: str, scale: WindowScale) -> str:
+    return f"the source's entries lie in {count} windows of {scale.window_s:,} s: choose longer windows, or raise max_windows"

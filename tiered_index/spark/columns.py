@@ -1,0 +1,72 @@
+"""From a DataFrame of messages to one of entries: which column is which, and whether it can be that. Runs on the driver; reads nothing.
+
+| field | needed as |
+|---|---|
+| `topic` | text |
+| `key` | text, or a list of text: one entry for each different key; where there is neither, a column `keys` |
+| `queue_id`, `offset`, `size`, optionally `topic_id` | integers |
+| `timestamp_ms` | integers of epoch milliseconds, or a timestamp |
+
+and the further columns of the index's schema. A row without key makes no entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.schema import Schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["FIELDS", "entry_frame"]
+
+FIELDS = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
+"""What every message has; `topic_id` is optional."""
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_TIMES = (*_INTEGERS, "timestamp", "timestamp_ntz")
+_TEXT, _LIST = ("string",), ("string", "array<string>")
+_KINDS = {
+    "topic": (_TEXT, "text"), "key": (_LIST, "text or a list of text"), "queue_id": (_INTEGERS, "integers"),
+    "offset": (_INTEGERS, "integers"), "size": (_INTEGERS, "integers"), "topic_id": (_INTEGERS, "integers"),
+    "timestamp_ms": (_TIMES, "integers (epoch milliseconds) or a timestamp"),
+}  # fmt: skip
+
+
+def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: Schema) -> DataFrame:
+    """Return the fields of entries, one row an entry (its key null where a message has none).
+
+    `columns` say which column of `frame` a field is, where it isn't called the same; a `Column` (``lit("orders")``) stands for itself.
+    Raises `InvalidArgument` naming the column and what was expected.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    wanted = [*FIELDS, *(column.name for column in schema.caller_columns)]
+    if unknown := [name for name in columns if name not in (*wanted, "topic_id")]:
+        raise InvalidArgument(f"columns: {unknown[0]!r} is no field of an entry; these are {', '.join((*wanted, 'topic_id'))}")
+    if "topic_id" in columns or "topic_id" in frame.columns:
+        wanted.append("topic_id")
+    selected = []
+    for field in wanted:
+        source: Any = columns.get(field, field)
+        if isinstance(source, str):
+            if field == "key" and source == "key" and "key" not in frame.columns and "keys" in frame.columns:
+                source = "keys"
+            if source not in frame.columns:
+                named = f"{source!r} ({field})" if source != field else f"{source!r}"
+                raise InvalidArgument(f"column {named} is missing; the source has {', '.join(frame.columns) or 'no columns'}")
+            source = F.col(f"`{source.replace('`', '``')}`")
+        selected.append(source.alias(field))
+    entries = frame.select(*selected)
+    for name in wanted:
+        kinds, expected = _KINDS.get(name, ((), ""))
+        found = entries.schema[name].dataType.simpleString()
+        if kinds and found not in kinds:
+            given = columns.get(name, name)
+            named = f"{given!r} ({name})" if isinstance(given, str) and given != name else f"{name!r}"
+            raise InvalidArgument(f"column {named} is {found}; {expected} is needed")
+    if entries.schema["key"].dataType.simpleString() != "string":
+        entries = entries.withColumn("key", F.explode_outer(F.array_distinct("key")))
+    return entries

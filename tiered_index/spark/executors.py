@@ -1,0 +1,74 @@
+"""What passes between driver and executors: where the storage is, and which error a task died of.
+
+A storage is never pickled: tasks open it from its URI, with the credentials that the executor finds by the usual chain. Spark hands errors
+of tasks to the driver as text; `typed_errors` finds ours in it and raises it again. Threads: any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tiered_index import errors
+from tiered_index.errors import ConfigError, CorruptFile, StorageUnavailable, TieredIndexError
+from tiered_index.storage.base import Storage
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.s3_options import S3Options
+
+__all__ = ["StorageAddress", "typed_errors"]
+
+_S3A = re.compile(r"s3a://", re.IGNORECASE)
+_OURS = re.compile(r"tiered_index\.[a-z_.]*\b(?P<kind>[A-Z][A-Za-z]+): (?P<text>[^\n]*)")
+_LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "SparkContext was shut down", "FetchFailed")
+
+
+@dataclass(frozen=True, slots=True)
+class StorageAddress:
+    """Names a storage for any process. `s3a://` is `s3://`. Raises `ConfigError` for one that other processes can't reach."""
+
+    uri: str
+    options: S3Options = field(default_factory=S3Options)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "uri", _S3A.sub("s3://", self.uri, count=1))
+        if self.uri.startswith("memory:"):
+            raise ConfigError("memory:// is one process's memory, and Spark's tasks run in others")
+
+    def open(self) -> Storage:
+        """Return the storage; the caller closes it. Raises `ConfigError`."""
+        return open_storage(self.uri, options=self.options)
+
+
+@contextlib.contextmanager
+def typed_errors(what: str) -> Iterator[None]:
+    """Raise as an error of this package what Spark reports of a failed job.
+
+    An error of ours in a task keeps its class and its text; lost executors are `StorageUnavailable` (run it again). Others pass.
+    """
+    try:
+        yield
+    except TieredIndexError:
+        raise
+    except Exception as error:
+        text = str(error)
+        # a chain of causes ends with what was raised to the caller
+        for found in reversed(list(_OURS.finditer(text))):
+            kind = getattr(errors, found["kind"], None)
+            if isinstance(kind, type) and issubclass(kind, TieredIndexError):
+                raise _again(kind, f"{what}: {found['text']}") from error
+        if any(sign in text for sign in _LOST):
+            raise StorageUnavailable(f"{what}: Spark lost too many executors or workers; run it again") from error
+        raise
+
+
+def _again(kind: type[TieredIndexError], text: str) -> TieredIndexError:
+    """Return an error of a class whose constructor may want more than a text."""
+    if issubclass(kind, CorruptFile):
+        file, _, problem = text.partition(": ")
+        return kind(file, problem)
+    try:
+        return kind(text)
+    except TypeError:
+        return TieredIndexError(text)
