@@ -1,0 +1,191 @@
+"""An index whose files lie in a storage and are merged, the model of what it must answer, and what is asked of both.
+
+    life = Merging(tmp_path)
+    life.put([(hour_ms, "k"), ...]); life.publish()
+    life.merge(DAY_S)
+    life.check()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tiered_index import IndexItem, IndexReader, IndexService, KeyedIndexItem, Lookup, QueryResult, column
+from tiered_index.clock import ManualClock
+from tiered_index.service.log_records import LogState
+from tiered_index.service.lookups import Lookups
+from tiered_index.service.merge.run import MergeOptions, MergeReport, merge, plan
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.base import Storage
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.disk_faults import FaultDisk
+from tiered_index.testing.model import Answer, ReferenceModel
+
+__all__ = ["BASE_MS", "DAY_MS", "DAY_S", "HOUR_MS", "HOUR_S", "Merging", "RegionItem"]
+
+DAY_S, HOUR_S = 86400, 3600
+DAY_MS, HOUR_MS = DAY_S * 1000, HOUR_S * 1000
+BASE_MS = 1_700_000_000_000 // (30 * DAY_MS) * (30 * DAY_MS)
+"""The beginning of a window, whether of an hour, a day or 30 days."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionItem(KeyedIndexItem):
+    """Further columns, one of them identity."""
+
+    region: int = column(">u2", identity=True)
+    price: float = column(">f8")
+    tag: bytes = column("S4")
+
+
+EXTRA: dict[Any, tuple[str, ...]] = {RegionItem: ("region", "price", "tag")}
+
+
+@dataclass
+class Merging:
+    """One writer, one storage, its model. `item_type` and `preset` as in the settings."""
+
+    folder: Path
+    storage: Storage = field(default_factory=MemoryStorage)
+    preset: str = "native"
+    item_type: type[IndexItem] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    clock: ManualClock = field(default_factory=lambda: ManualClock(BASE_MS))
+    model: ReferenceModel = field(init=False)
+    messages: int = 0
+    asked: set[tuple[str, str]] = field(default_factory=set)
+    _services: list[IndexService] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        extra = EXTRA.get(self.item_type, ())
+        self.model = ReferenceModel(keyed=self.preset == "native", extra=extra, identity=extra[:1])
+        self.extra = extra
+        self.index = self.open()
+
+    def open(self, root: str = "root", **more: Any) -> IndexService:
+        """Open a writer; it is let go of by `close`."""
+        chosen: dict[str, Any] = {
+            "slots": 11, "items": 4000, "background": False, "query_threads": 2, "local_keep_s": 0, "preset": self.preset,
+            "max_late_s": 10**10, "max_early_s": 10**10, **self.settings, **more,
+        }  # fmt: skip
+        if self.item_type is not None:
+            chosen["item_type"] = self.item_type
+        backend = chosen.pop("storage_backend", self.storage)
+        service = IndexService.open(root=self.folder / root, storage_backend=backend, clock=self.clock, disk=FaultDisk(), **chosen)
+        self._services.append(service)
+        return service
+
+    def close(self) -> None:
+        """Let go of all writers."""
+        for service in self._services:
+            service.abandon()
+
+    def put(self, rows: Iterable[tuple[int, str]], topic: str = "t", into: IndexService | None = None, **more: Any) -> None:
+        """Put (timestamp_ms, key) rows; places come from a counter that repeats itself now and then."""
+        for timestamp_ms, key in rows:
+            self.messages += 1
+            place = (self.messages % 3, self.messages % 10 if self.messages % 7 == 0 else self.messages)
+            extra: dict[str, Any] = {}
+            if self.extra:
+                extra = {"region": self.messages % 4, "price": self.messages / 8, "tag": b"%d" % (self.messages % 1000)}
+            message = (topic, place[0], key, place[1], self.messages % 50, timestamp_ms)
+            self.model.put(*message, **extra)
+            self.asked.add((topic, key))
+            (into or self.index).put(*message, **extra, **more)
+
+    def publish(self, index: IndexService | None = None) -> None:
+        """Seal, compact, upload and retire everything."""
+        index = index or self.index
+        index.seal()
+        index.run_lifecycle()
+        index.run_lifecycle()
+
+    def move(self, root: str) -> None:
+        """Let another root's writer take over."""
+        self.index.close()
+        self.index = self.open(root)
+
+    def log(self) -> StorageLog:
+        """Return a view of the log of its own."""
+        log = StorageLog(self.storage, self.clock)
+        log.open()
+        return log
+
+    @property
+    def state(self) -> LogState:
+        return self.log().state
+
+    def options(self, window_s: int = DAY_S, **more: Any) -> MergeOptions:
+        """Return options under which everything is over."""
+        return MergeOptions(**{"window_s": window_s, "min_age_s": 0, "shard_bytes": 1 << 20, **more})
+
+    def later(self, days: float = 1000) -> None:
+        """Let time pass, so that windows are over."""
+        self.clock.advance(days * DAY_S)
+
+    def plan(self, window_s: int = DAY_S, **more: Any) -> Any:
+        """Return what a merge would do."""
+        return plan(self.log(), self.clock, self.options(window_s, **more))
+
+    def merge(self, window_s: int = DAY_S, *, storage: Storage | None = None, threads: int = 1, **more: Any) -> MergeReport:
+        """Merge; entries before and after are counted."""
+        before = sum(stored.count for stored in self.state.objects.values())
+        report = merge(storage or self.storage, self.log(), self.clock, self.options(window_s, **more), threads=threads)
+        assert sum(stored.count for stored in self.state.objects.values()) == before
+        return report
+
+    def reader(self, storage: Storage | None = None, **more: Any) -> IndexReader:
+        """Return a fresh reader of the storage."""
+        if self.item_type is not None:
+            more["item_type"] = self.item_type
+        return IndexReader.open(storage_backend=storage or self.storage, clock=self.clock, query_threads=2, **more)
+
+    def answers(self, result: QueryResult | Iterable[IndexItem]) -> list[Answer]:
+        """Return what of an answer the model knows."""
+        return [Answer.of(item, self.extra) for item in result]
+
+    def ranges(self) -> list[tuple[int | None, int | None]]:
+        """Return ranges to ask: all, the edges of windows, a second."""
+        seconds = sorted({entry.second for entry in self.model.entries})
+        middle = seconds[len(seconds) // 2] * 1000
+        edge = middle // DAY_MS * DAY_MS
+        return [(None, None), (edge - 1000, edge), (edge, edge + DAY_MS - 1), (middle, middle), (None, edge - 1)]
+
+    def check(self, reader: Lookups | None = None, questions: Iterable[tuple[str, str]] | None = None) -> None:
+        """Ask every key in every range, by pages and in one batch, and compare with the model."""
+        own = self.reader() if reader is None else None
+        asked: Lookups = reader if reader is not None else own  # type: ignore[assignment]
+        questions = sorted(self.asked) if questions is None else list(questions)
+        lookups, expected = [], []
+        for topic, key in [*questions, ("t", "nobody"), ("nowhere", "k")]:
+            for begin_ms, end_ms in self.ranges():
+                answer = self.model.query(topic, key, begin_ms, end_ms, max_count=None)
+                found = asked.query(topic, key, begin_ms, end_ms, max_count=10**6)
+                assert (self.answers(found), found.status) == (answer, "complete"), (topic, key, begin_ms, end_ms)
+                lookups.append(Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms, max_count=10**6))
+                expected.append(answer)
+            self.check_pages(asked, topic, key)
+        assert [self.answers(result) for result in asked.query_many(lookups)] == expected
+        if own is not None:
+            own.close()
+
+    def check_pages(self, asked: Lookups, topic: str, key: str) -> None:
+        """Page through a key, in four pages and some, and compare each."""
+        size = max(3, len(self.model.query(topic, key, max_count=None)) // 4)
+        cursor, after = None, None
+        for _ in range(10**6):
+            page = asked.query(topic, key, max_count=size, cursor=cursor)
+            expected = self.model.query(topic, key, max_count=size, after=after)
+            assert self.answers(page) == expected
+            cursor = page.cursor
+            if cursor is None:
+                return
+            after = self.model.order_key_of(expected[-1]) if expected else after
+
+    def windows(self) -> list[tuple[int, int]]:
+        """Return (hours from `BASE_MS`, hours long) of the tables that there are, by their begin."""
+        found = {(shards[0].shard.begin_s, shards[0].shard.window_s, t) for t, shards in self.state.tables.items() if shards[0].shard}
+        return sorted(((begin - BASE_MS // 1000) // HOUR_S, length // HOUR_S) for begin, length, _ in found)

@@ -1,0 +1,232 @@
+"""Whatever is merged, however often: every key is answered as before and as the model says, and no entry is lost or doubled."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from tests.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, Merging, RegionItem
+from tiered_index import IndexReader
+from tiered_index.storage.memory import MemoryStorage
+
+KINDS = {
+    "native": {}, "rocketmq": {"preset": "rocketmq"}, "extended": {"item_type": RegionItem}, "one slot": {"settings": {"slots": 1}},
+    "many slots": {"settings": {"slots": 3000}},
+}  # fmt: skip
+
+
+def hours_of(day: int, seed: int, count: int = 40, hours: tuple[int, ...] = (1, 9, 23)) -> list[list[tuple[int, str]]]:
+    """Return rows of files of some hours of a day: a key that all have, some that few have, and one of its own."""
+    rng = random.Random(seed)
+    return [
+        [
+            (BASE_MS + day * DAY_MS + hour * HOUR_MS + rng.randrange(HOUR_MS), rng.choice(["hot", f"k{rng.randrange(6)}", f"own-{day}-{hour}"]))
+            for _ in range(count)
+        ]
+        for hour in hours
+    ]
+
+
+def fill(life: Merging, days: int = 3, **more: int) -> None:
+    for day in range(days):
+        for rows in hours_of(day, seed=day, **more):
+            life.put(rows)
+            life.publish()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_key_answers_alike_before_and_after_each_tier(make_life: Callable[..., Merging], kind: str) -> None:
+    life = make_life(**KINDS[kind])
+    fill(life)
+    life.later()
+    life.check()
+    assert len(life.state.files) == 9
+    report = life.merge(HOUR_S)
+    assert (report.sources, report.entries) == (9, 360)
+    assert not life.state.files and set(life.windows()) == {(24 * day + hour, 1) for day in range(3) for hour in (1, 9, 23)}
+    life.check()
+    life.merge(DAY_S)
+    assert life.windows() == [(0, 24), (24, 24), (48, 24)]
+    life.check()
+    report = life.merge(30 * DAY_S)
+    assert (report.jobs, report.sources, report.tables) == (1, 3, 1)
+    assert life.windows() == [(0, 720)]
+    life.check()
+    life.check(life.index)
+
+
+@pytest.mark.parametrize("kind", ["native", "rocketmq", "extended"])
+def test_files_that_straddle_windows(make_life: Callable[..., Merging], kind: str) -> None:
+    """Each entry goes to the table of its window; two files over a border, entries on the border's seconds."""
+    life = make_life(**KINDS[kind])
+    for start in (-2 * HOUR_MS, -1000):
+        life.put([(BASE_MS + DAY_MS + start + step * 1000 * 61, f"k{step % 3}") for step in range(200)])
+        life.publish()
+    life.put([(BASE_MS + DAY_MS + ms, "edge") for ms in (-1001, -1000, -1, 0, 999, 1000)])
+    life.publish()
+    life.later()
+    assert life.merge().jobs == 1
+    assert life.windows() == [(0, 24), (24, 24)]
+    tables = life.state.tables.values()
+    for shards in tables:
+        assert shards[0].shard is not None
+        begin_s = shards[0].shard.begin_s
+        assert all(begin_s <= s.second_min <= s.second_max < begin_s + DAY_S for s in shards)
+    life.check()
+
+
+def test_late_entries_make_small_tables_that_are_folded_when_they_are_worth_it(life: Merging) -> None:
+    fill(life, days=2, count=120)
+    life.later()
+    life.merge()
+    assert life.windows() == [(0, 24), (24, 24)]
+    life.put(hours_of(0, seed=7, count=10, hours=(5,))[0])
+    life.publish()
+    assert life.merge().sources == 1
+    assert life.windows() == [(0, 24), (0, 24), (24, 24)]
+    life.check()
+    # a quarter of what is there is worth the work
+    life.put(hours_of(0, seed=8, count=120, hours=(6,))[0])
+    life.publish()
+    assert life.merge().sources == 3
+    assert life.windows() == [(0, 24), (24, 24)]
+    life.check()
+
+
+def test_small_tables_are_folded_before_there_are_too_many(life: Merging) -> None:
+    fill(life, days=1, count=500, hours=(3,))
+    life.later()
+    life.merge()
+    most = 0
+    for late in range(12):
+        life.put(hours_of(0, seed=late, count=2, hours=(late,))[0])
+        life.publish()
+        life.merge()
+        most = max(most, len(life.windows()))
+    assert most == 8
+    assert len(life.windows()) < 8
+    life.check()
+
+
+def test_a_late_file_under_a_longer_table(life: Merging) -> None:
+    """What comes late for a month that is merged already becomes a day's table, then part of the month."""
+    fill(life)
+    life.later()
+    life.merge(30 * DAY_S)
+    life.put(hours_of(1, seed=5)[1])
+    life.publish()
+    life.merge(DAY_S)
+    assert life.windows() == [(0, 720), (24, 24)]
+    life.check()
+    life.merge(30 * DAY_S)
+    assert life.windows() in ([(0, 720)], [(0, 720), (0, 720)])
+    life.check()
+
+
+def test_quarantined_entries_are_merged_where_they_belong(make_life: Callable[..., Merging]) -> None:
+    life = make_life(settings={"max_late_s": DAY_S, "max_early_s": DAY_S})
+    life.put([*hours_of(0, seed=1, hours=(1,))[0], (BASE_MS - 400 * DAY_MS, "hot"), (5000, "hot"), (5000, "k1")])
+    life.publish()
+    assert {stored.lane for stored in life.state.files.values()} == {"main", "quarantine"}
+    life.later()
+    report = life.merge()
+    assert [reason for _, reason in report.left] and "windows" in report.left[0][1]
+    assert {stored.lane for stored in life.state.files.values()} == {"quarantine"}
+    life.check()
+    life.put([(5000, "k2")])
+    life.publish()
+    report = life.merge()
+    assert report.sources == 1
+    assert (-BASE_MS // HOUR_MS, 24) in life.windows()
+    life.check()
+
+
+def test_a_file_over_400_windows_stays_and_is_told(life: Merging) -> None:
+    life.put([(BASE_MS, "k"), (BASE_MS + 400 * HOUR_MS, "k")])
+    life.publish()
+    life.put([(BASE_MS, "k"), (BASE_MS + 399 * HOUR_MS, "k")])
+    life.publish()
+    life.later()
+    before = life.state.files
+    report = life.merge(HOUR_S)
+    assert report.left == ((next(iter(before)), "its entries lie in 401 windows"),)
+    assert list(life.state.files) == [report.left[0][0]]
+    assert life.windows() == [(0, 1), (399, 1)]
+    life.check()
+    assert life.merge(DAY_S).left == ()
+    assert not life.state.files
+    life.check()
+
+
+def test_nothing_to_merge_and_merging_again(life: Merging) -> None:
+    assert life.merge().jobs == 0
+    fill(life, days=1)
+    assert life.merge().jobs == 0, "its window is not over yet"
+    life.later()
+    assert life.merge(begin_s=(BASE_MS + 12 * HOUR_MS) // 1000).sources == 1
+    assert life.merge().jobs == 1
+    number = life.state.number
+    again = life.merge()
+    assert (again.jobs, again.left, life.state.number) == (0, (), number)
+
+
+def test_a_window_is_merged_once_it_is_over_and_old_enough(life: Merging) -> None:
+    fill(life, days=1)
+    life.clock.advance(DAY_S - 1)
+    assert [reason for _, reason in life.merge().left] == ["its window is not over yet"] * 3
+    life.clock.advance(1 + 3599)
+    assert life.merge(min_age_s=3600).jobs == 0
+    life.clock.advance(1)
+    assert life.merge(min_age_s=3600).jobs == 1
+
+
+def test_the_range_of_a_merge(life: Merging) -> None:
+    fill(life, hours=(1, 23))
+    life.later()
+    day = BASE_MS // 1000 + DAY_S
+    assert life.merge(begin_s=day, end_s=day + DAY_S).sources == 2
+    assert life.windows() == [(24, 24)]
+    life.check()
+
+
+def test_topic_ids_that_clash(make_life: Callable[..., Merging]) -> None:
+    """The same id for two names, two ids for one name, and an id that is taken where another must move to: names decide."""
+    for preset in ("native", "rocketmq"):
+        life = make_life(preset=preset)
+        ids = [{"Aa": 5, "BB": 6}, {"BB": 5, "Aa": 7}, {"Aa": 6, "C#": 5, "x": 7}, {"x": 5}, {"y": 2**31 - 1}, {"Aa": 2**31 - 1}]
+        for number, names in enumerate(ids):
+            life.move(f"root{number}")  # one writer would refuse to clash
+            for topic, topic_id in names.items():
+                life.put([(BASE_MS + number * HOUR_MS + step * 1000, "k") for step in range(20)], topic=topic, topic_id=topic_id)
+            life.publish()
+        life.later()
+        life.check()
+        assert life.merge().jobs == 1
+        life.check()
+        (shards,) = life.state.tables.values()
+        with life.reader() as reader:
+            assert {topic for topic, _ in life.asked} == {"Aa", "BB", "C#", "x", "y"}
+            assert reader.query("Aa", "k", max_count=1).explain.requests <= 2
+        assert sum(stored.count for stored in shards) == life.messages
+
+
+def test_several_indexes_with_tables_are_read_as_one(make_life: Callable[..., Merging]) -> None:
+    lives = [make_life(storage=MemoryStorage(f"merged-indexes/{name}")) for name in "ab"]
+    try:
+        for number, life in enumerate(lives):
+            life.messages = number * 1000
+            fill(life, days=2)
+            life.later()
+        lives[0].merge()
+        with IndexReader.open(["memory://merged-indexes/a", "memory://merged-indexes/b"], clock=lives[0].clock) as reader:
+            for key in ("hot", "k1", "own-1-9"):
+                found = reader.query("t", key, max_count=10**6)
+                for life in lives:
+                    mine = [item for item in found if item.source == life.storage.uri]
+                    assert life.answers(mine) == life.model.query("t", key, max_count=None)
+                assert len(found) == sum(len(life.model.query("t", key, max_count=None)) for life in lives)
+    finally:
+        for name in "ab":
+            MemoryStorage.forget(f"merged-indexes/{name}")
