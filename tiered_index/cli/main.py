@@ -26,6 +26,7 @@ from tiered_index.cli.orphans import orphans
 from tiered_index.cli.output import Printer
 from tiered_index.cli.query import query
 from tiered_index.cli.recover import recover
+from tiered_index.cli.spark.group import spark
 from tiered_index.cli.verify import verify
 
 __all__ = ["app", "run"]
@@ -48,6 +49,8 @@ app = typer.Typer(
 )
 for _command in (demo, ingest, import_classic, query, message, files, inspect, dump, verify, recover, merge, orphans, bench):
     app.command(_command.__name__.replace("_", "-"))(_command)
+
+app.add_typer(spark)
 
 
 def _print_version(wanted: bool) -> None:

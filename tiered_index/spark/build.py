@@ -37,6 +37,7 @@ from tiered_index.spark.shards import RESULT_SCHEMA, PartitionResult, write_part
 from tiered_index.spark.sources import SourceLike, frame_of, is_commit_log, is_frame
 from tiered_index.spark.watching import watched
 from tiered_index.spark.windows import WindowScale, window_seconds
+from tiered_index.storage.probe import probe_put_if_absent
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -115,6 +116,9 @@ def build(
             return result
         if log.state.genesis is None:
             plan = replace(plan, genesis=StorageSession(opened, log, present, settings.lease_ttl_s).join(genesis, lambda stored: genesis))
+        else:
+            # a server that accepts two records of one number would lose one of two builds
+            probe_put_if_absent(opened, "probe/put-if-absent")
         with typed_errors(f"building from {_name_of(source)}"), watched(spark, "build", progress):
             results = _written(entries, plan, address, now_ms)
         finished = [shard for part in results for shard in part.shards]
@@ -133,7 +137,8 @@ def build(
 
 def _fitting(config: IndexConfig, source: SourceLike) -> IndexConfig:
     """Return the settings of a new index for a source: offsets of a commit log are such."""
-    if isinstance(source, str | Path) and is_commit_log(source) and "offset_space" not in config.model_fields_set:
+    paths = [] if is_frame(source) else [source] if isinstance(source, str | Path) else list(source)
+    if paths and all(map(is_commit_log, paths)) and "offset_space" not in config.model_fields_set:
         return config.model_copy(update={"offset_space": "commitlog"})
     return config
 

@@ -65,6 +65,7 @@ class BuildPlan:
     topics: tuple[tuple[int, str], ...]
     sequence: int
     partition_of_piece: npt.NDArray[np.int32]
+    piece_items: int
 
     @property
     def partitions(self) -> int:
@@ -149,7 +150,7 @@ def plan_build(
         tables.append(table)
         loads += [count // table.shards] * table.shards
         first += table.pieces
-    return BuildPlan(genesis, scale, tuple(tables), _topics(census, genesis), sequence, _partitions(tables, loads, aim // item_size))
+    return BuildPlan(genesis, scale, tuple(tables), _topics(census, genesis), sequence, _partitions(tables, loads, aim // item_size), PIECE_ITEMS)
 
 
 def _partitions(tables: Sequence[TablePlan], loads: Sequence[int], most: int) -> npt.NDArray[np.int32]:

@@ -17,7 +17,9 @@ from tiered_index.service.merge.run import merge as merge_by
 from tiered_index.service.merge.task import TaskResult, run_task
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark.executors import StorageAddress, typed_errors
+from tiered_index.spark.watching import watched
 from tiered_index.spark.windows import window_seconds
+from tiered_index.storage.probe import probe_put_if_absent
 from tiered_index.storage.s3_options import S3Options
 
 if TYPE_CHECKING:
@@ -34,11 +36,11 @@ def merge(
     options: MergeOptions | None = None,
     s3: S3Options | None = None,
     clock: Clock | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> MergeReport:
     """Merge uploaded files, and tables of shorter windows, into tables of `window` (``1h``, ``1d``, seconds). Return what was done.
 
-    `options` are the rest of what `plan_merge` takes (their `window_s` is not looked at); `progress` is told (tasks done, tasks) of a job.
+    `options` are the rest of what `plan_merge` takes (their `window_s` is not looked at); `progress` is told (stage, tasks done, tasks).
     Repeating it is harmless. Raises `InvalidArgument`, `NotAnIndex`, `CorruptFile`, what the storage raises; jobs published before stay.
     """
     address = StorageAddress(storage, s3 or S3Options())
@@ -47,6 +49,8 @@ def merge(
     with address.open() as opened:
         log = StorageLog(opened, present)
         log.open()
+        # a server that accepts two records of one number would let two jobs merge the same files
+        probe_put_if_absent(opened, "probe/put-if-absent")
 
         def run_tasks(job: MergeJob) -> Sequence[TaskResult]:
             return _run_on(spark, job, address, present.now_ms(), progress)
@@ -55,7 +59,7 @@ def merge(
 
 
 def _run_on(
-    spark: SparkSession, job: MergeJob, address: StorageAddress, now_ms: int, progress: Callable[[int, int], None]
+    spark: SparkSession, job: MergeJob, address: StorageAddress, now_ms: int, progress: Callable[[str, int, int], None]
 ) -> Sequence[TaskResult]:
     """Run a job's tasks, a Spark task each; the job itself, which names every source, is sent to each executor once."""
     context = spark.sparkContext
@@ -66,12 +70,8 @@ def _run_on(
             return run_task(shared.value.tasks[number], storage, now_ms)
 
     count = len(job.tasks)
-    progress(0, count)
-    results: list[TaskResult] = []
     try:
-        with typed_errors("a task of the merge"):
-            results = context.parallelize(range(count), count).map(run_one).collect()
+        with typed_errors("a task of the merge"), watched(spark, "merge", progress):
+            return context.parallelize(range(count), count).map(run_one).collect()
     finally:
         shared.destroy()
-    progress(count, count)
-    return results

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tiered_index.service.merge.pieces import Piece
 from tiered_index.service.merge.writing import FinishedShard, TableRun
-from tiered_index.spark.build_plan import PIECE_ITEMS, BuildPlan
+from tiered_index.spark.build_plan import BuildPlan
 from tiered_index.spark.executors import StorageAddress
 from tiered_index.spark.spool import Spool
 from tiered_index.storage.base import Storage
@@ -38,12 +38,12 @@ class PartitionResult:
 
 
 def write_partition(
-    batches: Iterable[pa.RecordBatch], plan: BuildPlan, address: StorageAddress, now_ms: int, piece_items: int = PIECE_ITEMS
+    batches: Iterable[pa.RecordBatch], plan: BuildPlan, address: StorageAddress, now_ms: int
 ) -> Iterator[pa.RecordBatch]:
     """Yield one row with the `PartitionResult` of blocks (columns piece, items, checksum; sorted by piece)."""
     checksum = 0
     with address.open() as storage:
-        writer = _PartitionWriter(plan, storage, now_ms, 2 * piece_items)
+        writer = _PartitionWriter(plan, storage, now_ms)
         try:
             for batch in batches:
                 checksum += int(_cells(batch.column("checksum"), np.dtype(">u8")).astype(np.uint64).sum(dtype=np.uint64))
@@ -72,9 +72,9 @@ def _cells(column: Any, dtype: np.dtype[Any]) -> Array:
 class _PartitionWriter:
     """Gathers pieces and hands them to the table run of their shard."""
 
-    def __init__(self, plan: BuildPlan, storage: Storage, now_ms: int, most: int) -> None:
+    def __init__(self, plan: BuildPlan, storage: Storage, now_ms: int) -> None:
         self.entries = 0
-        self._plan, self._storage, self._now_ms, self._most = plan, storage, now_ms, most
+        self._plan, self._storage, self._now_ms, self._most = plan, storage, now_ms, 2 * plan.piece_items
         self._topics = dict(plan.topics)
         self._piece = -1
         self._held: list[Array] = []

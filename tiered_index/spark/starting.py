@@ -5,7 +5,6 @@ Workers run the driver's interpreter unless `PYSPARK_PYTHON` or `spark.pyspark.p
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -40,11 +39,11 @@ def open_session(
     `master` None: what spark-submit or the configuration says, else all cores of this machine. `settings` are Spark's own. Raises
     `ConfigError` where PySpark (the extra ``spark``) or Java is missing or too old.
     """
-    if importlib.util.find_spec("pyspark") is None:
-        raise ConfigError("PySpark is not installed: pip install 'tiered_index[spark]'")
-    # a lower layer of the same wheel: imported here, because everything but this function works without it
-    from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
+    try:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise ConfigError("PySpark is not installed: pip install 'tiered_index[spark]'") from error
 
     if SparkSession.getActiveSession() is None:
         check_java()

@@ -18,13 +18,13 @@ __all__ = ["QUARANTINE_S", "WindowScale", "window_seconds"]
 
 QUARANTINE_S = 1 << 31
 """Length of a quarantine window: what a time difference of 32 bits can say."""
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_LENGTH = re.compile(r"([0-9]{1,9})\s*([smhdw]?)")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_LENGTH = re.compile(r"([0-9]{1,9})\s*([smhd]?)")
 _LONGEST_S = 100 * 366 * 86400 // 2
 
 
 def window_seconds(window: str | int) -> int:
-    """Return the length of ``90s``, ``15m``, ``1h``, ``1d``, ``2w`` or of a number of seconds. Raises `InvalidArgument`."""
+    """Return the length of ``90s``, ``15m``, ``1h``, ``1d`` or of a number of seconds. Raises `InvalidArgument`."""
     found = _LENGTH.fullmatch(str(window).strip().lower())
     seconds = int(found[1]) * _UNITS[found[2] or "s"] if found else 0
     if not 1 <= seconds <= _LONGEST_S:

@@ -1,0 +1,20 @@
+"""`tiered-index spark`: the group and its commands."""
+
+from __future__ import annotations
+
+import typer
+
+from tiered_index.cli.spark.build import build
+from tiered_index.cli.spark.merge import merge
+
+__all__ = ["spark"]
+
+spark = typer.Typer(
+    name="spark",
+    help="Build and merge on Spark, where one machine ends.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+spark.command("build")(build)
+spark.command("merge")(merge)

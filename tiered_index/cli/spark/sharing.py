@@ -1,0 +1,53 @@
+"""What the commands of `tiered-index spark` share: options, the session, and progress of Spark's tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tiered_index.cli.session import Session
+from tiered_index.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Conf", "Master", "pairs", "progress_of", "spark_of"]
+
+Master = Annotated[
+    str | None, typer.Option(help="Where Spark runs: local[4], spark://host:7077, yarn; none: what spark-submit says, else this machine.")
+]
+Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark's; several times.")]
+
+
+def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
+    """Return ``name=value`` options as a dict. Raises `InvalidArgument` naming the option."""
+    found: dict[str, str] = {}
+    for text in given or ():
+        name, mark, value = text.partition("=")
+        if not mark or not name or not value or name in found:
+            raise InvalidArgument(f"{option} is given as NAME=VALUE, each name once, not {text!r}")
+        found[name] = value
+    return found
+
+
+def spark_of(master: str | None, conf: Sequence[str] | None) -> SparkSession:
+    """Return the session. Raises `ConfigError` where PySpark or Java is missing."""
+    from tiered_index.spark.starting import open_session
+
+    spark = open_session(master, settings=pairs("--conf", conf))
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def progress_of(session: Session) -> Callable[[str, int, int], None]:
+    """Return what is told of tasks done: a line on stderr where that has changed."""
+    last: list[tuple[str, int, int]] = []
+
+    def tell(stage: str, done: int, total: int) -> None:
+        if total and last[-1:] != [(stage, done, total)]:
+            last[:] = [(stage, done, total)]
+            session.out.note(f"{stage}: {done:,} of {total:,} tasks")
+
+    return tell
