@@ -60,6 +60,15 @@ CACHES = (
 works = st.sampled_from(["flush", "seal", "run_lifecycle", "seal_and_run", "close"])
 
 
+def seeded(rng):
+    """Return twenty messages, most of them under one key, of few places and few seconds."""
+    made = []
+    for _ in range(20):
+        topic, key = HOT if rng.random() < 0.7 else (rng.choice(TOPICS), rng.choice(KEYS))
+        made.append((topic, rng.randrange(2), [key], rng.randrange(6), rng.randrange(3), NOW_MS - 1000 * rng.randrange(8)))
+    return made
+
+
 class IndexMachine(RuleBasedStateMachine):
     """Subclasses say where the storage is: `place` makes it."""
 
@@ -126,11 +135,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     def publish_some(self, rng):
         """Put twenty messages, most of them under one key, and bring all there is into the storage."""
-        batch = []
-        for _ in range(20):
-            topic, key = HOT if rng.random() < 0.7 else (rng.choice(TOPICS), rng.choice(KEYS))
-            batch.append((topic, rng.randrange(2), [key], rng.randrange(6), rng.randrange(3), NOW_MS - 1000 * rng.randrange(8)))
-        self.put_all(batch)
+        self.put_all(seeded(rng))
         self.work("seal_and_run")
         self.service.run_lifecycle()
 

@@ -6,10 +6,12 @@ position where it stands, taken from the objects by the codec alone. A page's cu
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, consumes, rule
 
-from tests.property.index_machine import ALL, KEYS, NOW_MS, TOPICS, IndexMachine, asked_keys, asked_topics, counts, ranges
+from tests.property.index_machine import ALL, KEYS, TOPICS, IndexMachine, asked_keys, asked_topics, counts, ranges, seeded
 from tests.property.published import Published
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.service.sources import source_number
@@ -72,8 +74,8 @@ class ReadingMachine(IndexMachine):
             where = {"root": root, "storage": self.where.second, "clock": self.clock, "disk": FaultDisk(), "background": False}
             with IndexService.open(**where, **layout) as second:
                 self.second_number = source_number(second.index_id)
-                for n in range(24):
-                    message = (TOPICS[n % 4], n % 3, KEYS[n * 5 % 7], n % 4, 1, NOW_MS + 1000 * (n % 5))
+                # all of what the first index may be seeded with, so that they agree in places and times
+                for message in [message for seed in range(3) for message in seeded(random.Random(seed))]:
                     self.beyond.put(*message)
                     second.put(*message)
                 second.seal()
@@ -177,6 +179,23 @@ class ReadingMachine(IndexMachine):
         result = self.ask(who, topic, key, limits, count, cursor, many=many)
         self.check(who, result, topic, key, limits, count, after)
         return (sourced, topic, key, limits, result.cursor, self.end_of(who, result, after))
+
+    @rule(sourced=st.booleans(), first=st.integers(0, 3), key=asked_keys, limits=ranges, count=st.integers(1, 3))
+    def page_to_the_end_by_all(self, sourced, first, key, limits, count):
+        """Each page by the next of those who can see everything."""
+        self.work("seal_and_run")
+        self.service.run_lifecycle()
+        group = ("two",) if sourced else PLAIN
+        for who in group:
+            if who != "service":
+                self.index(who).refresh()
+        cursor, after, pages = None, None, 0
+        while cursor is not None or not pages:
+            who = group[(first + pages) % len(group)]
+            result = self.ask(who, "orders", key, limits, count, cursor, many=pages % 3 == 2)
+            self.check(who, result, "orders", key, limits, count, after)
+            cursor, after, pages = result.cursor, self.end_of(who, result, after), pages + 1
+            assert pages < 2000
 
     def end_of(self, who, result, after):
         return self.model_of(who).order_key_of(self.answers(who, result)[-1]) if len(result) else after
