@@ -46,7 +46,7 @@ def test_what_stays_as_it_was_is_compared_over_and_over_in_bounded_steps(followe
     begins = [offset for offset, _ in read].count(0)
     assert begins > 2
     covered = {at for offset, size in read for at in range(offset, offset + size)}
-    assert {w.begin for w in dispatcher._trail.witnesses} <= covered
+    assert {w.begin for w in dispatcher._trail.witnesses if w.begin >= 0} <= covered  # of a blank there is only its head
     assert len(covered) >= dispatcher.position - 200  # but for the blank between the segments
 
 

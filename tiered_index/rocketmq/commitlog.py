@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq.index_columns import IndexBatch, SkippedRange, decode_index_columns
+from tiered_index.rocketmq.index_columns import IndexBatch, Passed, SkippedRange, decode_index_columns
 from tiered_index.rocketmq.layout import BLANK, BLANK_BYTES, MIN_MESSAGE_BYTES
 from tiered_index.rocketmq.message import Message, decode_message
 from tiered_index.rocketmq.message_head import HEAD_BYTES, check_head, check_tail
@@ -45,6 +45,8 @@ _ATTEMPTS = 3
 # a segment that is listed and gone when it is opened: look again, but not for ever
 _UNCHECKED_BYTES = 1 << 16
 # a message that is no longer is read before its lengths are looked at
+_HEAD_OF_DAMAGE = 1 << 12
+_PIECE = 1 << 22
 
 
 class MissingOffsets(CorruptFile):
@@ -194,6 +196,7 @@ class CommitLogReader:
             return
         at = segments[0].start if position is None else position
         skipped: list[SkippedRange] = []
+        passed: list[Passed] = []
         vanished = 0
         while True:
             try:
@@ -205,14 +208,17 @@ class CommitLogReader:
                 at = error.end
                 continue
             if segment is None:
-                yield replace(decode_index_columns(b"", at), state=End.SEGMENT, skipped=tuple(skipped)), b""
+                yield replace(decode_index_columns(b"", at), state=End.SEGMENT, skipped=tuple(skipped), passed=tuple(passed)), b""
                 return
             try:
                 batch, data = self._decode(segment, at)
-                readable = None
+                readable, seen = None, None
                 newest_ms = newest_ms if batch.last_store_ms is None else batch.last_store_ms
                 if batch.state in (End.OPEN, End.DAMAGED):
                     batch, readable = self._judge(segment, batch, hole_at, newest_ms)
+                if skip_corrupt and batch.damage is not None:
+                    seen = self._seen_damage(segment, batch.end, segment.end if readable is None else readable)
+                    batch = batch if seen is not None else replace(batch, state=End.MORE, damage=None)
             except FileNotFoundError:
                 vanished += 1
                 if vanished == _ATTEMPTS:
@@ -222,12 +228,12 @@ class CommitLogReader:
             at = batch.end
             over = batch.state in (End.OPEN, End.TORN)
             if batch.messages or over:
-                yield replace(batch, skipped=tuple(skipped)), data
-                skipped = []
+                yield replace(batch, skipped=tuple(skipped), passed=tuple(passed)), data
+                skipped, passed = [], []
             if over:
                 return
             if (damage := batch.damage) is not None:
-                if not skip_corrupt:
+                if seen is None:
                     # the error keeps this frame: without what was read, and without itself
                     del batch, data
                     try:
@@ -236,7 +242,11 @@ class CommitLogReader:
                         del damage
                 at = segment.end if readable is None else readable
                 skipped.append(SkippedRange(batch.end, at, damage.problem, str(segment.path)))
+                passed.append(seen)
             elif batch.state is End.SEGMENT:
+                if at < segment.end:
+                    head = (segment.end - at).to_bytes(4, "big") + _BLANK
+                    passed.append(Passed(at, segment.end, BLANK_BYTES, zlib.crc32(head), None))
                 at = segment.end
 
     def _next_segment(self, at: int) -> Segment | None:
@@ -290,10 +300,25 @@ class CommitLogReader:
             problem = CorruptFile(str(segment.path), f"zeros where the log goes on {where}", offset=batch.end - segment.start)
             batch = replace(batch, state=End.DAMAGED, damage=problem)
         # What was read before the broker finished this place isn't damage: now that more is written behind it, it can't change any more.
-        again, _ = self._decode(segment, batch.end)
-        if again.messages or again.state in (End.MORE, End.SEGMENT):
+        if self._is_message(segment, batch.end):
             return replace(batch, state=End.MORE, damage=None), None
         return batch, readable
+
+    def _is_message(self, segment: Segment, offset: int) -> bool:
+        """Return whether a message, or the final blank, begins at an offset."""
+        again, _ = self._decode(segment, offset)
+        return bool(again.messages) or again.state in (End.MORE, End.SEGMENT)
+
+    def _seen_damage(self, segment: Segment, begin: int, end: int) -> Passed | None:
+        """Return what stands at the offsets [begin, end) of a segment, as far as it has a file; None where `begin` is no damage by now.
+
+        In this order: whoever writes there later changes what was seen, and whoever has written there before shows by a message at `begin`.
+        """
+        at, size, first, whole = begin, min(end - begin, _HEAD_OF_DAMAGE), 0, 0
+        while at < end and (data := pread(segment.path, min(end - at, _PIECE), at - segment.start)):
+            first = first if at > begin else zlib.crc32(data[:size])
+            at, whole = at + len(data), zlib.crc32(data, whole)
+        return None if self._is_message(segment, begin) else Passed(begin, at, min(size, at - begin), first, whole)
 
     def _is_old(self, segment: Segment, offset: int, newest_ms: int | None) -> bool:
         """Return whether messages at an offset were stored before what is known to be written: a broker's recovery zeroes nothing."""

@@ -49,6 +49,7 @@ _NEAR_WITNESSES, _NEAR_BYTES = 8, 1 << 20
 # compared with the log in every round
 _FAR_ROUNDS, _FAR_BYTES = 32, 1 << 26
 # compared in every so many rounds
+_LAST_WITNESSES = 8
 _REWRITTEN = "the log was cut or rewritten after it was read"
 
 
@@ -262,7 +263,7 @@ class Dispatcher:
             return 0
         # before the put: whatever the flusher makes durable has its witness
         durable = self._index.durable_position(self.store.source) or 0
-        for witness in witnesses_of(batch, data) if batch.messages else ():
+        for witness in witnesses_of(batch, data):
             self._trail.add(witness, durable)
         try:
             self._trail.save()
@@ -373,12 +374,12 @@ class Dispatcher:
         return Lag(end.offset, end.offset - position, seconds)
 
     def _store_ms_of_last(self) -> int | None:
-        if self._last_store_ms is None and self._trail.witnesses:
-            newest = self._trail.witnesses[-1]
-            try:
-                self._last_store_ms = self._reader.read(newest.offset, newest.size).store_ms
-            except CorruptFile:
-                return None
+        if self._last_store_ms is None:
+            # the last one may be of what was passed over
+            for witness in self._trail.witnesses[: -_LAST_WITNESSES - 1 : -1]:
+                with contextlib.suppress(CorruptFile):
+                    self._last_store_ms = self._reader.read(witness.offset, witness.size).store_ms
+                    break
         return self._last_store_ms
 
 

@@ -8,7 +8,7 @@ the latter, prepared messages aren't indexed: no consumer ever sees them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from tiered_index.rocketmq.message_columns import MessageColumns
 from tiered_index.rocketmq.property_columns import key_columns
 from tiered_index.rocketmq.walking import End, message_positions, walk
 
-__all__ = ["IndexBatch", "SkippedRange", "decode_index_columns"]
+__all__ = ["IndexBatch", "Passed", "SkippedRange", "decode_index_columns"]
 
 Int64 = npt.NDArray[np.int64]
 
@@ -36,6 +36,18 @@ class SkippedRange:
     end: int
     problem: str
     file: str
+
+
+class Passed(NamedTuple):
+    """What stood at commit log offsets [begin, end), where a reader found no message: a segment's blank, or damage that it skipped."""
+
+    begin: int
+    end: int
+    size: int
+    crc: int
+    """CRC-32 of the first `size` bytes."""
+    whole: int | None
+    """CRC-32 of all bytes; None for a blank, behind whose head there is nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +73,8 @@ class IndexBatch:
     """What is wrong at `end` where `state` is `End.DAMAGED`; not raised, so that what lies before it isn't lost."""
     skipped: tuple[SkippedRange, ...] = field(default=())
     """What a reader skipped before this batch."""
+    passed: tuple[Passed, ...] = field(default=())
+    """What stood before this batch where no message was read, also blanks, ascending."""
     positions: Int64 = field(default_factory=lambda: np.zeros(0, np.int64), compare=False, repr=False)
     """Where each message begins (`messages`), counted from `begin`."""
 

@@ -73,13 +73,15 @@ class Settled(NamedTuple):
 
 
 def witnesses_of(batch: IndexBatch, data: bytes) -> list[Witness]:
-    """Return the witnesses of a batch that has messages; `data` are the bytes that it was decoded from."""
+    """Return the witnesses of a batch and of what was passed over before it; `data` are the bytes that it was decoded from."""
+    made = [Witness.of_passed(passed) for passed in batch.passed if passed.size]
+    if not batch.messages:
+        return made
     size = batch.end - batch.begin
     positions = [*batch.positions.tolist(), size]
     pieces = max(1, min(_PIECES, size // _PIECE_BYTES))
     rows = {int(np.searchsorted(batch.positions, size * piece // pieces)) for piece in range(1, pieces)}
     view = memoryview(data)
-    made: list[Witness] = []
     begin, done = 0, 0
     for row in sorted({row for row in rows if row > 0} | {batch.messages}):
         one, end = positions[row - 1], positions[row]
@@ -120,7 +122,7 @@ def settled(folder: Path, batch: IndexBatch, data: bytes, proof: Proof, seen: Se
     continued = batch.state is End.DAMAGED or _goes_on(folder, batch, behind)
     data = stored_bytes(folder, batch.begin, size) or b""
     again = decode_index_columns(data, batch.begin, file=str(folder))
-    whole = replace(again, state=batch.state, damage=batch.damage, skipped=batch.skipped)
+    whole = replace(again, state=batch.state, damage=batch.damage, skipped=batch.skipped, passed=batch.passed)
     if (continued and again.end == batch.end) or not again.messages:
         return Settled(whole, data)
     # judged by the bytes that were decoded: a third reading may find finished what they have only half
@@ -132,7 +134,7 @@ def settled(folder: Path, batch: IndexBatch, data: bytes, proof: Proof, seen: Se
         if now == seen or (again.end == batch.end and not any(behind[:BLANK_BYTES])):
             return Settled(whole, data)
     before = decode_index_columns(data[:last], batch.begin, file=str(folder))
-    return Settled(replace(before, state=End.TORN, damage=None, skipped=batch.skipped), data, now)
+    return Settled(replace(before, state=End.TORN, damage=None, skipped=batch.skipped, passed=batch.passed), data, now)
 
 
 def _goes_on(folder: Path, batch: IndexBatch, behind: bytes) -> bool:

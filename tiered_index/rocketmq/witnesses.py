@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from tiered_index.errors import MALFORMED, CorruptFile
 from tiered_index.rocketmq.commitlog import Fingerprint
+from tiered_index.rocketmq.index_columns import Passed
 from tiered_index.rocketmq.joined_crc import joined_crc
 from tiered_index.rocketmq.segments import Segment, list_segments, pread
 from tiered_index.service.root import FOLLOWERS, disk_error
@@ -48,7 +49,10 @@ class Verdict(Enum):
 
 
 class Witness(NamedTuple):
-    """The last message before position `end`, and what was put since the witness before: `messages`, of the bytes [begin, end)."""
+    """The last message before position `end`, and what was put since the witness before: `messages`, of the bytes [begin, end).
+
+    What was passed over has witnesses without messages: `offset` and `size` are of its first bytes.
+    """
 
     end: int
     offset: int
@@ -65,6 +69,12 @@ class Witness(NamedTuple):
     def of(cls, end: int, offset: int, data: bytes, messages: int) -> Witness:
         """Return the witness whose stored bytes are `data`."""
         return cls(end, offset, len(data), zlib.crc32(data), messages)
+
+    @classmethod
+    def of_passed(cls, passed: Passed) -> Witness:
+        """Return the witness of what was passed over: a broker that cuts its log there writes messages over it."""
+        begin, stretch = (-1, 0) if passed.whole is None else (passed.begin, passed.whole)
+        return cls(passed.end, passed.begin, passed.size, passed.crc, 0, begin, stretch)
 
     @property
     def fingerprint(self) -> Fingerprint:

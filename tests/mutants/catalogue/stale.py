@@ -9,6 +9,7 @@ __all__ = ["MUTANTS"]
 STALE = "tests/rocketmq/test_dispatcher_stale.py"
 PATROL = "tests/rocketmq/test_patrol.py"
 LOG = "tests/rocketmq/test_commitlog.py"
+SKIPPED = "tests/rocketmq/test_dispatcher_skipped.py"
 WRITER = "tests/rocketmq/test_store_writer.py"
 REWRITTEN = "tests/rocketmq/test_messages_rewritten.py"
 
@@ -40,8 +41,8 @@ MUTANTS = (
     ),
     Mutant(
         "stale-witness-of-another-reading", "the witness is of what the broker has written since the keys were read",
-        "rocketmq/dispatcher.py", "witnesses_of(batch, data) if",
-        "witnesses_of(batch, self.store.commitlog.joinpath('0' * 20).read_bytes()[batch.begin :]) if",
+        "rocketmq/dispatcher.py", "witnesses_of(batch, data):",
+        "witnesses_of(batch, self.store.commitlog.joinpath('0' * 20).read_bytes()[batch.begin :]):",
         (f"{STALE}::test_what_is_finished_while_it_is_put_is_noticed",),
     ),
     Mutant(
@@ -66,6 +67,21 @@ MUTANTS = (
         (f"{PATROL}::test_what_stays_as_it_was_is_compared_over_and_over_in_bounded_steps",),
     ),
     Mutant(
+        "skipped-has-no-witness", "what a broker writes over damage that was passed over is never read",
+        "rocketmq/tail.py", "for passed in batch.passed if passed.size]", "for passed in batch.passed if passed.whole is None]",
+        (f"{SKIPPED}::test_what_is_written_over_a_skipped_range_is_read[1-False]",),
+    ),
+    Mutant(
+        "skipped-blank-has-no-witness", "what a broker writes in place of a blank that a crash lost is never read",
+        "rocketmq/commitlog.py", "if at < segment.end:\n                    head", "if False:\n                    head",
+        (f"{SKIPPED}::test_messages_in_place_of_a_blank_that_was_lost_are_read",),
+    ),
+    Mutant(
+        "skipped-after-it-was-finished", "a message that is written while damage is remembered is remembered as damage, and passed over",
+        "rocketmq/commitlog.py", "return None if self._is_message(segment, begin) else Passed(", "return Passed(",
+        (f"{SKIPPED}::test_damage_that_is_finished_before_it_is_passed_over_is_a_message",),
+    ),
+    Mutant(
         "messages-with-holes", "messages read while they are written come with zeros in their keys",
         "rocketmq/commitlog.py", "message = self.read(message.physical_offset)", "pass",
         (f"{LOG}::test_messages_beside_a_writer_have_all_their_properties_or_wait",),
@@ -82,12 +98,12 @@ MUTANTS = (
     ),
     Mutant(
         "rewritten-earlier-is-missing", "a message is missing where the entry of the one that stood there before is newer",
-        "service/messages.py", "one.instead is not None else None", "False else None",
+        "service/message_lookup.py", "one.instead is not None else None", "False else None",
         (f"{REWRITTEN}::test_the_message_of_an_earlier_time_is_found[local-1-body]",),
     ),
     Mutant(
         "rewritten-outside-the-range", "a message is answered that isn't of the asked times",
-        "service/messages.py", "while second_min <= second <= second_max:", "while True:",
+        "service/message_lookup.py", "in_range = self._second_min <= own.timestamp_ms // 1000 <= self._second_max", "in_range = True",
         (f"{REWRITTEN}::test_a_range_that_the_message_is_not_of_has_none[local]",),
     ),
     Mutant(

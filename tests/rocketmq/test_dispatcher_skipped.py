@@ -1,0 +1,197 @@
+"""What was passed over is remembered, too: a broker that cuts its log there writes messages over it, and they are found."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from tests.rocketmq.followed import SEGMENT, Followed, names, rounds, scan
+from tiered_index.rocketmq.commitlog import CommitLogReader
+from tiered_index.rocketmq.dispatcher import Dispatcher, RewrittenOffsets
+from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.rocketmq.walking import End
+
+ALL = {"skip_corrupt": True, "skip_missing": True}
+
+
+def follow(followed: Followed, **options: bool) -> Dispatcher:
+    """Return a dispatcher as the command line has it: bodies are checked."""
+    return followed.dispatcher(**(options or ALL), reader=CommitLogReader(followed.path / "commitlog", check_crc=True))
+
+
+def overwrite(followed: Followed, offset: int, data: bytes) -> None:
+    with open(followed.segment(offset // SEGMENT), "r+b") as handle:
+        handle.seek(offset % SEGMENT)
+        handle.write(data)
+
+
+def close_segment(followed: Followed, begin: int) -> None:
+    """Write the final blank of the segment in which `begin` lies."""
+    left = SEGMENT - begin % SEGMENT
+    overwrite(followed, begin, left.to_bytes(4, "big") + bytes.fromhex("cbd43194"))
+
+
+def come_again(followed: Followed, cut: int = 1 << 40) -> None:
+    """Let the broker start, and cut its log at its first message that isn't whole, as brokers do: nothing is zeroed."""
+    followed.writer = StoreWriter(followed.path, segment_bytes=SEGMENT, queue_entries=50, cut=cut)
+    followed.number = max(followed.number, 1_000) + 1_000
+
+
+def not_found(followed: Followed) -> set[tuple[str, str]]:
+    after = scan(followed.path)
+    found = {name: {item.offset for item in followed.index.query(*name, max_count=1_000)} for name in names(after)}
+    return {name for name in names(after) if not {a.offset for a in after.query(*name, max_count=None)} <= found[name]}
+
+
+def torn_before_the_blank(followed: Followed) -> int:
+    """Write messages and a last one of which a page is lost, though the blank behind it is there; return its offset."""
+    followed.write(20)
+    (torn,) = followed.write(1, body=b"B" * (SEGMENT - followed.writer.next_offset - 300))
+    close_segment(followed, followed.writer.next_offset)
+    overwrite(followed, torn + 200, bytes(60))
+    return torn
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("written", [1, 3, 100])
+def test_what_is_written_over_a_skipped_range_is_read(followed, restart, written):
+    torn = torn_before_the_blank(followed)
+    dispatcher = follow(followed)
+    losses = [loss for done in rounds(dispatcher) for loss in done.losses]
+    assert [(loss.kind, loss.begin) for loss in losses] == [("corrupt", torn)]
+    assert dispatcher.position == SEGMENT
+    for _ in range(3):
+        assert dispatcher.run_once().losses == ()  # as long as nothing is written there, it is passed over once
+    if restart:
+        followed.index.flush()
+        followed.crash_index()
+        dispatcher = follow(followed)
+    come_again(followed)
+    assert followed.writer.next_offset == torn
+    followed.write(written, body=b"y" * 30)
+    losses = [loss for _ in range(3) for done in rounds(dispatcher) for loss in done.losses]
+    assert [(loss.kind, loss.begin, loss.end) for loss in losses if loss.kind == "rewritten"] == [("rewritten", torn, SEGMENT)]
+    assert not_found(followed) == set()
+    assert dispatcher.position in (followed.writer.next_offset, SEGMENT)
+
+
+def test_without_skip_missing_it_stops_the_follower(followed):
+    torn = torn_before_the_blank(followed)
+    dispatcher = follow(followed, skip_corrupt=True)
+    list(rounds(dispatcher))
+    come_again(followed)
+    followed.write(1, body=b"y" * 30)
+    with pytest.raises(RewrittenOffsets) as caught:
+        dispatcher.run_once()
+    assert (caught.value.begin, caught.value.end, caught.value.messages) == (torn, SEGMENT, 0)
+
+
+def test_a_broker_that_writes_while_damage_is_passed_over(followed, monkeypatch):
+    """Behind the damage something readable was seen, and the broker wrote over both before that was read."""
+    offsets = followed.write(12)
+    overwrite(followed, offsets[10] + 100, bytes(30))
+    real, done = CommitLogReader._judge, []
+
+    def judging(*given):
+        found = real(*given)
+        if found[1] is not None and not done:
+            done.append(True)
+            come_again(followed)
+            assert followed.writer.next_offset == offsets[10]
+            followed.write(9, body=b"y" * 3)
+        return found
+
+    monkeypatch.setattr(CommitLogReader, "_judge", judging)
+    dispatcher = follow(followed)
+    for _ in range(3):
+        list(rounds(dispatcher))
+    assert done
+    assert not_found(followed) == set()
+    assert dispatcher.position == followed.writer.next_offset
+
+
+def test_damage_that_is_finished_before_it_is_passed_over_is_a_message(followed, monkeypatch):
+    offsets = followed.write(12)
+    whole = followed.segment(0).read_bytes()
+    overwrite(followed, offsets[10] + 100, b"Z" * 8)
+    real = CommitLogReader._seen_damage
+
+    def finishing(*given):
+        followed.segment(0).write_bytes(whole)
+        return real(*given)
+
+    monkeypatch.setattr(CommitLogReader, "_seen_damage", finishing)
+    dispatcher = follow(followed)
+    assert [(done.messages, done.losses) for done in rounds(dispatcher)] == [(12, ())]
+    followed.check()
+
+
+def test_messages_in_place_of_a_blank_that_was_lost_are_read(followed):
+    """The blank was seen, and wasn't on the disk when the host crashed: what comes next fits in where it was."""
+    followed.write(20)
+    followed.write(1, body=b"B" * (SEGMENT - followed.writer.next_offset - 500))
+    blank = followed.writer.next_offset
+    close_segment(followed, blank)
+    dispatcher = follow(followed, skip_missing=True)
+    list(rounds(dispatcher))
+    assert dispatcher.position == SEGMENT
+    overwrite(followed, blank, bytes(8))
+    come_again(followed)
+    followed.write(1, body=b"")
+    losses = [loss for _ in range(2) for done in rounds(dispatcher) for loss in done.losses]
+    assert [(loss.kind, loss.begin, loss.end) for loss in losses] == [("rewritten", blank, SEGMENT)]
+    assert not_found(followed) == set()
+
+
+@pytest.mark.parametrize("left", [0, 50, 4_000])
+def test_a_segment_that_was_cut_short_is_passed_over_once(followed, left):
+    followed.write(100)
+    os.truncate(followed.segment(0), left)
+    dispatcher = follow(followed)
+    losses = [loss for done in rounds(dispatcher) for loss in done.losses]
+    assert [(loss.kind, loss.end) for loss in losses] == [("corrupt", SEGMENT)]
+    followed.index.flush()
+    for again in (dispatcher, follow(followed)):
+        assert [again.run_once().losses for _ in range(40)] == [()] * 40
+
+
+def test_the_time_of_the_last_message_is_known_after_a_restart_behind_a_skipped_range(followed):
+    torn_before_the_blank(followed)
+    list(rounds(follow(followed)))
+    followed.index.flush()
+    followed.crash_index()
+    again = follow(followed)
+    last = max(message.store_ms for message in CommitLogReader(followed.path / "commitlog").messages(skip_corrupt=True))
+    assert again._store_ms_of_last() == last
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_host_that_loses_pages_while_the_follower_goes_on(tmp_path, seed):
+    """Pages of the last segments are zeros after a crash, and a follower that skips may look before the broker cuts its log there."""
+    rng = random.Random(seed)
+    made = Followed(tmp_path)
+    dispatcher = follow(made)
+    for _ in range(12):
+        for _ in range(rng.randrange(1, 5)):
+            made.write(rng.randrange(1, 30))
+            dispatcher.run_once()
+        end = made.writer.next_offset
+        for page in range(max(0, end - rng.choice((500, 3_000, 2 * SEGMENT))) // 512, end // 512 + 1):
+            if rng.random() < 0.3 and made.segment(page * 512 // SEGMENT).exists():
+                overwrite(made, page * 512, bytes(512) if rng.random() < 0.7 else rng.randbytes(512))
+        for _ in range(rng.randrange(3)):
+            dispatcher.run_once()
+        if rng.random() < 0.3:
+            made.index.flush()
+            made.crash_index()
+            dispatcher = follow(made)
+        come_again(made)
+    made.write(100)
+    for _ in range(60):  # far back it is compared every so many rounds
+        done = dispatcher.run_once()
+    assert done.state in (End.OPEN, End.TORN)
+    assert dispatcher.position == made.writer.next_offset
+    assert not_found(made) == set()
+    made.index.abandon()
