@@ -2,7 +2,7 @@
 
 Each message is checked whatever it was read from: magic, lengths, physical offset, body CRC, then queue, size and store time against the
 entry, then topic and keys. A message that agrees and does not carry the key has a hash in common with it. One that contradicts its entry is
-another one, written since in its place: of another time it is answered where the index has an entry of it, too (`Fetched.instead`), of
+another one, written since in its place: of another time it is answered by its own entry, where the index has one (`Fetched.instead`), of
 another size where none agrees and it carries the key, for of entries with one place and second the index keeps one. Threads: any.
 """
 
@@ -38,7 +38,7 @@ _RUN_BYTES = 8 << 20
 _GUESS_BYTES = 16 << 10
 # first read of an archived message of unknown size
 _CLOCK_STEP_S = 1
-# classic index files keep times relative to their first entry, so theirs may be one second off
+# RocketMQ's index files keep times relative to their first entry, so theirs may be one second off
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _Search:
     other: Fetched | None = None
     """A message of the entry's place, second and key, and of another size."""
     instead: IndexItem | None = None
-    """The entry that a message of the entry's place and key, and of another time, would have."""
+    """The entry that a message of the entry's place and key, and of another second, would have."""
     problems: list[str] = field(default_factory=list)
     error: StorageError | BudgetExceeded | None = None
     read_from: str | None = None
@@ -80,11 +80,12 @@ class _Search:
             if self.item is None or not carries or message.queue_id != self.item.queue_id:
                 return
             if not self._is_of_the_second(message):
-                self.instead = self.instead or replace(self.item, size=message.size, timestamp_ms=message.store_ms)
+                self.instead = self.instead or self._entry_of(message)
                 return
+        is_near = self.item is not None and carries and message.store_ms // 1000 != self.item.timestamp_ms // 1000
         fetched = Fetched(
             item=self.item, state=state, message=FoundRocketmqMessage.of(message), carries_key=carries, read_from=read_from,
-            problem="; ".join(self.problems) or None,
+            problem="; ".join(self.problems) or None, instead=self._entry_of(message) if is_near else None, is_near=is_near,
         )  # fmt: skip
         if problem is not None:
             self.other = self.other or fetched
@@ -109,6 +110,10 @@ class _Search:
             message.queue_id == self.item.queue_id and self._is_of_the_second(message) and message.size == (self.item.size or message.size)
         )
         return None if agrees else "another message lies there: the log was written anew"
+
+    def _entry_of(self, message: Message) -> IndexItem:
+        assert self.item is not None
+        return replace(self.item, size=message.size, timestamp_ms=message.store_ms)
 
     def _is_of_the_second(self, message: Message) -> bool:
         assert self.item is not None
@@ -254,7 +259,7 @@ class RocketmqMessages:
     def _outcome(self, search: _Search) -> Fetched:
         known = search.found or (search.other or search.collision if search.error is None else None)
         if known is not None:
-            return replace(known, requests=search.requests, bytes=search.bytes)
+            return replace(known, requests=search.requests, bytes=search.bytes, instead=known.instead or search.instead)
         problem = "; ".join(search.problems) or None
         state: MessageState = "missing"
         if problem is None:

@@ -1,133 +1,27 @@
 """Messages as the answer: what an index's entries point to, fetched from wherever it still is, and checked against the real key.
 
-The index knows hashes and places; a `MessageSource` knows the messages of one system. Whatever an entry points to is accounted for: a
-message, or its state and a reason. Only entries of another key with an equal hash are dropped, and counted. Threads: any; no state.
+Whatever an entry points to is accounted for: a message, or its state and a reason. Only entries of another key with an equal hash are
+dropped, and counted; and those of messages that were written over, where the index has the entry of the message that lies there now: it
+answers for itself, at its place in the order. Threads: any; no state.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
 
-from tiered_index.errors import BudgetExceeded, PartialAnswer, TieredIndexError
+from tiered_index.errors import BudgetExceeded, PartialAnswer
 from tiered_index.format.schema import Schema
 from tiered_index.service.account import Account
-from tiered_index.service.cursor import encode_cursor, query_digest
-from tiered_index.service.validation import check_range
-from tiered_index.storage.deadline import check_deadline
+from tiered_index.service.fetched import Asked, Fetched, FoundMessage, MessageSource, MessagesResult, MessageState
+from tiered_index.service.message_lookup import MessageLookup
 from tiered_index.storage.prices import PriceTable
-from tiered_index.types import Explain, FileReport, IndexItem, QueryResult, Status
+from tiered_index.types import Explain, FileReport, QueryResult
 
 __all__ = ["Asked", "Fetched", "FoundMessage", "MessageSource", "MessageState", "MessagesResult", "find_messages"]
 
-MessageState = Literal["local", "archived", "expired", "missing"]
-"""``local``: read from the source's own files. ``archived``: from an archived segment. ``expired``: the source has deleted it, and no
-archive has it. ``missing``: it should be there and isn't, is damaged, or could not be asked for."""
-
 _PAGE = 64
 # entries asked for at least, once collisions have shown that a page holds others' entries, too
-_MOMENT_S = 1e-6
-# what a lookup is given whose time is up: it says what it would have read
-_NOTHING = Explain()
-
-
-class FoundMessage(Protocol):
-    """A message of any system."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it JSON-ready."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fetched:
-    """What became of one entry of the index, or of one place that was asked for (`item` is then None).
-
-    `message` is there where the state is ``local`` or ``archived``. `problem` says why not, or why it was not read from a nearer place.
-    """
-
-    item: IndexItem | None
-    state: MessageState
-    message: FoundMessage | None = None
-    carries_key: bool = True
-    """False: a whole message of another key or topic, whose hash is equal."""
-    read_from: str | None = None
-    """Path or object's name that was read, or tried last."""
-    problem: str | None = None
-    error: TieredIndexError | None = None
-    """Why the place could not be asked; asking again may help."""
-    instead: IndexItem | None = None
-    """Where the state is ``missing`` and another message of the key lies in the entry's place: the entry that one would have."""
-    requests: int = 0
-    bytes: int = 0
-    """What it cost in requests to the storage. Neighbours fetched by one request stand with the first of them."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it JSON-ready."""
-        return {
-            "state": self.state,
-            "item": self.item.to_dict() if self.item is not None else None,
-            "message": self.message.to_dict() if self.message is not None else None,
-            "read_from": self.read_from,
-            "problem": self.problem,
-        }
-
-
-class MessageSource(Protocol):
-    """Where the messages are. Safe under threads."""
-
-    def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
-        """Return what became of each of `items`, in their order, looked up under `key` of `topic`. Never raises for a single item."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class MessagesResult:
-    """The answer to a lookup of messages.
-
-    `messages` are in answer order, at most `max_count` of them, those that can't be had among them. `status` and `cursor` are as in
-    `QueryResult`; `failed` names files of the index and places of messages that could not be read (status ``partial``). `collisions` is
-    how many entries of other keys with an equal hash were dropped. `explain` counts lookups and messages (its reports of place
-    ``messages``), the last two fields the messages alone.
-    """
-
-    messages: tuple[Fetched, ...]
-    status: Status
-    cursor: str | None = None
-    failed: tuple[FileReport, ...] = ()
-    collisions: int = 0
-    explain: Explain = _NOTHING
-    message_requests: int = 0
-    message_bytes: int = 0
-
-    def __len__(self) -> int:
-        return len(self.messages)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the answer JSON-ready."""
-        return {
-            "messages": [fetched.to_dict() for fetched in self.messages],
-            "status": self.status,
-            "cursor": self.cursor,
-            "failed": [report.to_dict() for report in self.failed],
-            "collisions": self.collisions,
-            "explain": self.explain.to_dict() | {"message_requests": self.message_requests, "message_bytes": self.message_bytes},
-        }
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The question: as `IndexService.query` takes it."""
-
-    topic: str
-    key: str
-    begin_ms: int | None
-    end_ms: int | None
-    max_count: int
-    cursor: str | None
-    allow_partial: bool
 
 
 def find_messages(
@@ -139,29 +33,28 @@ def find_messages(
     `Fetched.error` unless partial answers are allowed; the `result` of a `BudgetExceeded` is the `MessagesResult` up to then.
     """
     started = time.perf_counter()
-    work = _Work(query, asked, source, account)
+    work = MessageLookup(query, asked, source, schema, account)
     found: list[Fetched] = []
-    replaced: list[IndexItem | None] = []
+    collisions = 0
     cursor, page = asked.cursor, asked.max_count
     while True:
-        answer = work.look_up(asked.begin_ms, asked.end_ms, page, cursor)
-        taken = 0
-        while taken < len(answer.items) and len(found) < asked.max_count:
-            items = answer.items[taken : taken + asked.max_count - len(found)]
-            taken += len(items)
-            for one in work.fetch(items):
-                other = _fetch_instead(work, asked, one.instead) if one.instead is not None else None
-                replaced += [other.item] if other is not None else []
-                if one.carries_key and not (other is None and one.item in replaced):
-                    found.append(other or one)
-        cursor = answer.cursor if taken == len(answer.items) else _cursor_behind(answer.items[taken - 1], asked, schema)
+        answer = work.page(page, cursor)
+        cursor, ahead = answer.cursor, list(answer.items)
+        while ahead and len(found) < asked.max_count:
+            left = asked.max_count - len(found)
+            items, ahead = ahead[:left], ahead[left:]
+            settled = work.settle(items, ahead, is_last=answer.cursor is None)
+            kept, behind = _first(settled, left)
+            found += [one for one in kept if one.carries_key]
+            collisions += sum(not one.carries_key for one in kept)
+            last = kept[-1].item if behind else items[-1]
+            assert last is not None
+            cursor = work.cursor_behind(last) if behind or ahead else answer.cursor
         if len(found) >= asked.max_count or cursor is None:
             break
         if work.exceeded is not None:
             break
         page = max(asked.max_count - len(found), _PAGE)
-    if replaced:
-        found.sort(key=_order)
     fetched = _reports(work.spent, account.usage.prices)
     failed = {report.file: report for answer in work.pages for report in answer.failed}
     failed |= _failures(work.spent, fetched, allow_partial=asked.allow_partial)
@@ -170,7 +63,7 @@ def find_messages(
         status="partial" if failed or work.exceeded is not None else "truncated" if cursor is not None else "complete",
         cursor=cursor,
         failed=tuple(failed.values()),
-        collisions=sum(not one.carries_key for one in work.spent),
+        collisions=collisions,
         explain=_together([answer.explain for answer in work.pages], fetched, account, started),
         message_requests=sum(one.requests for one in work.spent),
         message_bytes=sum(one.bytes for one in work.spent),
@@ -180,74 +73,11 @@ def find_messages(
     raise BudgetExceeded(str(exceeded), failed=result.failed, result=result) from exceeded
 
 
-class _Work:
-    """The calls of one lookup, and what they gave; `exceeded` is the budget's refusal of a part of the index."""
-
-    def __init__(self, query: Callable[..., QueryResult], asked: Asked, source: MessageSource, account: Account) -> None:
-        self._query = query
-        self._asked = asked
-        self._source = source
-        self._account = account
-        self.pages: list[QueryResult] = []
-        self.spent: list[Fetched] = []
-        self.exceeded: BudgetExceeded | None = None
-
-    def look_up(self, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None) -> QueryResult:
-        """Return a page of the index, as far as the budget reaches."""
-        asked, left_s = self._asked, self._account.remaining_s()
-        limits = {} if left_s is None else {"timeout_s": max(left_s, _MOMENT_S)}
-        try:
-            answer = self._query(asked.topic, asked.key, begin_ms, end_ms, max_count, cursor, asked.allow_partial, **limits)
-        except BudgetExceeded as error:
-            self.exceeded = self.exceeded or error
-            answer = error.result if isinstance(error.result, QueryResult) else QueryResult(items=(), status="partial")
-        self.pages.append(answer)
-        return answer
-
-    def fetch(self, items: Sequence[IndexItem]) -> list[Fetched]:
-        """Return what became of each of `items`, in their order."""
-        try:
-            check_deadline("fetching messages")
-        except BudgetExceeded as error:
-            fetched = [Fetched(item=item, state="missing", problem=str(error), error=error) for item in items]
-        else:
-            fetched = self._source.fetch(items, self._asked.topic, self._asked.key)
-        if [one.item for one in fetched] != list(items):
-            raise AssertionError("a message source answers for every item, in order")
-        self.spent += fetched
-        return fetched
-
-
-def _fetch_instead(work: _Work, asked: Asked, there: IndexItem) -> Fetched | None:
-    """Return the message of the entry `there`, None where it isn't of the asked range, or the index has no such entry.
-
-    Entries of one place are one answer, the newest; a log that was written anew, under a clock that was set back, may have another message
-    there. Its own second is asked for.
-    """
-    second = there.timestamp_ms // 1000
-    second_min, second_max, _ = check_range(asked.begin_ms, asked.end_ms, asked.max_count)
-    cursor: str | None = None
-    while second_min <= second <= second_max:
-        answer = work.look_up(second * 1000, second * 1000, _PAGE, cursor)
-        for item in answer.items:
-            if (item.queue_id, item.offset, item.size) == (there.queue_id, there.offset, there.size):
-                (fetched,) = work.fetch([item])
-                return fetched if fetched.message is not None and fetched.carries_key else None
-        if (cursor := answer.cursor) is None:
-            break
-    return None
-
-
-def _order(fetched: Fetched) -> tuple[int, int, int]:
-    assert fetched.item is not None
-    return -(fetched.item.timestamp_ms // 1000), -fetched.item.offset, fetched.item.queue_id
-
-
-def _cursor_behind(item: IndexItem, asked: Asked, schema: Schema) -> str:
-    """Return the cursor of a page that ended with `item`."""
-    second_min, second_max, _ = check_range(asked.begin_ms, asked.end_ms, asked.max_count)
-    key = (item.timestamp_ms // 1000, item.offset, item.queue_id, *(int(getattr(item, name)) for name in schema.identity_extra))
-    return encode_cursor(key, query_digest(asked.topic, asked.key, second_min, second_max))
+def _first(settled: Sequence[Fetched], count: int) -> tuple[list[Fetched], bool]:
+    """Return what there is up to the message number `count`, and whether there is more behind it."""
+    carrying = [place for place, one in enumerate(settled) if one.carries_key]
+    end = carrying[count - 1] + 1 if len(carrying) > count else len(settled)
+    return list(settled[:end]), end < len(settled)
 
 
 def _reports(spent: Sequence[Fetched], prices: PriceTable) -> list[FileReport]:

@@ -12,6 +12,7 @@ FETCHING = "tests/unit/service/test_messages.py"
 MESSAGES = "tests/rocketmq/test_messages.py"
 DAMAGED = "tests/rocketmq/test_messages_damaged.py"
 APART = "tests/rocketmq/test_messages_apart.py"
+PAGES = "tests/rocketmq/test_messages_pages.py"
 
 MUTANTS = (
     Mutant(
@@ -101,7 +102,22 @@ MUTANTS = (
     ),
     Mutant(
         "cursor-past-what-was-fetched", "the cursor stands behind entries that were not looked at",
-        "service/messages.py", "cursor = answer.cursor if taken == len(answer.items) else", "cursor = answer.cursor if taken else",
+        "service/messages.py", "if behind or ahead else answer.cursor", "if behind else answer.cursor",
         (f"{FETCHING}::test_a_page_fetches_no_more_than_it_needs",),
+    ),
+    Mutant(
+        "rewritten-answered-by-two-entries", "a message whose place had another one a second before is answered by both entries",
+        "service/message_lookup.py", "if one.message is not None and not one.is_near:", "if one.message is not None:",
+        (f"{PAGES}::test_a_tail_written_anew_is_answered_once[-1-1]",),
+    ),
+    Mutant(
+        "rewritten-hidden-on-its-page", "an entry that a newer one hides is not answered where it lies later on the page",
+        "service/message_lookup.py", "insort(ahead, own, key=self.order)", "pass",
+        (f"{PAGES}::test_a_hidden_entry_further_down_its_page_is_answered_there",),
+    ),
+    Mutant(
+        "rewritten-answered-on-two-pages", "a message is answered with a newer entry of its place, and on its own page",
+        "service/message_lookup.py", "(is_last or (ahead and self.order(own) < self.order(ahead[-1])))", "True",
+        (f"{PAGES}::test_a_tail_written_anew_is_answered_once[-300-3]",),
     ),
 )

@@ -60,7 +60,7 @@ MUTANTS = (
     ),
     Mutant(
         "messages-time-of-each-page", "each page of a lookup of messages has the whole time",
-        "service/messages.py", '{} if left_s is None else {"timeout_s": max(left_s, _MOMENT_S)}', "{}",
+        "service/message_lookup.py", '{} if left_s is None else {"timeout_s": max(left_s, _MOMENT_S)}', "{}",
         (f"{MESSAGES}::test_the_time_is_of_all_pages_together[False]",),
     ),
     Mutant(

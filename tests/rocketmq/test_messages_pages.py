@@ -1,0 +1,202 @@
+"""A log that was written anew, page by page: each message that lies there is answered once, by its own entry and in its order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from tests.rocketmq.answered import stored_bytes
+from tests.rocketmq.archived_store import put
+from tests.rocketmq.messages import NOW_MS, full, log, message, write_log
+from tiered_index import Fetched, IndexService
+from tiered_index.rocketmq.archive import SegmentArchiver
+from tiered_index.rocketmq.message import Message
+from tiered_index.rocketmq.message_source import RocketmqMessages
+from tiered_index.types import MAX_TIMESTAMP_MS
+
+SEGMENT = 20_000
+PAGES = [1, 2, 3, 5, 7, 64]
+KEY = "order-4711"
+PROPERTIES = f"KEYS\x01{KEY}\x02".encode()
+NOW_S = NOW_MS // 1000
+
+
+def there(offset: int, second: int, body: bytes = b"body", **fields) -> Message:
+    return message(offset, **{"properties": PROPERTIES, "body": body, "store_ms": NOW_MS + 1000 * second + 500, **fields})
+
+
+def pages(index, source, max_count, **options) -> list[Fetched]:
+    """Return the answers of all pages, which are whole, and end."""
+    found: list[Fetched] = []
+    cursor = None
+    for _ in range(1_000):
+        answer = index.messages("TopicA", KEY, max_count=max_count, cursor=cursor, source=source, **options)
+        assert len(answer) <= max_count
+        found += answer.messages
+        cursor = answer.cursor
+        assert answer.status == ("complete" if cursor is None else "truncated")
+        if cursor is None:
+            return found
+        assert len(answer) == max_count
+    raise AssertionError("no end")
+
+
+def order(fetched: Fetched) -> tuple[int, int, int]:
+    assert fetched.item is not None
+    return -(fetched.item.timestamp_ms // 1000), -fetched.item.offset, fetched.item.queue_id
+
+
+@dataclass
+class Rewritten:
+    """A log whose places were written several times, and the entries of it all, of which some may be of no message there is now."""
+
+    live: list[Message] = field(default_factory=list)
+    seconds: dict[int, set[int]] = field(default_factory=dict)
+    """Seconds of the entries of each place."""
+
+    @classmethod
+    def make(cls, random: Random, index: IndexService, count: int = 14) -> Rewritten:
+        made, written, offset = cls(), [], 0
+        for number in range(count):
+            rewritten = random.random() < 0.7
+            body = b"body" * random.randint(1, 3)
+            # of another key with an equal hash, as far as the index knows
+            other = {"properties": b"KEYS\x01order-4712\x02"} if random.random() < 0.2 else {}
+            made.live.append(there(offset, random.choice([number, -number, 30 + number, number]), body, **other))
+            writings = [made.live[-1]] if random.random() < 0.9 else []
+            for _ in range(random.choice([1, 1, 2, 3]) if rewritten else 0):
+                near = (made.live[-1].store_ms - NOW_MS) // 1000 + random.choice([-1, 0, 1])
+                second = random.choice([near, random.randint(-20, 60), number + 20])
+                writings.append(there(offset, second, b"body" * random.randint(1, 3)))
+            made.seconds[offset] = {one.store_ms // 1000 for one in writings}
+            written += writings
+            offset += made.live[-1].size
+        random.shuffle(written)
+        for number, one in enumerate(written):
+            put(index, one, [KEY])
+            if number == len(written) // 2 and random.random() < 0.5:
+                index.seal()
+                index.run_lifecycle()
+        return made
+
+    def expected(self, begin: int, end: int) -> list[Message]:
+        """Return the messages whose own entries lie within seconds, in order of those."""
+        found = []
+        for one in self.live:
+            second = one.store_ms // 1000
+            own = next((s for s in (second, second + 1, second - 1) if s in self.seconds[one.physical_offset]), None)
+            if own is not None and begin <= own <= end and KEY in one.index_keys:
+                found.append((-own, -one.physical_offset, one))
+        return [one for *_, one in sorted(found, key=lambda three: three[:2])]
+
+
+@pytest.mark.parametrize("state", ["local", "archived"])
+@pytest.mark.parametrize("seed", range(6))
+def test_every_message_is_answered_once_and_in_order_however_it_is_cut_into_pages(tmp_path, index, seed, state):
+    random = Random(seed)
+    made = Rewritten.make(random, index)
+    folder = tmp_path / "laid"
+    write_log(folder / "commitlog", SEGMENT, {0: full(made.live, SEGMENT), SEGMENT: log(1, SEGMENT)[0].encode()})
+    source = RocketmqMessages(folder)
+    if state == "archived":
+        assert SegmentArchiver(index, "s", folder / "commitlog").run_once() == 1
+        source = RocketmqMessages(None, index.segment_archive)
+    for begin, end in [(-100, 100), (0, 12), (random.randint(-20, 5), random.randint(6, 40)), (13, 60)]:
+        expected = made.expected(NOW_S + begin, NOW_S + end)
+        for size in PAGES:
+            allow_partial = random.random() < 0.5
+            asked = {"begin_ms": NOW_MS + 1000 * begin, "end_ms": NOW_MS + 1000 * end, "allow_partial": allow_partial}
+            found = pages(index, source, size, **asked)
+            assert [one.message.encode() for one in found if one.message] == [one.encode() for one in expected], (begin, end, size)
+            assert [order(one) for one in found] == sorted({order(one) for one in found})
+            # listed as missing: only what lies in a place of which no message is answered
+            answered = {one.physical_offset for one in expected}
+            assert not answered & {one.item.offset for one in found if one.message is None and one.item}
+            assert {one.state for one in found if one.message is None} <= {"missing"}
+
+
+@pytest.mark.parametrize("max_count", PAGES)
+@pytest.mark.parametrize("late_s", [-300, -2, -1, 1, 2, 300])
+def test_a_tail_written_anew_is_answered_once(tmp_path, index, max_count, late_s):
+    """The clock went on, or was set back; the first messages stand as they were."""
+    size = there(0, 0).size
+    first = [there(number * size, number) for number in range(3)]
+    before = [there(number * size, 1_000 + number) for number in range(3, 9)]
+    now = [there(number * size, 1_000 + number + late_s) for number in range(3, 9)]
+    for one in (*first, *before, *now):
+        put(index, one)
+    folder = tmp_path / "laid"
+    write_log(folder / "commitlog", SEGMENT, {0: full([*first, *now], SEGMENT)})
+    found = pages(index, RocketmqMessages(folder), max_count)
+    assert [one.message.encode() if one.message else None for one in found] == [one.encode() for one in reversed([*first, *now])]
+    assert [one.problem for one in found] == [None] * 9
+
+
+@pytest.mark.parametrize("max_count", [1, 2, 3])
+def test_an_entry_whose_message_is_archived_does_not_hide_the_one_that_lies_there_now(tmp_path, index, max_count):
+    size = there(0, 0).size
+    before = [there(number * size, 100 + number) for number in range(3)]
+    now = [there(number * size, number) for number in range(3)]
+    for one in (*before, *now):
+        put(index, one)
+    folder = tmp_path / "laid"
+    write_log(folder / "commitlog", SEGMENT, {0: full(before, SEGMENT), SEGMENT: log(1, SEGMENT)[0].encode()})
+    assert SegmentArchiver(index, "s", folder / "commitlog").run_once() == 1
+    write_log(folder / "commitlog", SEGMENT, {0: full(now, SEGMENT)})
+    found = pages(index, RocketmqMessages(folder, index.segment_archive), max_count)
+    assert [one.message.encode() for one in found if one.message] == [one.encode() for one in (*before[::-1], *now[::-1])]
+    assert [one.state for one in found] == ["archived"] * 3 + ["local"] * 3
+
+
+def test_a_page_that_is_full_in_the_middle_of_a_batch_ends_there(tmp_path, index):
+    """Two answers of one place may be more than a page takes; what is behind comes with the next one, collisions counted once."""
+    size = there(0, 0).size
+    before = there(0, 100)
+    other = {"properties": b"KEYS\x01order-4712\x02"}
+    now = [there(0, 50), there(size, 40), there(2 * size, 30, **other), there(3 * size, 20)]
+    for one in (before, *now):
+        put(index, one, [KEY])
+    folder = tmp_path / "laid"
+    write_log(folder / "commitlog", SEGMENT, {0: full([before], SEGMENT), SEGMENT: log(1, SEGMENT)[0].encode()})
+    assert SegmentArchiver(index, "s", folder / "commitlog").run_once() == 1
+    write_log(folder / "commitlog", SEGMENT, {0: full(now, SEGMENT)})
+    source = RocketmqMessages(folder, index.segment_archive)
+    for max_count in PAGES:
+        found, collisions, cursor = [], 0, None
+        for _ in range(10):
+            answer = index.messages("TopicA", KEY, max_count=max_count, cursor=cursor, source=source)
+            assert len(answer) <= max_count
+            found += stored_bytes(answer)
+            collisions += answer.collisions
+            if (cursor := answer.cursor) is None:
+                break
+        assert found == [one.encode() for one in (before, now[0], now[1], now[3])]
+        assert collisions == 1
+
+
+def test_a_hidden_entry_further_down_its_page_is_answered_there(tmp_path, index):
+    """After two entries of another key the index is asked for more than are wanted."""
+    size = there(0, 0).size
+    other = {"properties": b"KEYS\x01order-4712\x02"}
+    now = [there(0, 110, **other), there(size, 109, **other), there(2 * size, 50), there(3 * size, 90), there(4 * size, 10)]
+    for one in (*now, there(2 * size, 100)):
+        put(index, one, [KEY])
+    folder = tmp_path / "laid"
+    write_log(folder / "commitlog", SEGMENT, {0: full(now, SEGMENT)})
+    found = pages(index, RocketmqMessages(folder), 2)
+    assert [one.message.encode() for one in found if one.message] == [now[3].encode(), now[2].encode(), now[4].encode()]
+
+
+@pytest.mark.parametrize("store_ms", [0, MAX_TIMESTAMP_MS])
+def test_the_first_and_the_last_time_there_are_can_be_asked_for(tmp_path, index, store_ms):
+    put(index, there(0, 0))
+    folder = tmp_path / "laid"
+    now = there(0, 0, store_ms=store_ms)
+    write_log(folder / "commitlog", SEGMENT, {0: full([now], SEGMENT)})
+    (fetched,) = pages(index, RocketmqMessages(folder), 3)
+    assert (fetched.state, fetched.message) == ("missing", None)
+    assert "another message lies there" in (fetched.problem or "")
+    index.put("TopicA", 1, KEY, 0, now.size, store_ms)
+    assert [one.message.encode() if one.message else None for one in pages(index, RocketmqMessages(folder), 3)] == [now.encode()]
