@@ -46,10 +46,10 @@ EXTRA: dict[Any, tuple[str, ...]] = {RegionItem: ("region", "price", "tag")}
 
 @dataclass
 class Merging:
-    """One writer, one storage, its model. `item_type` and `preset` as in the settings."""
+    """One writer, one storage (a new one in memory by default), its model. `item_type` and `preset` as in the settings."""
 
     folder: Path
-    storage: Storage = field(default_factory=MemoryStorage)
+    storage: Storage = None  # type: ignore[assignment]
     preset: str = "native"
     item_type: type[IndexItem] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
@@ -60,6 +60,7 @@ class Merging:
     _services: list[IndexService] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.storage = self.storage or MemoryStorage(clock=self.clock)
         extra = EXTRA.get(self.item_type, ())
         self.model = ReferenceModel(keyed=self.preset == "native", extra=extra, identity=extra[:1])
         self.extra = extra

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import secrets
 import threading
-import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,14 +31,14 @@ from tiered_index.errors import (
     WriterFenced,
 )
 from tiered_index.format.compacted import Compaction
-from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.names import COMPACTED, DATA_PREFIX, STATES, UPLOADED, data_name, data_prefix
 from tiered_index.service.catalog import Catalog, Handle
 from tiered_index.service.chunks import later_positions
 from tiered_index.service.cold.path import ColdPath
-from tiered_index.service.compacted_file import CompactedFile, DamagedFile, StorageBytes, open_local, open_stored, read_runs
+from tiered_index.service.compacted_file import CompactedFile, DamagedFile, StorageBytes, open_local, open_stored
 from tiered_index.service.flusher import Flusher
 from tiered_index.service.lanes import QUARANTINE
+from tiered_index.service.local_checks import verify_runs, verify_tables
 from tiered_index.service.log_records import LogState, StoredObject
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.session import StorageSession
@@ -48,9 +47,10 @@ from tiered_index.service.unsealed_file import UnsealedFile
 from tiered_index.service.window_table import WindowTable
 from tiered_index.storage.base import Storage
 
-__all__ = ["Lifecycle", "Progress", "show_stored", "verify_runs", "verify_tables"]
+__all__ = ["Lifecycle", "Progress", "show_stored"]
 
-_VERIFY_RUNS = 256
+_CLOCK_SLACK_MS = 86_400_000
+# by which a writer's clock may have been put back
 _log = logging.getLogger(__name__)
 
 
@@ -88,31 +88,6 @@ def show_stored(
             catalog.put(open_stored(cold, stored))
 
 
-def verify_runs(file: CompactedFile) -> None:
-    """Check every array of a local compacted file against its CRC32. Raises `CorruptFile`."""
-    assert file.local is not None
-    runs = file.local.trailer().directory.all_runs()
-    for start in range(0, len(runs), _VERIFY_RUNS):
-        read_runs(file.local, runs[start : start + _VERIFY_RUNS])
-
-
-def verify_tables(file: CompactedFile) -> None:
-    """Check header, slot table and filter of a local compacted file, which lookups in it do without. Raises `CorruptFile`."""
-    assert file.local is not None
-    trailer = file.local.trailer()
-    metadata, tail = trailer.metadata, trailer.tail
-    parts = (
-        ("header", 0, HEADER_SIZE, metadata.header_crc32),
-        ("slot table", HEADER_SIZE, metadata.layout.items_position, metadata.slots_crc32),
-        ("filter", tail.position, tail.directory_position, tail.filter_crc32),
-    )
-    for name, start, stop, expected in parts:
-        with memoryview(file.local.data) as whole, whole[start:stop] as piece:
-            found = zlib.crc32(piece)
-        if found != expected:
-            raise CorruptFile(file.local.file, f"{name} does not match its CRC32", offset=start, expected=expected, found=found)
-
-
 def _positions_of(handles: Iterable[Handle]) -> dict[str, int]:
     """Return the greatest position of each source that local files say."""
     positions: dict[str, int] = {}
@@ -137,7 +112,9 @@ class Lifecycle:
         config: IndexConfig,
         clock: Clock,
         root_id: str,
+        recovered: Iterable[str] = (),
     ) -> None:
+        """`recovered` are the ids of files that an earlier process began: it may have published them unheard."""
         self._root = root
         self._catalog = catalog
         self._flusher = flusher
@@ -149,6 +126,7 @@ class Lifecycle:
         self._lock = threading.Lock()
         self._refresh_lock = threading.Lock()
         self._refreshed_s = clock.monotonic_s()
+        self._recovered = set(recovered)
         self._sent: dict[str, str] = {}  # file id -> object that was uploaded whole and is not known to be in the log
         self._undeleted: list[list[Path]] = []
         self._failed: dict[str, TieredIndexError] = {}  # in this round
@@ -323,7 +301,8 @@ class Lifecycle:
             lane=file.lane,
             offset_space=file.offset_space,
             writer=f"tiered_index {__version__}",
-            more={"sequence": file.sequence, "predecessor": list(file.predecessor) if file.predecessor else None},
+            more={"sequence": file.sequence, "predecessor": list(file.predecessor) if file.predecessor else None,
+                  "created_ms": file.created_ms},
         )
         try:
             disk.write_file(temporary, pieces)
@@ -367,6 +346,8 @@ class Lifecycle:
         if state.epoch > epoch:
             raise fenced(storage.uri, state.epoch, epoch)
         known = state.object_of(file.file_id)
+        if known is None and (sent is not None or file.file_id in self._recovered) and self._was_merged(file):
+            return
         if known is not None:
             stored = known  # an earlier try got as far as the log
         else:
@@ -405,6 +386,18 @@ class Lifecycle:
         self._sent.pop(file.file_id, None)
         self._cold.keep(stored, file.local.data)
         self._catalog.put(open_local(target, StorageBytes(self._cold, stored)))
+
+    def _was_merged(self, file: CompactedFile) -> bool:
+        """Return whether an earlier try got as far as the log and a later record has removed the file since; then let go of it."""
+        created_ms = int(file.metadata().more.get("created_ms", 0))
+        self._recovered.discard(file.file_id)
+        if not self._session.log.was_removed(file.file_id, created_ms - _CLOCK_SLACK_MS):
+            return False
+        self._sent.pop(file.file_id, None)
+        self.refresh()  # what it was merged into is shown before it goes
+        path = self._root.index_path(COMPACTED, file.file_id)
+        self._catalog.remove(file.file_id, lambda: self._unlink([path]))
+        return True
 
     def _send(self, storage: Storage, name: str, data: memoryview) -> None:
         part = max(self._config.upload_part_bytes, storage.min_part_bytes)

@@ -180,7 +180,8 @@ def _assemble(
     quarantine = Lane(QUARANTINE, small, context, reserves=False)
     flusher = Flusher(buffer, main, quarantine, clock, max_late_s=config.max_late_s, max_early_s=config.max_early_s)
     flusher.positions = later_positions(recovered.positions, {})
-    lifecycle = Lifecycle(root, catalog, flusher, session, cold, config, clock, marker.root_id)
+    begun = [*(file.file_id for file in recovered.unsealed), *(file.file_id for file in recovered.compacted)]
+    lifecycle = Lifecycle(root, catalog, flusher, session, cold, config, clock, marker.root_id, begun)
     handles: list[Handle] = [*recovered.compacted, *recovered.uploaded, *recovered.damaged]
     for handle in handles:
         catalog.put(handle)

@@ -19,7 +19,7 @@ from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, fil
 from tiered_index.service.chunks import later_positions
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile, StorageBytes, open_local
-from tiered_index.service.lifecycle import verify_runs, verify_tables
+from tiered_index.service.local_checks import verify_runs, verify_tables
 from tiered_index.service.log_records import LogState
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.unsealed_file import UnsealedFile

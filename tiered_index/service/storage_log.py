@@ -24,7 +24,7 @@ from tiered_index.errors import (
     StorageUnavailable,
     WriterFenced,
 )
-from tiered_index.format.names import LOG_PREFIX, epoch_name, log_name, number_of
+from tiered_index.format.names import LOG_PREFIX, data_prefix, epoch_name, log_name, number_of
 from tiered_index.service.checkpoints import Checkpoints
 from tiered_index.service.log_records import ArchivedSegment, Genesis, LogRecord, LogState, StoredObject
 from tiered_index.storage.base import Storage
@@ -115,13 +115,30 @@ class StorageLog:
 
         return self.append("publish", epoch, make)
 
-    def archive(self, epoch: int, segment: ArchivedSegment) -> LogState:
-        """Append a record that adds an archived segment, unless one is there at its place already (look at what the state says)."""
+    def archive(self, epoch: int, segment: ArchivedSegment, instead_of: str | None = None) -> LogState:
+        """Append a record that adds an archived segment, unless one is there at its place already (look at what the state says).
+
+        `instead_of` names the one that the same record removes, where that is still the one at its place.
+        """
 
         def make(state: LogState) -> LogRecord | None:
-            return None if state.segment_at(segment.store, segment.start) else LogRecord(0, "archive", epoch, "", 0, archive=(segment,))
+            there = state.segment_at(segment.store, segment.start)
+            if there is not None and there.name != instead_of:
+                return None
+            return LogRecord(0, "archive", epoch, "", 0, archive=(segment,), remove=() if there is None else (there.name,))
 
         return self.append("an archived segment", epoch, make)
+
+    def was_removed(self, file_id: str, since_ms: int) -> bool:
+        """Return whether a record made at `since_ms` or later has removed an object of a file; a request for each record since then."""
+        prefix = data_prefix(file_id)
+        for number in range(self._state.number, 0, -1):
+            record = LogRecord.decode(self._storage.get(log_name(number)), log_name(number))
+            if any(name.startswith(prefix) for name in record.remove):
+                return True
+            if record.created_ms < since_ms:
+                break
+        return False
 
     def append(self, what: str, epoch: int | None, make: Make) -> LogState:
         """Append what `make` returns for the state at the end of the log; None means there is nothing left to do.

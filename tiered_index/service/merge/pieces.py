@@ -69,28 +69,32 @@ class SourceReader:
 
     def _cuts(self, most: int) -> Iterator[tuple[int, int, int]]:
         """Yield (low, high, about how many entries) of runs of base slots; a run of one step may have any number."""
-        places, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for trailer in self._trailers:
-            slots = trailer.metadata.slot_map
-            groups = trailer.directory.groups
-            firsts = groups["first_slot"].astype(np.int64)
-            places.append(firsts * slots.join if slots.join > 1 else firsts // slots.split)
-            counts.append(groups["count"].astype(np.int64))
-        place, count = np.concatenate(places), np.concatenate(counts)
-        inside = (place >= self._low - self._step) & (place < self._high)
-        place, count = np.maximum(place[inside], self._low) // self._step * self._step, count[inside]
-        order = np.argsort(place, kind="stable")
-        place, total = place[order], np.cumsum(count[order])
-        low, taken = self._low, 0
-        while low < self._high:
-            # up to the first place behind which the piece would be too large; at least one step
-            upto = int(np.searchsorted(total, taken + most, "right"))
-            high = self._high if upto >= len(place) else int(place[upto])
-            high = min(self._high, max(high, low + self._step))
-            behind = int(np.searchsorted(place, high, "left"))
-            reached = int(total[behind - 1]) if behind else 0
-            yield low, high, reached - taken
+        first, last = self._low // self._step, -(-self._high // self._step)
+        # of each group the steps that it lies in, and its entries taken to be spread evenly over them; a slot of its own is one step
+        begins, ends, counts = (np.concatenate(column) for column in zip(*map(self._spread, self._trailers), strict=True))
+        densities = counts / (ends - begins)
+        begins, ends = begins.clip(first, last), ends.clip(first, last)
+        edges, places = np.unique(np.concatenate(([first, last], begins, ends)), return_inverse=True)
+        steepness = np.zeros(len(edges))
+        np.add.at(steepness, places[2:], np.concatenate((densities, -densities)))
+        total = np.append(0.0, np.maximum.accumulate(np.cumsum(np.cumsum(steepness)[:-1] * np.diff(edges))))
+        low, taken = first, 0.0
+        while low < last:
+            # as far as a piece may reach, at least one step
+            reach = last if total[-1] <= taken + most else int(np.interp(taken + most, total, edges))
+            high = min(last, max(low + 1, reach))
+            reached = float(np.interp(high, edges, total))
+            yield low * self._step, min(self._high, high * self._step), round(reached - taken)
             low, taken = high, reached
+
+    def _spread(self, trailer: Trailer) -> tuple[Int64, Int64, Int64]:
+        """Return where each group begins and ends, in steps, and how many entries it has."""
+        slots = trailer.metadata.slot_map
+        firsts = np.append(trailer.directory.groups["first_slot"].astype(np.int64), trailer.metadata.slot_range[1])
+        begins = firsts[:-1] * slots.join if slots.join > 1 else firsts[:-1] // slots.split
+        ends = firsts[1:] * slots.join if slots.join > 1 else -(-firsts[1:] // slots.split)
+        begins = begins // self._step
+        return begins, np.maximum(begins + 1, -(-ends // self._step)), trailer.directory.groups["count"].astype(np.int64)
 
     def _read(self, index: int, low: int, high: int, seconds: tuple[int, int] | None) -> tuple[Array, Int64]:
         """Return the items of base slots [low, high) of one source, and their seconds; with `seconds` those of an inclusive range only."""

@@ -22,10 +22,9 @@ def hours_of(day: int, seed: int, count: int = 40, hours: tuple[int, ...] = (1, 
     rng = random.Random(seed)
     return [
         [
-            (BASE_MS + day * DAY_MS + hour * HOUR_MS + rng.randrange(HOUR_MS), rng.choice(["hot", f"k{rng.randrange(6)}", f"own-{day}-{hour}"]))
-            for _ in range(count)
+            (start + rng.randrange(HOUR_MS), rng.choice(["hot", f"k{rng.randrange(6)}", f"own-{start}"])) for _ in range(count)
         ]
-        for hour in hours
+        for start in (BASE_MS + day * DAY_MS + hour * HOUR_MS for hour in hours)
     ]
 
 
@@ -221,7 +220,7 @@ def test_several_indexes_with_tables_are_read_as_one(make_life: Callable[..., Me
             life.later()
         lives[0].merge()
         with IndexReader.open(["memory://merged-indexes/a", "memory://merged-indexes/b"], clock=lives[0].clock) as reader:
-            for key in ("hot", "k1", "own-1-9"):
+            for key in ("hot", "k1", f"own-{BASE_MS + DAY_MS + 9 * HOUR_MS}"):
                 found = reader.query("t", key, max_count=10**6)
                 for life in lives:
                     mine = [item for item in found if item.source == life.storage.uri]

@@ -1,0 +1,176 @@
+"""The storage fails at every call of a merge, before or after it acts, once or for good: the old state or the new one, never in between."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from tests.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
+from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
+from tiered_index.service.merge import writing
+from tiered_index.service.merge.run import merge
+from tiered_index.service.orphans import delete_orphans, find_orphans
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.storage_faults import FaultStorage
+
+WRITING = ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "head", "abort_upload", "delete")
+READING = ("get", "get_range")
+QUESTIONS = [("t", "hot"), ("t", "k1")]
+When = Literal["before", "after"]
+
+
+class TinyParts(MemoryStorage):
+    min_part_bytes = 1 << 10
+
+
+@pytest.fixture
+def make_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Merging]]:
+    """Return a function that makes an index of two days in several files, whose shards take an upload in parts."""
+    monkeypatch.setattr(writing, "_PART_BYTES", 1 << 10)
+    made: list[Merging] = []
+
+    def make() -> Merging:
+        life = Merging(tmp_path / str(len(made)))
+        life.storage = TinyParts(clock=life.clock)
+        life.index.abandon()
+        life.index = life.open("writer")
+        for day in range(2):
+            for hour in (1, 20):
+                start = BASE_MS + day * DAY_MS + hour * HOUR_MS
+                life.put([(start + step * 1000 * 60, key) for step in range(40 if day else 3) for key in ("hot", f"k{step % 3}")])
+                life.publish()
+        life.later()
+        made.append(life)
+        return life
+
+    yield make
+    for life in made:
+        life.close()
+
+
+def calls_of_a_merge(life: Merging) -> Counter[str]:
+    faulty = FaultStorage(life.storage)
+    merge(faulty, _log_of(life, faulty), life.clock, life.options(), threads=1)
+    return Counter({operation: faulty.calls(operation) for operation in (*WRITING, *READING)})
+
+
+def _log_of(life: Merging, storage: FaultStorage) -> StorageLog:
+    log = StorageLog(storage, life.clock)
+    log.open()
+    return log
+
+
+def sweep_and_check(life: Merging) -> None:
+    """Sweep what is left, and look: nothing that the log names is gone, nothing else is there, every answer is right."""
+    life.later(3)
+    delete_orphans(life.storage, find_orphans(life.storage, life.log(), life.clock))
+    state = life.state
+    assert {info.name for info in life.storage.list("data/")} == set(state.objects)
+    assert not list(life.storage.list_uploads("data/"))
+    assert sum(stored.count for stored in state.objects.values()) == life.messages
+    life.check(questions=QUESTIONS)
+
+
+def test_what_a_merge_asks_of_the_storage(make_life: Callable[[], Merging]) -> None:
+    """The other tests strike each of these calls; without them they would strike nothing."""
+    calls = calls_of_a_merge(make_life())
+    assert min(calls[name] for name in ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "head", "get_range")) >= 1
+    assert calls["abort_upload"] == calls["delete"] == 0
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "for good"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("operation", [*WRITING[:6], *READING])
+def test_the_old_state_or_the_new_one(make_life: Callable[[], Merging], operation: str, when: When, lasting: bool) -> None:
+    counted = calls_of_a_merge(make_life())[operation]
+    life = make_life()
+    whole = {name: stored.count for name, stored in life.state.objects.items()}
+    outcomes = set()
+    for nth in sorted({1, 2, (counted + 1) // 2, counted}):
+        faulty = FaultStorage(life.storage)
+        log = _log_of(life, faulty)
+        faulty.fail(operation, nth=nth, times=None if lasting else 1, when=when)
+        before = life.state
+        try:
+            merge(faulty, log, life.clock, life.options(), threads=1)
+            outcomes.add("merged")
+        except StorageUnavailable:
+            outcomes.add("failed")
+        state = life.state
+        # each of the two jobs is wholly there or not at all
+        published = state.number - before.number
+        assert published in (0, 1, 2)
+        old = [name for name in before.files if name in state.files]
+        assert len(old) == len(before.files) - 2 * published
+        assert sum(stored.count for stored in state.objects.values()) == sum(whole.values()) == life.messages
+        life.check(questions=QUESTIONS[1:])
+        if not state.files:
+            sweep_and_check(life)
+            life = make_life()
+    assert "failed" in outcomes or operation in ("put", "get")
+    sweep_and_check(life)
+    life.merge()
+    sweep_and_check(life)
+    assert not life.state.files
+
+
+def test_a_merge_that_fails_takes_back_what_it_sent(make_life: Callable[[], Merging]) -> None:
+    life = make_life()
+    before = {info.name for info in life.storage.list("data/")}
+    faulty = FaultStorage(life.storage)
+    log = _log_of(life, faulty)
+    faulty.fail("get_range", nth=calls_of_a_merge(make_life())["get_range"])
+    with pytest.raises(StorageUnavailable):
+        merge(faulty, log, life.clock, life.options(), threads=1)
+    assert not list(life.storage.list_uploads("data/"))
+    state = life.state
+    assert {info.name for info in life.storage.list("data/")} == before | set(state.objects)
+
+
+def test_the_first_error_counts_not_that_of_taking_back(make_life: Callable[[], Merging]) -> None:
+    life = make_life()
+    faulty = FaultStorage(life.storage)
+    log = _log_of(life, faulty)
+    faulty.fail("upload_part", nth=2, times=None, error=lambda text: StorageUnavailable("the part: " + text))
+    faulty.fail("abort_upload", times=None)
+    faulty.fail("delete", times=None)
+    with pytest.raises(StorageUnavailable, match="the part"):
+        merge(faulty, log, life.clock, life.options(), threads=1)
+    faulty.clear()
+    sweep_and_check(life)
+
+
+@pytest.mark.parametrize("mode", ["wrong", "short", "long"])
+def test_a_source_that_answers_wrongly_is_never_merged(make_life: Callable[[], Merging], mode: Literal["wrong", "short", "long"]) -> None:
+    """Once is a bad transfer and asked again; always is a corrupt file, and nothing changes."""
+    life = make_life()
+    number = life.state.number
+    faulty = FaultStorage(life.storage)
+    log = _log_of(life, faulty)
+    faulty.corrupt("get_range", mode=mode, nth=3, times=None)
+    with pytest.raises(CorruptFile):
+        merge(faulty, log, life.clock, life.options(), threads=1)
+    assert life.state.number == number
+    faulty.clear()
+    faulty.corrupt("get_range", mode=mode, nth=3)
+    merge(faulty, log, life.clock, life.options(), threads=1)
+    sweep_and_check(life)
+
+
+def test_a_source_that_is_gone_ends_the_merge_and_changes_nothing(make_life: Callable[[], Merging]) -> None:
+    life = make_life()
+    number = life.state.number
+    gone = next(iter(life.state.objects))
+    data = life.storage.get(gone)
+    life.storage.delete(gone)
+    with pytest.raises(TieredIndexError, match=gone):
+        life.merge()
+    assert life.state.number <= number + 1
+    life.storage.put(gone, data)
+    life.merge()
+    sweep_and_check(life)

@@ -1,0 +1,133 @@
+"""One hot key and bounded memory: pieces are small whatever the window's size, and a giant slot goes on in further shards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import groupby, pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.cold_index import Recorder
+from tests.merging import BASE_MS, HOUR_MS, Merging
+from tiered_index.service.log_records import StoredObject
+from tiered_index.service.merge import task as task_module
+from tiered_index.service.merge import writing
+from tiered_index.service.merge.publish import publish
+from tiered_index.service.merge.run import merge
+from tiered_index.storage.memory import MemoryStorage
+
+PIECE = 200
+SOME = [("t", "hot"), ("t", "k1"), ("t", "k22")]
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_module, "PIECE_ITEMS", PIECE)
+
+
+def parts_of(life: Merging) -> list[list[StoredObject]]:
+    """Return the shards of the tables by their slots, each list newest first."""
+    shards = [(s.shard.table, s.shard.slot_low, s.shard.slot_high, -s.second_max, s.name, s)
+              for s in life.state.objects.values() if s.shard]  # fmt: skip
+    return [[row[-1] for row in group] for _, group in groupby(sorted(shards), key=lambda row: row[:3])]
+
+
+def fill_hot(life: Merging, files: int = 3, hot: int = 600, others: int = 100) -> None:
+    for number in range(files):
+        start = BASE_MS + number * HOUR_MS
+        life.put([(start + step * 7000, "hot") for step in range(hot)])
+        life.put([(start + step * 20_000, f"k{step % 23}") for step in range(others)])
+        life.publish()
+    life.later()
+
+
+def test_a_hot_key_goes_on_in_parts_and_a_page_reads_only_the_newest(life: Merging) -> None:
+    fill_hot(life)
+    life.merge()
+    parts = max(parts_of(life), key=len)
+    assert len(parts) >= 5
+    for newer, older in pairwise(parts):
+        assert newer.second_min > older.second_max
+    life.check(questions=SOME)
+    recorder = Recorder(life.storage)
+    with life.reader(recorder, block_cache_bytes=0) as reader:
+        reader.query("t", "hot", max_count=10**6)  # directories are known from here on
+        for reads, max_count in ((1, 5), (len(parts), 10**6)):
+            recorder.reset()
+            found = reader.query("t", "hot", max_count=max_count)
+            assert life.answers(found) == life.model.query("t", "hot", max_count=max_count)
+            assert len({read.name for read in recorder.reads}) == reads
+    # the parts are sources of the next tier, and become parts again
+    life.merge(30 * 86400)
+    assert len(max(parts_of(life), key=len)) >= 5
+    life.check(questions=SOME)
+
+
+def test_one_second_is_never_divided(life: Merging) -> None:
+    life.put([(BASE_MS + 1000, "hot")] * (3 * PIECE))
+    life.put([(BASE_MS + 5000 + step * 1000, "hot") for step in range(3 * PIECE)])
+    life.publish()
+    life.later()
+    life.merge()
+    assert len(max(parts_of(life), key=len)) > 1
+    life.check()
+
+
+def test_pieces_and_parts_of_uploads_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the entries, pieces of the same size, and no more bytes held for an upload."""
+
+    class TinyParts(MemoryStorage):
+        min_part_bytes = 1 << 10
+
+    monkeypatch.setattr(writing, "_PART_BYTES", 1 << 10)
+    held: list[int] = []
+    write = writing.Upload.write
+
+    def watched(self: writing.Upload, data: bytes | memoryview) -> None:
+        write(self, data)
+        held.append(self._held_bytes)
+
+    monkeypatch.setattr(writing.Upload, "write", watched)
+    largest = []
+    for files in (3, 6):
+        life = Merging(tmp_path / str(files), TinyParts())
+        fill_hot(life, files)
+        pieces: list[int] = []
+        held.clear()
+        report = merge(life.storage, life.log(), life.clock, life.options(), threads=1, progress=pieces.append)
+        assert sum(pieces) == report.entries == files * 700
+        assert any(stored.size_bytes > 4 << 10 for stored in life.state.objects.values())
+        life.check(questions=[("t", "hot"), ("t", "k1")])
+        largest.append((max(pieces), max(held)))
+        life.close()
+    assert all(piece <= 3 * PIECE and bytes_ < 3 << 10 for piece, bytes_ in largest)
+
+
+def test_a_window_may_get_many_more_entries_than_its_share(life: Merging) -> None:
+    """Entries are taken to be spread evenly over a file's seconds; here nearly all lie in one of its windows."""
+    life.put([(BASE_MS, "first"), (BASE_MS + 300 * HOUR_MS, "last")])
+    life.put([(BASE_MS + 150 * HOUR_MS + step * 1000, f"k{step % 300}") for step in range(1500)])
+    life.publish()
+    life.later()
+    assert max(window.entries for window in life.plan(3600).jobs[0].windows) < 10
+    life.merge(3600)
+    assert life.windows() == [(0, 1), (150, 1), (300, 1)]
+    life.check(questions=[("t", key) for key in ("first", "last", "k0", "k7", "k299")])
+
+
+def test_shards_are_cut_by_slots_and_each_holds_its_own(life: Merging, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_module, "PIECE_ITEMS", 1 << 20)
+    fill_hot(life, hot=30, others=600)
+    plan = life.plan(shard_bytes=1 << 20)
+    assert len(plan.jobs[0].tasks) == 1
+    # plans don't make shards of less than 1 MiB: cut this one by hand
+    job = plan.jobs[0]
+    tasks = tuple(replace(job.tasks[0], number=n, base_low=low, base_high=high) for n, (low, high) in enumerate([(0, 3), (3, 7), (7, 11)]))
+    cut = replace(job, tasks=tasks)
+    log = life.log()
+    publish(cut, [task_module.run_task(task, life.storage, life.clock.now_ms()) for task in reversed(tasks)], life.storage, log)
+    ranges = sorted((s.shard.slot_low, s.shard.slot_high) for s in log.state.objects.values() if s.shard)
+    slots = job.windows[0].slots
+    assert ranges == [slots.slots_of_base(0, 3), slots.slots_of_base(3, 7), slots.slots_of_base(7, 11)]
+    life.check(questions=SOME)
