@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,6 +17,7 @@ from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
 from tiered_index.service.account import Account, LookupLimits
 from tiered_index.service.messages import Fetched, MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
+from tiered_index.types import IndexItem
 
 __all__ = ["message"]
 
@@ -30,13 +32,16 @@ def message(
     topic: Annotated[str | None, typer.Option(help="Topic: the id is looked up in the index as a unique key.", show_default=False)] = None,
     store: Annotated[Path | None, typer.Option(help="RocketMQ's store directory.", show_default=False)] = None,
     body: Annotated[Literal["text", "json", "hex", "none"], typer.Option(help="How to show the body.")] = "text",
+    cursor: Annotated[
+        str | None, typer.Option(help="With --topic: continue the truncated answer that gave it.", show_default=False)
+    ] = None,
     max_requests: MaxRequests = None,
     max_bytes: MaxBytes = None,
     timeout: Timeout = None,
     cache_dir: CacheDir = None,
 ) -> int:
     """Show one message: by the id that names its place (store host and commit log offset, 32 or 56 hexadecimal digits), or with --topic by
-    the unique key that its producer gave it, which needs the index.
+    the unique key that its producer gave it, which needs the index. Of messages with one unique key 32 are shown at a time.
 
     It is read from --store, or from archived segments where --storage or --root names the index. Exit code 1: the id is well-formed, and
     the message can't be had; its state and the reason are printed.
@@ -56,10 +61,12 @@ def message(
     has_index = config.root is not None or config.storage is not None
     if not has_index and (store is None or topic is not None):
         raise ConfigError("a unique key needs the index: give --root or --storage" if topic else "give --store, --storage or --root")
+    if cursor is not None and topic is None:
+        raise InvalidArgument("--cursor continues an answer to a unique key: give --topic, too")
     from tiered_index.cli.messages import describe_fetched, print_fetched
     from tiered_index.rocketmq.message_source import RocketmqMessages
 
-    found: list[Fetched] = []
+    answer = MessagesResult(messages=(), status="complete")
     exceeded: BudgetExceeded | None = None
     with contextlib.ExitStack() as stack:
         try:
@@ -71,40 +78,53 @@ def message(
                 stack.enter_context(Account([reader.storage], LookupLimits(**limits)).open())
             source = RocketmqMessages(store, reader.segment_archive if reader is not None else None)
             if topic is None:
-                found = [source.by_msg_id(msg_id)]
+                answer = replace(answer, messages=(source.by_msg_id(msg_id),))
             else:
                 assert reader is not None
-                found = _by_unique_key(reader, source, topic, msg_id, limits) or _by_place(source.by_msg_id, topic, msg_id)
+                by_key = _ByUniqueKey(source)
+                answer = reader.messages(topic, msg_id, max_count=_MANY, cursor=cursor, source=by_key, **limits)
+                if not answer.messages and cursor is None:
+                    answer = replace(answer, messages=_by_place(source.by_msg_id, topic, msg_id))
         except BudgetExceeded as error:
             exceeded = error
-            if topic is not None and isinstance(error.result, MessagesResult):
-                found = _of_unique_key(error.result, msg_id)
+            answer = error.result if isinstance(error.result, MessagesResult) else replace(answer, status="partial")
+    found = answer.messages
     if session.out.as_json:
-        partial = {"status": "partial", **error_document(exceeded)} if exceeded is not None else {}
-        session.out.document({"messages": [describe_fetched(one, body) for one in found], **partial})
+        partial = error_document(exceeded) if exceeded is not None else {}
+        shown = [describe_fetched(one, body) for one in found]
+        session.out.document({"messages": shown, "status": answer.status, "cursor": answer.cursor, **partial})
     else:
         for one in found:
             print_fetched(session.out, one, body)
         if not found and exceeded is None:
-            session.out.line(f"no message of {topic} has the unique key {msg_id}")
+            session.out.line(f"no {'more messages' if cursor else 'message'} of {topic} with the unique key {msg_id}")
+        if answer.cursor is not None:
+            session.out.line(f"{len(found)} found, {answer.status}")
+            session.out.line(f"more with --cursor {answer.cursor}")
     if exceeded is not None:
         raise exceeded
     return 0 if any(one.message is not None for one in found) else _FOUND
 
 
-def _by_unique_key(reader: IndexReader, source: MessageSource, topic: str, key: str, limits: dict[str, Any]) -> list[Fetched]:
-    return _of_unique_key(reader.messages(topic, key, max_count=_MANY, source=source, **limits), key)
+@dataclass(frozen=True)
+class _ByUniqueKey:
+    """A source to which a message that carries the key as one of its others is one of another key: so it is paged past."""
+
+    source: MessageSource
+
+    def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
+        """Return what became of each of `items`."""
+        fetched = self.source.fetch(items, topic, key)
+        return [
+            one if one.message is None or getattr(one.message, "uniq_key", None) == key else replace(one, carries_key=False)
+            for one in fetched
+        ]
 
 
-def _of_unique_key(answer: MessagesResult, key: str) -> list[Fetched]:
-    """Return the messages whose unique key that is, not those that carry it as one of their other keys."""
-    return [one for one in answer.messages if one.message is None or getattr(one.message, "uniq_key", None) == key]
-
-
-def _by_place(by_msg_id: Callable[[str], Fetched], topic: str, msg_id: str) -> list[Fetched]:
+def _by_place(by_msg_id: Callable[[str], Fetched], topic: str, msg_id: str) -> tuple[Fetched, ...]:
     """Return the message of that topic which the id names by its place, where it does: RocketMQ's tools take either id, too."""
     try:
         fetched = by_msg_id(msg_id)
     except InvalidArgument:
-        return []
-    return [fetched] if getattr(fetched.message, "topic", None) == topic else []
+        return ()
+    return (fetched,) if getattr(fetched.message, "topic", None) == topic else ()

@@ -8,11 +8,13 @@ __all__ = ["MUTANTS"]
 
 ARCHIVE = "tests/unit/service/test_segment_archive.py"
 CLOSED = "tests/rocketmq/test_archive.py"
+FOLLOWED = "tests/rocketmq/test_archive_followed.py"
 FETCHING = "tests/unit/service/test_messages.py"
 MESSAGES = "tests/rocketmq/test_messages.py"
 DAMAGED = "tests/rocketmq/test_messages_damaged.py"
 APART = "tests/rocketmq/test_messages_apart.py"
 PAGES = "tests/rocketmq/test_messages_pages.py"
+UNIQUE = "tests/integration/cli/test_message_unique_key.py"
 
 MUTANTS = (
     Mutant(
@@ -29,6 +31,21 @@ MUTANTS = (
         "segment-rewrite-unseen", "a rewritten segment is known by its head alone",
         "service/segment_archive.py", "modified_ms is None or modified_ms >= known.published_ms", "modified_ms is None",
         (f"{ARCHIVE}::test_a_younger_file_is_compared_whole_and_an_older_one_by_its_head",),
+    ),
+    Mutant(
+        "segment-not-taken-archived", "a segment that the follower stopped at is archived, and the broker writes it anew",
+        "rocketmq/archive.py", "if segment.end <= taken]", "if segment.end > 0]",
+        (f"{FOLLOWED}::test_what_is_not_taken_is_not_archived",),
+    ),
+    Mutant(
+        "segment-replaced-by-damage", "a copy from after the rewrite is replaced by whatever the file has become",
+        "service/segment_archive.py", "known.published_ms <= rewritten_ms and", "",
+        (f"{ARCHIVE}::test_a_segment_that_is_known_to_be_rewritten_replaces_its_copy_by_one_record",),
+    ),
+    Mutant(
+        "segment-rewrite-forgotten", "a follower that was started again doesn't know that a segment was rewritten",
+        "rocketmq/witnesses.py", 'document.get("rewritten", ())', "()",
+        (f"{FOLLOWED}::test_a_segment_that_the_broker_wrote_anew_replaces_its_copy[True]",),
     ),
     Mutant(
         "segment-overlap-allowed", "a segment that overlaps an archived one is archived, too",
@@ -104,6 +121,11 @@ MUTANTS = (
         "cursor-past-what-was-fetched", "the cursor stands behind entries that were not looked at",
         "service/messages.py", "if behind or ahead else answer.cursor", "if behind else answer.cursor",
         (f"{FETCHING}::test_a_page_fetches_no_more_than_it_needs",),
+    ),
+    Mutant(
+        "unique-key-of-others", "a message that has the id among its other keys is shown as the one of that id",
+        "cli/message.py", "replace(one, carries_key=False)", "one",
+        (f"{UNIQUE}::test_a_message_behind_many_that_carry_its_id_as_a_key_is_found",),
     ),
     Mutant(
         "rewritten-answered-by-two-entries", "a message whose place had another one a second before is answered by both entries",

@@ -1,0 +1,78 @@
+"""`message ID --topic T` where many messages carry the id: none that has it as its unique key is denied, and a cut answer says so."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.integration.cli.conftest import Outcome
+from tiered_index.cli.main import app
+from tiered_index.rocketmq.store_writer import StoreWriter
+
+T = 1_700_000_000_000
+
+
+@pytest.fixture
+def run_here(in_process):
+    """Return a function that runs a command line in this process."""
+    del in_process  # which puts the logging back
+
+    def run(*arguments: object) -> Outcome:
+        done = CliRunner().invoke(app, list(map(str, arguments)))
+        return Outcome(done.exit_code, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def asked(run_here, tmp_path):
+    """Return a function that shows a message by its unique key: ONE is one message's, MANY that of 40, and both are others' keys, too."""
+    with StoreWriter(tmp_path / "store") as writer:
+        writer.put("t", 0, b"the one", uniq_key="ONE", store_ms=T)
+        for number in range(70):
+            writer.put("t", 0, b"later", keys=["ONE"], uniq_key=f"X{number}", store_ms=T + 1_000 + number)
+        for number in range(40):
+            writer.put("t", 0, b"again", uniq_key="MANY", store_ms=T + 2_000 + number)
+            writer.put("t", 0, b"later", keys=["MANY", "NOBODY"], uniq_key=f"Y{number}", store_ms=T + 2_000 + number)
+    index = ("--root", tmp_path / "root")
+    fixed = ("--storage", f"file://{tmp_path}/storage", "--slots", 97, "--items", 5000)
+    assert run_here("ingest", tmp_path / "store", *index, *fixed).code == 0
+
+    def ask(key: str, *more: object) -> Outcome:
+        return run_here("message", key, "--topic", "t", *index, "--store", tmp_path / "store", *more)
+
+    return ask
+
+
+def test_a_message_behind_many_that_carry_its_id_as_a_key_is_found(asked):
+    done = asked("ONE", "--json")
+    assert done.code == 0, done.err
+    assert [one["message"]["body"] for one in done.document["messages"]] == ["the one"]
+    assert (done.document["status"], done.document["cursor"]) == ("complete", None)
+    text = asked("ONE")
+    assert "the one" in text.out
+    assert "cursor" not in text.out
+
+
+def test_a_key_that_is_nobodys_unique_key_is_denied_after_all_were_seen(asked):
+    done = asked("NOBODY", "--json")
+    assert (done.code, done.document) == (1, {"messages": [], "status": "complete", "cursor": None})
+    assert asked("NOBODY").out == "no message of t with the unique key NOBODY\n"
+
+
+def test_an_answer_that_is_cut_says_so_and_goes_on_by_its_cursor(asked):
+    first = asked("MANY", "--json").document
+    assert (len(first["messages"]), first["status"]) == (32, "truncated")
+    second = asked("MANY", "--json", "--cursor", first["cursor"]).document
+    assert (len(second["messages"]), second["status"], second["cursor"]) == (8, "complete", None)
+    shown = [one["message"] for one in (*first["messages"], *second["messages"])]
+    assert {one["uniq_key"] for one in shown} == {"MANY"}
+    assert len({one["physical_offset"] for one in shown}) == 40
+    text = asked("MANY", "--body", "none").out
+    assert f"32 found, truncated\nmore with --cursor {first['cursor']}\n" in text
+
+
+def test_a_cursor_needs_a_unique_key(run_here, tmp_path):
+    refused = run_here("message", "00" * 16, "--store", tmp_path, "--cursor", "x")
+    assert refused.code == 2
+    assert "--topic" in refused.err
