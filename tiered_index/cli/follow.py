@@ -209,7 +209,9 @@ def ingest_store(session: Session, path: Path, options: FollowOptions, **setting
         )  # fmt: skip
         follower = Follower(session, index, dispatcher, options, ending)
         if options.archive:
-            archiver = SegmentArchiver(index, store.name, store.commitlog, skip_corrupt=options.skip_corrupt)
+            archiver = SegmentArchiver(
+                index, store.name, store.commitlog, skip_corrupt=options.skip_corrupt, dispatcher=dispatcher
+            )
             follower.archiving = stack.enter_context(Archiving(archiver))
         end = None if options.follow else store.log_end()
         with session.progress("following" if options.follow else "ingesting", end.offset if end is not None else None) as progress:

@@ -1,7 +1,9 @@
 """Archiving a store's commit log: each closed segment goes into the index's storage once, before the broker deletes it.
 
 A segment is closed when something is written in a later one; a later file alone says nothing, since the broker makes the next file in
-advance. The broker's files are read by `pread` and never written to. One thread uses an archiver; `stop`, `archived` and `losses` any.
+advance. And beside a follower, only what it has taken: a segment that it can't read is one that the broker may cut and write anew. Where
+it finds that a segment was rewritten since, the copy is replaced.
+The broker's files are read by `pread` and never written to. One thread uses an archiver; `stop`, `archived` and `losses` any.
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ import threading
 from pathlib import Path
 
 from tiered_index.errors import CorruptFile, StorageUnavailable
-from tiered_index.rocketmq.dispatcher import Loss
+from tiered_index.rocketmq.dispatcher import Dispatcher, Loss
 from tiered_index.rocketmq.layout import BLANK_BYTES
 from tiered_index.rocketmq.segments import Segment, list_segments, local_errors, pread
 from tiered_index.service.index import IndexService
 
 __all__ = ["SegmentArchiver", "closed_segments"]
 
-Stamp = tuple[int, int, int, int]
+Stamp = tuple[int, ...]
 
 
 class _Stopped(StorageUnavailable):
@@ -41,15 +43,20 @@ class SegmentArchiver:
     """Archives the closed segments in `commitlog_folder` as those of the store `store_name`; every store of an index has its own name.
 
     With `skip_corrupt` a segment that can't be archived is a loss instead of an error, and is left alone until its file changes.
+    `dispatcher` is the one that follows this store, if any; without it every closed segment is archived as it is.
     """
 
-    def __init__(self, index: IndexService, store_name: str, commitlog_folder: Path, *, skip_corrupt: bool = False) -> None:
+    def __init__(
+        self, index: IndexService, store_name: str, commitlog_folder: Path, *, skip_corrupt: bool = False,
+        dispatcher: Dispatcher | None = None,
+    ) -> None:  # fmt: skip
         self.index = index
         self.store_name = store_name
         self.folder = commitlog_folder
         self.archived = 0
         """How many segments it has archived so far, those of a round under way among them."""
         self.skip_corrupt = skip_corrupt
+        self._dispatcher = dispatcher
         self.losses: list[Loss] = []
         """Segments that were passed over, in the order in which that was seen; only ever appended to."""
         self._passed_over: dict[int, tuple[Stamp, Loss]] = {}  # as what file they were found corrupt
@@ -74,7 +81,8 @@ class SegmentArchiver:
         """
         before = self.archived
         first: CorruptFile | None = None
-        segments = closed_segments(self.folder)
+        taken = 2**63 - 1 if self._dispatcher is None else self._dispatcher.settled_before
+        segments = [segment for segment in closed_segments(self.folder) if segment.end <= taken]
         self._done = {s.start: self._done[s.start] for s in segments if s.start in self._done}
         self._passed_over = {s.start: self._passed_over[s.start] for s in segments if s.start in self._passed_over}
         for segment in segments:
@@ -99,13 +107,15 @@ class SegmentArchiver:
         loss = Loss("corrupt", segment.start, segment.end, None, f"not archived: {error}")
         self.losses.append(loss)
         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile: there is nothing left to be archived
-            self._passed_over[segment.start] = _stamp(segment.path), loss
+            self._passed_over[segment.start] = (*_stamp(segment.path), self._rewritten_ms(segment) or 0), loss
 
     def _archive(self, segment: Segment) -> bool:
+        rewritten_ms = self._rewritten_ms(segment)
         stamp = _stamp(segment.path)
-        if self._done.get(segment.start) == stamp:
+        seen = (*stamp, rewritten_ms or 0)
+        if self._done.get(segment.start) == seen:
             return False
-        if segment.start in self._passed_over and self._passed_over[segment.start][0] == stamp:
+        if segment.start in self._passed_over and self._passed_over[segment.start][0] == seen:
             return False
         if segment.file_size < segment.end - segment.start:
             raise CorruptFile(str(segment.path), "was cut short and is not archived", expected=segment.end - segment.start,
@@ -119,10 +129,17 @@ class SegmentArchiver:
                 raise StorageUnavailable(f"{segment.path} was changed while it was read; try again")
             return data
 
-        fresh = self.index.archive(self.store_name, segment.start, segment.file_size, read, stamp[1] // 1_000_000)
-        self._done[segment.start] = stamp
+        modified_ms = stamp[1] // 1_000_000
+        if rewritten_ms is None:
+            fresh = self.index.archive(self.store_name, segment.start, segment.file_size, read, modified_ms)
+        else:
+            fresh = self.index.archive(self.store_name, segment.start, segment.file_size, read, modified_ms, rewritten_ms)
+        self._done[segment.start] = seen
         self._passed_over.pop(segment.start, None)
         return fresh
+
+    def _rewritten_ms(self, segment: Segment) -> int | None:
+        return None if self._dispatcher is None else self._dispatcher.rewritten_ms(segment.start, segment.end)
 
 
 def _stamp(path: Path) -> Stamp:

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.index_columns import IndexBatch, SkippedRange
@@ -121,10 +122,11 @@ class Dispatcher:
         self, index: IndexService, store: StoreDirectory, *, put: Put | None = None, skip_corrupt: bool = False, skip_missing: bool = False,
         restart: bool = False, start: Start = "begin", reader: CommitLogReader | None = None, round_bytes: int = _ROUND_BYTES,
         disk: Disk | None = None, stopping: Callable[[], bool] = lambda: False, now_s: Callable[[], float] = time.monotonic,
+        clock: Clock | None = None,
     ) -> None:  # fmt: skip
         """`put` stands in for `index.put_batch`, to wait out back-pressure. `start` counts only where the index doesn't know the store.
 
-        A round ends early once `stopping` says so; `now_s` is its clock.
+        A round ends early once `stopping` says so; `now_s` is its clock, and `clock` is the index's.
 
         `restart` takes the log from its beginning. Raises `ConfigError` where the index follows another store, `CorruptFile` where what is
         remembered of this one can't be read, `StorageMisconfigured` where the log may not be read.
@@ -136,7 +138,7 @@ class Dispatcher:
         self._skip_corrupt, self._skip_missing = skip_corrupt, skip_missing
         self._reader = reader or CommitLogReader(store.commitlog)
         self._round_bytes = round_bytes
-        self._stopping, self._now_s = stopping, now_s
+        self._stopping, self._now_s, self._clock = stopping, now_s, clock or SystemClock()
         self._trail = Trail.load(index.config.root, store.source, disk or Disk())
         durable = self._known = index.durable_position(store.source)
         self.position: int | None = durable
@@ -342,6 +344,7 @@ class Dispatcher:
         lost = RewrittenOffsets(str(self.store.commitlog), min(begin, self.position), self.position, count)
         if not self._skip_missing:
             raise lost
+        self._trail.note_rewritten(lost.begin, lost.end, self._clock.now_ms())
         self._trail.cut(begin if same is not None else 0)
         self._trail.continue_at = self.position = begin
         self._compare_all = False
@@ -360,6 +363,19 @@ class Dispatcher:
         ahead = (self._index.durable_position(self.store.source) or 0) > self.position
         self._trail.continue_at = self.position if ahead else None
         self._trail.save()
+
+    # for the archiver, from any thread
+
+    @property
+    def settled_before(self) -> int:
+        """Commit log offset before which everything was read and is durable, and isn't to be read again as far as anybody knows."""
+        position, again = self.position or 0, self._trail.continue_at
+        durable = self._index.durable_position(self.store.source) or 0
+        return min(position, durable, position if again is None else again)
+
+    def rewritten_ms(self, begin: int, end: int) -> int | None:
+        """Return when some of the offsets [begin, end) were last found to be others than were read, None where they never were."""
+        return self._trail.rewritten_ms(begin, end)
 
     # lag
 

@@ -130,13 +130,17 @@ def _joined(one: Witness, later: Witness) -> Witness:
 
 @dataclass
 class Trail:
-    """The witnesses of one source, ascending. `continue_at` is set while a part of the log is put again: a restart begins there."""
+    """The witnesses of one source, ascending. `continue_at` is set while a part of the log is put again: a restart begins there.
+
+    `rewritten` are the offsets [begin, end) that were found to be others than were read, each with the time of that in epoch milliseconds.
+    """
 
     path: Path
     source: str
     disk: Disk
     witnesses: list[Witness] = field(default_factory=list)
     continue_at: int | None = None
+    rewritten: tuple[tuple[int, int, int], ...] = ()
 
     @classmethod
     def load(cls, root: Path, source: str, disk: Disk) -> Trail:
@@ -147,6 +151,7 @@ class Trail:
             if document["follower"] != _VERSION or document["source"] != source:
                 raise ValueError(f"version {document['follower']}, source {document['source']!r}")
             trail.witnesses = [Witness(*map(int, fields)) for fields in document["witnesses"]]
+            trail.rewritten = tuple((int(begin), int(end), int(ms)) for begin, end, ms in document.get("rewritten", ()))
             trail.continue_at = None if document["continue_at"] is None else int(document["continue_at"])
         except FileNotFoundError:
             pass
@@ -159,7 +164,10 @@ class Trail:
 
     def save(self) -> None:
         """Write the trail durably. Raises as `disk_error` says."""
-        document = {"follower": _VERSION, "source": self.source, "witnesses": self.witnesses, "continue_at": self.continue_at}
+        document = {
+            "follower": _VERSION, "source": self.source, "witnesses": self.witnesses, "continue_at": self.continue_at,
+            "rewritten": self.rewritten,
+        }  # fmt: skip
         temporary = self.path.parent / (TEMPORARY_PREFIX + secrets.token_hex(8))
         try:
             if not self.path.parent.is_dir():
@@ -173,6 +181,15 @@ class Trail:
     def cut(self, position: int) -> None:
         """Forget what lies behind a position."""
         self.witnesses = [witness for witness in self.witnesses if witness.end <= position]
+
+    def note_rewritten(self, begin: int, end: int, now_ms: int) -> None:
+        """Remember that the offsets [begin, end) are others now; the oldest such ranges are forgotten."""
+        apart = [known for known in self.rewritten if known[0] < begin or known[1] > end]
+        self.rewritten = (*apart, (begin, end, now_ms))[-_MANY:]
+
+    def rewritten_ms(self, begin: int, end: int) -> int | None:
+        """Return when some of the offsets [begin, end) were last found to be others; any thread may ask."""
+        return max((ms for low, high, ms in self.rewritten if low < end and begin < high), default=None)
 
     def add(self, witness: Witness, durable: int) -> None:
         """Add the newest witness. Those at or before the durable position become fewer with their distance from the newest."""

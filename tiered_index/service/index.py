@@ -176,16 +176,19 @@ class IndexService(Lookups):
         self._check_open()
         return self._lifecycle.run_once()
 
-    def archive(self, store: str, start: int, size_bytes: int, read: ReadSegment, modified_ms: int | None = None) -> bool:
+    def archive(
+        self, store: str, start: int, size_bytes: int, read: ReadSegment, modified_ms: int | None = None, rewritten_ms: int | None = None
+    ) -> bool:
         """Upload a closed segment of a source's log, bytes [start, start + size_bytes) of it, unless it is archived; return whether it was.
 
         `read(position, length)` gives its bytes. A segment that is archived already is compared with its copy: its first MiB, and all of
-        it where `modified_ms` (when its file was changed last) is not given or not before the upload.
+        it where `modified_ms` (when its file was changed last) is not given or not before the upload. `rewritten_ms` is when the source's
+        log was found to be another within this segment: one record puts it in the place of a copy from before, where that differs.
 
         Raises `CorruptFile` where it differs or overlaps another one, `StorageUnavailable` (repeat the call), `WriterFenced`.
         """
         self._check_open()
-        return self._segments.archive(store, start, size_bytes, read, modified_ms)
+        return self._segments.archive(store, start, size_bytes, read, modified_ms, rewritten_ms)
 
     def archived(self, store: str | None = None) -> tuple[ArchivedSegment, ...]:
         """Return the archived segments of a store, or of all, by store and start."""

@@ -83,7 +83,9 @@ class SegmentUploads:
         self._swept: set[str] = set()
         self._sent: dict[tuple[str, int], ArchivedSegment] = {}  # uploaded whole and not known to be in the log
 
-    def archive(self, store: str, start: int, size_bytes: int, read: ReadSegment, modified_ms: int | None) -> bool:
+    def archive(
+        self, store: str, start: int, size_bytes: int, read: ReadSegment, modified_ms: int | None, rewritten_ms: int | None = None
+    ) -> bool:
         """Upload a segment unless it is archived; return whether it was uploaded. Arguments and errors as `IndexService.archive`."""
         if start < 0 or size_bytes <= 0:
             raise InvalidArgument(f"a segment begins at 0 or later and has a byte at least, not {start} and {size_bytes}")
@@ -92,7 +94,13 @@ class SegmentUploads:
             self._sweep(store, state)
             known = state.segment_at(store, start)
             if known is not None:
-                _compare(known, size_bytes, read, modified_ms)
+                stale = rewritten_ms is not None and known.published_ms <= rewritten_ms and known.size_bytes == size_bytes
+                try:
+                    _compare(known, size_bytes, read, None if stale else modified_ms)
+                except CorruptFile:
+                    if not stale:
+                        raise
+                    return self._replace(known, read)
                 return False
             for other in state.segments_of(store):
                 if other.start < start + size_bytes and start < other.end:
@@ -100,6 +108,11 @@ class SegmentUploads:
                                       expected=(other.start, other.end), found=(start, start + size_bytes))  # fmt: skip
             segment = self._uploaded(store, start, size_bytes, read)
             return self._publish(segment, read, modified_ms)
+
+    def _replace(self, known: ArchivedSegment, read: ReadSegment) -> bool:
+        """Archive a segment in the place of what it was before; the old object goes with a later start's sweep: readers may be at it."""
+        self._sent.pop(known.place, None)  # of before, like the other one
+        return self._publish(self._uploaded(known.store, known.start, known.size_bytes, read), read, None, known.name)
 
     def _claimed_state(self) -> LogState:
         session = self._session
@@ -151,11 +164,13 @@ class SegmentUploads:
             raise
         return ArchivedSegment(name, store, start, size_bytes, sums.crc32, sums.head_crc32, object_bytes, now_ms)
 
-    def _publish(self, segment: ArchivedSegment, read: ReadSegment, modified_ms: int | None) -> bool:
+    def _publish(
+        self, segment: ArchivedSegment, read: ReadSegment, modified_ms: int | None, instead_of: str | None = None
+    ) -> bool:
         log, place = self._session.log, (segment.store, segment.start)
         self._sent[place] = segment
         try:
-            state = log.archive(self._session.epoch, segment)
+            state = log.archive(self._session.epoch, segment, instead_of)
         except WriterFenced:
             # decided: it never was published and never will be
             if segment.name not in log.state.archive:

@@ -187,6 +187,54 @@ def test_a_younger_file_is_compared_whole_and_an_older_one_by_its_head(open_inde
     assert read == [(0, PIECE_BYTES)]
 
 
+def rewritten(index, data, rewritten_ms):
+    return index.archive("s", 0, len(data), lambda at, length: data[at : at + length], 0, rewritten_ms)
+
+
+def test_a_segment_that_is_known_to_be_rewritten_replaces_its_copy_by_one_record(open_index, storage, clock):
+    index = open_index("a")
+    old, new = content(PIECE_BYTES) * 2, content(PIECE_BYTES) + content(PIECE_BYTES, 3)
+    archive(index, old)
+    (before,) = index.archived()
+    with pytest.raises(CorruptFile, match="rewritten"):  # the copy is the younger one
+        rewritten(index, content(PIECE_BYTES, 3) * 2, before.published_ms - 1)
+    assert rewritten(index, old, before.published_ms) is False
+    number = index.log_state.number
+    with IndexReader.open(storage_backend=storage) as reader:
+        clock.advance(5)
+        assert rewritten(index, new, before.published_ms) is True  # although its head and its time are the copy's
+        assert index.log_state.number == number + 1
+        (after,) = index.archived()
+        assert reader.segment_archive.read(before, 0, len(old)) == old  # a reader behind the log has it still
+        assert index.segment_archive.read(after, 0, len(new)) == new
+        reader.refresh()
+        assert reader.archived() == (after,)
+    assert rewritten(index, new, before.published_ms) is False
+    with pytest.raises(CorruptFile, match="rewritten"):
+        rewritten(index, content(PIECE_BYTES, 5) * 2, before.published_ms)
+    with pytest.raises(CorruptFile, match="another size"):
+        rewritten(index, new[:-1], clock.now_ms())
+    index.close()
+    archive(open_index("a"), content(10), start=10**9)  # sweeps
+    assert len(names(storage)) == 2
+    assert before.name not in names(storage)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_replacing_record_of_unknown_outcome_is_there_once(open_index, faulty, when):
+    index = open_index(storage_backend=faulty)
+    archive(index, content(1000))
+    (before,) = index.archived()
+    faulty.fail("put_if_absent", when=when, name_prefix="log/")
+    for data in (content(1000, 3), content(1000, 5)):
+        with pytest.raises(StorageUnavailable):
+            faulty.fail("put_if_absent", when=when, name_prefix="log/")
+            rewritten(index, data, before.published_ms + 10**9)
+    assert rewritten(index, data, before.published_ms + 10**9) is (when == "before")
+    (after,) = index.archived()
+    assert index.segment_archive.read(after, 0, 1000) == data
+
+
 @pytest.mark.parametrize(("start", "size"), [(400, 101), (1499, 10), (600, 10), (0, 5000)])
 def test_a_segment_that_overlaps_another_one_is_refused(open_index, start, size):
     index = open_index()
