@@ -67,8 +67,8 @@ class StruckMachine(ReadingMachine):
         if failed <= set(objects):
             # local files were all read, and everything is in them or in an object
             return [entry for marked, entry in by_mark.items() if marked not in unread]
-        if "log" in {file for _, file in failed}:
-            return []
+        if any(report.place == "storage" and (report.source, report.file) not in objects for report in result.failed):
+            return []  # the log, or a file whose place another one has taken in it meanwhile
         read = self.marks(who, [stored for named, stored in objects.items() if named not in failed])
         return [by_mark[marked] for marked in read if marked in by_mark]
 

@@ -11,7 +11,7 @@ from tests.property.rules_of_faults import StruckMachine
 from tests.s3_server import s3_server
 
 BACKENDS = ("memory", "file", "sqlite", "s3")
-EXAMPLES = {"memory": 40, "file": 8, "sqlite": 6, "s3": 2}
+EXAMPLES = {"memory": 25, "file": 8, "sqlite": 6, "s3": 2}
 LONG = {"memory": 3000, "file": 1000, "sqlite": 300, "s3": 100}
 
 
