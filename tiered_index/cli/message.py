@@ -122,9 +122,9 @@ class _ByUniqueKey:
 
 
 def _by_place(by_msg_id: Callable[[str], Fetched], topic: str, msg_id: str) -> tuple[Fetched, ...]:
-    """Return the message of that topic which the id names by its place, where it does: RocketMQ's tools take either id, too."""
+    """Return the message of that topic which the id names by its place, or why it can't be had: RocketMQ's tools take either id, too."""
     try:
         fetched = by_msg_id(msg_id)
     except InvalidArgument:
         return ()
-    return (fetched,) if getattr(fetched.message, "topic", None) == topic else ()
+    return (fetched,) if fetched.message is None or getattr(fetched.message, "topic", None) == topic else ()

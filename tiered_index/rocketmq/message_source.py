@@ -37,6 +37,7 @@ _RUN_BYTES = 8 << 20
 # ranges of one segment that lie this close are fetched as one, up to that size
 _GUESS_BYTES = 16 << 10
 # first read of an archived message of unknown size
+_MAX_PORT = 65_535
 _CLOCK_STEP_S = 1
 # RocketMQ's index files keep times relative to their first entry, so theirs may be one second off
 
@@ -177,7 +178,8 @@ class RocketmqMessages:
     def by_msg_id(self, msg_id: str) -> Fetched:
         """Return the message that an offset message id names. Raises as `at`, `InvalidArgument` also for what is no such id."""
         host, offset = decode_offset_msg_id(msg_id)
-        if offset < 0:
+        if offset < 0 or not 0 <= host.port <= _MAX_PORT:
+            # unique keys have as many digits, and most of them a process id where the port should be
             raise InvalidArgument(f"{msg_id} is no offset message id: it names no place in a commit log")
         return self.at(offset, store_host=host)
 

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from tests.integration.cli.conftest import Outcome
 from tiered_index.cli.main import app
+from tiered_index.rocketmq.hosts import Host, offset_msg_id
 from tiered_index.rocketmq.store_writer import StoreWriter
 
 T = 1_700_000_000_000
@@ -76,3 +77,36 @@ def test_a_cursor_needs_a_unique_key(run_here, tmp_path):
     refused = run_here("message", "00" * 16, "--store", tmp_path, "--cursor", "x")
     assert refused.code == 2
     assert "--topic" in refused.err
+
+
+def test_what_a_place_held_has_its_state_with_a_topic_as_without(run_here, tmp_path):
+    store = tmp_path / "store"
+    with StoreWriter(store, segment_bytes=4_096) as writer:
+        put = [writer.put("t", 0, b"b" * 500, uniq_key=f"{number:032X}", store_ms=T) for number in range(20)]
+    index = ("--root", tmp_path / "root")
+    fixed = ("--storage", f"file://{tmp_path}/storage", "--slots", 97, "--items", 5000)
+    assert run_here("ingest", store, *index, *fixed).code == 0
+    begin = sorted((store / "commitlog").iterdir())[0]
+    begin.unlink()
+    deleted, damaged, whole = put[0], put[-2], put[-1]
+    path = max(one for one in (store / "commitlog").iterdir() if int(one.name) <= damaged.offset)
+    data = bytearray(path.read_bytes())
+    data[damaged.offset - int(path.name) + damaged.size // 2] ^= 1
+    path.write_bytes(data)
+    for one, state, code in ((deleted, "expired", 1), (damaged, "missing", 1), (whole, "local", 0)):
+        msg_id = offset_msg_id(Host("127.0.0.1", 10911), one.offset)
+        alone = run_here("message", msg_id, "--store", store, *index, "--json")
+        with_topic = run_here("message", msg_id, "--topic", "t", "--store", store, *index, "--json")
+        assert (alone.code, with_topic.code) == (code, code), with_topic
+        assert [one["state"] for one in with_topic.document["messages"]] == [state]
+        assert with_topic.document == alone.document
+        text = run_here("message", msg_id, "--topic", "t", "--store", store, *index)
+        assert f"{state}" in text.out
+        assert "no message of t" not in text.out
+    # a message of another topic is not what was asked for, and a unique key names no place
+    other = run_here("message", offset_msg_id(Host("127.0.0.1", 10911), whole.offset), "--topic", "u", "--store", store, *index, "--json")
+    assert (other.code, other.document["messages"]) == (1, [])
+    unknown = "0A0102030001" + "18B4AAC2" + "00" * 6
+    none = run_here("message", unknown, "--topic", "t", "--store", store, *index, "--json")
+    assert (none.code, none.document["messages"]) == (1, [])
+    assert run_here("message", unknown, "--store", store).code == 2

@@ -128,6 +128,11 @@ MUTANTS = (
         (f"{UNIQUE}::test_a_message_behind_many_that_carry_its_id_as_a_key_is_found",),
     ),
     Mutant(
+        "place-without-its-state", "an id that names a deleted message's place is unknown as soon as a topic is given",
+        "cli/message.py", "if fetched.message is None or getattr(", "if getattr(",
+        (f"{UNIQUE}::test_what_a_place_held_has_its_state_with_a_topic_as_without",),
+    ),
+    Mutant(
         "rewritten-answered-by-two-entries", "a message whose place had another one a second before is answered by both entries",
         "service/message_lookup.py", "if one.message is not None and not one.is_near:", "if one.message is not None:",
         (f"{PAGES}::test_a_tail_written_anew_is_answered_once[-1-1]",),
