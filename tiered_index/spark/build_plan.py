@@ -150,7 +150,8 @@ def plan_build(
         tables.append(table)
         loads += [count // table.shards] * table.shards
         first += table.pieces
-    return BuildPlan(genesis, scale, tuple(tables), _topics(census, genesis), sequence, _partitions(tables, loads, aim // item_size), PIECE_ITEMS)
+    partitions = _partitions(tables, loads, aim // item_size)
+    return BuildPlan(genesis, scale, tuple(tables), _topics(census), sequence, partitions, PIECE_ITEMS)
 
 
 def _partitions(tables: Sequence[TablePlan], loads: Sequence[int], most: int) -> npt.NDArray[np.int32]:
@@ -170,7 +171,7 @@ def _partitions(tables: Sequence[TablePlan], loads: Sequence[int], most: int) ->
     return np.concatenate(pieces)
 
 
-def _topics(census: Census, genesis: Genesis) -> tuple[tuple[int, str], ...]:
+def _topics(census: Census) -> tuple[tuple[int, str], ...]:
     """Return (id, name) of every topic: the source's ids, else assigned in order of name, so that every task assigns the same."""
     table = TopicTable()
     given = [(topic_id, name) for topic_id, name in census.topics if topic_id is not None]

@@ -29,9 +29,9 @@ _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _TIMES = (*_INTEGERS, "timestamp", "timestamp_ntz")
 _TEXT, _LIST = ("string",), ("string", "array<string>")
 _KINDS = {
-    "topic": (_TEXT, "text"), "key": (_LIST, "text or a list of text"), "queue_id": (_INTEGERS, "integers"),
-    "offset": (_INTEGERS, "integers"), "size": (_INTEGERS, "integers"), "topic_id": (_INTEGERS, "integers"),
-    "timestamp_ms": (_TIMES, "integers (epoch milliseconds) or a timestamp"),
+    "topic": (_TEXT, "text is"), "key": (_LIST, "text or a list of text is"), "queue_id": (_INTEGERS, "integers are"),
+    "offset": (_INTEGERS, "integers are"), "size": (_INTEGERS, "integers are"), "topic_id": (_INTEGERS, "integers are"),
+    "timestamp_ms": (_TIMES, "integers (epoch milliseconds) or a timestamp are"),
 }  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: S
         if kinds and found not in kinds:
             given = columns.get(name, name)
             named = f"{given!r} ({name})" if isinstance(given, str) and given != name else f"{name!r}"
-            raise InvalidArgument(f"column {named} is {found}; {expected} is needed")
+            raise InvalidArgument(f"column {named} is {found}; {expected} needed")
     if entries.schema["key"].dataType.simpleString() != "string":
         entries = entries.withColumn("key", F.explode_outer(F.array_distinct("key")))
     return entries

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tiered_index import errors
-from tiered_index.errors import ConfigError, CorruptFile, StorageUnavailable, TieredIndexError
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageUnavailable, TieredIndexError
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3_options import S3Options
@@ -21,6 +21,9 @@ __all__ = ["StorageAddress", "typed_errors"]
 
 _S3A = re.compile(r"s3a://", re.IGNORECASE)
 _OURS = re.compile(r"tiered_index\.[a-z_.]*\b(?P<kind>[A-Z][A-Za-z]+): (?P<text>[^\n]*)")
+_NO_LINES = ("MALFORMED_RECORD_IN_PARSING", "JsonParseException")
+_NO_PARQUET = ("is not a Parquet file", "CANNOT_READ_FILE_FOOTER", "FAILED_READ_FILE")
+_FILE = re.compile(r"file:/+[^\s,;'\"]+")
 _LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "SparkContext was shut down", "FetchFailed")
 
 
@@ -45,7 +48,8 @@ class StorageAddress:
 def typed_errors(what: str) -> Iterator[None]:
     """Raise as an error of this package what Spark reports of a failed job.
 
-    An error of ours in a task keeps its class and its text; lost executors are `StorageUnavailable` (run it again). Others pass.
+    An error of ours in a task keeps its class and its text; lost executors are `StorageUnavailable` (run it again); a local file that Spark
+    can't parse is named. Others pass.
     """
     try:
         yield
@@ -58,6 +62,12 @@ def typed_errors(what: str) -> Iterator[None]:
             kind = getattr(errors, found["kind"], None)
             if isinstance(kind, type) and issubclass(kind, TieredIndexError):
                 raise _again(kind, f"{what}: {found['text']}") from error
+        named = _FILE.search(text)
+        file = named[0].rstrip(".") if named is not None else "a file"
+        if any(sign in text for sign in _NO_LINES):
+            raise InvalidArgument(f"{what}: {file} has a line that is no NDJSON of messages") from error
+        if any(sign in text for sign in _NO_PARQUET):
+            raise CorruptFile(file, f"can't be read as Parquet ({what})") from error
         if any(sign in text for sign in _LOST):
             raise StorageUnavailable(f"{what}: Spark lost too many executors or workers; run it again") from error
         raise

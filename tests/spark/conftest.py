@@ -1,0 +1,60 @@
+"""One Spark session of two cores for everything here, and an S3 server that its tasks can reach."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from tests.s3_server import ACCESS_KEY, REGION, SECRET_KEY, s3_server
+
+_CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_DEFAULT_REGION": REGION,
+    "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "/tests/spark/" in str(item.path).replace(os.sep, "/"):
+            # sockets of py4j that its own finalizers close
+            item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
+
+
+@pytest.fixture(scope="session")
+def spark():
+    from tiered_index.spark import open_session
+
+    before = dict(os.environ)
+    # workers have the environment that Java was started in
+    os.environ.update(_CREDENTIALS, PYSPARK_PYTHON=sys.executable)
+    settings = {
+        "spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.driver.host": "127.0.0.1",
+        # small jobs are over before compiled code would pay
+        "spark.sql.codegen.wholeStage": "false", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }  # fmt: skip
+    session = open_session("local[2]", settings=settings)
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def s3():
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return f"file://{tmp_path}/storage"
+
+
+@pytest.fixture
+def config():
+    from tiered_index import IndexConfig
+
+    return IndexConfig(slots=64, items=100_000)

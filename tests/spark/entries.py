@@ -1,0 +1,97 @@
+"""Messages for builds and merges, what the model answers about them, and whether a reader says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tiered_index import IndexReader
+from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.service.orphans import delete_orphans, find_orphans
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.opening import open_storage
+from tiered_index.testing.model import Answer, ReferenceModel
+
+BEGIN_MS = 1_699_920_000_000
+"""2023-11-14T00:00:00Z."""
+DAY_MS = 86_400_000
+TOPICS = ("orders", "payments", "überweisung")
+
+
+def messages(count: int, *, seed: int = 1, days: int = 2, begin_ms: int = BEGIN_MS, hot: float = 0.3) -> pa.Table:
+    """Return messages of one key each over some days; a part `hot` of them has one key."""
+    rng = np.random.default_rng(seed)
+    times = np.sort(rng.integers(0, days * DAY_MS, count)) + begin_ms
+    keys = np.where(rng.random(count) < hot, 0, rng.integers(1, max(2, count // 20), count))
+    topic = np.where(keys == 0, 0, rng.integers(0, len(TOPICS), count))
+    return pa.table({
+        "topic": pa.array(np.array(TOPICS)[topic]),
+        "queue_id": rng.integers(0, 4, count).astype(np.int32),
+        "key": pa.array([f"key-{key}" for key in keys]),
+        "offset": np.arange(count) + seed * 10_000_000,
+        "size": rng.integers(100, 10_000, count).astype(np.int32),
+        "timestamp_ms": times,
+    })  # fmt: skip
+
+
+def write_parquet(table: pa.Table, path: Path, *, group_rows: int = 700) -> str:
+    """Write a file of several row groups and return its path."""
+    pq.write_table(table, path, row_group_size=group_rows)
+    return str(path)
+
+
+def check(storage: str, *tables: pa.Table, keys: int = 40, pages: int = 7) -> None:
+    """Assert that a reader of `storage` answers as the model does, whole, by ranges and by pages; the hot key among them."""
+    rows: dict[tuple[str, str], ReferenceModel] = {}
+    for table in tables:
+        for row in table.to_pylist():
+            model = rows.setdefault((row["topic"], row["key"]), ReferenceModel())
+            model.put(row["topic"], row["queue_id"], row["key"], row["offset"], row["size"], row["timestamp_ms"])
+    asked = sorted(rows, key=lambda pair: -len(rows[pair].entries))
+    chosen = asked[:5] + asked[5 :: max(1, len(asked) // keys)]
+    with IndexReader.open(storage) as reader:
+        for topic, key in chosen:
+            model = rows[topic, key]
+            whole = reader.query(topic, key, max_count=1_000_000)
+            assert whole.status == "complete"
+            assert [Answer.of(item) for item in whole.items] == model.query(topic, key, max_count=None)
+            times = sorted(entry.second * 1000 for entry in model.entries)
+            low, high = times[len(times) // 4], times[3 * len(times) // 4]
+            ranged = reader.query(topic, key, low, high, max_count=pages)
+            assert [Answer.of(item) for item in ranged.items] == model.query(topic, key, low, high, max_count=pages)
+        assert not reader.query("orders", "nobody's").items
+
+
+def states(storage: str) -> Any:
+    """Return the log's state."""
+    with open_storage(storage) as opened:
+        return StorageLog(opened, SystemClock()).open()
+
+
+def total(storage: str) -> int:
+    """Return how many entries the log says there are."""
+    return sum(stored.count for stored in states(storage).objects.values())
+
+
+def sweep(storage: str) -> int:
+    """Delete what no record names, as if two days had gone by; return how much that was. Afterwards nothing but named objects is left."""
+    with open_storage(storage) as opened:
+        clock = ManualClock(SystemClock().now_ms() + 2 * DAY_MS)
+        log = StorageLog(opened, clock)
+        log.open()
+        found = find_orphans(opened, log, clock)
+        delete_orphans(opened, found)
+        left = {info.name for info in opened.list("data/")}
+        assert left == {stored.name for stored in log.state.objects.values()}
+        assert not list(opened.list_uploads())
+        return len(found.objects) + len(found.uploads)
+
+
+def joined(tables: Iterable[pa.Table]) -> pa.Table:
+    """Return tables one behind the other."""
+    return pa.concat_tables(list(tables))

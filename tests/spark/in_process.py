@@ -1,0 +1,70 @@
+"""What Spark does to a table, in this process: count, plan, pack, gather by partition, write. Any storage will do, with faults too."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tiered_index.config import IndexConfig
+from tiered_index.service.log_records import Genesis
+from tiered_index.service.merge.writing import FinishedShard
+from tiered_index.spark.build_plan import BuildPlan, plan_build
+from tiered_index.spark.census import Census, count_batches
+from tiered_index.spark.packing import pack_batches
+from tiered_index.spark.shards import PartitionResult, write_partition
+from tiered_index.spark.windows import WindowScale
+from tiered_index.storage.base import Storage
+
+GENESIS = Genesis("an-index", IndexConfig(slots=64, items=100_000).layout(), "custom")
+SCALE = WindowScale(86_400, 10**9, 3 * 10**9)
+
+
+@dataclass
+class Address:
+    """Stands for a `StorageAddress`: gives the same storage to every task, which doesn't close it."""
+
+    storage: Storage
+
+    def open(self) -> Any:
+        """Return a context of the storage."""
+        return self
+
+    def __enter__(self) -> Storage:
+        return self.storage
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+def planned(table: pa.Table, *, shards: int | str = 2, parallelism: int = 2, piece_items: int = 200) -> BuildPlan:
+    """Return the plan of a build of `table`; more than `piece_items` * 2 entries of a piece are too many."""
+    looked_at = table.select(["topic", "timestamp_ms"]).append_column("has_key", pa.compute.is_valid(table["key"]))
+    rows = [[batch.column(0)[0].as_py()] for batch in count_batches(looked_at.to_batches(), SCALE, 1_000)]
+    plan = plan_build(Census.of(rows), GENESIS, SCALE, shards=shards, parallelism=parallelism, sequence=3, max_windows=1_000)
+    return replace(plan, piece_items=piece_items)
+
+
+def gathered(table: pa.Table, plan: BuildPlan, *, batch_rows: int = 500) -> dict[int, pa.Table]:
+    """Return the blocks of each partition as the shuffle hands them over, sorted by piece."""
+    blocks = pa.Table.from_batches([block for batch in table.to_batches(batch_rows) for block in pack_batches([batch], plan)])
+    partitions = blocks["partition"].to_numpy()
+    return {int(p): blocks.filter(pa.array(partitions == p)).sort_by("piece") for p in np.unique(partitions)}
+
+
+def written(table: pa.Table, plan: BuildPlan, storage: Storage, *, now_ms: int = 0) -> list[PartitionResult]:
+    """Return what the tasks of all partitions return."""
+    results = []
+    for blocks in gathered(table, plan).values():
+        for batch in write_partition(blocks.to_batches(7), plan, Address(storage), now_ms):  # type: ignore[arg-type]
+            results.append(pickle.loads(batch.column(0)[0].as_py()))
+    return results
+
+
+def shards_of(results: Sequence[PartitionResult]) -> list[FinishedShard]:
+    """Return all shards."""
+    return [shard for result in results for shard in result.shards]

@@ -1,0 +1,210 @@
+"""Bad sources and bad calls: a typed error that names what is wrong and what was expected, and nothing is published."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+
+from tests.spark.entries import BEGIN_MS, messages, states, write_parquet
+from tiered_index import IndexConfig
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch
+from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.service.log_records import Genesis
+from tiered_index.spark import build, merge
+from tiered_index.spark import starting as session_module
+from tiered_index.spark.build_plan import plan_build
+from tiered_index.spark.census import Census, count_batches
+from tiered_index.spark.executors import typed_errors
+from tiered_index.spark.packing import pack_batches
+from tiered_index.spark.windows import WindowScale
+
+BAD_FRAMES = {
+    "missing": ("topic string, queue_id int, offset long, size int, timestamp_ms long", {}, "column 'key' is missing; the source has"),
+    "missing_named": (None, {"key": "order_id"}, r"column 'order_id' \(key\) is missing"),
+    "text_offset": (None, {"offset": "key"}, r"column 'key' \(offset\) is string; integers are needed"),
+    "number_key": (None, {"key": "size"}, r"column 'size' \(key\) is int; text or a list of text is needed"),
+    "double_time": ("topic string, queue_id int, key string, offset long, size int, timestamp_ms double", {}, "'timestamp_ms' is double"),
+    "unknown_field": (None, {"kye": "key"}, "'kye' is no field of an entry"),
+}
+PLAIN = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
+
+
+@pytest.mark.parametrize("case", BAD_FRAMES)
+def test_columns_are_named_with_what_was_expected(spark, storage, config, case):
+    schema, columns, message = BAD_FRAMES[case]
+    frame = spark.createDataFrame([], schema or PLAIN)
+    with pytest.raises(InvalidArgument, match=message):
+        build(spark, frame, storage=storage, columns=columns, config=config)
+
+
+ROW = {"topic": "t", "queue_id": 1, "key": "k", "offset": 1, "size": 1, "timestamp_ms": BEGIN_MS}
+SCALE = WindowScale(86_400, 0, 2**40)
+
+
+def look(rows):
+    """Do to rows what a task does to them: count, then pack."""
+    types = {"topic": pa.string(), "key": pa.string()}
+    table = pa.table({name: pa.array([row[name] for row in rows], types.get(name, pa.int64())) for name in ROW})
+    looked_at = table.select(["topic", "timestamp_ms"]).append_column("has_key", pa.compute.is_valid(table["key"]))
+    rows = [[batch.column(0)[0].as_py()] for batch in count_batches(looked_at.to_batches(), SCALE, 10)]
+    genesis = Genesis("x", IndexConfig(slots=64, items=100).layout(), "custom")
+    plan = plan_build(Census.of(rows), genesis, SCALE, shards="auto", parallelism=2, sequence=0, max_windows=10)
+    return list(pack_batches(table.to_batches(), plan))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"topic": None}, "column 'topic' has 1 nulls"),
+        ({"timestamp_ms": None}, "column 'timestamp_ms' has 1 nulls"),
+        ({"offset": None}, "column 'offset' has 1 nulls"),
+        ({"queue_id": -1}, "queue_id -1"),
+        ({"size": 2**31}, "size 2147483648"),
+        ({"topic": " "}, "topic is empty"),
+        ({"key": ""}, "UTF-16 code units"),
+        ({"timestamp_ms": -1}, "timestamp_ms -1 is outside"),
+        ({"timestamp_ms": 253_402_300_800_000}, "timestamp_ms 253402300800000 is outside"),
+    ],
+)
+def test_values_that_no_entry_can_have(change, message):
+    assert len(look([ROW, {**ROW, "key": None}])) == 1
+    with pytest.raises(InvalidArgument, match=message):
+        look([ROW, {**ROW, **change}])
+
+
+def test_an_error_of_a_task_reaches_the_caller(spark, storage, config):
+    frame = spark.createDataFrame([tuple({**ROW, "size": None}.values())], PLAIN)
+    with pytest.raises(InvalidArgument, match="column 'size' has 1 nulls"):
+        build(spark, frame, storage=storage, config=config)
+
+
+def test_an_empty_source_and_one_without_keys(spark, storage, config, tmp_path):
+    with pytest.raises(InvalidArgument, match="the DataFrame has no entries"):
+        build(spark, spark.createDataFrame([], PLAIN), storage=storage, config=config)
+    keyless = spark.createDataFrame([("t", 1, None, 1, 1, BEGIN_MS)], PLAIN)
+    with pytest.raises(InvalidArgument, match="1 messages, none with a key"):
+        build(spark, keyless, storage=storage, config=config)
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(InvalidArgument, match="no Parquet or NDJSON file"):
+        build(spark, tmp_path / "nothing", storage=storage, config=config)
+    with pytest.raises(InvalidArgument, match="no such file"):
+        build(spark, tmp_path / "missing.parquet", storage=storage, config=config)
+
+
+def test_too_many_windows(spark, storage, config, tmp_path):
+    path = write_parquet(messages(300, days=30), tmp_path / "m.parquet")
+    with pytest.raises(InvalidArgument, match="choose longer windows"):
+        build(spark, path, storage=storage, window="1h", max_windows=20, config=config)
+    assert build(spark, path, storage=storage, window="1d", max_windows=30, config=config, dry_run=True).entries == 300
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        ({"mode": "overwrite"}, InvalidArgument, "mode is error, append, replace"),
+        ({"window": "a day"}, InvalidArgument, "a window is like 1h"),
+        ({"window": "0d"}, InvalidArgument, "a window is like 1h"),
+        ({"shards": 0}, InvalidArgument, "shards is 'auto' or"),
+        ({"storage": "memory://here"}, ConfigError, "one process's memory"),
+        ({"storage": "ftp://there"}, ConfigError, "not a storage URI"),
+    ],
+)
+def test_calls_that_are_wrong(spark, storage, config, call, error, message):
+    frame = spark.createDataFrame([("t", 1, "k", 1, 1, BEGIN_MS)], PLAIN)
+    with pytest.raises(error, match=message):
+        build(spark, frame, **{"storage": storage, "config": config, **call})
+
+
+def test_an_index_of_another_kind(spark, storage, config, tmp_path):
+    path = write_parquet(messages(50), tmp_path / "m.parquet")
+    build(spark, path, storage=storage, config=config)
+    with pytest.raises(SchemaMismatch, match="64 slots"):
+        build(spark, path, storage=storage, config=IndexConfig(slots=65), mode="append")
+    with pytest.raises(SchemaMismatch, match="stores KeyedIndexItem"):
+        build(spark, path, storage=storage, config=IndexConfig(preset="rocketmq"), mode="append")
+    assert build(spark, path, storage=storage, config=IndexConfig(), mode="append").entries == 50
+    assert {o.shard.slots.base for o in states(storage).objects.values()} == {64}
+    with pytest.raises(NotAnIndex):
+        merge(spark, storage=f"file://{tmp_path}/nothing-here")
+
+
+def test_a_window_longer_than_what_would_replace_it(spark, storage, config, tmp_path):
+    path = write_parquet(messages(50), tmp_path / "m.parquet")
+    build(spark, path, storage=storage, window="30d", config=config)
+    with pytest.raises(InvalidArgument, match="build windows that are as long"):
+        build(spark, path, storage=storage, window="1d", mode="replace", config=config)
+
+
+def test_a_damaged_commit_log_fails_or_is_passed_over(spark, storage, config, tmp_path):
+    with StoreWriter(tmp_path / "store", segment_bytes=1 << 20) as writer:
+        puts = [writer.put("t", 0, b"body" * 20, keys=[f"k-{n}"], store_ms=BEGIN_MS + n * 1000) for n in range(100)]
+    segment = next((tmp_path / "store" / "commitlog").iterdir())
+    data = bytearray(segment.read_bytes())
+    data[puts[50].offset + puts[50].size - 30] ^= 0xFF
+    data[puts[50].offset : puts[50].offset + 4] = b"\xff\xff\xff\xff"
+    segment.write_bytes(data)
+    with pytest.raises(CorruptFile, match="store"):
+        build(spark, tmp_path / "store", storage=storage, config=IndexConfig(slots=64))
+    assert not states_exist(storage)
+    result = build(spark, tmp_path / "store", storage=storage, config=IndexConfig(slots=64), skip_corrupt=True)
+    assert result.entries == 99
+
+
+def states_exist(storage):
+    try:
+        return bool(states(storage).objects)
+    except NotAnIndex:
+        return False
+
+
+def test_a_file_that_is_no_parquet_and_lines_that_are_no_json(spark, storage, config, tmp_path):
+    (tmp_path / "m.parquet").write_bytes(b"PAR1 this is none PAR1")
+    with pytest.raises(CorruptFile, match=r"m\.parquet"):
+        build(spark, tmp_path / "m.parquet", storage=storage, config=config)
+    (tmp_path / "m.ndjson").write_text('{"topic": "t", "keys": ["a"]}\nthis is no line\n')
+    with pytest.raises(InvalidArgument, match=r"m\.ndjson has a line"):
+        build(spark, tmp_path / "m.ndjson", storage=storage, config=config)
+
+
+def test_a_source_that_changes_between_the_looks(spark, storage, config):
+    def some(batches):
+        for batch in batches:
+            yield batch.slice(os.urandom(1)[0] + int.from_bytes(os.urandom(2)))
+
+    rows = messages(80_000, days=1, hot=0).to_pandas()
+    frame = spark.createDataFrame(rows).coalesce(1)
+    frame = frame.mapInArrow(some, frame.schema)
+    with pytest.raises(InvalidArgument, match="changes while it is read"):
+        build(spark, frame, storage=storage, config=config)
+    assert not states(storage).objects
+
+
+def test_missing_java_and_missing_pyspark(monkeypatch, tmp_path):
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="install Java 17 or 21"):
+        session_module.check_java()
+    java = tmp_path / "bin" / "java"
+    java.write_text('#!/bin/sh\necho \'openjdk version "11.0.2"\' >&2\n')
+    java.chmod(0o755)
+    with pytest.raises(ConfigError, match="is Java 11"):
+        session_module.check_java()
+    run = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.modules['pyspark'] = None; sys.modules['pyspark.errors'] = None\n"
+         "from tiered_index.cli.main import run; run(sys.argv[1:])", "spark", "merge", "--storage", "file:///nowhere/at/all"],
+        capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}, timeout=60,
+    )  # fmt: skip
+    assert run.returncode == 2
+    assert "pip install 'tiered_index[spark]'" in run.stderr
+
+
+def test_errors_of_tasks_keep_their_class_and_their_text():
+    text = "org.apache.spark.SparkException: Job aborted\nTraceback\ntiered_index.errors.CorruptFile: data/x: bad at byte 4\n\tat org"
+    with pytest.raises(CorruptFile, match="reading: data/x: bad at byte 4"), typed_errors("reading"):
+        raise RuntimeError(text)
+    with pytest.raises(RuntimeError, match="nothing of ours"), typed_errors("reading"):
+        raise RuntimeError("nothing of ours")

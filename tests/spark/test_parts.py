@@ -1,0 +1,137 @@
+"""The parts of a build without Spark: windows, plans, blocks, spools, shards of bounded pieces."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tests.spark.entries import BEGIN_MS, DAY_MS, messages
+from tests.spark.in_process import GENESIS, gathered, planned, shards_of, written
+from tiered_index import IndexReader
+from tiered_index.clock import ManualClock
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.hashing import key_hash
+from tiered_index.format.shard import entry_checksum
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.spark.build_plan import BuildPlan
+from tiered_index.spark.publishing import publish_tables
+from tiered_index.spark.spool import Spool
+from tiered_index.spark.windows import QUARANTINE_S, WindowScale, window_seconds
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.model import Answer, ReferenceModel
+
+ITEM = GENESIS.layout.schema.item
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("1h", 3600), ("1d", 86400), ("90s", 90), ("15 m", 900), (7, 7), ("30D", 30 * 86400)])
+def test_lengths_of_windows(text, seconds):
+    assert window_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "d", "-1d", "1.5h", "0s", "1y", "999999999d", None])
+def test_lengths_that_are_none(text):
+    with pytest.raises(InvalidArgument, match="a window is like"):
+        window_seconds(text)
+
+
+def test_windows_of_right_and_wrong_clocks():
+    scale = WindowScale(3600, 10_000, 20_000)
+    begins, wrong = scale.begins(np.array([0, 9_999, 10_000, 14_399, 14_400, 20_000, 20_001, 253_402_300_799]))
+    assert wrong.tolist() == [True, True, False, False, False, False, True, True]
+    assert begins.tolist() == [0, 0, 7200, 10_800, 14_400, 18_000, 0, 253_402_300_799 // QUARANTINE_S * QUARANTINE_S]
+    # whatever the second, few windows: and its difference to the window's begin fits 32 bits
+    assert 253_402_300_799 // QUARANTINE_S < 118
+
+
+def test_every_entry_has_one_piece_within_its_shard_and_its_partition():
+    table = messages(4_000, days=5)
+    plan: BuildPlan = planned(table, shards=3)
+    assert plan.entries == 4_000 and plan.shards == 5 * 3
+    assert (np.diff(plan.partition_of_piece) >= 0).all() and plan.partition_of_piece[0] == 0
+    edges = [table.base_slots(n, 1) for table in plan.tables[:1] for n in range(table.pieces)]
+    assert edges[0][0] == 0 and edges[-1][1] == 64 and all(a[1] == b[0] for a, b in itertools.pairwise(edges))
+    seconds = table["timestamp_ms"].to_numpy() // 1000
+    hashes = np.array([key_hash(t, k) for t, k in zip(table["topic"].to_pylist(), table["key"].to_pylist(), strict=True)], np.int32)
+    pieces, begins = plan.pieces_of(seconds, hashes)
+    for piece, begin, second, hash32 in list(zip(pieces.tolist(), begins.tolist(), seconds.tolist(), hashes.tolist(), strict=True))[::97]:
+        mine = plan.tables[plan.table_of(piece)]
+        assert mine.window.begin_s == begin <= second < begin + 86400
+        low, high = mine.base_slots(piece - mine.first_piece, 1)
+        assert low <= hash32 % 64 < high
+    with pytest.raises(InvalidArgument, match="changes while it is read"):
+        plan.pieces_of(seconds + 86400 * 400, hashes)
+
+
+def test_small_windows_share_partitions_and_large_ones_do_not():
+    table = messages(3_000, days=30)
+    assert planned(table, shards="auto").partitions == 1
+    assert planned(table, shards="auto").shards == 30
+
+
+def test_blocks_carry_every_entry_once_and_their_checksum():
+    table = messages(2_000)
+    plan = planned(table)
+    total, checksum = 0, 0
+    expected = 0
+    for blocks in gathered(table, plan).values():
+        for row in blocks.to_pylist():
+            items = np.frombuffer(row["items"], ITEM)
+            begin = plan.tables[plan.table_of(row["piece"])].window.begin_s
+            total += len(items)
+            checksum += entry_checksum(items, items["time_diff_s"].astype(np.int64) + begin)
+            expected += int.from_bytes(row["checksum"], "big")
+    assert total == 2_000 and (checksum - expected) % 2**64 == 0
+
+
+@pytest.mark.parametrize("piece_items", [60, 10_000])
+@pytest.mark.parametrize("shards", [1, 4])
+def test_shards_answer_as_the_model_whatever_the_size_of_pieces(piece_items, shards):
+    table = messages(3_000, days=2)
+    plan, storage, clock = planned(table, shards=shards, piece_items=piece_items), MemoryStorage(), ManualClock(BEGIN_MS)
+    results = written(table, plan, storage)
+    log = StorageLog(storage, clock)
+    log.create(plan.genesis)
+    finished = shards_of(results)
+    assert sum(result.entries for result in results) == sum(shard.stored.count for shard in finished) == 3_000
+    assert sum(result.read_checksum for result in results) % 2**64 == sum(shard.checksum for shard in finished) % 2**64
+    if piece_items == 60:
+        assert len(finished) > plan.shards  # the hot key's piece is cut by time
+        assert max(shard.stored.count for shard in finished) < 3_000 * 0.2
+    publish_tables(plan, finished, "error", storage, log)
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        for key in [f"key-{n}" for n in range(40)]:
+            model = ReferenceModel()
+            for row in table.to_pylist():
+                if (row["topic"], row["key"]) == ("orders", key):
+                    model.put("orders", row["queue_id"], key, row["offset"], row["size"], row["timestamp_ms"])
+            for begin, end in ((None, None), (BEGIN_MS + DAY_MS // 3, BEGIN_MS + DAY_MS), (BEGIN_MS + DAY_MS, None)):
+                found = reader.query("orders", key, begin, end, max_count=10_000)
+                assert [Answer.of(item) for item in found.items] == model.query("orders", key, begin, end, max_count=None)
+
+
+@pytest.mark.parametrize(("span", "most"), [(1, 10), (1000, 37), (86_400, 200), (2**31 - 1, 100)])
+def test_a_spool_gives_back_everything_newest_first_in_bounded_parts(span, most):
+    rng = np.random.default_rng(span)
+    items = np.zeros(1_000, ITEM)
+    items["time_diff_s"] = rng.integers(0, span, 1_000)
+    items["offset"] = np.arange(1_000)
+    items["time_diff_s"][:300] = span // 2  # one second that is too large by itself
+    spool = Spool(ITEM)
+    for part in np.array_split(items, 7):
+        spool.add(part)
+    parts = [part.copy() for part in spool.parts(most)]
+    spool.close()
+    back = np.concatenate([part["offset"].astype(np.int64) for part in parts])
+    assert sorted(back.tolist()) == list(range(1_000))
+    for newer, older in itertools.pairwise(parts):
+        assert newer["time_diff_s"].min() > older["time_diff_s"].max()
+    assert all(len(part) <= most or len(np.unique(part["time_diff_s"])) == 1 for part in parts)
+
+
+def test_a_plan_without_shards():
+    with pytest.raises(InvalidArgument, match="shards is 'auto' or"):
+        planned(messages(10), shards="many")
+    with pytest.raises(InvalidArgument, match="shards is 'auto' or"):
+        planned(messages(10), shards=0)

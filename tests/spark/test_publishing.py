@@ -1,0 +1,143 @@
+"""The end of a build, struck at every request: the old state or the new one, and nothing that the sweep doesn't find."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.spark.entries import BEGIN_MS, DAY_MS, messages
+from tests.spark.in_process import planned, shards_of, written
+from tiered_index import IndexReader
+from tiered_index.clock import ManualClock
+from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.service.merge import writing
+from tiered_index.service.orphans import delete_orphans, find_orphans
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.spark.build import _check
+from tiered_index.spark.publishing import check_windows, publish_tables
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.storage_faults import FaultStorage
+
+TABLE = messages(900, days=2)
+OTHER = messages(700, days=1, seed=2)
+
+
+class Killed(BaseException):
+    """The driver's end: nothing runs after it."""
+
+
+@pytest.fixture(autouse=True)
+def uploads_in_parts(monkeypatch):
+    monkeypatch.setattr(writing, "_PART_BYTES", 500)
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(BEGIN_MS + 10 * DAY_MS)
+
+
+def opened(storage, clock):
+    log = StorageLog(storage, clock)
+    log.create(planned(TABLE).genesis)
+    return log
+
+
+def count(storage, clock):
+    log = StorageLog(storage, clock)
+    return sum(stored.count for stored in log.open().objects.values())
+
+
+def left_over(storage, clock):
+    later = ManualClock(clock.now_ms() + 300 * 365 * DAY_MS)
+    log = StorageLog(storage, later)
+    log.open()
+    found = find_orphans(storage, log, later)
+    delete_orphans(storage, found)
+    assert {info.name for info in storage.list("data/")} == set(log.state.objects)
+    assert not list(storage.list_uploads())
+    return len(found.objects) + len(found.uploads)
+
+
+STEPS = [("complete_upload", 1), ("complete_upload", 3), ("head", 1), ("head", 2), ("put_if_absent", 1)]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("operation", "nth"), STEPS)
+@pytest.mark.parametrize("mode", ["append", "replace"])
+def test_a_driver_killed_at_each_step_leaves_the_old_state_or_the_new_one(clock, mode, operation, nth, when):
+    inner = MemoryStorage()
+    log = opened(inner, clock)
+    first = planned(TABLE)
+    before, _ = publish_tables(first, shards_of(written(TABLE, first, inner)), "error", inner, log)
+    plan = planned(OTHER)
+    shards = shards_of(written(OTHER, plan, inner))
+    assert sum(shard.upload is not None for shard in shards) == len(shards) > 1
+    struck = FaultStorage(inner)
+    struck.fail(operation, nth=nth if nth <= len(shards) else 1, when=when, error=Killed)
+    with pytest.raises(Killed):
+        publish_tables(plan, shards, mode, struck, StorageLog(struck, clock))
+    day_one = before.tables[first.tables[0].window.table] if mode == "replace" else []
+    published = (operation, when) == ("put_if_absent", "after")
+    assert count(inner, clock) == (900 + 700 - sum(stored.count for stored in day_one) if published else 900)
+    assert left_over(inner, clock) == (len(day_one) if published else len(shards))
+    with IndexReader.open(storage_backend=inner, clock=clock) as reader:
+        assert reader.query("orders", "key-0", max_count=10_000).status == "complete"
+
+
+def test_an_append_whose_answer_was_lost_is_found_and_not_repeated(clock):
+    storage = FaultStorage(MemoryStorage())
+    log = opened(storage, clock)
+    plan = planned(TABLE)
+    shards = shards_of(written(TABLE, plan, storage))
+    storage.fail("put_if_absent", when="after")
+    with pytest.raises(StorageUnavailable):
+        publish_tables(plan, shards, "error", storage, log)
+    state, removed = publish_tables(plan, [_completed(shard) for shard in shards], "error", storage, log)
+    assert (len(state.objects), removed) == (len(shards), 0)
+    assert count(storage, clock) == 900
+
+
+def _completed(shard):
+    return replace(shard, upload=None)
+
+
+def test_two_builds_of_one_window_at_once(clock):
+    storage = MemoryStorage()
+    log = opened(storage, clock)
+    plans = [planned(TABLE), planned(TABLE)]
+    both = [shards_of(written(TABLE, plan, storage)) for plan in plans]
+    for plan in plans:
+        assert check_windows(log.state, plan, "error") == ()  # neither sees the other
+    publish_tables(plans[0], both[0], "error", storage, log)
+    with pytest.raises(InvalidArgument, match="has a table already"):
+        publish_tables(plans[1], both[1], "error", storage, StorageLog(storage, clock))
+    assert count(storage, clock) == 900
+    _, removed = publish_tables(plans[1], [_completed(s) for s in both[1]], "replace", storage, log)
+    assert removed == len(both[0])
+    assert count(storage, clock) == 900
+
+
+def test_results_that_are_not_what_was_counted_are_not_published():
+    storage = MemoryStorage()
+    plan = planned(TABLE)
+    results = written(TABLE, plan, storage)
+    _check(plan, results)
+    with pytest.raises(InvalidArgument, match="changes while it is read"):
+        _check(plan, results[1:])
+    with pytest.raises(CorruptFile, match="other entries than it read"):
+        _check(plan, [replace(results[0], read_checksum=results[0].read_checksum ^ 1), *results[1:]])
+
+
+@pytest.mark.parametrize("operation", ["begin_upload", "upload_part"])
+def test_a_task_whose_storage_fails_takes_back_what_it_uploaded(clock, operation):
+    storage = FaultStorage(MemoryStorage())
+    log = opened(storage, clock)
+    plan = planned(TABLE)
+    storage.fail(operation, nth=2, times=None)
+    with pytest.raises(StorageUnavailable):
+        written(TABLE, plan, storage)
+    storage.clear()
+    assert not list(storage.list("data/")) and not list(storage.list_uploads())
+    publish_tables(plan, shards_of(written(TABLE, plan, storage)), "error", storage, log)
+    assert count(storage, clock) == 900
