@@ -1,0 +1,267 @@
+"""`merge` and `orphans` as commands, and what `files`, `inspect`, `dump` and `verify` say of window tables and their shards."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import time
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.integration.cli.conftest import Outcome
+from tiered_index import IndexService
+from tiered_index.cli.main import app
+from tiered_index.clock import SystemClock
+from tiered_index.format.names import checkpoint_name, log_name
+from tiered_index.service.log_records import LogRecord, decode_document, encode_document
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.opening import open_storage
+
+DAY_MS = 86_400_000
+BASE_MS = 1_700_000_000_000 // (30 * DAY_MS) * (30 * DAY_MS)
+HOURS = (1, 13, 30)
+
+
+@pytest.fixture
+def script():
+    """Return a function that runs a command line in this process: what is tested here needs none of its own."""
+    logger = logging.getLogger("tiered_index")
+    before = logger.level, logger.propagate, list(logger.handlers)
+
+    def run(*arguments):
+        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        return Outcome(done.exit_code, done.stdout, done.stderr)
+
+    yield run
+    logger.level, logger.propagate, logger.handlers[:] = before
+
+
+@pytest.fixture(scope="session")
+def unmerged(tmp_path_factory):
+    """A storage with files of three hours of two days; nobody may change it."""
+    folder = tmp_path_factory.mktemp("unmerged")
+    settings = {"slots": 16, "items": 4000, "background": False, "local_keep_s": 0, "max_late_s": 10**10}
+    with IndexService.open(root=folder / "root", storage=f"file://{folder / 'store'}", **settings) as index:
+        for hour in HOURS:
+            begin = BASE_MS + hour * 3_600_000
+            for n in range(100):
+                index.put("orders", n % 3, ["hot", f"k{n % 9}"], 1000 * hour + n, 7, begin + n * 1000)
+            index.seal()
+            index.run_lifecycle()
+            index.run_lifecycle()
+    return folder / "store"
+
+
+@pytest.fixture
+def store(unmerged, tmp_path):
+    shutil.copytree(unmerged, tmp_path / "store")
+    return f"file://{tmp_path / 'store'}"
+
+
+@pytest.fixture
+def merged(store, in_process):
+    assert in_process("merge", "--storage", store, "--quiet") == 0
+    return store
+
+
+def objects(store):
+    return {o.name: o for o in state(store).objects.values()}
+
+
+def state(store):
+    storage = open_storage(store)
+    log = StorageLog(storage, SystemClock())
+    return log.open()
+
+
+def hot(script, store):
+    return [item["offset"] for item in script("query", "orders", "hot", "--max", 1000, "--storage", store, "--json").document["items"]]
+
+
+def test_a_plan_then_the_merge_then_nothing(script, store):
+    before = hot(script, store)
+    assert len(before) == 300
+    planned = script("merge", "--storage", store, "--dry-run", "--json")
+    assert (planned.code, planned.document["status"]) == (0, "planned")
+    (tier,) = planned.document["tiers"]
+    assert [(len(job["sources"]), job["entries"], len(job["windows"])) for job in tier["jobs"]] == [(2, 400, 1), (1, 200, 1)]
+    assert all(job["cost_usd"] > 0 and job["requests"]["get_range"] >= 2 * len(job["sources"]) for job in tier["jobs"])
+    assert {job["shards"] for job in tier["jobs"]} == {1}
+    assert len(state(store).files) == 3
+    words = script("merge", "--storage", store, "--dry-run")
+    assert "3 objects would become 2 tables" in words.out and "$" in words.out
+
+    done = script("merge", "--storage", store, "--json")
+    assert (done.code, done.document["status"]) == (0, "merged")
+    (tier,) = done.document["tiers"]
+    assert (tier["jobs"], tier["sources"], tier["tables"], tier["entries"]) == (2, 3, 2, 600)
+    # an estimate of what small jobs cost is right to a third
+    jobs = planned.document["tiers"][0]["jobs"]
+    for operation in ("get_range", "put"):
+        assert done.document["requests"][operation] == pytest.approx(sum(job["requests"].get(operation, 0) for job in jobs), rel=0.34)
+    assert hot(script, store) == before
+    again = script("merge", "--storage", store)
+    assert again.code == 0 and "nothing to merge" in again.out
+    assert script("merge", "--storage", store, "--json").document["status"] == "nothing to do"
+
+
+def test_tiers_one_after_the_other(script, store):
+    before = hot(script, store)
+    done = script("merge", "--storage", store, "--tiers", "30d,1h,1d", "--json")
+    assert [(tier["window_s"], tier["sources"], tier["tables"]) for tier in done.document["tiers"]] == [
+        (3600, 3, 3), (86400, 3, 2), (30 * 86400, 2, 1),
+    ]  # fmt: skip
+    assert hot(script, store) == before
+    listed = script("files", "--storage", store, "--json").document
+    (table,) = listed["files"]
+    assert (table["entries"], table["table"]["window_s"], table["table"]["begin_ms"]) == (600, 30 * 86400, BASE_MS)
+    assert table["table"]["shards"] == list(objects(store)) and table["bytes"] == sum(o.size_bytes for o in objects(store).values())
+    assert "window of 30d, 1 shard" in script("files", "--storage", store).out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--window", "x"], ["--window", "0"], ["--tiers", "1h,90m"], ["--tiers", "1d,"], ["--shard-bytes", "5"], ["--threads", "0"],
+     ["--min-age", "-1"], ["--begin", "soon"], ["--window", "99999999999d"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_bad_options_are_code_2(in_process, store, options):
+    assert in_process("merge", "--storage", store, *options) == 2
+    assert len(state(store).files) == 3
+
+
+def test_no_storage_and_no_index(script, tmp_path):
+    for command in ("merge", "orphans"):
+        assert script(command).code == 2
+        nothing = script(command, "--storage", f"file://{tmp_path / 'nothing'}", "--json")
+        assert nothing.code in (2, 3) and nothing.error["type"] == "NotAnIndex"
+
+
+def test_the_root_names_its_storage(script, unmerged, store):
+    assert script("merge", "--root", unmerged.parent / "root", "--dry-run", "--json").document["tiers"][0]["jobs"]
+
+
+def test_orphans_are_listed_then_deleted(script, merged, tmp_path):
+    young = script("orphans", "--storage", merged, "--json")
+    assert (young.code, young.document["objects"], young.document["status"]) == (0, [], "found")
+    assert script("orphans", "--storage", merged, "--older-than", "10m").code == 2
+    assert len(list((tmp_path / "store").rglob("*.index"))) >= 5
+    age(tmp_path / "store", merged)
+    found = script("orphans", "--storage", merged, "--json").document
+    assert len(found["objects"]) == 3 and found["bytes"] == sum(o["bytes"] for o in found["objects"])
+    assert "nothing was deleted" in script("orphans", "--storage", merged).err
+    assert "3 objects" in script("orphans", "--storage", merged, "--yes").out
+    assert script("orphans", "--storage", merged, "--json").document["objects"] == []
+    assert len(hot(script, merged)) == 300
+    assert script("verify", "--deep", "--storage", merged).code == 0
+
+
+def age(folder, store):
+    """Let everything be a week old: the objects' times, and what the log's records say."""
+    week_ms = 7 * DAY_MS
+    storage = open_storage(store)
+    for number in range(1, state(store).number + 1):
+        rewrite(storage, number, lambda record: {**record, "created_ms": record["created_ms"] - week_ms})
+    for path in folder.rglob("*"):
+        if path.is_file():
+            os.utime(path, (time.time() - week_ms / 1000,) * 2)
+
+
+def rewrite(storage, number, change):
+    """Replace a log record by a changed one, its checksum right, and drop the checkpoints, which would contradict it."""
+    document = change(decode_document(storage.get(log_name(number)), "log"))
+    document.pop("version", None)
+    storage.put(log_name(number), encode_document(document))
+    for later in range(1, number + 20):
+        storage.delete(checkpoint_name(later))
+
+
+def test_a_sound_table_passes_verify(script, merged):
+    for deep in ((), ("--deep",)):
+        outcome = script("verify", "--storage", merged, "--json", *deep)
+        assert (outcome.code, outcome.document["findings"]) == (0, [])
+        assert (outcome.document["checked"]["tables"], outcome.document["checked"]["objects"]) == (2, 2)
+    name = next(iter(objects(merged)))
+    assert script("verify", name, "--storage", merged).code == 0
+
+
+def test_inspect_and_dump_of_a_shard(script, merged):
+    name, stored = next(iter(objects(merged).items()))
+    shown = script("inspect", name, "--storage", merged, "--json").document
+    assert (shown["kind"], shown["header"]["magic"], shown["metadata"]["count"]) == ("shard", "0x54495853", stored.count)
+    assert shown["metadata"]["table"] == stored.shard.table and shown["metadata"]["slot_map"] == stored.shard.slots.to_json()
+    assert "shard" in script("inspect", name, "--storage", merged).out
+    lines = script("dump", name, "--storage", merged, "--json")
+    assert lines.code == 0 and len(lines.records) == stored.count + 1
+
+
+def findings(script, store, *more: str) -> list[dict[str, Any]]:
+    outcome = script("verify", "--storage", store, "--json", *more)
+    assert outcome.code == 1, outcome
+    return outcome.document["findings"]
+
+
+@pytest.mark.parametrize("place", ["header", "items", "filter"])
+def test_a_flipped_byte_of_a_shard_is_found_deeply(script, merged, place):
+    name, stored = next(iter(objects(merged).items()))
+    at = {"header": 5, "items": 40, "filter": stored.trailer_position + 3}[place]
+    storage = open_storage(merged)
+    data = bytearray(storage.get(name))
+    data[at] ^= 4
+    storage.put(name, bytes(data))
+    assert script("verify", "--storage", merged).code == 0, "sizes and trailers are as they were"
+    (found, *_) = findings(script, merged, "--deep")
+    assert (found["file"], found["part"]) == (name, {"header": "header", "items": "run", "filter": "filter"}[place])
+
+
+def merge_records(store):
+    storage = open_storage(store)
+    numbers = range(1, state(store).number + 1)
+    return storage, [n for n in numbers if LogRecord.decode(storage.get(log_name(n)), "log").kind == "merge"]
+
+
+@pytest.mark.parametrize("field", ["table", "begin_s", "window_s", "slot_low", "slot_high", "slots", "count", "shard"])
+def test_a_log_that_says_otherwise_than_the_shard(script, merged, field):
+    storage, (number, _) = merge_records(merged)
+
+    def change(record):
+        (added,) = record["add"]
+        if field == "shard":
+            del added["shard"]
+        elif field == "count":
+            added["count"] -= 1
+        elif field == "slots":
+            added["shard"]["slots"]["split"] += 1
+        else:
+            added["shard"][field] = "other" if field == "table" else added["shard"][field] + 1
+        return record
+
+    rewrite(storage, number, change)
+    found = findings(script, merged)
+    assert {f["file"] for f in found} >= {next(iter(objects(merged)))}
+    if field == "count":
+        assert any(f["part"] == "merge" and "400 entries" in f["problem"] for f in found)
+
+
+def test_missing_and_overlapping_slots_of_a_table(script, merged):
+    """A shard that its record forgot, one of the same slots, and a table that goes only in part."""
+    storage, (number, other) = merge_records(merged)
+    kept = storage.get(log_name(number)), storage.get(log_name(other))
+    rewrite(storage, number, lambda record: {**record, "add": []})
+    assert [f["part"] for f in findings(script, merged)] == ["merge"]
+
+    first = json.loads(kept[0].split(b"\n#crc32")[0])["add"][0]
+
+    def add_to_first(record):
+        shard = {**record["add"][0]["shard"], "table": first["shard"]["table"], "begin_s": first["shard"]["begin_s"]}
+        return {**record, "add": [{**record["add"][0], "shard": shard}]}
+
+    storage.put(log_name(number), kept[0])
+    rewrite(storage, other, add_to_first)
+    problems = [f["problem"] for f in findings(script, merged) if f["part"] == "table"]
+    assert any("an earlier record added" in problem for problem in problems)
+    assert any("overlap" in problem for problem in problems)

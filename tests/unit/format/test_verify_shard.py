@@ -1,0 +1,214 @@
+"""Shards whose checksums are right and whose content is not, and shards with spoiled bytes: `verify_shard` names every kind of defect."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tiered_index.format.file_check import Finding
+from tiered_index.format.layout import NATIVE, PRESETS, Layout
+from tiered_index.format.schema import KEYED_SCHEMA
+from tiered_index.format.shard import ShardWriter, answer_sorted
+from tiered_index.format.slot_map import SlotMap
+from tiered_index.format.trailer import Directory, build_trailer, parse_trailer
+from tiered_index.format.verify_shard import verify_shard
+
+Items = npt.NDArray[Any]
+BEGIN_S = 1_700_006_400
+MORE = {"table": "t1", "window_s": 86400, "sequence": 3}
+SIZE = KEYED_SCHEMA.item.itemsize
+
+
+def write(items: Items, slots: SlotMap, preset: str = "native", more: dict[str, Any] | None = None) -> bytes:
+    """Return the shard of `items`, which stand as they are."""
+    layout = Layout(PRESETS[preset], PRESETS[preset].schema, slots.base, 100)
+    writer = ShardWriter(layout, slots, (0, slots.slots), BEGIN_S * 1000, (BEGIN_S + 86400) * 1000 - 1, len(items))
+    parts = [writer.begin(), bytes(writer.add(items))]
+    return b"".join([*parts, writer.finish("f", "test", "commitlog", {1: "a", 2: "b"}, MORE if more is None else more)])
+
+
+def make_items(count: int, slots: SlotMap, hot: int = 0, schema: Any = KEYED_SCHEMA) -> Items:
+    rng = np.random.default_rng(5)
+    items = np.zeros(count + hot, schema.item)
+    items["key_hash"] = np.append(rng.integers(0, 2**31, count), np.full(hot, 77))
+    items["topic_id"] = rng.integers(1, 3, count + hot)
+    items["offset"] = rng.permutation(count + hot)
+    items["time_diff_s"] = rng.integers(0, 86400, count + hot)
+    if "fingerprint" in items.dtype.names:
+        items["fingerprint"] = items["key_hash"].astype(np.uint32) ^ 5
+    return items[answer_sorted(items, items["time_diff_s"].astype(np.int64), slots, schema)]
+
+
+SLOTS = SlotMap(7, split=3)
+
+
+@pytest.fixture(scope="module")
+def small() -> bytes:
+    return write(make_items(50, SLOTS), SLOTS)
+
+
+@pytest.fixture(scope="module")
+def giant() -> bytes:
+    """A slot of three blocks between small ones."""
+    return write(make_items(3000, SLOTS, hot=20_000), SLOTS)
+
+
+def verify(data: bytes) -> list[Finding]:
+    return verify_shard(lambda position, length: data[position : position + length], len(data), "shard")
+
+
+def parts(data: bytes) -> set[str]:
+    return {finding.part for finding in verify(data)}
+
+
+def items_in(data: bytes) -> Items:
+    return np.frombuffer(data, KEYED_SCHEMA.item, parse_trailer(data, "f", len(data)).metadata.count, 28)
+
+
+def rebuilt(
+    data: bytes, *, body: bytes | None = None, metadata: dict[str, Any] | None = None, more: dict[str, Any] | None = None,
+    directory: Callable[[Items, Items], None] | None = None,
+) -> bytes:  # fmt: skip
+    """Return the shard with a changed body or trailer, all CRC32s right again: only its content is wrong."""
+    trailer = parse_trailer(data, "f", len(data))
+    body = data[: trailer.tail.position] if body is None else body
+    groups, blocks = trailer.directory.groups.copy(), trailer.directory.blocks.copy()
+    if directory is not None:
+        directory(groups, blocks)
+    for table in (groups, blocks):
+        for run in table:
+            run["crc32"] = zlib.crc32(body[int(run["offset"]) : int(run["offset"]) + int(run["length"])])
+    meta = dataclasses.replace(trailer.metadata, **({"header_crc32": zlib.crc32(body[:28])} | (metadata or {})))
+    meta = dataclasses.replace(meta, more={k: v for k, v in {**meta.more, **(more or {})}.items() if v is not None})
+    return body + build_trailer(len(body), Directory(groups, blocks), meta, data[trailer.tail.position : trailer.tail.directory_position])
+
+
+def changed(data: bytes, row: int, **fields: int) -> bytes:
+    """Return the bytes before the trailer with one item changed."""
+    body = bytearray(data[: parse_trailer(data, "f", len(data)).tail.position])
+    items = np.frombuffer(memoryview(body)[28:], KEYED_SCHEMA.item)
+    for name, value in fields.items():
+        items[name][row] = value
+    return bytes(body)
+
+
+@pytest.mark.parametrize("slots", [SlotMap(1), SLOTS, SlotMap(1000), SlotMap(1000, join=64)], ids=str)
+@pytest.mark.parametrize("preset", ["native", "rocketmq"])
+def test_sound_shards_pass(slots: SlotMap, preset: str) -> None:
+    for count, hot in ((1, 0), (2000, 0), (500, 20_000)):
+        data = write(make_items(count, slots, hot, PRESETS[preset].schema), slots, preset)
+        assert verify(data) == []
+        # whatever the preset's files do
+        assert b'"order":"answer"' in data
+
+
+def test_rebuilding_without_change_is_sound(small: bytes, giant: bytes) -> None:
+    assert rebuilt(small) == small and rebuilt(giant) == giant
+    assert len(parse_trailer(giant, "f", len(giant)).directory.blocks) == 3
+
+
+def test_every_flipped_byte_is_found(small: bytes) -> None:
+    for position in range(len(small)):
+        spoiled = bytearray(small)
+        spoiled[position] ^= 16
+        assert verify(bytes(spoiled)), position
+
+
+def test_a_cut_off_shard(small: bytes, giant: bytes) -> None:
+    for length in (0, 20, 63, 64, len(small) - 1):
+        assert verify(small[:length])
+    assert parts(giant[: len(giant) // 2]) == {"tail"}
+
+
+def test_a_flipped_bit_in_a_block_names_the_block(giant: bytes) -> None:
+    block = parse_trailer(giant, "f", len(giant)).directory.blocks[1]
+    spoiled = bytearray(giant)
+    spoiled[int(block["offset"]) + 5] ^= 1
+    (finding,) = verify(bytes(spoiled))
+    assert (finding.part, finding.offset) == ("run", int(block["offset"]))
+
+
+def test_an_item_of_another_slot_group(giant: bytes) -> None:
+    row = -1
+    wrong = rebuilt(giant, body=changed(giant, 0, key_hash=int(items_in(giant)["key_hash"][row])))
+    assert {"slot", "order", "checksum"} <= parts(wrong)
+
+
+def test_items_out_of_order_and_another_sum(small: bytes) -> None:
+    items = items_in(small)
+    same = {name: int(items[name][10]) for name in ("offset", "size", "topic_id", "queue_id", "time_diff_s")}
+    body = changed(small, 10, key_hash=int(items["key_hash"][11]), fingerprint=int(items["fingerprint"][11]))
+    swapped = rebuilt(body + small[len(body) :], body=changed(body + small[len(body) :], 11, key_hash=int(items["key_hash"][10]),
+                      fingerprint=int(items["fingerprint"][10])))  # fmt: skip
+    assert {"order", "checksum"} <= parts(swapped) and same
+    assert parts(rebuilt(small, body=changed(small, 4, size=9))) == {"checksum"}
+
+
+def test_order_across_blocks(giant: bytes) -> None:
+    """The first item of a block is newer than the last one of the block before."""
+    trailer = parse_trailer(giant, "f", len(giant))
+    row = (int(trailer.directory.blocks[1]["offset"]) - 28) // SIZE
+    newest = int(items_in(giant)["time_diff_s"].max())
+    wrong = rebuilt(giant, body=changed(giant, row, time_diff_s=newest))
+    (finding,) = [finding for finding in verify(wrong) if finding.part == "order"]
+    assert finding.offset is not None
+    assert parts(wrong) == {"order", "bounds", "checksum"}
+
+
+def test_seconds_topics_filters_and_counts(small: bytes) -> None:
+    meta = parse_trailer(small, "f", len(small)).metadata
+    assert parts(rebuilt(small, metadata={"second_max": meta.second_max - 1})) == {"interval"}
+    assert parts(rebuilt(small, metadata={"second_max": meta.second_max + 1})) == {"interval"}
+    assert parts(rebuilt(small, metadata={"topics": ((1, "a"),)})) == {"topic"}
+    assert parts(rebuilt(small, metadata={"topics": ()})) == set()
+    assert parts(rebuilt(small, metadata={"slots_in_use": 3})) == {"metadata"}
+    assert parts(rebuilt(small, more={"checksum": "0" * 16})) == {"checksum"}
+    assert "filter" in parts(rebuilt(small, body=changed(small, 4, fingerprint=9)))
+
+
+def test_geometry_and_window(small: bytes) -> None:
+    for metadata in (
+        {"count": 49}, {"begin_ms": BEGIN_S * 1000 + 1}, {"end_ms": 5}, {"slot_base": 8}, {"slot_range": (0, 22)}, {"slot_range": (5, 5)},
+    ):  # fmt: skip
+        assert "metadata" in parts(rebuilt(small, metadata=metadata)), metadata
+    assert parts(rebuilt(small, metadata={"second_max": BEGIN_S + 86400})) == {"interval"}
+    for more in ({"window_s": None}, {"checksum": None}, {"checksum": "no"}, {"window_s": 3600}):
+        assert "metadata" in parts(rebuilt(small, more=more)), more
+    assert parts(rebuilt(small, more={"slot_map": {"base": 8, "split": 1, "join": 1}})) == {"metadata"}
+
+
+def test_a_header_that_contradicts_the_trailer(small: bytes) -> None:
+    for header in (b"TIXC" + small[4:28], small[:20] + b"\0\0\0\1" + small[24:28], small[:11] + b"\1" + small[12:28]):
+        assert "header" in parts(rebuilt(small, body=header + small[28 : parse_trailer(small, "f", len(small)).tail.position]))
+
+
+def test_directories_that_do_not_cover_the_items(giant: bytes) -> None:
+    def spoil(change: Callable[[Items, Items], None]) -> set[str]:
+        return parts(rebuilt(giant, directory=change))
+
+    def set_group(name: str, change: int, row: int = 1) -> Callable[[Items, Items], None]:
+        return lambda groups, blocks: groups[name].__setitem__(row, groups[name][row] + change)
+
+    for name, change in (("first_slot", 100), ("offset", SIZE), ("length", SIZE), ("count", 1)):
+        assert "directory" in spoil(set_group(name, change)), name
+    assert "directory" in spoil(set_group("first_slot", 1, row=0))
+
+    def set_block(name: str, change: int) -> Callable[[Items, Items], None]:
+        return lambda groups, blocks: blocks[name].__setitem__(1, blocks[name][1] + change)
+
+    for name in ("offset", "length", "count"):
+        assert spoil(set_block(name, SIZE)) == {"directory"}, name
+    for name in ("hash_min", "hash_max", "second_min", "second_max"):
+        assert spoil(set_block(name, 1)) == {"bounds"}, name
+
+
+def test_a_compacted_file_is_no_shard() -> None:
+    slots = SlotMap(NATIVE.slots)
+    data = write(make_items(5, slots), slots)
+    assert parts(rebuilt(data, more={"slot_map": None})) == {"metadata"}
