@@ -73,6 +73,8 @@ class Follower:
     _torn: TornTail | None = None
     _torn_said: bool = False
     """Whether what is no whole message at the end of the log was reported: it has to stay for two looks, for most are being written."""
+    _ended_at: int | None = None
+    """Where a half message stood at the end of the log, at the last look of a command that doesn't follow."""
     _said: tuple[object, ...] = ()
     _said_s: float = 0.0
     _new_losses: list[Loss] = field(default_factory=list)
@@ -97,13 +99,23 @@ class Follower:
             if self.archiving is not None:
                 self.archiving.poll()
                 self._lose(self.archiving.new_losses())
-            if done.caught_up and not self.options.follow:
+            if done.caught_up and not self.options.follow and not self._look_again(done):
                 return
             self._say(progress)
             if done.caught_up or done.state is End.OPEN:
                 self.ending.event.wait(self.options.poll_s)
             elif done.state is End.TORN:  # the second look at a message is for what is new now
                 self.ending.event.wait(self.options.poll_s / 4)
+
+    def _look_again(self, done: Dispatched) -> bool:
+        """Return whether the end of the log is to be looked at once more: who won't come back must not take damage for the end."""
+        before, self._ended_at = self._ended_at, None if done.torn is None else done.torn.begin
+        if done.torn is None or before is None:
+            return done.torn is not None
+        if before != done.torn.begin or not self.dispatcher.call_damage():
+            return False
+        self._ended_at = None
+        return True
 
     def _count(self, done: Dispatched) -> None:
         self._tail = done.state or self._tail

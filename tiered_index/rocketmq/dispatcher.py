@@ -30,7 +30,7 @@ from tiered_index.rocketmq.index_columns import IndexBatch, SkippedRange
 from tiered_index.rocketmq.patrol import Patrol
 from tiered_index.rocketmq.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.rocketmq.tail import EVERYTHING, NOTHING, Proof, Seen, Settled, proven_end, settled, witnesses_of
-from tiered_index.rocketmq.torn import TornTail, torn_tail
+from tiered_index.rocketmq.torn import TornTail, is_followed, torn_tail
 from tiered_index.rocketmq.walking import End
 from tiered_index.rocketmq.witnesses import Trail, Verdict
 from tiered_index.service.index import IndexService
@@ -161,6 +161,7 @@ class Dispatcher:
         """The last message, where older bytes behind it prove nothing: put once the next look finds it the same."""
         self._torn: TornTail | None = None
         """What was looked at before the log was read and called torn: as long as it is the same, it isn't read again."""
+        self._damage_at: int | None = None
         self._no_hole: tuple[int, int] | None = None
         self._looks = 0
         self._rounds = 0
@@ -189,13 +190,14 @@ class Dispatcher:
         torn: TornTail | None = None
         if begin is not None and self._torn is not None and self._torn.begin == begin:
             torn = torn_tail(self.store, begin)
-            if torn.seen and torn == self._torn:
+            if torn.seen and torn == self._torn and begin != self._damage_at:
                 return replace(done, state=End.TORN, caught_up=True, torn=torn)
         try:
             proof = self._proof()
             hole_at = self._hole[0] if self._hole is not None else None
+            newest_ms = None if begin is not None and begin == self._damage_at else self._store_ms_of_last()
             for read, data in self._reader.stretches(
-                begin, skip_corrupt=self._skip_corrupt, skip_missing=self._skip_missing, hole_at=hole_at, newest_ms=self._store_ms_of_last()
+                begin, skip_corrupt=self._skip_corrupt, skip_missing=self._skip_missing, hole_at=hole_at, newest_ms=newest_ms
             ):
                 found = self._settled(read, data, proof)
                 batch = found.batch
@@ -232,6 +234,15 @@ class Dispatcher:
             self._torn = torn if torn is not None and torn.begin == self.position else TornTail(self.position, self.position)
             done = replace(done, torn=torn or torn_tail(self.store, self.position))
         return replace(done, caught_up=done.state is not End.OPEN or not self._may_be_hole())
+
+    def call_damage(self) -> bool:
+        """Return whether what is torn at the position is followed exactly by a whole message, though an older one; the next round calls it
+        damage then. For who won't look again: it may also be a message that is being written where the broker cut its log.
+        """
+        if self._torn is None or self._torn.begin != self.position or not is_followed(self.store, self._torn):
+            return False
+        self._damage_at = self.position
+        return True
 
     def _may_be_hole(self) -> bool:
         """Return whether the zeros at the position may be a hole, which the next look believes: this one may have met the writer."""

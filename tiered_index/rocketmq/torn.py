@@ -9,12 +9,14 @@ import contextlib
 import zlib
 from typing import NamedTuple
 
-from tiered_index.rocketmq.layout import BLANK_BYTES, MAGIC_V1, MAGIC_V2
+from tiered_index.errors import CorruptFile
+from tiered_index.rocketmq.commitlog import CommitLogReader
+from tiered_index.rocketmq.layout import BLANK_BYTES, MAGIC_V1, MAGIC_V2, MIN_MESSAGE_BYTES
 from tiered_index.rocketmq.segments import list_segments
 from tiered_index.rocketmq.store import StoreDirectory
 from tiered_index.rocketmq.witnesses import stored_bytes
 
-__all__ = ["TornTail", "torn_tail"]
+__all__ = ["TornTail", "is_followed", "torn_tail"]
 
 _MAGICS = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
 _HEAD_BYTES = 36
@@ -38,6 +40,18 @@ class TornTail(NamedTuple):
     def what(self) -> str:
         """What it is, in words."""
         return "half a message" if self.is_half else "older bytes"
+
+
+def is_followed(store: StoreDirectory, torn: TornTail) -> bool:
+    """Return whether a whole message begins exactly where the one that seems to be there ends: damage, where nobody writes here."""
+    size = int.from_bytes((stored_bytes(store.commitlog, torn.begin, BLANK_BYTES) or b"")[:4], "big", signed=True)
+    if not torn.is_half or size < MIN_MESSAGE_BYTES:
+        return False
+    try:
+        CommitLogReader(store.commitlog).read(torn.begin + size)
+    except CorruptFile:
+        return False
+    return True
 
 
 def torn_tail(store: StoreDirectory, position: int) -> TornTail:

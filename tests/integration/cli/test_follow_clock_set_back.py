@@ -1,0 +1,55 @@
+"""Damage before messages of a clock that was set back is no end of the log for a command that doesn't come again."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.rocketmq.messages import NOW_MS
+from tiered_index import IndexReader
+from tiered_index.rocketmq.store_writer import StoreWriter
+
+SEGMENT = 1 << 16
+
+
+@pytest.fixture
+def store(tmp_path):
+    with StoreWriter(tmp_path / "store", segment_bytes=SEGMENT) as writer:
+        puts = [writer.put("t", 0, b"b" * 50, keys=[f"k{n}"], store_ms=NOW_MS + 1_000 * n) for n in range(20)]
+        puts += [writer.put("t", 0, b"b" * 50, keys=[f"k{n}"], store_ms=NOW_MS - 3_600_000 + n) for n in range(20, 60)]
+    (tmp_path / "store" / "abort").touch()
+    return tmp_path / "store", [put.offset for put in puts]
+
+
+def damage(folder, offset):
+    with open(folder / "commitlog" / ("0" * 20), "r+b") as handle:
+        handle.seek(offset + 100)
+        handle.write(b"ZZZ")
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_damage_before_older_messages_is_an_error_or_a_loss(script, tmp_path, store, skip):
+    folder, offsets = store
+    damage(folder, offsets[15])
+    where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/objects", "--slots", 50, "--items", 2_000, "--json")
+    done = script("ingest", folder, *where, *(["--skip-corrupt"] if skip else []))
+    if not skip:
+        assert (done.code, done.error["type"], done.error["offset"]) == (4, "CorruptFile", offsets[15])
+        return
+    assert done.code == 0, done.err
+    assert [(loss["kind"], loss["begin"], loss["end"]) for loss in done.document["losses"]] == [("corrupt", offsets[15], offsets[16])]
+    assert (done.document["messages"], done.document["lag"]["bytes"]) == (59, 0)
+    with IndexReader.open(root=tmp_path / "root") as reader:
+        assert [n for n in range(60) if not reader.query("t", f"k{n}").items] == [15]
+
+
+def test_half_a_message_before_other_bytes_is_the_end_as_ever(script, tmp_path, store):
+    """As a crash leaves it where the broker had cut its log: what is behind doesn't begin where the half message would end."""
+    folder, offsets = store
+    with StoreWriter(folder, segment_bytes=SEGMENT, cut=offsets[15]) as writer:
+        last = writer.put("t", 0, b"n" * 77, keys=["new"], store_ms=NOW_MS + 90_000).offset
+    (folder / "abort").touch()
+    damage(folder, last)
+    where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/objects", "--slots", 50, "--items", 2_000, "--json")
+    done = script("ingest", folder, *where, "--skip-corrupt")
+    assert (done.code, done.document["position"], done.document["losses"]) == (0, last, [])
+    assert (done.document["torn"]["begin"], done.document["torn"]["what"]) == (last, "half a message")
