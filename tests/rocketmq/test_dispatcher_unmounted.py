@@ -49,6 +49,22 @@ def test_a_commit_log_without_segments_is_unavailable_and_the_position_stays(fol
     followed.check()
 
 
+@pytest.mark.parametrize("part", ["consumequeue", "config", "checkpoint"])
+def test_a_commit_log_that_is_not_there_at_the_first_start_is_unavailable_beside_other_files_of_a_broker(tmp_path, followed, part):
+    store = tmp_path / "new"
+    store.mkdir()
+    (store / "abort").touch()
+    followed.path = store
+    dispatcher = followed.dispatcher()
+    assert dispatcher.run_once().caught_up  # a store that has just been made
+    (store / part).mkdir() if part != "checkpoint" else (store / part).touch()
+    for again in (dispatcher, followed.dispatcher(skip_missing=True, skip_corrupt=True)):
+        with pytest.raises(StorageUnavailable, match=r"commitlog is not there.*mounted"):
+            again.run_once()
+    (store / "commitlog").mkdir()
+    assert dispatcher.run_once().caught_up
+
+
 def test_a_log_that_is_unmounted_while_it_is_looked_at(followed, monkeypatch):
     followed.write(30)
     dispatcher = followed.dispatcher(skip_missing=True)

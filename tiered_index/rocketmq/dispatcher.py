@@ -301,6 +301,8 @@ class Dispatcher:
         """Look at the last message put. Return what was lost where another stands there and that is to be passed over."""
         if self.position or self._known:
             self._begin_of_log()
+        elif self.store.has_lost_log:
+            raise StorageUnavailable(f"{self.store.commitlog} is not there, but a broker's other files are: it was moved, or isn't mounted")
         if not self.position:
             return ()
         newest = self._trail.witnesses[-1] if self._trail.witnesses else None

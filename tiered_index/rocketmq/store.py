@@ -29,6 +29,7 @@ __all__ = ["SOURCE_PREFIX", "LogEnd", "StoreDirectory"]
 SOURCE_PREFIX = "rocketmq:"
 """Source names of followed stores begin with it."""
 _PARTS = ("commitlog", "consumequeue", "checkpoint", "abort", "config", "index", "lock")
+_OF_A_BROKER = ("consumequeue", "checkpoint", "config")
 _PAGE = 4_096
 _BLANK = BLANK.to_bytes(4, "big")
 _WINDOWS = (1 << 16, 1 << 20, 1 << 24)
@@ -85,6 +86,14 @@ class StoreDirectory:
         """
         try:
             return not (self.folder / "abort").exists() and (self.folder / "checkpoint").exists()
+        except OSError:  # it may not be looked at
+            return False
+
+    @property
+    def has_lost_log(self) -> bool:
+        """Whether there is no folder of segments, though other parts say that a broker was here: brokers never delete it."""
+        try:
+            return not self.commitlog.exists() and any((self.folder / part).exists() for part in _OF_A_BROKER)
         except OSError:  # it may not be looked at
             return False
 
