@@ -20,6 +20,8 @@ from tiered_index.format.foreign import ForeignUnsealed
 from tiered_index.format.hashing import code_units, fingerprint, hash_batch, java_string_hash, key_hash
 from tiered_index.format.journal import BatchRecord, encode_batch, encode_open, encode_seal, parse_journal
 from tiered_index.format.layout import NATIVE, PRESETS, ROCKETMQ, Layout
+from tiered_index.format.shard import ShardWriter
+from tiered_index.format.slot_map import SlotMap
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.format.verify import verify_compacted
@@ -162,7 +164,19 @@ def fenced(text):
     return f"```\n{text}\n```"
 
 
+def slot_examples():
+    """Slots of a few hashes under an index's base slots, made finer and coarser."""
+    maps = [SlotMap(1000), SlotMap(1000, split=3), SlotMap(1000, join=8)]
+    lines = ["| key hash | b | q | base 1000 | split 3 | join 8 | rank |", "|---:|---:|---:|---:|---:|---:|---:|"]
+    for hash_ in (0, 999, 1000, 772426503, 1_537_763_719, 2**31 - 1):
+        rank = int(maps[0].ranks_of(np.array([hash_], np.int32))[0])
+        slots = " | ".join(str(slots.slot_of(hash_)) for slots in maps)
+        lines.append(f"| {hash_} | {hash_ % 1000} | {hash_ // 1000} | {slots} | {rank} |")
+    return "\n".join(lines)
+
+
 GENERATED = {
+    "slots": slot_examples,
     "presets": presets, "vectors": vectors, "unsealed": lambda: fenced(unsealed_dump()), "compacted": lambda: fenced(compacted_dump()),
     "journal": lambda: fenced(journal_dump()), "filter": filter_table,
 }  # fmt: skip
@@ -217,10 +231,37 @@ def test_sections_are_the_ones_that_the_code_cites():
     assert list(titles) == [str(n) for n in range(1, len(titles) + 1)]
     words = {"2": "slots", "3": "Unsealed", "4": "Compacted", "5": "Hash", "6": "Trailer", "7": "Journal", "8": "Names"}
     assert all(word in titles[number] for number, word in words.items())
-    assert titles["9"] == "Storage log"
+    assert (titles["9"], titles["10"]) == ("Storage log", "Window tables and shards")
     cited = re.findall(r"SPEC\.md section[s]? (\d+)", "".join(path.read_text() for path in SPEC.parent.glob("*.py")))
     assert cited
     assert set(cited) <= set(titles)
+
+
+def test_a_shard_is_what_its_section_says():
+    """Its metadata's further fields, its header, and its checksum by plain integers."""
+    items = np.zeros(3, NATIVE.schema.item)
+    items["key_hash"], items["offset"] = [4, 5, 2005], [9, 2**40, 1]
+    items["fingerprint"], items["time_diff_s"] = [1, 2**32 - 1, 3], [0, 7, 5]
+    layout = Layout(NATIVE, NATIVE.schema, 1000, 8)
+    writer = ShardWriter(layout, SlotMap(1000, join=8), (0, 125), BEGIN_MS, BEGIN_MS + 3_599_999, 3)
+    begin = writer.begin()
+    body = begin + bytes(writer.add(items))
+    data = body + writer.finish("f", "test", "custom", {}, {"table": "t", "window_s": 3600, "sequence": 1})
+    assert begin[:4] == b"TIXS" and begin[20:] == bytes(8)
+    meta = json.loads(parse_trailer(data, "shard", len(data)).metadata.encode())
+    section = SPEC.read_text().split("## 10. ")[1].split("\n## ")[0]
+    fields = set(re.findall(r"^\| `(\w+)` \|", SPEC.read_text().split("### Metadata")[1].split("\n### ")[0], re.M))
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == set(meta) - fields
+    total = 0
+    for item in items.tolist():
+        row = dict(zip(items.dtype.names, item, strict=True))
+        x = BEGIN_MS // 1000 + row.pop("time_diff_s")
+        for value in row.values():
+            x = ((x ^ value) * 0x9E3779B97F4A7C15) % 2**64
+            x ^= x >> 29
+        total += x
+    assert meta["checksum"] == f"{total % 2**64:016x}"
+    assert (meta["order"], meta["slots_crc32"], meta["slot_range"]) == ("answer", 0, [0, 125])
 
 
 def test_constants_are_stated():
