@@ -76,7 +76,7 @@ def message(
             if reader is not None:
                 # what a place costs beside a lookup counts, too
                 stack.enter_context(Account([reader.storage], LookupLimits(**limits)).open())
-            source = RocketmqMessages(store, reader.segment_archive if reader is not None else None)
+            source = RocketmqMessages(store, reader.segment_archive if reader is not None else None, root=config.root)
             if topic is None:
                 answer = replace(answer, messages=(source.by_msg_id(msg_id),))
             else:

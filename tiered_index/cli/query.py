@@ -98,7 +98,7 @@ def query(
 
             def fetch_page() -> Callable[..., MessagesResult]:
                 index = reader()
-                source = RocketmqMessages(store, index.segment_archive, threads=config.query_threads)
+                source = RocketmqMessages(store, index.segment_archive, threads=config.query_threads, root=config.root)
                 return partial(index.messages, topic, key, begin, end, page, allow_partial=allow_partial, source=source)
 
             nothing = MessagesResult(messages=(), status="partial")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.cut_off import CutOff
 from tiered_index.rocketmq.found_message import FoundRocketmqMessage
 from tiered_index.rocketmq.hosts import Host, decode_offset_msg_id
 from tiered_index.rocketmq.layout import MIN_MESSAGE_BYTES
@@ -147,16 +148,19 @@ class RocketmqMessages:
     """The messages of one store directory and of an index's archived segments; either may be None.
 
     `store` is the folder that holds ``commitlog``; `store_name` narrows the archive to one store's segments (None: all are tried).
-    `threads` bounds requests at once. Raises `InvalidArgument` where `store` is no RocketMQ store.
+    `threads` bounds requests at once. `root` is that of an index that follows the store: what its follower remembers tells what the broker
+    cut off. Raises `InvalidArgument` where `store` is no RocketMQ store.
     """
 
     def __init__(
-        self, store: Path | None, archive: SegmentArchive | None = None, *, store_name: str | None = None, threads: int = 8
-    ) -> None:
+        self, store: Path | None, archive: SegmentArchive | None = None, *, store_name: str | None = None, threads: int = 8,
+        root: Path | None = None,
+    ) -> None:  # fmt: skip
         self._folder = StoreDirectory.open(store).commitlog if store is not None else None
         self._archive = archive
         self._store_name = store_name
         self._threads = threads
+        self._root = root
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """Return what became of each of `items`, in their order. Errors of places are in the answers."""
@@ -185,31 +189,32 @@ class RocketmqMessages:
 
     def _settle(self, searches: list[_Search]) -> list[Fetched]:
         if self._folder is not None:
-            log = _ListedOnce(self._folder)
+            log, cut_off = _ListedOnce(self._folder), CutOff(self._folder, self._root)
             for search in searches:
-                self._read_local(log, search)
+                self._read_local(log, search, cut_off)
         if self._archive is not None:
             self._read_archived(self._archive, searches)
         return [self._outcome(search) for search in searches]
 
     # the store's own files
 
-    def _read_local(self, log: CommitLogReader, search: _Search) -> None:
-        place = search.place
+    def _read_local(self, log: CommitLogReader, search: _Search, cut_off: CutOff) -> None:
+        place, message = search.place, None
         try:
             message = log.read(place.offset, place.size)
         except MissingOffsets as error:
             self._judge_gap(log, search, error)
         except CorruptFile as error:
             search.read_from = error.file
-            if (other := _other_message(log, search)) is None:
+            if (message := _other_message(log, search)) is None:
                 search.problems.append(str(error))
-            else:
-                search.take(other, "local", str(log.folder))
         except StorageError as error:
             search.read_from = str(log.folder)
             search.fail(error)
-        else:
+        if message is not None and cut_off.has(message):
+            search.read_from = str(log.folder)
+            search.problems.append(f"{log.folder}: behind the end of the log (cut off)")
+        elif message is not None:
             search.take(message, "local", str(log.folder))
 
     def _judge_gap(self, log: CommitLogReader, search: _Search, error: MissingOffsets) -> None:

@@ -14,6 +14,7 @@ MESSAGES = "tests/rocketmq/test_messages.py"
 DAMAGED = "tests/rocketmq/test_messages_damaged.py"
 APART = "tests/rocketmq/test_messages_apart.py"
 PAGES = "tests/rocketmq/test_messages_pages.py"
+CUT_OFF = "tests/rocketmq/test_messages_cut_off.py"
 UNIQUE = "tests/integration/cli/test_message_unique_key.py"
 
 MUTANTS = (
@@ -131,6 +132,16 @@ MUTANTS = (
         "place-without-its-state", "an id that names a deleted message's place is unknown as soon as a topic is given",
         "cli/message.py", "if fetched.message is None or getattr(", "if getattr(",
         (f"{UNIQUE}::test_what_a_place_held_has_its_state_with_a_topic_as_without",),
+    ),
+    Mutant(
+        "cut-off-answered", "what a broker cut off is answered as local until it is written over",
+        "rocketmq/message_source.py", "if message is not None and cut_off.has(message):", "if False:",
+        (f"{CUT_OFF}::test_what_was_cut_off_is_missing_until_it_is_written_over_and_afterwards",),
+    ),
+    Mutant(
+        "cut-off-while-following", "what a follower has not read yet passes for cut off",
+        "rocketmq/cut_off.py", "return batch.end, newest_ms", "return at, newest_ms",
+        (f"{CUT_OFF}::test_what_the_follower_has_not_read_yet_is_read_up_to_its_end",),
     ),
     Mutant(
         "rewritten-answered-by-two-entries", "a message whose place had another one a second before is answered by both entries",

@@ -1,0 +1,141 @@
+"""What a broker cut off stands in its log as it was: it is no live message, as far as the follower's memory tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.rocketmq.archived_store import put
+from tests.rocketmq.followed import SEGMENT, Followed, rounds
+from tests.rocketmq.messages import NOW_MS
+from tiered_index.rocketmq.commitlog import CommitLogReader
+from tiered_index.rocketmq.message import Message
+from tiered_index.rocketmq.message_source import RocketmqMessages
+from tiered_index.rocketmq.store_writer import StoreWriter
+
+KEPT, CUT, NEW = 10, 30, 3
+
+
+class Cut:
+    """A store of which the follower has put 40 messages; the last 30 were cut off, and 3 others were written, longer ones."""
+
+    def __init__(self, folder: Path) -> None:
+        self.made = Followed(folder)
+        self.made.write(KEPT + CUT, body=b"b" * 50)
+        self.dispatcher = self.made.dispatcher(skip_missing=True)
+        list(rounds(self.dispatcher))
+        self.before = self.scan()
+        self.writer = StoreWriter(self.made.path, segment_bytes=SEGMENT, queue_entries=50, cut=self.before[KEPT].physical_offset)
+        self.write(NEW)
+
+    def write(self, count: int, key: str = "new") -> None:
+        for number in range(count):
+            self.writer.put("orders", 0, b"again" * 20, keys=key, store_ms=NOW_MS + 90_000 + number)
+        self.writer.flush()
+
+    def follow(self) -> None:
+        losses = [loss.kind for _ in range(4) for loss in self.dispatcher.run_once().losses]
+        assert losses == ["rewritten"]
+
+    def scan(self) -> list[Message]:
+        return list(CommitLogReader(self.made.path / "commitlog").messages())
+
+    @property
+    def behind(self) -> list[Message]:
+        """What was cut off and still stands there whole; the next segment is deleted."""
+        return [one for one in self.before if self.writer.next_offset <= one.physical_offset < SEGMENT]
+
+    def source(self, root: Path | None = None) -> RocketmqMessages:
+        return RocketmqMessages(self.made.path, root=root or self.made.folder / "root")
+
+    def state(self, wanted: Message, source: RocketmqMessages | None = None) -> tuple[str, str | None]:
+        (fetched,) = self.made.index.messages(wanted.topic, wanted.uniq_key or "", source=source or self.source()).messages
+        assert (fetched.message is None) is (fetched.state == "missing")
+        return fetched.state, fetched.problem
+
+
+@pytest.fixture
+def cut(tmp_path):
+    made = Cut(tmp_path)
+    yield made
+    made.made.index.abandon()
+
+
+def test_what_was_cut_off_is_missing_until_it_is_written_over_and_afterwards(cut):
+    cut.follow()
+    assert len(cut.behind) > 10
+    for one in cut.before[:KEPT]:
+        assert cut.state(one) == ("local", None)
+    for one in cut.behind:
+        state, problem = cut.state(one)
+        assert state == "missing"
+        assert problem == f"{cut.made.path / 'commitlog'}: behind the end of the log (cut off)"
+    answer = cut.made.index.messages("orders", "new", source=cut.source())
+    assert [one.state for one in answer.messages] == ["local"] * NEW
+    for one in cut.before[KEPT:]:
+        assert cut.state(one)[0] == "missing"
+
+
+def test_a_place_behind_the_end_has_no_message_either(cut):
+    cut.follow()
+    fetched = cut.source().by_msg_id(cut.behind[-1].offset_msg_id)
+    assert (fetched.state, fetched.message) == ("missing", None)
+    assert "behind the end of the log (cut off)" in fetched.problem
+    assert cut.source().by_msg_id(cut.before[KEPT - 1].offset_msg_id).state == "local"
+
+
+def test_what_the_follower_has_not_read_yet_is_read_up_to_its_end(cut):
+    cut.follow()
+    cut.write(2, "late")
+    for one in cut.behind:
+        assert cut.state(one)[0] == "missing"
+    late = [one for one in cut.scan() if "late" in one.index_keys]
+    for one in late:
+        put(cut.made.index, one)
+    answer = cut.made.index.messages("orders", "late", source=cut.source())
+    assert [(one.state, one.item.offset) for one in answer.messages] == [("local", one.physical_offset) for one in reversed(late)]
+    assert len(late) == 2
+
+
+def test_nothing_is_known_before_the_follower_meets_the_cut_or_without_its_memory(cut, tmp_path):
+    last = cut.behind[-1]
+    assert cut.state(last) == ("local", None)
+    cut.follow()
+    assert cut.state(last)[0] == "missing"
+    assert cut.state(last, RocketmqMessages(cut.made.path)) == ("local", None)
+    assert cut.state(last, cut.source(tmp_path / "nothing")) == ("local", None)
+    (memory,) = (tmp_path / "root" / "followers").glob("*.json")
+    memory.write_bytes(b"{")
+    assert cut.state(last) == ("local", None)
+
+
+def test_the_memory_of_another_log_tells_nothing(cut, tmp_path):
+    other = Followed(tmp_path / "other")
+    other.write(3)
+    list(rounds(other.dispatcher()))
+    assert cut.state(cut.before[KEPT - 1], cut.source(tmp_path / "other" / "root")) == ("local", None)
+    assert cut.state(cut.behind[-1], cut.source(tmp_path / "other" / "root")) == ("local", None)
+    other.index.abandon()
+
+
+def test_damage_is_no_end(tmp_path):
+    """Messages behind damage that the follower stopped at are younger than what is before it: they were not cut off."""
+    made = Followed(tmp_path)
+    made.write(10)
+    dispatcher = made.dispatcher()
+    list(rounds(dispatcher))
+    (broken,) = made.write(1, body=b"b" * 50)
+    made.write(10)
+    path = made.segment(0)
+    data = bytearray(path.read_bytes())
+    data[broken + 4] ^= 1
+    path.write_bytes(data)
+    behind = list(CommitLogReader(made.path / "commitlog").messages(skip_corrupt=True))[10:]
+    assert len(behind) == 10
+    for one in behind:
+        put(made.index, one)
+        source = RocketmqMessages(made.path, root=tmp_path / "root")
+        (fetched,) = made.index.messages(one.topic, one.uniq_key or "", source=source).messages
+        assert fetched.state == "local"
+    made.index.abandon()
