@@ -65,7 +65,7 @@ def _bits_of(column: Array) -> list[npt.NDArray[np.uint64]]:
     """Return a column's bits as u64 columns."""
     if column.dtype.kind in "iu":
         return [column.astype(np.int64).view(np.uint64)]
-    raw = np.frombuffer(np.ascontiguousarray(column).tobytes(), np.uint8).reshape(len(column), -1)
+    raw = np.frombuffer(np.ascontiguousarray(column).tobytes(), np.uint8).reshape(len(column), column.dtype.itemsize)
     padded = np.zeros((len(column), -(-raw.shape[1] // 8) * 8), np.uint8)
     padded[:, : raw.shape[1]] = raw
     return list(padded.view(np.uint64).T)
