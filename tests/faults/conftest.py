@@ -181,7 +181,7 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     folder = tmp_path / "small"
     folder.mkdir()
     with Mounts() as mounts:
-        yield SmallDisk(folder, real=mounts.empty_over(folder, size="2m"))
+        yield SmallDisk(folder, real=mounts.empty_over(folder, size="6m"))
 
 
 @pytest.fixture

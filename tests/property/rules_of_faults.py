@@ -162,9 +162,6 @@ class StruckMachine(ReadingMachine):
             return
         old = objects[names[which % len(names)]]
         self.published.entries(old)  # readers may stand at a position where it is there
-        for state in ("unsealed", "compacted", "uploaded"):
-            # it was uploaded long ago: that its local files are gone is durable by now
-            self.disk.sync_folder(self.settings["root"] / state)
         session = self.service._session
         session.log.publish(session.epoch, (self.published.rewrite(old),), remove=(old.name,))
         if not keep:

@@ -427,10 +427,15 @@ class Lifecycle:
         return lambda: self._unlink([self._root.index_path(UPLOADED, file_id)])
 
     def _unlink(self, paths: list[Path]) -> None:
-        """Delete files in this order; what can't be deleted now is tried again in every round."""
+        """Delete files of one folder in this order, durably: a power cut must not bring back what the log has forgotten by then.
+
+        What can't be deleted now is tried again in every round.
+        """
         for number, path in enumerate(paths):
             try:
                 self._root.disk.unlink(path)
+                if path is paths[-1]:
+                    self._root.disk.sync_folder(path.parent)
             except OSError as error:
                 self._failed[path.name] = disk_error(error, f"deleting {path}")
                 self._undeleted.append(paths[number:])
