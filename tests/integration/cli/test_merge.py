@@ -138,7 +138,7 @@ def test_no_storage_and_no_index(script, tmp_path):
     for command in ("merge", "orphans"):
         assert script(command).code == 2
         nothing = script(command, "--storage", f"file://{tmp_path / 'nothing'}", "--json")
-        assert nothing.code in (2, 3) and nothing.error["type"] == "NotAnIndex"
+        assert (nothing.code, nothing.error["type"]) == (2, "NotAnIndex")
 
 
 def test_the_root_names_its_storage(script, unmerged, store):

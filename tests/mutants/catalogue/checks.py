@@ -40,7 +40,7 @@ MUTANTS = (
     ),
     Mutant(
         "filter-crc-skipped", "verify passes a damaged filter",
-        "format/verify.py", "if zlib.crc32(data) != tail.filter_crc32:", "if data is None:",
+        "format/file_check.py", "if zlib.crc32(data) != tail.filter_crc32:", "if data is None:",
         (f"{TRAILER}::test_filter_lies_between_arrays_and_directory",),
     ),
     Mutant(
@@ -50,7 +50,7 @@ MUTANTS = (
     ),
     Mutant(
         "tables-crc-skipped", "a compacted file with a damaged header or slot table is published",
-        "service/lifecycle.py", "if found != expected:", "if found is None:",
+        "service/local_checks.py", "if found != expected:", "if found is None:",
         (f"{TABLES}[native-False-slot table]",),
     ),
     Mutant(

@@ -89,7 +89,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-before", "a slot that begins a group is looked up in the one before",
-        "format/trailer.py", 'slot, "right")) - 1', 'slot, "left")) - 1',
+        "format/trailer.py", '(self._first_slots, slot, "right")) - 1', '(self._first_slots, slot, "left")) - 1',
         (f"{COMPACTED}::test_runs_skip_right_blocks",),
     ),
     Mutant(
@@ -99,7 +99,11 @@ MUTANTS = (
     ),
     Mutant(
         "batch-block-bound-exclusive", "batched lookups don't read a block whose oldest second is the range's last one",
-        "format/trailer.py", '(blocks["second_min"] <= second_max) & ', '(blocks["second_min"] < second_max) & ',
+        "format/trailer.py",
+        '            first = int(group["first_block"])\n            blocks = self.blocks[first : first + int(group["blocks"])]\n'
+        '            runs += _runs(blocks[(blocks["second_min"] <= second_max) & ',
+        '            first = int(group["first_block"])\n            blocks = self.blocks[first : first + int(group["blocks"])]\n'
+        '            runs += _runs(blocks[(blocks["second_min"] < second_max) & ',
         ("tests/unit/format/test_runs_of_many_slots.py::test_every_match_is_read_once_and_blocks_are_left_out_by_time",),
     ),
     Mutant(

@@ -14,7 +14,7 @@ LEASE = f"{LOG}::test_a_lease_holds_off_other_roots_until_it_ends"
 MUTANTS = (
     Mutant(
         "fence-forgotten", "a writer appends to the log past a higher epoch",
-        "service/storage_log.py", "if state.epoch > epoch:", "if state.epoch < 0:",
+        "service/storage_log.py", "if epoch is not None and state.epoch > epoch:", "if state.epoch < 0:",
         (f"{LOG}::test_a_higher_epoch_fences_the_lower_one",),
     ),
     Mutant(

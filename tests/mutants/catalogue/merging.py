@@ -1,0 +1,100 @@
+"""Defects of merges and of what they write: shards, window tables, orphans."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+HERE = "tests/unit/service/merge"
+ANSWERS = f"{HERE}/test_answers.py"
+GIANTS = f"{HERE}/test_giants_and_bounds.py"
+BESIDE = f"{HERE}/test_readers_and_writers.py"
+SHARD = "tests/unit/format/test_verify_shard.py"
+
+MUTANTS = (
+    Mutant(
+        "merge-window-border", "the last second of a window goes to no table",
+        "service/merge/writing.py", "piece.seconds < window.begin_s + window.window_s",
+        "piece.seconds < window.begin_s + window.window_s - 1",
+        (f"{ANSWERS}::test_files_that_straddle_windows[native]",),
+    ),
+    Mutant(
+        "merge-forgets-ids", "entries keep an id that means another topic in the table",
+        "service/merge/pieces.py", "            if new != topic_id:\n", "            if new < 0:\n",
+        (f"{ANSWERS}::test_topic_ids_that_clash",),
+    ),
+    Mutant(
+        "merge-group-spreads-no-further", "a group's entries count where it begins, and a slot of few is taken for a giant",
+        "service/merge/pieces.py", "np.maximum(begins + 1, -(-ends // self._step))", "begins + 1",
+        (f"{GIANTS}::test_pieces_and_parts_of_uploads_stay_small",),
+    ),
+    Mutant(
+        "merge-giant-in-one", "a hot key is held in memory whole",
+        "service/merge/pieces.py", "if count <= 2 * most:", "if True:",
+        (f"{GIANTS}::test_a_hot_key_goes_on_in_parts_and_a_page_reads_only_the_newest",),
+    ),
+    Mutant(
+        "merge-publishes-what-is-gone", "two merges of the same files are both published",
+        "service/merge/publish.py", "        if gone:\n", "        if len(gone) == len(names) + 1:\n",
+        (f"{BESIDE}::test_of_two_merges_of_the_same_files_one_is_overtaken",),
+    ),
+    Mutant(
+        "merge-believes-its-sum", "a merge that wrote other entries than it read is published",
+        "service/merge/publish.py", "if (read_sum - written_sum) % 2**64:", "if False:",
+        (f"{BESIDE}::test_results_that_do_not_add_up_are_not_published",),
+    ),
+    Mutant(
+        "merge-of-what-is-not-over", "a window is merged while it is still filled",
+        "service/merge/plan.py", "(last + 1) * window_s > now_s - min_age_s", "last * window_s > now_s - min_age_s",
+        (f"{ANSWERS}::test_a_window_is_merged_once_it_is_over_and_old_enough",),
+    ),
+    Mutant(
+        "merge-never-folds", "each late file adds a table to its window for good",
+        "service/merge/plan.py", "len(tables) >= _MAX_TABLES)", "False)",
+        (f"{ANSWERS}::test_small_tables_are_folded_before_there_are_too_many",),
+    ),
+    Mutant(
+        "merge-error-of-taking-back", "the error of taking back hides the one that counts",
+        "service/merge/writing.py", "        with contextlib.suppress(StorageError):\n", "        with contextlib.suppress():\n",
+        ("tests/faults/test_merge_faults.py::test_the_first_error_counts_not_that_of_taking_back",),
+    ),
+    Mutant(
+        "table-reads-every-part", "a page of a hot key reads all its parts",
+        "service/window_table.py",
+        "int(rows[\"second\"][question.max_count]) > stored.second_max:\n                break",
+        "False:\n                break",
+        (f"{GIANTS}::test_a_hot_key_goes_on_in_parts_and_a_page_reads_only_the_newest",),
+    ),
+    Mutant(
+        "table-shown-after-its-sources-go", "files that were merged stay among those that are read",
+        "service/lifecycle.py", "handle.stored is not None and handle.file_id not in state.files", "handle.file_id is None",
+        (f"{BESIDE}::test_a_running_reader_whose_files_are_gone_reads_the_log_again",),
+    ),
+    Mutant(
+        "unheard-upload-twice", "a file whose record came through unheard is published again after a merge",
+        "service/storage_log.py",
+        "            if any(name.startswith(prefix) for name in record.remove):\n                return True\n", "",
+        (f"{BESIDE}::test_an_upload_whose_record_came_through_unheard_is_not_published_again_after_a_merge",),
+    ),
+    Mutant(
+        "orphans-of-a-moment-ago", "what a merge has just removed is deleted under its readers",
+        "service/orphans.py", "        removed.update(record.remove)\n", "",
+        (f"{BESIDE}::test_orphans_are_what_nobody_names_and_old_enough",),
+    ),
+    Mutant(
+        "shard-order-unchecked", "verify passes over the border of two blocks",
+        "format/verify_shard.py", "            last = data[-dtype.itemsize :]\n", "            last = b\"\"\n",
+        (f"{SHARD}::test_order_across_blocks",),
+    ),
+    Mutant(
+        "shard-sum-unchecked", "verify believes a shard's checksum",
+        "format/verify_shard.py", "meta.more[\"checksum\"]),\n", "f\"{checksum % 2**64:016x}\"),\n",
+        (f"{SHARD}::test_seconds_topics_filters_and_counts",),
+    ),
+    Mutant(
+        "filter-of-its-estimate", "a shard of more entries than were expected can't be written",
+        "format/bloom.py", "            if at + len(part) > len(self._hashes):\n", "            if at < 0:\n",
+        (f"{GIANTS}::test_a_window_may_get_many_more_entries_than_its_share",),
+    ),
+)  # fmt: skip
