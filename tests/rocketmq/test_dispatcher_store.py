@@ -139,6 +139,23 @@ def test_the_brokers_files_stay_as_they_are(followed):
     assert sorted(path for path in followed.path.rglob("*")) == folders
 
 
+def test_the_folder_is_listed_a_few_times_a_round_and_not_for_every_comparison(followed, monkeypatch):
+    dispatcher = followed.dispatcher()
+    for _ in range(12):
+        followed.write(10)
+        list(rounds(dispatcher))
+    assert len(dispatcher._trail.witnesses) >= 8
+    followed.index.flush()
+    looked = []
+    real = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: looked.append(path) or real(path))
+    for written in (0, 0, 10):
+        followed.write(written)
+        looked.clear()
+        assert dispatcher.run_once().messages == written
+        assert looked.count(followed.path / "commitlog") <= 4 + 3 * bool(written)
+
+
 def test_no_segment_name_but_twenty_digits_counts(followed):
     followed.write(3)
     (followed.path / "commitlog" / "00000000000000000000.bak").write_bytes(b"junk")

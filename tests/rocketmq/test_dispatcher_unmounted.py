@@ -72,8 +72,8 @@ def test_a_log_that_is_unmounted_while_it_is_looked_at(followed, monkeypatch):
     followed.write(5)
     real = type(dispatcher)._check_behind
 
-    def unmounting(self):
-        losses = real(self)
+    def unmounting(self, segments):
+        losses = real(self, segments)
         unmount(followed, "empty")
         return losses
 

@@ -162,8 +162,8 @@ class CommitLogReader:
         This is a plain reading. Of messages that are being written while it reads it may see a part: the last one, or holes of zeros in
         those before it, also where keys should be. `messages` looks twice; a follower does so with `tail.settled`.
         """
-        skip = {"skip_corrupt": skip_corrupt, "skip_missing": skip_missing}
-        for batch, _ in self.stretches(position, **skip, hole_at=hole_at, newest_ms=newest_ms):
+        found = self.stretches(position, skip_corrupt=skip_corrupt, skip_missing=skip_missing, hole_at=hole_at, newest_ms=newest_ms)
+        for batch, _ in found:
             yield batch
 
     def messages(
@@ -188,10 +188,13 @@ class CommitLogReader:
 
     def stretches(
         self, position: int | None = None, *, skip_corrupt: bool = False, skip_missing: bool = False, hole_at: int | None = None,
-        newest_ms: int | None = None,
+        newest_ms: int | None = None, segments: tuple[Segment, ...] | None = None,
     ) -> Iterator[tuple[IndexBatch, bytes]]:  # fmt: skip
-        """Yield batches as `batches` does, each with the bytes that it was decoded from, and perhaps more."""
-        segments = self.segments()
+        """Yield batches as `batches` does, each with the bytes that it was decoded from, and perhaps more.
+
+        `segments` are those there are, where they are known: the folder is looked at anew for what they don't have.
+        """
+        segments = self.segments() if segments is None else segments
         if not segments and not position:
             return
         at = segments[0].start if position is None else position
@@ -200,7 +203,7 @@ class CommitLogReader:
         vanished = 0
         while True:
             try:
-                segment = self._next_segment(at)
+                segment = self._next_segment(at, segments)
             except MissingOffsets as error:
                 if not skip_missing or error.begin < at:
                     raise
@@ -220,6 +223,7 @@ class CommitLogReader:
                     seen = self._seen_damage(segment, batch.end, segment.end if readable is None else readable)
                     batch = batch if seen is not None else replace(batch, state=End.MORE, damage=None)
             except FileNotFoundError:
+                segments = ()
                 vanished += 1
                 if vanished == _ATTEMPTS:
                     raise self._missing("deleted while they were read", at, segment.end) from None
@@ -249,8 +253,11 @@ class CommitLogReader:
                     passed.append(Passed(at, segment.end, BLANK_BYTES, zlib.crc32(head), None))
                 at = segment.end
 
-    def _next_segment(self, at: int) -> Segment | None:
-        """Return the segment to read at a position, None where the log ends exactly there."""
+    def _next_segment(self, at: int, known: tuple[Segment, ...]) -> Segment | None:
+        """Return the segment to read at a position, None where the log ends exactly there; `known` are those of an earlier look."""
+        for segment in known:
+            if segment.start <= at < segment.end:
+                return segment
         segments = self.segments()
         if segments and at == segments[-1].end:
             return None

@@ -28,6 +28,7 @@ from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageU
 from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.index_columns import IndexBatch, SkippedRange
 from tiered_index.rocketmq.patrol import Patrol
+from tiered_index.rocketmq.segments import Segment
 from tiered_index.rocketmq.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.rocketmq.tail import EVERYTHING, NOTHING, Proof, Seen, Settled, proven_end, settled, witnesses_of
 from tiered_index.rocketmq.torn import TornTail, is_followed, torn_tail
@@ -177,14 +178,15 @@ class Dispatcher:
         Raises `CorruptFile`, `MissingOffsets`, `RewrittenOffsets`, `StorageMisconfigured`, `StorageUnavailable`, and what `put` raises.
         """
         begin = self.position or 0
-        losses = self._check_log() or self._check_behind()
+        segments = self._reader.segments()  # once a round, and anew only behind what was read
+        losses = self._check_log(segments) or self._check_behind(segments)
         done = Dispatched(begin=begin, end=begin, losses=losses)
         if not losses:
-            done = self._round(done)
+            done = self._round(done, segments)
         self._settle()
         return replace(done, end=self.position or 0)
 
-    def _round(self, done: Dispatched) -> Dispatched:
+    def _round(self, done: Dispatched, segments: tuple[Segment, ...]) -> Dispatched:
         begin = self.position
         until_s = self._now_s() + _ROUND_S
         torn: TornTail | None = None
@@ -193,16 +195,17 @@ class Dispatcher:
             if torn.seen and torn == self._torn and begin != self._damage_at:
                 return replace(done, state=End.TORN, caught_up=True, torn=torn)
         try:
-            proof = self._proof()
+            proof = self._proof(segments)
             hole_at = self._hole[0] if self._hole is not None else None
             newest_ms = None if begin is not None and begin == self._damage_at else self._store_ms_of_last()
             for read, data in self._reader.stretches(
-                begin, skip_corrupt=self._skip_corrupt, skip_missing=self._skip_missing, hole_at=hole_at, newest_ms=newest_ms
-            ):
+                begin, skip_corrupt=self._skip_corrupt, skip_missing=self._skip_missing, hole_at=hole_at, newest_ms=newest_ms,
+                segments=segments,
+            ):  # fmt: skip
                 found = self._settled(read, data, proof)
                 batch = found.batch
                 # looked at behind the reading: what was read before the log was cut is put, and the next look sees that it is gone
-                if changed := self._check_log():
+                if changed := self._check_log(self._reader.segments()):
                     return replace(done, losses=(*done.losses, *changed))
                 entries = self._take(batch, found.data)
                 done = replace(
@@ -217,7 +220,7 @@ class Dispatcher:
                 enough = batch.end - (begin or 0) >= self._round_bytes or self._now_s() >= until_s or self._stopping()
                 if batch.messages and enough and batch.state in (End.MORE, End.SEGMENT):
                     return done
-                proof = self._proof()
+                proof = self._proof(segments)
         except TieredIndexError as error:
             if self.position != begin or done.losses:
                 return done  # what was done is told first; the next round meets the same again
@@ -261,10 +264,10 @@ class Dispatcher:
         self._hole = position, behind
         return True
 
-    def _proof(self) -> Proof:
+    def _proof(self, segments: tuple[Segment, ...]) -> Proof:
         if self.store.is_closed:
             return EVERYTHING
-        return proven_end(self.store.commitlog, self.position or 0, self._reader.chunk_bytes)
+        return proven_end(self.store.commitlog, self.position or 0, self._reader.chunk_bytes, segments)
 
     def _settled(self, read: IndexBatch, data: bytes, proof: Proof) -> Settled:
         if proof == EVERYTHING and not self.store.is_closed:
@@ -297,29 +300,28 @@ class Dispatcher:
 
     # a log that changes behind our back
 
-    def _check_log(self) -> tuple[Loss, ...]:
+    def _check_log(self, segments: tuple[Segment, ...]) -> tuple[Loss, ...]:
         """Look at the last message put. Return what was lost where another stands there and that is to be passed over."""
         if self.position or self._known:
-            self._begin_of_log()
+            self._begin_of_log(segments)
         elif self.store.has_lost_log:
             raise StorageUnavailable(f"{self.store.commitlog} is not there, but a broker's other files are: it was moved, or isn't mounted")
         if not self.position:
             return ()
         newest = self._trail.witnesses[-1] if self._trail.witnesses else None
-        if newest is None or newest.look(self.store.commitlog) is not Verdict.CHANGED:
+        if newest is None or newest.look(self.store.commitlog, segments) is not Verdict.CHANGED:
             return ()
         return (self._rewritten(),)
 
-    def _begin_of_log(self) -> int:
+    def _begin_of_log(self, segments: tuple[Segment, ...]) -> int:
         """Return where a log that was read begins. Raises `StorageUnavailable` where there is no segment: brokers always leave one."""
-        begin = self._reader.begin_offset()
-        if begin is None:
+        if not segments:
             found = "has no segment" if self.store.commitlog.is_dir() else "is not there"
             read = max(self.position or 0, self._known or 0)
             raise StorageUnavailable(f"{self.store.commitlog} {found}, and was read up to offset {read}: it was moved, or isn't mounted")
-        return begin
+        return segments[0].start
 
-    def _check_behind(self) -> tuple[Loss, ...]:
+    def _check_behind(self, segments: tuple[Segment, ...]) -> tuple[Loss, ...]:
         """Look at what lies before the last message put: all of the last two segments at a start of ours or of the broker's, else some.
 
         And some more of the two segments in each round, so that all of them are looked at in some minutes.
@@ -329,15 +331,15 @@ class Dispatcher:
         self._rounds += 1
         span, many = (_FAR_BYTES, None) if self._rounds % _FAR_ROUNDS == 0 else (_NEAR_BYTES, _NEAR_WITNESSES)
         if self._compare_all:
-            span, many = self._span(), None
-        changed = self._trail.is_changed(self.store.commitlog, span, many)
-        self._compare_all = changed or self._patrol.step(self._trail, self.position - self._span())
+            span, many = self._span(segments), None
+        changed = self._trail.is_changed(self.store.commitlog, span, many, segments)
+        self._compare_all = changed or self._patrol.step(self._trail, self.position - self._span(segments), segments)
         return (self._rewritten(),) if self._compare_all else ()
 
-    def _span(self) -> int:
+    def _span(self, segments: tuple[Segment, ...]) -> int:
         """Return how many bytes the segment of the position, and the one before it, have before the position."""
         assert self.position is not None
-        starts = [segment.start for segment in self._reader.segments() if segment.start < self.position]
+        starts = [segment.start for segment in segments if segment.start < self.position]
         return self.position - starts[-2:][0] if starts else 0
 
     def _broker_start(self) -> tuple[int, ...]:
@@ -351,8 +353,8 @@ class Dispatcher:
     def _rewritten(self) -> Loss:
         """Go back to the last message that is there, or to the beginning of the log; raises `RewrittenOffsets` where that isn't wanted."""
         assert self.position is not None
-        same = self._trail.last_same(self.store.commitlog, max(self._span(), _FAR_BYTES))
-        begin = self._begin_of_log() if same is None else same.end
+        same = self._trail.last_same(self.store.commitlog, max(self._span(self._reader.segments()), _FAR_BYTES))
+        begin = self._begin_of_log(self._reader.segments()) if same is None else same.end
         count = self._trail.messages_behind(begin) if self._trail.witnesses else None
         lost = RewrittenOffsets(str(self.store.commitlog), min(begin, self.position), self.position, count)
         if not self._skip_missing:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from pathlib import Path
 
+from tiered_index.rocketmq.segments import Segment
 from tiered_index.rocketmq.witnesses import Trail, Verdict, Witness, stored_bytes
 
 __all__ = ["PATROL_BYTES", "Patrol"]
@@ -29,8 +30,11 @@ class Patrol:
         self._below = _ABOVE
         """Everything from here on is done."""
 
-    def step(self, trail: Trail, begin: int) -> bool:
-        """Compare some more of what the trail remembers behind offset `begin`; return whether it turned out to be changed."""
+    def step(self, trail: Trail, begin: int, segments: tuple[Segment, ...] | None = None) -> bool:
+        """Compare some more of what the trail remembers behind offset `begin`; return whether it turned out to be changed.
+
+        `segments` are those of the folder, where they are known.
+        """
         if self._witness is None or self._witness not in trail.witnesses:  # it may have become one with another
             self._witness = self._next(trail, begin)
             if self._witness is None:
@@ -38,8 +42,8 @@ class Patrol:
             self._at, self._crc = self._witness.begin, 0
         witness = self._witness
         if witness.begin < 0:
-            return self._done(witness, witness.offset, changed=witness.look(self._folder) is Verdict.CHANGED)
-        data = stored_bytes(self._folder, self._at, min(PATROL_BYTES, witness.end - self._at))
+            return self._done(witness, witness.offset, changed=witness.look(self._folder, segments) is Verdict.CHANGED)
+        data = stored_bytes(self._folder, self._at, min(PATROL_BYTES, witness.end - self._at), segments)
         if not data:  # deleted meanwhile, or cut short
             return self._done(witness, witness.begin, changed=data is not None)
         self._at, self._crc = self._at + len(data), zlib.crc32(data, self._crc)

@@ -26,7 +26,7 @@ from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.index_columns import IndexBatch, decode_index_columns
 from tiered_index.rocketmq.layout import BLANK, BLANK_BYTES, MIN_MESSAGE_BYTES, header_dtype
 from tiered_index.rocketmq.message import decode_message
-from tiered_index.rocketmq.segments import list_segments
+from tiered_index.rocketmq.segments import Segment, list_segments
 from tiered_index.rocketmq.walking import End, candidates
 from tiered_index.rocketmq.witnesses import Witness, stored_bytes
 
@@ -91,12 +91,16 @@ def witnesses_of(batch: IndexBatch, data: bytes) -> list[Witness]:
     return made
 
 
-def proven_end(folder: Path, position: int, chunk_bytes: int) -> Proof:
-    """Return up to where the log is certainly written: a chunk on, or the segment's end; `NOTHING` where nobody knows."""
-    for segment in list_segments(folder):
+def proven_end(folder: Path, position: int, chunk_bytes: int, segments: tuple[Segment, ...] | None = None) -> Proof:
+    """Return up to where the log is certainly written: a chunk on, or the segment's end; `NOTHING` where nobody knows.
+
+    `segments` are those of the folder, where they are known.
+    """
+    segments = list_segments(folder) if segments is None else segments
+    for segment in segments:
         if segment.start <= position < segment.end:
             ahead = min(position + chunk_bytes, segment.end)
-            data = stored_bytes(folder, ahead, _AHEAD_BYTES) or b""
+            data = stored_bytes(folder, ahead, _AHEAD_BYTES, segments) or b""
             if ahead == segment.end:  # brokers that cut their log delete later segments
                 return Proof(ahead, _FOR_EVER) if any(data[:_PAGE]) else NOTHING
             left = segment.end - ahead
@@ -117,10 +121,11 @@ def settled(folder: Path, batch: IndexBatch, data: bytes, proof: Proof, seen: Se
     if not batch.messages or proof.covers(batch):
         return Settled(batch, data)
     # in this order: what is seen behind the batch proves that the reading after it sees all of it
-    behind = stored_bytes(folder, batch.end, _HEAD_BYTES) or b""
+    segments = list_segments(folder)
+    behind = stored_bytes(folder, batch.end, _HEAD_BYTES, segments) or b""
     # damage is called so where messages that aren't older are behind it
-    continued = batch.state is End.DAMAGED or _goes_on(folder, batch, behind)
-    data = stored_bytes(folder, batch.begin, size) or b""
+    continued = batch.state is End.DAMAGED or _goes_on(segments, batch, behind)
+    data = stored_bytes(folder, batch.begin, size, segments) or b""
     again = decode_index_columns(data, batch.begin, file=str(folder))
     whole = replace(again, state=batch.state, damage=batch.damage, skipped=batch.skipped, passed=batch.passed)
     if (continued and again.end == batch.end) or not again.messages:
@@ -137,9 +142,9 @@ def settled(folder: Path, batch: IndexBatch, data: bytes, proof: Proof, seen: Se
     return Settled(replace(before, state=End.TORN, damage=None, skipped=batch.skipped, passed=batch.passed), data, now)
 
 
-def _goes_on(folder: Path, batch: IndexBatch, behind: bytes) -> bool:
+def _goes_on(segments: tuple[Segment, ...], batch: IndexBatch, behind: bytes) -> bool:
     """Return whether the bytes behind a batch begin with a message that isn't older, or with the final blank."""
-    segment = next((one for one in list_segments(folder) if one.start <= batch.end < one.end), None)
+    segment = next((one for one in segments if one.start <= batch.end < one.end), None)
     if segment is None or len(behind) < BLANK_BYTES:
         return False
     if next(candidates(behind, 0, batch.end, segment_bytes=segment.end - batch.end), None) != 0:

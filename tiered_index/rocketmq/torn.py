@@ -60,11 +60,12 @@ def torn_tail(store: StoreDirectory, position: int) -> TornTail:
     Writing to a mapped file needn't change its time, so the bytes count as well: those of the message that seems to be there, and the end
     of the log.
     """
-    head = stored_bytes(store.commitlog, position, BLANK_BYTES) or b""
+    segments = list_segments(store.commitlog)
+    head = stored_bytes(store.commitlog, position, BLANK_BYTES, segments) or b""
     claimed = min(max(int.from_bytes(head[:4], "big", signed=True), 0), _MAX_BYTES)
-    data = stored_bytes(store.commitlog, position, claimed + _PAGE) or b""
+    data = stored_bytes(store.commitlog, position, claimed + _PAGE, segments) or b""
     files = []
-    for segment in list_segments(store.commitlog)[-3:]:
+    for segment in segments[-3:]:
         with contextlib.suppress(OSError):  # deleted meanwhile
             files.append((segment.start, segment.file_size, segment.path.stat().st_mtime_ns))
     written = len(data.rstrip(b"\0"))

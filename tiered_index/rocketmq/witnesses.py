@@ -81,9 +81,9 @@ class Witness(NamedTuple):
         """What identifies the message."""
         return Fingerprint(self.offset, self.size, self.crc)
 
-    def look_whole(self, folder: Path) -> Verdict:
-        """Compare every byte that is remembered with what is in the commit log now."""
-        segments = list_segments(folder)
+    def look_whole(self, folder: Path, segments: tuple[Segment, ...] | None = None) -> Verdict:
+        """Compare every byte that is remembered with what is in the commit log now; `segments` are those of the folder, where known."""
+        segments = list_segments(folder) if segments is None else segments
         verdict = self.look(folder, segments)
         if verdict is not Verdict.SAME or self.begin < 0:
             return verdict
@@ -206,10 +206,11 @@ class Trail:
                 kept.append(one)
         self.witnesses[: len(settled)] = [*kept, settled[-1]]
 
-    def is_changed(self, folder: Path, span: int, many: int | None = None) -> bool:
+    def is_changed(self, folder: Path, span: int, many: int | None = None, segments: tuple[Segment, ...] | None = None) -> bool:
         """Return whether anything remembered of the last `span` bytes, or of the `many` newest witnesses within them, is changed."""
+        segments = list_segments(folder) if segments is None else segments
         newest = reversed(self.witnesses[-many:] if many else self.witnesses)
-        return any(w.look_whole(folder) is Verdict.CHANGED for w in itertools.takewhile(lambda w: self._within(w, span), newest))
+        return any(w.look_whole(folder, segments) is Verdict.CHANGED for w in itertools.takewhile(lambda w: self._within(w, span), newest))
 
     def _within(self, witness: Witness, span: int) -> bool:
         return witness is self.witnesses[-1] or self.witnesses[-1].end - witness.end < span

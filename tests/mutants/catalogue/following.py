@@ -81,7 +81,7 @@ MUTANTS = (
     ),
     Mutant(
         "follow-unmounted-is-rewritten", "a commit log that isn't mounted counts as wiped, and is read again from its beginning",
-        "rocketmq/dispatcher.py", "if begin is None:\n            found =", "if begin is None:\n            return 0\n            found =",
+        "rocketmq/dispatcher.py", "if not segments:\n            found =", "if not segments:\n            return 0\n            found =",
         (f"{UNMOUNTED}::test_a_commit_log_without_segments_is_unavailable_and_the_position_stays[False-empty]",),
     ),
     Mutant(
