@@ -1,0 +1,134 @@
+"""Builds and merges on a cluster of two executors, with failures on purpose; run as a program by test_local_cluster.py.
+
+    cluster_program.py MASTER FOLDER ENTRIES TROUBLE...      prints one JSON line a trouble and job
+
+Executors are processes of their own. What goes wrong is decided by how tasks open their storage: `Troubled` stands for the address and
+counts openings by files in a folder, which all processes see.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.spark.entries import check, messages, states, sweep, total, write_parquet
+from tiered_index import IndexConfig
+from tiered_index.errors import StorageUnavailable
+from tiered_index.service.merge.run import MergeOptions
+from tiered_index.spark import build, merge, open_session
+from tiered_index.spark import build_plan as planning
+from tiered_index.spark.executors import StorageAddress
+from tiered_index.storage.base import Storage
+from tiered_index.storage.wrappers import Call, WrapperStorage
+
+_WAIT_S = 60.0
+
+
+class Troubling(WrapperStorage):
+    """A storage in which the first writes of tasks go wrong, as `trouble` says."""
+
+    def __init__(self, inner: Storage, marks: Path, trouble: str) -> None:
+        super().__init__(inner)
+        self._marks, self._trouble = marks, trouble
+
+    def _first(self, what: str) -> bool:
+        """Whether nobody was here before: one process wins."""
+        try:
+            (self._marks / what).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def _around(self, call: Call, act: Any) -> Any:
+        if call.operation not in ("put", "upload_part"):
+            return act()
+        if self._trouble in ("fail", "executor") and (self._first("a") or self._first("b")):
+            act()
+            raise StorageUnavailable("this answer was lost on purpose")
+        if self._trouble == "worker" and self._first("killed"):
+            act()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._trouble == "executor" and self._first("killed"):
+            act()
+            os.kill(_executor(), signal.SIGKILL)
+            time.sleep(_WAIT_S)
+        if self._trouble == "slow" and self._first("slow"):
+            end = time.monotonic() + _WAIT_S
+            # until Spark ends this attempt, because the other one was faster
+            while time.monotonic() < end:
+                time.sleep(0.1)
+            (self._marks / "waited").touch()
+        return act()
+
+
+def _executor() -> int:
+    """Return the process id of the executor: the Java process above this worker."""
+    pid = os.getpid()
+    while "java" not in Path(f"/proc/{pid}/comm").read_text():
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
+
+
+@dataclass(frozen=True)
+class Troubled:
+    """Opens a storage on the driver as it is, in tasks as `Troubling`."""
+
+    address: StorageAddress
+    marks: Path
+    trouble: str
+    driver: int
+
+    def open(self) -> Storage:
+        """Return the storage."""
+        inner = self.address.open()
+        return inner if os.getpid() == self.driver else Troubling(inner, self.marks, self.trouble)
+
+
+def main(master: str, folder: Path, troubles: list[str], count: int) -> None:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    root = str(Path(__file__).parents[2])
+    spark = open_session(master, settings={
+        "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executorEnv.PYTHONPATH": root, "spark.executor.memory": "1g", "spark.task.maxFailures": "4",
+        "spark.speculation": "true", "spark.speculation.interval": "200ms", "spark.speculation.multiplier": "1.1",
+        "spark.speculation.quantile": "0.5", "spark.speculation.minTaskRuntime": "500ms",
+    })  # fmt: skip
+    spark.sparkContext.setLogLevel("OFF")
+    modules: Any = {name: sys.modules[f"tiered_index.spark.{name}"] for name in ("build", "merge")}
+    planning._LEAST_BYTES = 1 << 14  # so that a few thousand entries make several tasks
+    table = messages(count, days=2)
+    path = write_parquet(table, folder / "m.parquet", group_rows=count // 4)
+    config = IndexConfig(slots=64, items=100_000)
+    for number, trouble in enumerate(troubles):
+        storage, marks = f"file://{folder}/storage{number}", folder / f"marks{number}"
+        marks.mkdir()
+
+        def troubled(uri: str, options: Any, marks: Path = marks, trouble: str = trouble) -> Troubled:
+            return Troubled(StorageAddress(uri, options), marks, trouble, os.getpid())
+
+        for job in ("build", "merge"):
+            modules[job].StorageAddress = troubled
+            for mark in marks.iterdir():
+                mark.unlink()
+            if job == "build":
+                done: Any = build(spark, path, storage=storage, shards=4, config=config)
+            else:
+                done = merge(spark, storage=storage, window="30d", options=MergeOptions(shard_bytes=1 << 20))
+            assert done.entries == total(storage) == count, (trouble, job, total(storage))
+            struck = sorted(mark.name for mark in marks.iterdir())
+            check(storage, table, keys=10)
+            swept = sweep(storage)
+            check(storage, table, keys=5)
+            line = {"trouble": trouble, "job": job, "struck": struck, "shards": done.shards, "objects": len(states(storage).objects)}
+            print(json.dumps({**line, "swept": swept}), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[4:], int(sys.argv[3]))

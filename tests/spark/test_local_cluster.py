@@ -1,0 +1,96 @@
+"""Builds and merges on executors that are processes of their own, and fail: each result counts once, leftovers are swept.
+
+The programs run apart, for a process has one Spark at a time. Speculation needs executors on different hosts, since Spark never runs two
+attempts on one: it is tested on a cluster of two workers on loopback addresses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+
+_ROOT = Path(__file__).parents[2]
+
+
+def run(master: str, folder: Path, entries: int, *troubles: str) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "tests.spark.cluster_program", master, str(folder), str(entries), *troubles]
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
+    ended = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=400)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    assert [(line["trouble"], line["job"]) for line in lines] == [(t, job) for t in troubles for job in ("build", "merge")]
+    for line in lines:
+        assert line["objects"] == line["shards"]
+    return lines
+
+
+def test_failing_tasks_and_a_killed_executor(tmp_path):
+    built, merged = run("local-cluster[2,1,1024]", tmp_path, 3_000, "executor")
+    assert built["struck"] == merged["struck"] == ["a", "b", "killed"]  # two tasks failed, then an executor was killed in a third
+    assert built["swept"] >= 1 and merged["swept"] > built["objects"]  # what the dead one left, and what the merge replaced
+
+
+@pytest.mark.slow
+def test_killed_workers_failing_tasks_and_nothing_at_all(tmp_path):
+    quiet, _, failed, _, killed, _ = run("local-cluster[2,1,1024]", tmp_path, 3_000, "none", "fail", "worker")
+    assert (quiet["struck"], quiet["swept"]) == ([], 0)
+    assert (failed["struck"], failed["swept"]) == (["a", "b"], 0)  # a task that fails takes back what it uploaded
+    assert killed["struck"] == ["killed"] and killed["swept"] >= 1
+
+
+@pytest.mark.slow
+def test_speculation_with_a_slow_task(tmp_path):
+    with two_hosts(tmp_path / "cluster") as master:
+        built, merged = run(master, tmp_path, 90_000, "slow")
+    for line in (built, merged):
+        assert line["struck"] == ["slow"]  # its attempt was ended, before it had waited for a minute
+        assert line["shards"] > 1
+
+
+@contextlib.contextmanager
+def two_hosts(folder: Path) -> Iterator[str]:
+    """Yield the URL of a standalone cluster of two workers of one core each, on two addresses."""
+    folder.mkdir()
+    home = Path(pyspark.__file__).parent
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"spark://127.0.0.1:{free.getsockname()[1]}"
+    environment = {**os.environ, "SPARK_HOME": str(home), "SPARK_WORKER_DIR": str(folder), "PYSPARK_PYTHON": sys.executable}
+    start = str(home / "bin" / "spark-class")
+    deploy = "org.apache.spark.deploy"
+    commands = [[start, f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", url.rpartition(":")[2], "--webui-port", "0"]]
+    for host in ("127.0.0.2", "127.0.0.3"):
+        commands.append([start, f"{deploy}.worker.Worker", "--host", host, "--cores", "1", "--memory", "1g", "--webui-port", "0", url])
+    processes = []
+    try:
+        for command in commands:
+            with (folder / f"log{len(processes)}").open("w") as log:
+                processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+            _wait_for(url) if len(processes) == 1 else None
+        yield url
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+        for process in processes:
+            process.wait(30)
+
+
+def _wait_for(url: str) -> None:
+    host, _, port = url.removeprefix("spark://").partition(":")
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"no master at {url}")
