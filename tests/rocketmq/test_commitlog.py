@@ -13,6 +13,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigur
 from tiered_index.rocketmq import commitlog
 from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.segments import list_segments, segment_name
+from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.rocketmq.walking import End
 
 SEGMENT = 4_000
@@ -424,3 +425,23 @@ def test_memory_is_bounded_by_the_chunk_whatever_sizes_say(tmp_path, monkeypatch
     assert "lies" in str(error) or "add up" in str(error)
     assert max(sizes) <= segment
     assert len([size for size in sizes if size > 10_000]) <= 4
+
+
+def test_many_damaged_messages_do_not_cost_a_chunk_each(tmp_path, monkeypatch):
+    with StoreWriter(tmp_path / "store", segment_bytes=4 << 20) as writer:
+        offsets = [writer.put("t", 0, b"b" * 1_000, keys=[f"k{n}"], store_ms=messages.NOW_MS + n).offset for n in range(2_000)]
+        end = writer.next_offset
+    path = tmp_path / "store" / "commitlog" / segment_name(0)
+    data = bytearray(path.read_bytes())
+    damaged = offsets[50::100]
+    for offset in damaged:
+        data[offset + 200] ^= 1
+    path.write_bytes(data)
+    read: list[int] = []
+    real = commitlog.pread
+    monkeypatch.setattr(commitlog, "pread", lambda path, size, at: read.append(len(found := real(path, size, at))) or found)
+    reader = CommitLogReader(path.parent, check_crc=True)
+    batches = list(reader.batches(skip_corrupt=True))
+    assert [skipped.begin for batch in batches for skipped in batch.skipped] == damaged
+    assert sum(batch.messages for batch in batches) == len(offsets) - len(damaged)
+    assert sum(read) < 10 * end

@@ -46,6 +46,7 @@ _ATTEMPTS = 3
 _UNCHECKED_BYTES = 1 << 16
 # a message that is no longer is read before its lengths are looked at
 _HEAD_OF_DAMAGE = 1 << 12
+_BEHIND_DAMAGE = 1 << 16
 _PIECE = 1 << 22
 
 
@@ -201,6 +202,7 @@ class CommitLogReader:
         skipped: list[SkippedRange] = []
         passed: list[Passed] = []
         vanished = 0
+        chunk = self.chunk_bytes
         while True:
             try:
                 segment = self._next_segment(at, segments)
@@ -214,7 +216,7 @@ class CommitLogReader:
                 yield replace(decode_index_columns(b"", at), state=End.SEGMENT, skipped=tuple(skipped), passed=tuple(passed)), b""
                 return
             try:
-                batch, data = self._decode(segment, at)
+                batch, data = self._decode(segment, at, chunk)
                 readable, seen = None, None
                 newest_ms = newest_ms if batch.last_store_ms is None else batch.last_store_ms
                 if batch.state in (End.OPEN, End.DAMAGED):
@@ -229,6 +231,7 @@ class CommitLogReader:
                     raise self._missing("deleted while they were read", at, segment.end) from None
                 continue
             vanished = 0
+            chunk = min(self.chunk_bytes, 2 * chunk)
             at = batch.end
             over = batch.state in (End.OPEN, End.TORN)
             if batch.messages or over:
@@ -245,6 +248,7 @@ class CommitLogReader:
                     finally:
                         del damage
                 at = segment.end if readable is None else readable
+                chunk = min(self.chunk_bytes, _BEHIND_DAMAGE)  # there may be more of it, and each would cost a whole chunk
                 skipped.append(SkippedRange(batch.end, at, damage.problem, str(segment.path)))
                 passed.append(seen)
             elif batch.state is End.SEGMENT:
@@ -263,10 +267,9 @@ class CommitLogReader:
             return None
         return self._segment_of(at)
 
-    def _decode(self, segment: Segment, offset: int) -> tuple[IndexBatch, bytes]:
-        """Decode one chunk, more where the first message is longer than one."""
+    def _decode(self, segment: Segment, offset: int, chunk: int) -> tuple[IndexBatch, bytes]:
+        """Decode one chunk of so many bytes, more where the first message is longer than one."""
         at = offset - segment.start
-        chunk = self.chunk_bytes
         while True:
             data = pread(segment.path, min(chunk, segment.file_size - at), at)
             known = self.positions.between(offset, offset + len(data)) - offset if self.positions else None
@@ -313,7 +316,7 @@ class CommitLogReader:
 
     def _is_message(self, segment: Segment, offset: int) -> bool:
         """Return whether a message, or the final blank, begins at an offset."""
-        again, _ = self._decode(segment, offset)
+        again, _ = self._decode(segment, offset, min(self.chunk_bytes, _BEHIND_DAMAGE))
         return bool(again.messages) or again.state in (End.MORE, End.SEGMENT)
 
     def _seen_damage(self, segment: Segment, begin: int, end: int) -> Passed | None:
@@ -331,14 +334,19 @@ class CommitLogReader:
         """Return whether messages at an offset were stored before what is known to be written: a broker's recovery zeroes nothing."""
         if newest_ms is None:
             return False
-        last_ms = self._decode(segment, offset)[0].last_store_ms
-        return last_ms is not None and last_ms < newest_ms
+        for chunk in (min(self.chunk_bytes, _BEHIND_DAMAGE), self.chunk_bytes):  # mostly the first ones tell
+            last_ms = self._decode(segment, offset, chunk)[0].last_store_ms
+            if last_ms is None or last_ms >= newest_ms:
+                return False
+        return True
 
     def _readable_behind(self, segment: Segment, at: int) -> int | None:
         """Return the first offset behind byte `at` of a segment where a whole, checked message or the final blank begins."""
-        step = max(self.chunk_bytes, 8 * MIN_MESSAGE_BYTES)
-        for window in range(at + 1, segment.file_size, step):
-            data = pread(segment.path, step + MIN_MESSAGE_BYTES, window)
+        following, step = at + 1, max(min(self.chunk_bytes, _BEHIND_DAMAGE), 8 * MIN_MESSAGE_BYTES)
+        while following < segment.file_size:
+            data = pread(segment.path, step + MIN_MESSAGE_BYTES, following)
+            window, following = following, following + step
+            step = max(min(2 * step, self.chunk_bytes), 8 * MIN_MESSAGE_BYTES)
             if data == bytes(len(data)):  # most of a live segment; comparing is much faster than searching
                 continue
             for place in candidates(data, 0, segment.start + window, segment_bytes=segment.end - segment.start - window):
