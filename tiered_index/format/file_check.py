@@ -57,6 +57,7 @@ class FileCheck(ABC):
         """Return where the items must end by what the metadata says."""
 
     def trailer(self) -> Trailer | None:
+        """Return the verified trailer, or None where it can't be believed, which is reported."""
         if self._size < TAIL_SIZE:
             self._add("file", f"{self._size} bytes are too few for a trailer")
             return None
@@ -95,6 +96,7 @@ class FileCheck(ABC):
         return np.frombuffer(data, "<u4").reshape(-1, 8) if data else None
 
     def header(self, meta: Metadata, expected: Header) -> None:
+        """Report in what the header differs from `expected` and from its CRC32."""
         data = self._bytes("header", 0, HEADER_SIZE)
         if data is None:
             return

@@ -54,6 +54,7 @@ class Upload:
         self._held_bytes = 0
 
     def write(self, data: bytes | memoryview) -> None:
+        """Take the next bytes; what makes a full part and leaves one behind it is sent."""
         self._held.append(bytes(data))
         self._held_bytes += len(data)
         self.size_bytes += len(data)
@@ -113,6 +114,7 @@ class TableRun:
         # where the next shard's slots begin, and where the run ends, in base slots
 
     def add(self, piece: Piece) -> None:
+        """Write those of the piece's items that lie in the window."""
         window = self._window
         mine = (piece.seconds >= window.begin_s) & (piece.seconds < window.begin_s + window.window_s)
         if piece.part is not None:
@@ -137,9 +139,11 @@ class TableRun:
         self._write(items)
 
     def finish(self) -> None:
+        """End the shard that is being written."""
         self._close(self._high)
 
     def abandon(self) -> None:
+        """Take back every upload."""
         for upload in self._uploads:
             upload.abandon()
 
