@@ -27,7 +27,7 @@ MUTANTS = (
     Mutant(
         "merge-group-spreads-no-further", "a group's entries count where it begins, and a slot of few is taken for a giant",
         "service/merge/pieces.py", "np.maximum(begins + 1, -(-ends // self._step))", "begins + 1",
-        (f"{GIANTS}::test_pieces_and_parts_of_uploads_stay_small",),
+        (f"{GIANTS}::test_pieces_of_many_small_files_are_as_small",),
     ),
     Mutant(
         "merge-giant-in-one", "a hot key is held in memory whole",

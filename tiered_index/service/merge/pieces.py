@@ -2,12 +2,13 @@
 
 How many entries lie where is known from the directories, so pieces are cut before a byte of items is read. A base slot with more entries
 than a piece may hold (one hot key) comes in several pieces of its own, each with a time of its own, newest first.
-Threads: one reader a task. Memory: the directories, and some 100 bytes an entry of one piece.
+Threads: one reader a task, which reads some sources side by side. Memory: the directories, and some 100 bytes an entry of one piece.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ __all__ = ["Piece", "SourceReader"]
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
+_READERS = 8
+# sources read at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ class SourceReader:
         self._sources = sources
         self._schema = schema
         self._base, self._low, self._high, self._step = base, low, high, step
-        self._trailers: list[Trailer] = [cold.trailer(stored) for stored in sources]
+        with ThreadPoolExecutor(_READERS) as pool:
+            self._trailers: list[Trailer] = list(pool.map(cold.trailer, sources))
         for stored, trailer in zip(sources, self._trailers, strict=True):
             if trailer.metadata.layout.schema != schema:
                 raise SchemaMismatch(f"{stored.name} stores {trailer.metadata.layout.schema.name} entries, the index {schema.name}")
@@ -62,7 +66,7 @@ class SourceReader:
         """Yield everything in pieces of about `most` entries, in order of base slots."""
         for low, high, count in self._cuts(most):
             if count <= 2 * most:
-                parts = [self._read(index, low, high, None) for index in range(len(self._sources))]
+                parts = self._side_by_side(low, high, None)
                 yield self._piece(low, high, parts, None)
             else:
                 yield from self._giant(low, high, count, most)
@@ -95,6 +99,11 @@ class SourceReader:
         ends = firsts[1:] * slots.join if slots.join > 1 else -(-firsts[1:] // slots.split)
         begins = begins // self._step
         return begins, np.maximum(begins + 1, -(-ends // self._step)), trailer.directory.groups["count"].astype(np.int64)
+
+    def _side_by_side(self, low: int, high: int, seconds: tuple[int, int] | None) -> list[tuple[Array, Int64]]:
+        """Return what `_read` does for each source; some are asked at once, since each is a request or a few."""
+        with ThreadPoolExecutor(_READERS) as pool:
+            return list(pool.map(lambda index: self._read(index, low, high, seconds), range(len(self._sources))))
 
     def _read(self, index: int, low: int, high: int, seconds: tuple[int, int] | None) -> tuple[Array, Int64]:
         """Return the items of base slots [low, high) of one source, and their seconds; with `seconds` those of an inclusive range only."""
@@ -137,7 +146,7 @@ class SourceReader:
         # a run's entries are taken to be spread evenly; ranges of time end where a piece is full
         edges = _time_edges(bounds, self._interval(), most)
         for part, (second_min, second_max) in enumerate(edges):
-            parts = [self._read(index, low, high, (second_min, second_max)) for index in range(len(self._sources))]
+            parts = self._side_by_side(low, high, (second_min, second_max))
             if any(len(items) for items, _ in parts):
                 yield self._piece(low, high, parts, part)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -107,13 +108,27 @@ def test_pieces_and_parts_of_uploads_stay_small(tmp_path: Path, monkeypatch: pyt
 def test_a_window_may_get_many_more_entries_than_its_share(life: Merging) -> None:
     """Entries are taken to be spread evenly over a file's seconds; here nearly all lie in one of its windows."""
     life.put([(BASE_MS, "first"), (BASE_MS + 300 * HOUR_MS, "last")])
-    life.put([(BASE_MS + 150 * HOUR_MS + step * 1000, f"k{step % 300}") for step in range(1500)])
+    life.put([(BASE_MS + 150 * HOUR_MS + step * 1000, f"k{step}") for step in range(1500)])
     life.publish()
     life.later()
     assert max(window.entries for window in life.plan(3600).jobs[0].windows) < 10
     life.merge(3600)
     assert life.windows() == [(0, 1), (150, 1), (300, 1)]
-    life.check(questions=[("t", key) for key in ("first", "last", "k0", "k7", "k299")])
+    life.check(questions=[("t", key) for key in ("first", "last", "k0", "k7", "k1499")])
+
+
+def test_pieces_of_many_small_files_are_as_small(make_life: Callable[..., Merging]) -> None:
+    """Each file is one slot group, which begins at slot 0 and spans all."""
+    life = make_life(settings={"slots": 64})
+    for number in range(20):
+        life.put([(BASE_MS + number * HOUR_MS + step * 1000, f"k{number}-{step}") for step in range(60)])
+        life.publish()
+    life.later()
+    pieces: list[int] = []
+    merge(life.storage, life.log(), life.clock, life.options(), threads=1, progress=pieces.append)
+    assert sum(pieces) == 1200
+    assert max(pieces) <= 2 * PIECE and len(pieces) >= 5
+    assert all(len(parts) == 1 for parts in parts_of(life)), "none was taken for a giant"
 
 
 def test_shards_are_cut_by_slots_and_each_holds_its_own(life: Merging, monkeypatch: pytest.MonkeyPatch) -> None:
