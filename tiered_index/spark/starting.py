@@ -47,7 +47,7 @@ def open_session(
 
     if SparkSession.getActiveSession() is None:
         check_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_PYTHON", (settings or {}).get("spark.pyspark.python", sys.executable))
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
         builder = builder.master(master)

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Submits a command of tiered-index to Spark. What stands before `--` is for spark-submit:
+#
+#   deploy/spark/submit.sh --master spark://host:7077 -- build --source s3://bucket/messages --storage s3://bucket/index --window 1d
+#   deploy/spark/submit.sh --master yarn -- merge --storage s3://bucket/index --window 1d
+#
+# How the package reaches the executors:
+#   TIERED_INDEX_ARCHIVE unset   each host has an environment with tiered_index at the same place as this one (an image, a shared folder);
+#   TIERED_INDEX_ARCHIVE=FILE    a packed environment (venv-pack, conda-pack) that Spark hands out and unpacks; the driver uses its own.
+# PYTHON is the driver's interpreter, by default .venv/bin/python or python3. Credentials: each host's own by the usual AWS chain.
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+python=${PYTHON:-$here/../../.venv/bin/python}
+[ -x "$python" ] || python=$(command -v "${PYTHON:-python3}")
+submit=$("$python" -c 'import pathlib, pyspark; print(pathlib.Path(pyspark.__file__).parent / "bin" / "spark-submit")') || {
+  echo "$python has no PySpark: pip install 'tiered_index[spark]'" >&2
+  exit 2
+}
+
+options=()
+while [ $# -gt 0 ] && [ "$1" != -- ]; do
+  options+=("$1")
+  shift
+done
+[ $# -gt 1 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+shift
+
+export PYSPARK_DRIVER_PYTHON=$python
+if [ -n "${TIERED_INDEX_ARCHIVE:-}" ]; then
+  export PYSPARK_PYTHON=./environment/bin/python
+  options+=(--archives "$TIERED_INDEX_ARCHIVE#environment")
+else
+  export PYSPARK_PYTHON=${PYSPARK_PYTHON:-$python}
+fi
+exec "$submit" "${options[@]}" "$here/job.py" spark "$@"

@@ -1,0 +1,42 @@
+"""The program of docs/spark.md runs, and README's jobs "On Spark" print what it shows. In this process, which has a session already."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tiered_index.cli.main import run
+
+_ROOT = Path(__file__).parents[2]
+
+
+def test_the_program_of_the_page_runs(spark):
+    programs = re.findall(r"^```python\n(.*?)^```", (_ROOT / "docs" / "spark.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(programs) == 1
+    exec(compile(programs[0], "docs/spark.md", "exec"), {})
+
+
+def test_the_jobs_of_the_readme_print_what_it_shows(spark, tmp_path, monkeypatch, capfd):
+    section = (_ROOT / "README.md").read_text().split("\n## On Spark\n")[1].split("\n## ")[0]
+    block = re.findall(r"^```text\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[0]
+    steps = re.findall(r"^\$ ([^\n]*(?:\n    [^\n]*)*)\n(.*?)(?=^\$ |\Z)", block, re.MULTILINE | re.DOTALL)
+    assert len(steps) >= 4
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
+    for command, expected in steps:
+        capfd.readouterr()
+        if command.startswith("tiered-index "):
+            with pytest.raises(SystemExit) as ended:
+                run(shlex.split(command.replace("$PWD", str(tmp_path)))[1:])
+            printed = capfd.readouterr()
+            assert ended.value.code == 0, printed.err
+        else:
+            subprocess.run(["bash", "-euc", command], cwd=tmp_path, check=True)
+            printed = capfd.readouterr()
+        options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+        assert doctest.OutputChecker().check_output(expected or "\n", printed.out or "\n", options), f"$ {command}\n{printed.out}"
