@@ -68,9 +68,15 @@ class Progress:
 
 
 def show_stored(
-    catalog: Catalog, handles: Iterable[Handle], state: LogState, cold: ColdPath, dispose: Callable[[str], Callable[[], None] | None]
+    catalog: Catalog,
+    handles: Iterable[Handle],
+    state: LogState,
+    cold: ColdPath,
+    dispose: Callable[[str], Callable[[], None] | None],
+    keeps: Callable[[CompactedFile], bool] = lambda _: False,
 ) -> None:
     """Make the catalog show exactly the objects of `state` beside the local files; `dispose` names what goes with a removed file.
+    `keeps` says which local copies stay although their file was merged.
 
     `handles` must have been taken before `state`: what was published in between is not among them and stays.
     """
@@ -80,12 +86,21 @@ def show_stored(
             catalog.put(WindowTable(cold, shards))
     for handle in handles:
         if isinstance(handle, CompactedFile) and handle.stored is not None and handle.file_id not in state.files:
+            if keeps(handle):
+                continue
             catalog.remove(handle.file_id, dispose(handle.file_id) if handle.local is not None else None)
         elif isinstance(handle, WindowTable) and handle.file_id not in state.tables:
             catalog.remove(handle.file_id)
     for file_id, stored in state.files.items():
         if catalog.get(file_id) is None:
             catalog.put(open_stored(cold, stored))
+
+
+def _is_stored(handle: Handle) -> bool:
+    """Return whether the storage has a file, or what it was merged into."""
+    if isinstance(handle, CompactedFile):
+        return handle.stored is not None or handle.folder == UPLOADED
+    return isinstance(handle, WindowTable)
 
 
 def _positions_of(handles: Iterable[Handle]) -> dict[str, int]:
@@ -209,12 +224,17 @@ class Lifecycle:
             if isinstance(handle, DamagedFile) and stored is not None:
                 self._catalog.put(open_stored(self._cold, stored))
             elif isinstance(handle, CompactedFile) and handle.folder == UPLOADED and handle.stored is None:
-                if stored is None:
+                if stored is None and not self._says_more(handle):
                     self._catalog.remove(handle.file_id, self._dispose_local(handle.file_id))
-                else:
+                elif stored is not None:
                     self._catalog.put(replace(handle, stored=StorageBytes(self._cold, stored)))
-        show_stored(self._catalog, self._catalog.all(), self._session.log.state, self._cold, self._dispose_local)
+        show_stored(self._catalog, self._catalog.all(), self._session.log.state, self._cold, self._dispose_local, self._says_more)
         return state
+
+    def _says_more(self, file: CompactedFile) -> bool:
+        """Return whether a local copy says a source's position that the log doesn't reach yet: it stays until the log does."""
+        logged = self._session.log.state.positions
+        return file.local is not None and later_positions(logged, file.metadata().source_positions) != logged
 
     def _step(self, name: str, step: Callable[[], None]) -> bool:
         try:
@@ -256,7 +276,7 @@ class Lifecycle:
         A main file's positions say nothing of quarantine and of damaged files; a quarantine file's say nothing of main files.
         """
         handles = self._catalog.all()
-        waiting = [h for h in handles if h.file_id != file.file_id and not (isinstance(h, CompactedFile) and h.stored is not None)]
+        waiting = [h for h in handles if h.file_id != file.file_id and not _is_stored(h)]
         if any(isinstance(h, DamagedFile) or h.lane == QUARANTINE or h.sequence < file.sequence for h in waiting):
             return {}
         if waiting:
@@ -270,7 +290,8 @@ class Lifecycle:
         the last to say a source's position: one that the log and the younger local files don't reach.
         """
         handles = self._catalog.all()
-        kept = [h for h in handles if isinstance(h, CompactedFile) and h.local is not None and h.stored is not None]
+        known = self._session.log.state.files
+        kept = [h for h in handles if isinstance(h, CompactedFile) and h.local is not None and h.stored is not None and h.file_id in known]
         kept.sort(key=lambda file: file.sequence)
         total = sum(file.local.size_bytes for file in kept if file.local is not None)
         bound = self._config.local_keep_bytes

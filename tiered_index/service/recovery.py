@@ -83,7 +83,12 @@ def _recover_uploaded(root: Root, ids: dict[str, set[str]], cold: ColdPath, stat
         path = root.index_path(UPLOADED, file_id)
         stored = state.object_of(file_id) if state is not None else None
         if state is not None and stored is None:
-            # merged or expired since: the log decides what exists
+            # merged or expired since: the log decides what exists, but what it doesn't know of a source's position is kept
+            with contextlib.suppress(CorruptFile):
+                file = open_local(path)
+                if later_positions(state.positions, file.metadata().source_positions) != state.positions:
+                    found.uploaded.append(file)
+                    continue
             root.disk.unlink(path)
             found.notes.append(f"{path.name}: its object was removed from the log, local copy dropped")
             ids[UPLOADED].discard(file_id)

@@ -256,3 +256,48 @@ def test_orphans_are_what_nobody_names_and_old_enough(life: Merging) -> None:
     assert {info.name for info in life.storage.list("data/")} == set(life.state.objects)
     assert not list(life.storage.list_uploads("data/"))
     life.check()
+
+
+def test_a_position_that_only_a_merged_local_copy_says_survives_a_crash(make_life: Callable[..., Merging]) -> None:
+    """While a quarantined entry waits the log gets no positions, so the root's copies are what says them, merged or not."""
+    life = make_life(settings={"max_late_s": DAY_S, "max_early_s": DAY_S, "local_keep_s": 10**9, "items": 20})
+    life.put([(5000, "early")], source="s", source_position=1)
+    life.index.flush()
+    position = 1
+    while not life.state.files:
+        position += 1
+        life.put([(BASE_MS + position * 1000, "k")], source="s", source_position=position)
+        life.index.flush()
+        life.index.run_lifecycle()
+    assert (life.state.positions, life.index.durable_position("s")) == ({}, position)
+    life.clock.advance(2 * DAY_S)
+    life.merge()
+    uploaded = life.folder / "root" / "uploaded"
+    for _ in range(2):
+        life.check(life.index)
+        life.index.abandon()
+        life.index = life.open()
+        assert life.index.durable_position("s") == position
+        assert len(list(uploaded.iterdir())) == 1
+    life.publish()
+    assert life.state.positions == {"s": position}
+    life.clock.advance(60)
+    life.index.run_lifecycle()
+    life.index.run_lifecycle()
+    life.check(life.index)
+    life.index.abandon()
+    life.index = life.open()
+    assert life.index.durable_position("s") == position
+    assert sum(stored.count for stored in life.state.objects.values()) == life.messages
+
+
+def test_positions_go_on_in_the_log_after_a_merge(life: Merging) -> None:
+    """A window table is no file that waits to be uploaded."""
+    for position in (1, 2, 3):
+        life.put([(BASE_MS + position * DAY_MS, "k")], source="s", source_position=position)
+        life.publish()
+        assert life.state.positions == {"s": position}
+        life.later()
+        life.merge()
+        life.clock.advance(60)
+        life.index.run_lifecycle()

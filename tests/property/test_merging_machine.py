@@ -1,0 +1,112 @@
+"""Merges and sweeps between everything else that may be done to an index: answers are the model's, and no entry is there twice.
+
+The writer crashes, loses power, hears half of what the storage did and starts again, as `index_machine` says; in between its files are
+merged by jobs that fail at any call or die, and what nobody names is deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, rule, run_state_machine_as_test
+
+from tests.property.index_machine import IndexMachine
+from tiered_index import IndexReader
+from tiered_index.errors import StorageError
+from tiered_index.service.log_records import LogState
+from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.testing.disk_faults import SimulatedCrash
+
+WINDOWS_S = (1, 4, 3600, 86_400)
+
+
+class MergingMachine(IndexMachine):
+    """`ever` counts the entries that were accepted: the storage never holds more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ever = 0
+
+    def open(self) -> None:
+        super().open()
+        self.service.put = self.counted(self.service.put)
+        self.service.put_batch = self.counted(self.service.put_batch)
+
+    def counted(self, put: Callable[..., int]) -> Callable[..., int]:
+        def put_and_count(*given: Any, **more: Any) -> int:
+            accepted = put(*given, **more)
+            self.ever += accepted
+            return accepted
+
+        return put_and_count
+
+    @rule(window_s=st.sampled_from(WINDOWS_S), later_s=st.sampled_from([0, 5, 100_000]))
+    def merge_all(self, window_s: int, later_s: int) -> None:
+        self.clock.advance(later_s)
+        before = self.logged()
+        self.merge(window_s)
+        after = self.logged()
+        assert sum(stored.count for stored in after.objects.values()) == sum(stored.count for stored in before.objects.values())
+        self.check_all(self.service.query, self.model)
+
+    @rule(
+        window_s=st.sampled_from(WINDOWS_S),
+        nth=st.integers(1, 40),
+        times=st.sampled_from([1, None]),
+        after=st.booleans(),
+        dies=st.booleans(),
+    )
+    def merge_in_trouble(self, window_s: int, nth: int, times: int | None, after: bool, dies: bool) -> None:
+        before = sum(stored.count for stored in self.logged().objects.values())
+        more = {"error": SimulatedCrash} if dies else {}
+        self.storage.fail("*", nth=nth, times=times, when="after" if after else "before", **more)
+        with contextlib.suppress(StorageError, SimulatedCrash):
+            self.merge(window_s)
+        self.storage.clear()
+        assert sum(stored.count for stored in self.logged().objects.values()) == before
+
+    @rule()
+    def sweep(self) -> None:
+        """Delete what no record names, files that were merged and uploads that nobody has heard of among them."""
+        named = self.logged().objects
+        for info in list(self.storage.list("data/")):
+            if info.name not in named:
+                self.storage.delete(info.name)
+
+    @rule()
+    def read_afresh(self) -> None:
+        """A reader of the storage alone finds as many entries as the log says, and none that the writer doesn't know."""
+        with IndexReader.open(storage_backend=self.storage, clock=self.clock, query_threads=2) as reader:
+            state = reader.log_state
+            assert sum(handle.count for handle in reader.files()) == sum(stored.count for stored in state.objects.values())
+            self.model_holds(reader)
+
+    def model_holds(self, reader: IndexReader) -> None:
+        for topic, key in {(entry.topic, entry.key) for entry in self.model.entries}:
+            known = {(answer.queue_id, answer.offset) for answer in self.model.query(topic, key, max_count=None)}
+            assert {(item.queue_id, item.offset) for item in reader.query(topic, key, max_count=100_000)} <= known
+
+    @invariant()
+    def the_storage_never_holds_more_than_was_put(self) -> None:
+        if self.service is not None:
+            assert sum(stored.count for stored in self.logged().objects.values()) <= self.ever
+
+    def merge(self, window_s: int) -> None:
+        log = StorageLog(self.storage, self.clock)
+        log.open()
+        merge(self.storage, log, self.clock, MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=1 << 20), threads=1)
+
+    def logged(self) -> LogState:
+        log = StorageLog(self.storage, self.clock)
+        return log.open()
+
+
+@pytest.mark.parametrize("examples", [pytest.param(12, id="short"), pytest.param(800, id="long", marks=pytest.mark.slow)])
+def test_merges_between_everything_else(examples: int) -> None:
+    run_state_machine_as_test(MergingMachine, settings=settings(max_examples=examples, stateful_step_count=30, deadline=None))
