@@ -78,6 +78,16 @@ MUTANTS = (
         (f"{BESIDE}::test_an_upload_whose_record_came_through_unheard_is_not_published_again_after_a_merge",),
     ),
     Mutant(
+        "table-waits-for-upload", "a window table counts as a file that waits, and the log's positions stand still",
+        "service/lifecycle.py", "    return isinstance(handle, WindowTable)\n", "    return False\n",
+        (f"{BESIDE}::test_positions_go_on_in_the_log_after_a_merge",),
+    ),
+    Mutant(
+        "position-merged-away", "a local copy that is the last to say a source's position goes when its file is merged",
+        "service/lifecycle.py", "            if keeps(handle):\n", "            if False:\n",
+        (f"{BESIDE}::test_a_position_that_only_a_merged_local_copy_says_survives_a_crash",),
+    ),
+    Mutant(
         "orphans-of-a-moment-ago", "what a merge has just removed is deleted under its readers",
         "service/orphans.py", "        removed.update(record.remove)\n", "",
         (f"{BESIDE}::test_orphans_are_what_nobody_names_and_old_enough",),
@@ -95,6 +105,6 @@ MUTANTS = (
     Mutant(
         "filter-of-its-estimate", "a shard of more entries than were expected can't be written",
         "format/bloom.py", "            if at + len(part) > len(self._hashes):\n", "            if at < 0:\n",
-        (f"{GIANTS}::test_a_window_may_get_many_more_entries_than_its_share",),
+        ("tests/unit/format/test_bloom.py::test_a_filter_outgrows_what_was_expected",),
     ),
 )  # fmt: skip

@@ -185,3 +185,12 @@ def test_a_hash_that_stayed_negative_is_held_as_0(make):
     data = b"".join(bytes(piece) for piece in Compaction(entries, layout, make.begin_ms, table.end_ms).pieces(**make.about))
     tail = parse_trailer(data, "file", len(data)).tail
     assert data[tail.position : tail.directory_position] == build_filter(np.array([filter_hash(h, 0) for h in (3, 8, 0)], np.uint64))
+
+
+def test_a_filter_outgrows_what_was_expected():
+    hashes = np.random.default_rng(3).integers(0, 2**64, 5000, np.uint64)
+    for capacity in (0, 1, 3000):
+        builder = FilterBuilder(capacity)
+        for part in np.array_split(hashes, 7):
+            builder.add(part)
+        assert builder.build() == build_filter(hashes)

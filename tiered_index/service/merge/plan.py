@@ -23,6 +23,10 @@ _FOLD_RATIO = 4
 # a table is merged again once what is new is at least this part of it
 _MAX_TABLES = 8
 # of one window, before they are folded whatever their size
+_STEP_ENTRIES = 1 << 17
+# of a job, in one slot of its coarsest window, about
+_ENTRIES_PER_SLOT = 4
+# as `SlotMap.for_count` makes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +125,10 @@ def plan_merge(
 
 def _job(sources: Sequence[StoredObject], counts: dict[int, int], window_s: int, genesis: Genesis, shard_bytes: int) -> MergeJob:
     base, item_size = genesis.layout.slots, genesis.layout.schema.item.itemsize
+    # a piece holds whole slots of every window: those of a small one must not be so coarse that they are too many entries of a large one
+    least = _ENTRIES_PER_SLOT * -(-sum(counts.values()) // _STEP_ENTRIES)
     windows = tuple(
-        Window(secrets.token_hex(8), begin * window_s, window_s, SlotMap.for_count(base, count), count)
+        Window(secrets.token_hex(8), begin * window_s, window_s, SlotMap.for_count(base, max(count, least)), count)
         for begin, count in sorted(counts.items())
     )
     shards = -(-max(counts.values()) * item_size // shard_bytes)

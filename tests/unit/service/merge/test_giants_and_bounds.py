@@ -14,6 +14,7 @@ from tests.merging import BASE_MS, HOUR_MS, Merging
 from tiered_index.service.log_records import StoredObject
 from tiered_index.service.merge import task as task_module
 from tiered_index.service.merge import writing
+from tiered_index.service.merge.plan import plan_merge
 from tiered_index.service.merge.publish import publish
 from tiered_index.service.merge.run import merge
 from tiered_index.storage.memory import MemoryStorage
@@ -105,16 +106,18 @@ def test_pieces_and_parts_of_uploads_stay_small(tmp_path: Path, monkeypatch: pyt
     assert all(piece <= 3 * PIECE and bytes_ < 3 << 10 for piece, bytes_ in largest)
 
 
-def test_a_window_may_get_many_more_entries_than_its_share(life: Merging) -> None:
+@pytest.mark.parametrize("hours", [4, 300])
+def test_a_window_may_get_many_more_entries_than_its_share(life: Merging, hours: int) -> None:
     """Entries are taken to be spread evenly over a file's seconds; here nearly all lie in one of its windows."""
-    life.put([(BASE_MS, "first"), (BASE_MS + 300 * HOUR_MS, "last")])
-    life.put([(BASE_MS + 150 * HOUR_MS + step * 1000, f"k{step}") for step in range(1500)])
+    middle = hours // 2
+    life.put([(BASE_MS, "first"), (BASE_MS + hours * HOUR_MS, "last")])
+    life.put([(BASE_MS + middle * HOUR_MS + step * 1000, f"k{step}") for step in range(2500)])
     life.publish()
     life.later()
-    assert max(window.entries for window in life.plan(3600).jobs[0].windows) < 10
+    assert max(window.entries for window in life.plan(3600).jobs[0].windows) <= 2502 // hours
     life.merge(3600)
-    assert life.windows() == [(0, 1), (150, 1), (300, 1)]
-    life.check(questions=[("t", key) for key in ("first", "last", "k0", "k7", "k1499")])
+    assert life.windows() == [(0, 1), (middle, 1), (hours, 1)]
+    life.check(questions=[("t", key) for key in ("first", "last", "k0", "k7", "k2499")])
 
 
 def test_pieces_of_many_small_files_are_as_small(make_life: Callable[..., Merging]) -> None:
@@ -146,3 +149,21 @@ def test_shards_are_cut_by_slots_and_each_holds_its_own(life: Merging, monkeypat
     slots = job.windows[0].slots
     assert ranges == [slots.slots_of_base(0, 3), slots.slots_of_base(3, 7), slots.slots_of_base(7, 11)]
     life.check(questions=SOME)
+
+
+def test_a_sparse_window_does_not_make_the_pieces_of_a_large_one_coarse(make_life: Callable[..., Merging]) -> None:
+    """One late entry beside a hundred million: slots of any window hold a piece's worth of all at most."""
+    life = make_life(settings={"slots": 100_000})
+    life.put([(BASE_MS, "k"), (BASE_MS + 23 * HOUR_MS, "k")])
+    life.publish()
+    life.put([(BASE_MS + 23 * HOUR_MS, "k"), (BASE_MS + 25 * HOUR_MS, "late")])
+    life.publish()
+    life.later()
+    state = life.state
+    large, small = state.objects.values()
+    many = replace(state, objects={large.name: replace(large, count=100_000_000), small.name: small})
+    (job,) = plan_merge(many, window_s=86400, now_s=life.clock.now_ms() // 1000).jobs
+    first, second = job.windows
+    assert (first.entries, second.entries) == (100_000_001, 1)
+    assert first.slots.split > 100
+    assert 100_000_000 // second.slots.slots < 1 << 18

@@ -270,10 +270,12 @@ def test_a_position_that_only_a_merged_local_copy_says_survives_a_crash(make_lif
         life.index.flush()
         life.index.run_lifecycle()
     assert (life.state.positions, life.index.durable_position("s")) == ({}, position)
-    life.clock.advance(2 * DAY_S)
-    life.merge()
+    life.clock.advance(3700)
+    life.merge(3600)
     uploaded = life.folder / "root" / "uploaded"
     for _ in range(2):
+        life.clock.advance(60)
+        life.index.run_lifecycle()  # which reads the log
         life.check(life.index)
         life.index.abandon()
         life.index = life.open()
