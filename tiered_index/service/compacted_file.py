@@ -102,6 +102,41 @@ class StorageBytes:
         """Return each run's verified bytes. Raises `CorruptFile`, `MissingObject`."""
         return self.cold.verified(self.stored, runs)
 
+    def search(self, question: Question) -> Array:
+        """Return the rows that answer `question`; what was read in vain counts towards the file's filter."""
+        cold, stored = self.cold, self.stored
+        hash64 = question_hash(question, keyed=cold.keyed)
+        if cold.learn_filter(stored) and cold.filters.excludes(stored, hash64):
+            return concatenate([], self.trailer().metadata.layout.schema)
+        rows = search_file(self, question)
+        whole = question.after is None and question.second_min <= stored.second_min and question.second_max >= stored.second_max
+        # what the range or the cursor left out says nothing of the key
+        if not len(rows) and whole and not self.lacks_topic(question.topic):
+            cold.filters.note_in_vain(stored, hash64)
+        return rows
+
+    def search_many(self, batch: QuestionBatch, away: npt.NDArray[np.bool_]) -> Found:
+        """Return the rows that answer each question but those that are `away` (bool, n); otherwise as `search`."""
+        cold, stored = self.cold, self.stored
+        hashes = question_hashes(batch, keyed=cold.keyed)
+        if cold.learn_filter(stored):
+            here = np.flatnonzero(~away)
+            away = away.copy()
+            away[here] = cold.filters.excludes_many(stored, hashes[here])
+        found = search_file_for_many(self, batch, away)
+        whole = ~away & (batch.second_min <= stored.second_min) & (batch.second_max >= stored.second_max)
+        in_vain = np.setdiff1d(np.flatnonzero(whole), found.questions)
+        if len(in_vain) and not self.lacks_topic(batch.topics[int(batch.topic_index[in_vain[0]])]):
+            cold.filters.note_in_vain(stored, int(hashes[in_vain[0]]))
+        return found
+
+    def away(self, batch: QuestionBatch) -> npt.NDArray[np.bool_]:
+        """Return which questions (bool, n) have no answer here: their range is another, or their key, says a filter at hand."""
+        away = (batch.second_min > self.stored.second_max) | (batch.second_max < self.stored.second_min)
+        here = np.flatnonzero(~away)
+        away[here] = self.cold.filters.excludes_many(self.stored, question_hashes(batch, keyed=self.cold.keyed)[here])
+        return away
+
     def lacks_topic(self, topic: str) -> bool:
         """Return whether the file is known, without a request, to hold nothing of `topic`."""
         trailer = self.cold.known_trailer(self.stored)
@@ -153,7 +188,9 @@ class CompactedFile:
         """Do as `excludes` for all questions of a batch."""
         if self.local is not None or self.stored is None:
             return None
-        if len(batch) and self._excluded(batch, self.stored).all():
+        if not len(batch.overlapping(self.second_min, self.second_max)):
+            return "time"
+        if self.stored.away(batch).all():
             return "filter"
         return "topic" if all(map(self.stored.lacks_topic, batch.topics)) else None
 
@@ -166,13 +203,7 @@ class CompactedFile:
                 if self.stored is None:
                     raise
         assert self.stored is not None
-        cold, stored = self.stored.cold, self.stored.stored
-        if cold.learn_filter(stored) and self.excludes(question) is not None:
-            return concatenate([], cold.trailer(stored).metadata.layout.schema)
-        rows = search_file(self.stored, question)
-        if not len(rows):
-            cold.filters.note_in_vain(stored, question_hash(question, keyed=cold.keyed))
-        return rows
+        return self.stored.search(question)
 
     def search_many(self, batch: QuestionBatch) -> Found:
         """Return the rows that answer each question, in no order; every slot group is read and checked once."""
@@ -183,18 +214,7 @@ class CompactedFile:
                 if self.stored is None:
                     raise
         assert self.stored is not None
-        cold, stored = self.stored.cold, self.stored.stored
-        cold.learn_filter(stored)
-        excluded = self._excluded(batch, self.stored)
-        found = search_file_for_many(self.stored, batch, excluded)
-        in_vain = np.setdiff1d(np.flatnonzero(~excluded), found.questions, assume_unique=False)
-        if len(in_vain):
-            cold.filters.note_in_vain(stored, int(question_hashes(batch, keyed=cold.keyed)[in_vain[0]]), len(in_vain))
-        return found
-
-    def _excluded(self, batch: QuestionBatch, stored: StorageBytes) -> npt.NDArray[np.bool_]:
-        """Return which questions (n) have a key that the file certainly doesn't hold, as far as its filter is at hand."""
-        return stored.cold.filters.excludes_many(stored.stored, question_hashes(batch, keyed=stored.cold.keyed))
+        return self.stored.search_many(batch, self.stored.away(batch))
 
     def metadata(self) -> Metadata:
         """Return the file's metadata."""

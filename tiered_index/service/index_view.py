@@ -49,6 +49,7 @@ class IndexView:
         self._config = config
         self._clock = clock
         self._lock = threading.Lock()
+        self._refreshing = threading.Lock()
         self._root_view: RootView | None = None
         self._changes: object = None
         self.catalog = Catalog()
@@ -115,14 +116,22 @@ class IndexView:
 
         A lookup that can't afford it answers from where the view stands; the next one tries again.
         """
-        if self._clock.monotonic_s() - self._refreshed_s >= self._config.refresh_interval_s:
-            with contextlib.suppress(BudgetExceeded):
-                self._try_to_refresh()
+        if not self._is_due() or not self._refreshing.acquire(blocking=False):
+            return  # whoever refreshes does it for all
+        try:
+            if self._is_due():
+                with contextlib.suppress(BudgetExceeded):
+                    self._try_to_refresh()
+        finally:
+            self._refreshing.release()
+
+    def _is_due(self) -> bool:
+        return self._clock.monotonic_s() - self._refreshed_s >= self._config.refresh_interval_s
 
     def handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
         """Return what may hold answers in an inclusive range of epoch seconds."""
         if self._root_view is None:
-            return self.catalog.overlapping(second_min, second_max)
+            return [*self.catalog.overlapping(second_min, second_max), *self._unread(self._log_error)]
         return [handle for handle in self.all_handles() if handle.second_min <= second_max and handle.second_max >= second_min]
 
     def _try_to_refresh(self) -> None:
@@ -152,9 +161,11 @@ class IndexView:
         stored = {handle.file_id: handle for handle in self.catalog.all()}
         handles = [_backed(handle, stored.pop(file_id, None)) for file_id, handle in local.items()]
         handles += stored.values()
-        if unread is not None:
-            handles.append(DamagedFile("log", "storage", 0, MAX_TIMESTAMP_MS // 1000, unread))
-        return handles
+        return handles + self._unread(unread)
+
+    def _unread(self, error: TieredIndexError | None) -> list[Handle]:
+        """Return a handle that fails for the log where it could not be read when it was due: no answer is complete then."""
+        return [DamagedFile("log", "storage", 0, MAX_TIMESTAMP_MS // 1000, error)] if error is not None else []
 
     def close(self) -> None:
         """Release threads and connections. Idempotent."""

@@ -105,7 +105,9 @@ class QueryEngine:
             return budget.add(rows)
 
         scan = Scan(look, lambda handle: handle.excludes(question), budget.spares, budget.missing, allow_partial, account)
-        self._read(scan, handles(question.second_min, question.second_max), lost)
+        # what is newer than the cursor was answered on the pages before
+        newest = question.second_max if question.after is None else min(question.second_max, question.after[0])
+        self._read(scan, handles(question.second_min, newest), lost)
         rows, more = budget.answers()
         failed = tuple([report for report, _ in scan.errors])
         last = order_key(rows[-1], self._schema) if more and len(rows) else question.after

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SchemaMismatch
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch
+from tiered_index.format.names import epoch_name
 from tiered_index.format.schema import Schema
 from tiered_index.service.catalog import Handle
 from tiered_index.service.index_view import IndexView
@@ -247,10 +248,13 @@ def _common_schema(views: Sequence[IndexView]) -> Schema:
 
 
 def _view_below(config: IndexConfig, clock: Clock, child: Storage, share: int) -> IndexView | None:
-    """Return the view of an index below a prefix, or None where the child holds none."""
+    """Return the view of an index below a prefix, or None where the child holds none. Raises `CorruptFile` for one without its log."""
     try:
         return IndexView(config, clock, child, share)
     except NotAnIndex:
+        # every writer claims an epoch before it publishes anything
+        if next(iter(child.list(epoch_name(1))), None) is not None:
+            raise CorruptFile(f"{child.uri}: {epoch_name(1)}", "is of an index whose log is not there") from None
         return None
 
 

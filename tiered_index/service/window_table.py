@@ -15,7 +15,7 @@ from tiered_index.errors import CorruptFile
 from tiered_index.service.batch_query import Found, QuestionBatch
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.compacted_file import StorageBytes
-from tiered_index.service.file_search import question_hash, question_hashes, search_file, search_file_for_many
+from tiered_index.service.file_search import question_hash
 from tiered_index.service.log_records import StoredObject, TableShard
 from tiered_index.service.rows import Array, Question, concatenate, first_answers
 
@@ -57,7 +57,9 @@ class WindowTable:
 
     def excludes_all(self, batch: QuestionBatch) -> str | None:
         """Do as `excludes` for all questions of a batch."""
-        return "filter" if len(batch) and all(excluded.all() for _, excluded in self._excluded(batch)) else None
+        if not len(batch.overlapping(self.second_min, self.second_max)):
+            return "time"
+        return None if self._excluded(batch) else "filter"
 
     def search(self, question: Question) -> Array:
         """Return the first `max_count` + 1 of the rows that answer `question`, or all of them, in no order."""
@@ -67,13 +69,10 @@ class WindowTable:
         for stored in sorted(self._holding(question), key=lambda o: -o.second_max):
             if rows is not None and len(rows) > question.max_count and int(rows["second"][question.max_count]) > stored.second_max:
                 break
-            self._cold.learn_filter(stored)
             if self._cold.filters.excludes(stored, hash64):
                 continue
             source = StorageBytes(self._cold, stored)
-            found = search_file(source, question)
-            if not len(found):
-                self._cold.filters.note_in_vain(stored, hash64)
+            found = source.search(question)
             schema = source.trailer().metadata.layout.schema
             rows = found if rows is None else first_answers(concatenate([rows, found], schema), schema, question.max_count + 1)
             if len(rows) > question.max_count:
@@ -82,7 +81,7 @@ class WindowTable:
 
     def search_many(self, batch: QuestionBatch) -> Found:
         """Return the rows that answer each question, in no order; every slot group is read and checked once."""
-        found = [search_file_for_many(StorageBytes(self._cold, stored), batch, excluded) for stored, excluded in self._excluded(batch)]
+        found = [StorageBytes(self._cold, stored).search_many(batch, away) for stored, away in self._excluded(batch)]
         found = [part for part in found if len(part.rows)]
         if not found:
             return Found(np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -102,15 +101,12 @@ class WindowTable:
 
     def _excluded(self, batch: QuestionBatch) -> list[tuple[StoredObject, Array]]:
         """Return each shard that may hold answers with the questions (bool, n) that it certainly has none for."""
-        hashes = question_hashes(batch, keyed=self._cold.keyed)
         slots = self.slots.slots_of(batch.key_hash)
         result = []
         for stored in self.shards:
             shard = _shard(stored)
-            away = (slots < shard.slot_low) | (slots >= shard.slot_high)
-            away |= (batch.second_min > stored.second_max) | (batch.second_max < stored.second_min)
-            here = np.flatnonzero(~away)
-            away[here] = self._cold.filters.excludes_many(stored, hashes[here])
+            away = StorageBytes(self._cold, stored).away(batch)
+            away |= (slots < shard.slot_low) | (slots >= shard.slot_high)
             if not away.all():
                 result.append((stored, away))
         return result

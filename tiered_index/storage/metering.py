@@ -158,6 +158,11 @@ class MeteredStorage(WrapperStorage):
         finally:
             _scopes.reset(token)
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether a usage with a limit is in scope in this context."""
+        return any(usage.limited for owner, usage in _scopes.get() if owner is self)
+
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
         usages = [self.total, *(usage for owner, usage in _scopes.get() if owner is self)]
         _begin(usages, call)

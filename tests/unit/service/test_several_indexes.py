@@ -216,17 +216,31 @@ def test_one_source_that_does_not_answer(cluster, opened):
         assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query("t", "k", max_count=None)
 
 
-def test_one_log_that_can_not_be_read_does_not_fail_lookups_that_do_not_need_it(cluster, opened):
+def test_a_log_that_was_due_and_could_not_be_read_leaves_no_answer_complete(cluster, opened):
+    """What the log has gained since may hold answers; what was known is still told where a part is asked for."""
     clock = ManualClock(BASE_MS)
     with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10) as reader:
         of(opened, cluster.uris[0]).fail("get", times=None)
         clock.advance(11)
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query("t", "k", max_count=None)
-        cluster.add(cluster.uris[2], rows(77, 9, seconds=8))
         with pytest.raises(StorageUnavailable):
-            reader.refresh()
+            reader.query("t", "k", max_count=1000)
+        cluster.add(cluster.uris[2], rows(77, 9, seconds=8))
+        clock.advance(11)
         # the others were read on all the same
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query("t", "k", max_count=None)
+        answer = reader.query("t", "k", max_count=1000, allow_partial=True)
+        assert cluster.answers(answer) == cluster.model().query("t", "k", max_count=None)
+        assert answer.status == "partial"
+        assert [(report.source, report.file) for report in answer.failed] == [(cluster.uris[0], "log")]
+        of(opened, cluster.uris[0]).clear()
+        clock.advance(2)
+        assert reader.query("t", "k", max_count=1000).status == "complete"
+
+
+def test_an_index_without_its_log_is_no_empty_folder(cluster):
+    prefix = cluster.uris[0].rpartition("/")[0]
+    MemoryStorage(prefix.removeprefix("memory://") + "/broken").put("epoch/00000000000000000001", b"x")
+    with pytest.raises(CorruptFile, match="log"):
+        IndexReader.open(prefix)
 
 
 def test_an_object_that_one_source_lost(cluster):
@@ -412,7 +426,7 @@ def test_requests_to_open(cluster, prefix, opened):
 
 @pytest.mark.parametrize("children", [1, 5, 12])
 def test_requests_to_open_a_prefix_of_an_object_store(tmp_path, children):
-    """Two that find no index there, the listings of what is below, three an index, two for a folder that is none."""
+    """Two that find no index there, the listings of what is below, three an index, three for a folder that is none."""
     store = Watched(MemoryStorage())
     made = Cluster(tmp_path)
     for number in range(children):
@@ -424,7 +438,7 @@ def test_requests_to_open_a_prefix_of_an_object_store(tmp_path, children):
     with IndexReader.open(storage_backend=store) as reader:
         assert list(reader.sources) == made.uris
         assert store.calls("get") == children
-        listings = store.calls("list") - 2 - 2 * children - 2
+        listings = store.calls("list") - 2 - 2 * children - 3
         assert 1 <= listings <= 1 + objects // 1000
         assert made.answers(reader.query("t", "k", max_count=1000)) == made.model().query("t", "k", max_count=None)
     assert store.closed

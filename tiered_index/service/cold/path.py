@@ -38,6 +38,7 @@ from tiered_index.service.cold.spans import Span, spans_of
 from tiered_index.service.log_records import StoredObject
 from tiered_index.storage.base import Storage
 from tiered_index.storage.deadline import check_deadline, remaining_s
+from tiered_index.storage.metering import MeteredStorage
 
 __all__ = ["ColdPath", "ColdSettings", "MissingObject", "check_run"]
 
@@ -145,9 +146,11 @@ class ColdPath:
     def learn_filter(self, stored: StoredObject) -> bool:
         """Fetch a file's filter where it has been probed in vain often enough to be worth it; return whether it was fetched now.
 
-        A look-up can do without: what keeps a filter from being fetched is logged, and only an object that is gone is an error.
+        A look-up held to a budget leaves it to others. One can do without: what keeps a filter from being fetched is logged, and only an
+        object that is gone is an error.
         """
-        if not self.filters.claim(stored):
+        bounded = remaining_s() is not None or (isinstance(self.storage, MeteredStorage) and self.storage.is_limited)
+        if bounded or not self.filters.claim(stored):
             return False
         try:
             self.filters.keep(stored, self._filter(stored))

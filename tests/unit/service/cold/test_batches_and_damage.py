@@ -23,7 +23,7 @@ def test_a_reader_that_only_asks_batches_learns_the_filter(tmp_path):
         put(service, 2000)
         service.seal()
         service.run_lifecycle()
-    with IndexReader.open(storage_backend=storage, filter_after_probes=4) as reader:
+    with IndexReader.open(storage_backend=storage, filter_after_probes=1) as reader:
         absent = [[Lookup(topic="t", key=f"absent{batch}-{i}") for i in range(5)] for batch in range(3)]
         asked = [reader.query_many(lookups).explain for lookups in absent]
         assert asked[0].requests >= 2  # the directory, and the groups in vain

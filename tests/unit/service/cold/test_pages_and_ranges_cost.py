@@ -1,0 +1,89 @@
+"""What a page or a batch doesn't need costs nothing: files before the cursor or outside the ranges, filters for keys that are there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tiered_index import IndexReader, IndexService, Lookup
+from tiered_index.errors import BudgetExceeded
+from tiered_index.storage.memory import MemoryStorage
+
+BASE_MS = 1_700_000_000_000
+FILES, HOUR_MS = 40, 3_600_000
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory):
+    """An index of 40 files, an hour each: key "all" once in every file, and 200 keys of its own in each."""
+    storage = MemoryStorage()
+    root = tmp_path_factory.mktemp("root")
+    with IndexService.open(root=root, storage_backend=storage, slots=50, items=202, local_keep_s=0, background=False) as service:
+        for number in range(FILES):
+            count = 201
+            service.put_batch({
+                "topic": ["t"] * count, "queue_id": np.zeros(count, int), "key": ["all", *(f"k{number}-{i}" for i in range(count - 1))],
+                "offset": np.arange(count) + number * 1000, "size": np.full(count, 7),
+                "timestamp_ms": BASE_MS + number * HOUR_MS + np.arange(count) * 1000,
+            })  # fmt: skip
+            service.seal()
+            service.run_lifecycle()
+    return storage
+
+
+def hour_of(number, key):
+    """Return the lookup of a key of a file in that file's hour."""
+    begin_ms = BASE_MS + number * HOUR_MS
+    return Lookup(topic="t", key=f"k{number}-{key}", begin_ms=begin_ms, end_ms=begin_ms + HOUR_MS - 1)
+
+
+def warm(reader):
+    """Bring every directory into memory."""
+    reader.query_many([Lookup(topic="t", key=f"k{number}-0") for number in range(FILES)])
+
+
+def test_pages_together_cost_one_request_a_file(storage):
+    with IndexReader.open(storage_backend=storage, block_cache_bytes=0, filter_after_probes=3) as reader:
+        warm(reader)
+        cursor, requests, found = None, 0, []
+        while True:
+            page = reader.query("t", "all", max_count=5, cursor=cursor)
+            requests += page.explain.requests
+            found += [item.offset for item in page]
+            if (cursor := page.cursor) is None:
+                break
+        assert found == [number * 1000 for number in reversed(range(FILES))]
+        # the file that holds the last answer is looked at again, for what has the same second
+        assert requests <= FILES + FILES // 5 + 5
+
+
+def test_a_batch_leaves_out_files_that_no_range_meets(storage):
+    ends = [hour_of(number, 5) for number in (0, FILES - 1)]
+    with IndexReader.open(storage_backend=storage, filter_after_probes=1) as reader:
+        answers = reader.query_many(ends)
+        assert answers.counts.tolist() == [1, 1]
+        assert answers.explain.requests == 4
+        assert {report.outcome for report in answers.explain.files} == {"read", "skipped_time"}
+        assert reader.query_many(ends).explain.requests == 0
+
+
+def test_keys_that_are_there_make_no_filter_due(storage):
+    ranges = [hour_of(number, 7) for number in range(FILES)]
+    with IndexReader.open(storage_backend=storage, block_cache_bytes=0, filter_after_probes=1) as reader:
+        assert reader.query_many(ranges).explain.requests == 2 * FILES
+        assert reader.query_many(ranges).explain.requests == FILES
+        for lookup in ranges[:10]:
+            assert reader.query("t", lookup.key, lookup.begin_ms, lookup.end_ms).explain.requests == 1
+            # another second: says nothing of the key
+            assert reader.query("t", lookup.key, lookup.begin_ms, lookup.begin_ms).explain.requests == 1
+            assert reader.query("t", lookup.key, lookup.begin_ms, lookup.end_ms).explain.requests == 1
+
+
+def test_a_filter_is_not_fetched_at_the_cost_of_a_bounded_lookup(storage):
+    with IndexReader.open(storage_backend=storage, block_cache_bytes=0, filter_after_probes=2) as reader:
+        warm(reader)
+        for number in range(3):
+            reader.query("t", f"absent{number}", BASE_MS, BASE_MS + HOUR_MS - 1)
+        assert [item.offset for item in reader.query("t", "all", BASE_MS, BASE_MS + HOUR_MS - 1, max_requests=1)] == [0]
+        with pytest.raises(BudgetExceeded):
+            reader.query("t", "all", BASE_MS, BASE_MS + HOUR_MS - 1, max_requests=0)
