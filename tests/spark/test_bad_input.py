@@ -204,7 +204,10 @@ def test_missing_java_and_missing_pyspark(monkeypatch, tmp_path):
 
 def test_errors_of_tasks_keep_their_class_and_their_text():
     text = "org.apache.spark.SparkException: Job aborted\nTraceback\ntiered_index.errors.CorruptFile: data/x: bad at byte 4\n\tat org"
-    with pytest.raises(CorruptFile, match="reading: data/x: bad at byte 4"), typed_errors("reading"):
+    with pytest.raises(CorruptFile, match=r"data/x: bad at byte 4 \(reading\)") as caught, typed_errors("reading"):
         raise RuntimeError(text)
+    assert caught.value.file == "data/x"
+    with pytest.raises(InvalidArgument, match="reading: no such thing"), typed_errors("reading"):
+        raise RuntimeError(text.replace("CorruptFile: data/x: bad at byte 4", "InvalidArgument: no such thing"))
     with pytest.raises(RuntimeError, match="nothing of ours"), typed_errors("reading"):
         raise RuntimeError("nothing of ours")

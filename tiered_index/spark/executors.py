@@ -61,7 +61,7 @@ def typed_errors(what: str) -> Iterator[None]:
         for found in reversed(list(_OURS.finditer(text))):
             kind = getattr(errors, found["kind"], None)
             if isinstance(kind, type) and issubclass(kind, TieredIndexError):
-                raise _again(kind, f"{what}: {found['text']}") from error
+                raise _again(kind, found["text"], what) from error
         named = _FILE.search(text)
         file = named[0].rstrip(".") if named is not None else "a file"
         if any(sign in text for sign in _NO_LINES):
@@ -73,12 +73,12 @@ def typed_errors(what: str) -> Iterator[None]:
         raise
 
 
-def _again(kind: type[TieredIndexError], text: str) -> TieredIndexError:
+def _again(kind: type[TieredIndexError], text: str, what: str) -> TieredIndexError:
     """Return an error of a class whose constructor may want more than a text."""
     if issubclass(kind, CorruptFile):
         file, _, problem = text.partition(": ")
-        return kind(file, problem)
+        return kind(file, f"{problem} ({what})")
     try:
-        return kind(text)
+        return kind(f"{what}: {text}")
     except TypeError:
         return TieredIndexError(text)

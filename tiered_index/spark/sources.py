@@ -36,7 +36,7 @@ __all__ = ["SourceLike", "frame_of", "is_commit_log", "is_frame"]
 
 SourceLike: TypeAlias = "DataFrame | str | Path | Sequence[str | Path]"
 _NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
-_MESSAGE = "topic string, queue_id long, keys array<string>, key string, offset long, size long, timestamp_ms long, topic_id long"
+_MESSAGE = "topic string, queue_id long, keys array<string>, key string, offset long, size long, timestamp_ms long"
 _LOG = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
 
 
@@ -100,7 +100,7 @@ def _local_frame(spark: SparkSession, files: Sequence[str]) -> DataFrame:
 
 
 def _message_frame(frame: DataFrame) -> DataFrame:
-    """Return NDJSON's messages, whose keys stand in `keys`, as this project writes them, or one in `key`; ids where there are any."""
+    """Return NDJSON's messages, whose keys stand in `keys`, as this project writes them, or one in `key`. Topics get ids by name."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     keys = F.coalesce("keys", F.when(F.col("key").isNotNull(), F.array("key")))
@@ -160,7 +160,7 @@ def _read_ndjson(batches: Iterable[pa.RecordBatch], s3: S3Options) -> Iterator[p
     text, number = pa.string(), pa.int64()
     schema = pa.schema([
         ("topic", text), ("queue_id", number), ("keys", pa.list_(text)), ("key", text), ("offset", number), ("size", number),
-        ("timestamp_ms", number), ("topic_id", number),
+        ("timestamp_ms", number),
     ])  # fmt: skip
     options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     for uri, name, _ in _each_split(batches):
