@@ -6,7 +6,8 @@ With --messages the messages themselves are the answer: see `messages.py`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -116,10 +117,11 @@ def _stream(out: Printer, pages: Pages[QueryResult]) -> int:
     cost_usd = elapsed_ms = 0.0
     partial = False
     failed: dict[tuple[str | None, str], object] = {}
+    seen: set[tuple[object, ...]] = set()
     for answer in pages:
-        for item in answer.items:
+        for item in _unseen(answer.items, seen):
             out.record(item.to_dict())
-        count += len(answer)
+            count += 1
         requests += answer.explain.requests
         size_bytes += answer.explain.bytes
         cost_usd += answer.explain.cost_usd
@@ -138,7 +140,8 @@ def _show(out: Printer, pages: Pages[QueryResult], explaining: Explaining | None
     if out.as_json:
         out.document(answers[-1].to_dict() | pages.error())
         return pages.settle(partial=partial)
-    items = [item for answer in answers for item in answer.items]
+    seen: set[tuple[object, ...]] = set()
+    items = [item for answer in answers for item in _unseen(answer.items, seen)]
     last = answers[-1]
     if items:
         columns = len(_COLUMNS) if any(item.source is not None for item in items) else -1
@@ -151,6 +154,16 @@ def _show(out: Printer, pages: Pages[QueryResult], explaining: Explaining | None
     if explaining is not None:
         explaining.show(out, [answer.explain for answer in answers])
     return pages.settle(partial=partial)
+
+
+def _unseen(items: Iterable[IndexItem], seen: set[tuple[object, ...]]) -> Iterator[IndexItem]:
+    """Yield the items that no page before had, and note them in `seen`: one that was put with two times may stand on two pages."""
+    for item in items:
+        columns = [f.name for f in dataclasses.fields(item) if f.metadata.get("identity")]
+        identity = (item.source, item.queue_id, item.offset, *(getattr(item, name) for name in columns))
+        if identity not in seen:
+            seen.add(identity)
+            yield item
 
 
 def _row(item: IndexItem) -> tuple[object, ...]:
