@@ -37,7 +37,11 @@ MaxBytes = Annotated[
 Timeout = Annotated[
     float | None,
     typer.Option(
-        "--timeout", metavar="SECONDS", help="No request is begun after this time, opening the index included.", show_default=False, rich_help_panel=_PANEL
+        "--timeout",
+        metavar="SECONDS",
+        help="No request is begun after this time, opening the index included.",
+        show_default=False,
+        rich_help_panel=_PANEL,
     ),
 ]
 CacheDir = Annotated[
