@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test test-all test-s3 mutants lint bench bench-quick bench-s3 lock clean
+.PHONY: help setup demo test test-all test-cluster test-s3 mutants lint bench bench-quick bench-s3 lock clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,6 +45,9 @@ lint: $(VENV)/.stamp-test ## ruff and mypy --strict
 
 test: lint ## every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not real_s3" --durations=15 $(PYTEST_ARGS)
+
+test-cluster: $(VENV)/.stamp-test ## Spark jobs on executors that fail, are killed and speculate
+	@$(BIN)/python -m pytest tests/spark/test_local_cluster.py --durations=5 $(PYTEST_ARGS)
 
 test-all: lint ## as test, the slow soaks, and the mutants
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real_s3" --durations=30 $(PYTEST_ARGS)

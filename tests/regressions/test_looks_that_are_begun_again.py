@@ -52,7 +52,7 @@ def grown(open_index, open_reader, ask):
 
 def test_a_file_that_is_gone_when_it_is_opened(grown, ask, monkeypatch):
     _, reader = grown
-    reader._view._opened = {}
+    reader._views[0]._root_view._opened = {}
     opened, armed = root_view.open_local, [True]
 
     def gone_once(path):

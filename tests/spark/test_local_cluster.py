@@ -35,6 +35,7 @@ def run(master: str, folder: Path, entries: int, *troubles: str) -> list[dict[st
     return lines
 
 
+@pytest.mark.slow
 def test_failing_tasks_and_a_killed_executor(tmp_path):
     built, merged = run("local-cluster[2,1,1024]", tmp_path, 3_000, "executor")
     assert built["struck"] == merged["struck"] == ["a", "b", "killed"]  # two tasks failed, then an executor was killed in a third
