@@ -81,7 +81,7 @@ def test_cold_lookups_take_one_range_get_a_file(uri: str, tmp_path: Path, sample
         index.run_lifecycle()
         files = len(index.log_state.objects)
         assert files > 2
-    with IndexReader.open(uri, refresh_interval_s=3600) as reader:
+    with IndexReader.open(uri, refresh_interval_s=3600, block_cache_bytes=0, filter_after_probes=10**6) as reader:
         sample.check(reader, sample.questions(300))  # every directory is known after these
         rare = [(topic, key) for topic, key in sample.questions(120) if len(sample.answers.answer(topic, key)) < 50]
         assert len(rare) > 30

@@ -37,13 +37,14 @@ class ForgetfulBucket:
                 self.objects.pop(name, None)
                 return Answer(204)
             if not name:
-                return self._listing(parse_qs(parts.query).get("prefix", [""])[0])
+                asked = parse_qs(parts.query)
+                return self._listing(asked.get("prefix", [""])[0], asked.get("start-after", [""])[0])
             if name in self.objects:
                 return Answer(200, self.objects[name])
             return error(404, "NoSuchKey")
 
-    def _listing(self, prefix: str) -> Answer:
-        found = sorted(name for name in self.objects if name.startswith(prefix))
+    def _listing(self, prefix: str, start_after: str) -> Answer:
+        found = sorted(name for name in self.objects if name.startswith(prefix) and name > start_after)
         items = "".join(
             f"<Contents><Key>{name}</Key><Size>{len(self.objects[name])}</Size><LastModified>2026-01-01T00:00:00Z</LastModified></Contents>"
             for name in found
