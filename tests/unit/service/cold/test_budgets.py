@@ -16,6 +16,7 @@ from tests.cold_index import ColdIndex, cold_index, columns, publish, put
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.wrappers import LatencyStorage
 from tiered_index.testing.model import Answer
 from tiered_index.testing.storage_faults import FaultStorage
 
@@ -280,6 +281,9 @@ def test_budget_errors_are_of_the_package(made: ColdIndex) -> None:
 def test_early_pages_stay_within_what_they_need(tmp_path: Path) -> None:
     """A limit that suffices for the page is no obstacle, however many files there are behind it."""
     many = cold_index(tmp_path / "root", files=30, entries=5)
+    # so slow that whatever is sent too early is sent before the first answer is there
+    with many.reader(LatencyStorage(many.storage, seed=1, median_ms=30, sigma=0)) as reader:
+        assert reader.query("t", "all", max_count=1).explain.requests == 2
     with many.reader() as reader:
         assert len(reader.query("t", "all", max_count=1, max_requests=2)) == 1
         page = reader.query("t", "all", max_count=4, max_requests=8)
