@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from tests.cold_index import ColdIndex, cold_index, columns, publish, put
-from tests.counting_proxy import Action, CountingProxy, Request, counting_proxy
 from tests.s3_server import s3_server
 from tests.storage.scripted_server import error
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
+from tiered_index.testing.counting_proxy import Action, CountingProxy, Request, counting_proxy
 from tiered_index.testing.model import Answer
 from tiered_index.types import Explain
 

@@ -23,10 +23,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
-
-from tests.storage.scripted_server import Answer
 
 __all__ = ["Action", "Count", "CountingProxy", "Exchange", "Request", "counting_proxy", "times"]
 
@@ -51,6 +49,19 @@ class Request:
     @property
     def ranged(self) -> bool:
         return "range" in self.headers
+
+
+class Answer(Protocol):
+    """What is sent in place of the endpoint's answer."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> dict[str, str]: ...
+
+    @property
+    def body(self) -> bytes: ...
 
 
 @dataclass(frozen=True, kw_only=True)
