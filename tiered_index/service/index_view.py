@@ -19,12 +19,12 @@ from tiered_index.service.catalog import Catalog, Handle
 from tiered_index.service.cold.cache_folder import CacheFolder
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile
-from tiered_index.service.lifecycle import show_stored
 from tiered_index.service.limits import allow_many_files
 from tiered_index.service.log_records import Genesis, LogState
 from tiered_index.service.root import CACHE, Marker, Root
 from tiered_index.service.root_view import RootView
 from tiered_index.service.session import check_genesis
+from tiered_index.service.showing import show_stored
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk

@@ -23,13 +23,14 @@ from tiered_index.service.cold.cache_folder import CacheFolder
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.flusher import Flusher
 from tiered_index.service.lanes import MAIN, QUARANTINE, Lane, LaneContext
-from tiered_index.service.lifecycle import Lifecycle, show_stored
+from tiered_index.service.lifecycle import Lifecycle
 from tiered_index.service.limits import allow_many_files
 from tiered_index.service.log_records import Genesis, LogState
 from tiered_index.service.query import QueryEngine
 from tiered_index.service.recovery import Recovered, recover_root
 from tiered_index.service.root import CACHE, Marker, Root, RootLock
 from tiered_index.service.session import StorageSession, check_genesis
+from tiered_index.service.showing import show_stored
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.service.topics import TopicTable
 from tiered_index.storage.base import Storage

@@ -55,7 +55,7 @@ MUTANTS = (
     ),
     Mutant(
         "items-unverified-before-upload", "a compacted file with damaged items is published",
-        "service/lifecycle.py", "        verify_tables(file)\n        verify_runs(file)\n", "        verify_tables(file)\n",
+        "service/uploads.py", "        verify_tables(file)\n        verify_runs(file)\n", "        verify_tables(file)\n",
         ("tests/unit/service/test_uploads.py::test_damaged_items_are_not_published",),
     ),
     Mutant(

@@ -43,7 +43,7 @@ MUTANTS = (
     ),
     Mutant(
         "retention-before-the-log", "a file is taken for uploaded before the log names its object",
-        "service/lifecycle.py", "            self._sent[file.file_id] = name\n            try:\n",
+        "service/uploads.py", "            self._sent[file.file_id] = name\n            try:\n",
         "            self._sent[file.file_id] = name\n"
         "            early, late = (self._root.index_path(state, file.file_id) for state in (COMPACTED, UPLOADED))\n"
         "            self._root.disk.publish(early, late)\n"
@@ -52,25 +52,25 @@ MUTANTS = (
     ),
     Mutant(
         "upload-error-swallowed", "an upload that failed ends early and counts as done",
-        "service/lifecycle.py", "sent anew next time; never deleted, since its record may still arrive\n                raise",
+        "service/uploads.py", "sent anew next time; never deleted, since its record may still arrive\n                raise",
         "sent anew next time; never deleted, since its record may still arrive\n                return",
         (f"{UPLOADS}::test_a_failed_upload_leaves_nothing_behind",),
     ),
     Mutant(
         "upload-size-unchecked", "an object that arrived cut short is published",
-        "service/lifecycle.py",
+        "service/uploads.py",
         "if size != stored.size_bytes:\n                    raise StorageUnavailable(",
         "if size is None:\n                    raise StorageUnavailable(",
         (f"{UPLOADS}::test_an_object_that_arrived_cut_short_is_not_published",),
     ),
     Mutant(
         "upload-last-part-missing", "the last part of an upload is left out",
-        "service/lifecycle.py", "storage.complete_upload(handle, parts)", "storage.complete_upload(handle, parts[:-1])",
+        "service/uploads.py", "storage.complete_upload(handle, parts)", "storage.complete_upload(handle, parts[:-1])",
         (f"{UPLOADS}::test_a_file_goes_up_in_parts",),
     ),
     Mutant(
         "failed-upload-left-behind", "what a failed upload left in the storage stays there",
-        "service/lifecycle.py",
+        "service/uploads.py",
         "                    with contextlib.suppress(StorageError):  # the error that counts is the upload's; an orphan costs only space\n"
         "                        storage.delete(name)\n",
         "                    pass\n",
@@ -78,17 +78,17 @@ MUTANTS = (
     ),
     Mutant(
         "positions-ahead-of-quarantine", "the log says positions while entries wait in quarantine",
-        "service/lifecycle.py", "h.lane == QUARANTINE or h.sequence", "h.sequence",
+        "service/positions.py", "h.lane == QUARANTINE or h.sequence", "h.sequence",
         (f"{LIFE}::test_the_logs_positions_never_run_ahead_of_entries_in_quarantine",),
     ),
     Mutant(
         "positions-ahead-of-main", "a quarantine file's record says positions while main files wait",
-        "service/lifecycle.py", "file.metadata().source_positions if file.lane != QUARANTINE else {}", "file.metadata().source_positions",
+        "service/positions.py", "file.metadata().source_positions if file.lane != QUARANTINE else {}", "file.metadata().source_positions",
         (f"{LIFE}::test_the_logs_positions_never_run_ahead_of_a_younger_main_file",),
     ),
     Mutant(
         "positions-ahead-of-older-files", "the log says positions while an older file waits",
-        "service/lifecycle.py", "h.lane == QUARANTINE or h.sequence < file.sequence", "h.lane == QUARANTINE",
+        "service/positions.py", "h.lane == QUARANTINE or h.sequence < file.sequence", "h.lane == QUARANTINE",
         ("tests/faults/test_damage.py::test_an_entry_that_rots_while_the_writer_runs_is_not_compacted",),
     ),
     Mutant(

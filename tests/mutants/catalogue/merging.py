@@ -68,7 +68,7 @@ MUTANTS = (
     ),
     Mutant(
         "table-shown-after-its-sources-go", "files that were merged stay among those that are read",
-        "service/lifecycle.py", "handle.stored is not None and handle.file_id not in state.files", "handle.file_id is None",
+        "service/showing.py", "handle.stored is not None and handle.file_id not in state.files", "handle.file_id is None",
         (f"{BESIDE}::test_a_running_reader_whose_files_are_gone_reads_the_log_again",),
     ),
     Mutant(
@@ -79,12 +79,12 @@ MUTANTS = (
     ),
     Mutant(
         "table-waits-for-upload", "a window table counts as a file that waits, and the log's positions stand still",
-        "service/lifecycle.py", "    return isinstance(handle, WindowTable)\n", "    return False\n",
+        "service/positions.py", "    return isinstance(handle, WindowTable)\n", "    return False\n",
         (f"{BESIDE}::test_positions_go_on_in_the_log_after_a_merge",),
     ),
     Mutant(
         "position-merged-away", "a local copy that is the last to say a source's position goes when its file is merged",
-        "service/lifecycle.py", "            if keeps(handle):\n", "            if False:\n",
+        "service/showing.py", "            if keeps(handle):\n", "            if False:\n",
         (f"{BESIDE}::test_a_position_that_only_a_merged_local_copy_says_survives_a_crash",),
     ),
     Mutant(

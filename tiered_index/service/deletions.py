@@ -1,0 +1,51 @@
+"""Deletions of local files that must be durable; what can't be deleted now is tried again later. Threads: any."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from tiered_index.errors import TieredIndexError
+from tiered_index.service.root import disk_error
+from tiered_index.storage.disk import Disk
+
+__all__ = ["Deletions"]
+
+
+class Deletions:
+    """What is to be deleted from one root."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._lock = threading.Lock()
+        self._undeleted: list[list[Path]] = []
+        self._errors: dict[str, TieredIndexError] = {}
+
+    def unlink(self, paths: list[Path]) -> None:
+        """Delete files of one folder in this order, durably: a power cut must not bring back what the log has forgotten by then.
+
+        What can't be deleted now is left for `again`.
+        """
+        for number, path in enumerate(paths):
+            try:
+                self._disk.unlink(path)
+                if path is paths[-1]:
+                    self._disk.sync_folder(path.parent)
+            except OSError as error:
+                with self._lock:
+                    self._errors[path.name] = disk_error(error, f"deleting {path}")
+                    self._undeleted.append(paths[number:])
+                return
+
+    def again(self) -> None:
+        """Try again what could not be deleted."""
+        with self._lock:
+            undeleted, self._undeleted = self._undeleted, []
+        for paths in undeleted:
+            self.unlink(paths)
+
+    def take_errors(self) -> dict[str, TieredIndexError]:
+        """Return the errors met since the last call, by file name."""
+        with self._lock:
+            errors, self._errors = self._errors, {}
+        return errors

@@ -1,0 +1,49 @@
+"""Source positions: which of them the log may say once a file is published.
+
+A position in the log promises that the storage has everything of the source before it. Pure. Threads: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tiered_index.format.names import UPLOADED
+from tiered_index.service.catalog import Handle
+from tiered_index.service.chunks import later_positions
+from tiered_index.service.compacted_file import CompactedFile, DamagedFile
+from tiered_index.service.lanes import QUARANTINE
+from tiered_index.service.unsealed_file import UnsealedFile
+from tiered_index.service.window_table import WindowTable
+
+__all__ = ["durable_positions", "positions_of"]
+
+
+def durable_positions(file: CompactedFile, handles: Sequence[Handle]) -> dict[str, int]:
+    """Return the source positions that are true once `file` is published: those before which no entry waits in another of `handles`.
+
+    A main file's positions say nothing of quarantine and of damaged files; a quarantine file's say nothing of main files.
+    """
+    waiting = [h for h in handles if h.file_id != file.file_id and not _is_stored(h)]
+    if any(isinstance(h, DamagedFile) or h.lane == QUARANTINE or h.sequence < file.sequence for h in waiting):
+        return {}
+    if waiting:
+        return file.metadata().source_positions if file.lane != QUARANTINE else {}
+    return positions_of([file, *handles])
+
+
+def positions_of(handles: Iterable[Handle]) -> dict[str, int]:
+    """Return the greatest position of each source that local files say."""
+    positions: dict[str, int] = {}
+    for handle in handles:
+        if isinstance(handle, UnsealedFile):
+            positions = later_positions(positions, handle.positions)
+        elif isinstance(handle, CompactedFile) and handle.local is not None:
+            positions = later_positions(positions, handle.metadata().source_positions)
+    return positions
+
+
+def _is_stored(handle: Handle) -> bool:
+    """Return whether the storage has a file, or what it was merged into."""
+    if isinstance(handle, CompactedFile):
+        return handle.stored is not None or handle.folder == UPLOADED
+    return isinstance(handle, WindowTable)

@@ -1,0 +1,168 @@
+"""Uploads: a compacted file is sent under a name of its own, then one log record publishes it.
+
+An upload may be repeated after any failure. A file that may have been published unheard (by an earlier process, or by a try whose outcome
+is unknown) is looked up in the log's records first: a merge may have removed it since. One thread at a time: the life cycle's round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterable
+
+from tiered_index.clock import Clock
+from tiered_index.errors import ObjectNotFound, StorageError, StorageUnavailable, TieredIndexError, WriterFenced
+from tiered_index.format.names import COMPACTED, DATA_PREFIX, UPLOADED, data_name, data_prefix
+from tiered_index.service.catalog import Catalog
+from tiered_index.service.cold.path import ColdPath
+from tiered_index.service.compacted_file import CompactedFile, StorageBytes, open_local
+from tiered_index.service.deletions import Deletions
+from tiered_index.service.local_checks import verify_runs, verify_tables
+from tiered_index.service.log_records import StoredObject
+from tiered_index.service.positions import durable_positions
+from tiered_index.service.root import Root, disk_error
+from tiered_index.service.session import StorageSession
+from tiered_index.service.storage_log import fenced
+from tiered_index.storage.base import Storage
+
+__all__ = ["Uploads"]
+
+_CLOCK_SLACK_MS = 86_400_000
+# by which a writer's clock may have been put back
+
+
+class Uploads:
+    """The uploads of one root. `recovered` are the ids of files that an earlier process began: it may have published them unheard."""
+
+    def __init__(
+        self, root: Root, catalog: Catalog, session: StorageSession, cold: ColdPath, deletions: Deletions, clock: Clock,
+        *, part_bytes: int, refresh: Callable[[], object], recovered: Iterable[str],
+    ) -> None:  # fmt: skip
+        """`refresh` reads the log and shows what it says."""
+        self._root = root
+        self._catalog = catalog
+        self._session = session
+        self._cold = cold
+        self._deletions = deletions
+        self._clock = clock
+        self._part_bytes = part_bytes
+        self._refresh = refresh
+        self._recovered = set(recovered)
+        self._sent: dict[str, str] = {}  # file id -> object that was uploaded whole and is not known to be in the log
+
+    def upload(self, file: CompactedFile) -> None:
+        """Publish a compacted file, unless the log has it already, and move it to ``uploaded``.
+
+        Raises what the storage raises, `CorruptFile` (the local file does not verify), `WriterFenced`. It may be repeated.
+        """
+        assert file.local is not None
+        storage, epoch = self._session.storage, self._session.epoch
+        verify_tables(file)
+        verify_runs(file)
+        trailer = file.local.trailer()
+        # an attempt that reached the storage but, as far as we heard, not the log is published under the name that it has
+        sent = self._sent.get(file.file_id)
+        name = sent or data_name(file.file_id, secrets.token_hex(8))
+        stored = StoredObject(
+            name=name,
+            file_id=file.file_id,
+            lane=trailer.metadata.lane,
+            sequence=file.sequence,
+            second_min=file.second_min,
+            second_max=file.second_max,
+            count=file.count,
+            size_bytes=file.local.size_bytes,
+            trailer_position=trailer.tail.position,
+            filter_length=trailer.tail.filter_length,
+            directory_length=trailer.tail.directory_length,
+            metadata_length=trailer.tail.metadata_length,
+            published_ms=self._clock.now_ms(),
+        )
+        state = self._session.log.refresh()
+        if state.epoch > epoch:
+            raise fenced(storage.uri, state.epoch, epoch)
+        known = state.object_of(file.file_id)
+        if known is None and (sent is not None or file.file_id in self._recovered) and self._was_merged(file):
+            return
+        if known is not None:
+            stored = known  # an earlier try got as far as the log
+        else:
+            self._session.log.check_end()
+            try:
+                if sent is None:
+                    self._send(storage, name, memoryview(file.local.data))
+                size = storage.head(name).size_bytes
+                if size != stored.size_bytes:
+                    raise StorageUnavailable(f"{storage.uri}: {name} has {size:,} bytes after its upload, not {stored.size_bytes:,}")
+            except TieredIndexError as error:
+                if sent is None:
+                    with contextlib.suppress(StorageError):  # the error that counts is the upload's; an orphan costs only space
+                        storage.delete(name)
+                elif isinstance(error, ObjectNotFound):
+                    del self._sent[file.file_id]  # sent anew next time; never deleted, since its record may still arrive
+                raise
+            self._sent[file.file_id] = name
+            try:
+                self._session.log.publish(epoch, (stored,), positions=durable_positions(file, self._catalog.all()))
+            except WriterFenced:
+                # decided: it never was published and never will be
+                if self._session.log.state.object_of(file.file_id) is None:
+                    with contextlib.suppress(StorageError):
+                        storage.delete(name)
+                raise
+        source, target = self._root.index_path(COMPACTED, file.file_id), self._root.index_path(UPLOADED, file.file_id)
+        try:
+            if source.exists():
+                self._root.disk.publish(source, target)
+            else:  # an earlier try moved it, but could not make that durable
+                self._root.disk.sync_folder(target.parent)
+                self._root.disk.sync_folder(source.parent)
+        except OSError as error:
+            raise disk_error(error, f"moving {source} to {target}") from error
+        self._sent.pop(file.file_id, None)
+        self._cold.keep(stored, file.local.data)
+        self._catalog.put(open_local(target, StorageBytes(self._cold, stored)))
+
+    def _was_merged(self, file: CompactedFile) -> bool:
+        """Return whether an earlier try got as far as the log and a later record has removed the file since; then let go of it."""
+        created_ms = int(file.metadata().more.get("created_ms", 0))
+        self._recovered.discard(file.file_id)
+        if not self._session.log.was_removed(file.file_id, created_ms - _CLOCK_SLACK_MS):
+            return False
+        self._sent.pop(file.file_id, None)
+        self._refresh()  # what it was merged into is shown before it goes
+        path = self._root.index_path(COMPACTED, file.file_id)
+        self._catalog.remove(file.file_id, lambda: self._deletions.unlink([path]))
+        return True
+
+    def _send(self, storage: Storage, name: str, data: memoryview) -> None:
+        part = max(self._part_bytes, storage.min_part_bytes)
+        if len(data) <= part:
+            storage.put(name, data)
+            return
+        handle = storage.begin_upload(name)
+        try:
+            starts = range(0, len(data), part)
+            parts = [storage.upload_part(handle, i + 1, data[start : start + part]) for i, start in enumerate(starts)]
+            storage.complete_upload(handle, parts)
+        except TieredIndexError:
+            with contextlib.suppress(StorageError):  # recovery and `orphans` abort what is left
+                storage.abort_upload(handle)
+            raise
+
+    def sweep_attempts(self, file_ids: set[str]) -> int:
+        """Delete what unfinished uploads of this root's own files left in the storage; return how many objects and uploads that was."""
+        storage = self._session.storage
+        swept = 0
+        named = set(self._session.log.refresh().objects)
+        for file_id in sorted(file_ids):
+            for info in list(storage.list(data_prefix(file_id))):
+                if info.name not in named:
+                    storage.delete(info.name)
+                    swept += 1
+        if file_ids:
+            for handle in list(storage.list_uploads(DATA_PREFIX)):
+                if handle.name.split("/")[1] in file_ids:
+                    storage.abort_upload(handle)
+                    swept += 1
+        return swept
