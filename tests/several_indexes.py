@@ -20,10 +20,12 @@ from tiered_index.service.sources import source_number
 from tiered_index.storage.base import Storage
 from tiered_index.testing.disk_faults import FaultDisk
 from tiered_index.testing.model import Answer, OrderKey, ReferenceModel
+from tiered_index.testing.storage_faults import FaultStorage
 
-__all__ = ["BASE_MS", "Cluster", "Row", "rows"]
+__all__ = ["BASE_MS", "Cluster", "Row", "Watched", "of", "rows"]
 
 BASE_MS = 1_700_000_000_000
+_READS = ("get", "get_range", "get_ranges", "get_suffix", "head", "list")
 Row = tuple[str, int, str | list[str], int, int, int]
 """Topic, queue_id, keys, offset, size, timestamp_ms."""
 
@@ -102,3 +104,23 @@ class Cluster:
         assert result.status in ("complete", "truncated")
         assert (result.cursor is None) == (result.status == "complete")
         return self.model([]).order_key_of(found[-1]) if found else None
+
+
+class Watched(FaultStorage):
+    """A storage with faults that knows whether it was closed."""
+
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+        super().close()
+
+    def requests(self) -> int:
+        """Return how many reads arrived so far."""
+        return sum(map(self.calls, _READS))
+
+
+def of(opened: Iterable[Watched], uri: str) -> Watched:
+    """Return the storage of `uri` among those opened."""
+    (found,) = [storage for storage in opened if storage.uri == uri]
+    return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
@@ -17,11 +16,13 @@ from tiered_index.errors import BudgetExceeded, NotAnIndex, StorageError, Tiered
 from tiered_index.format.schema import Schema
 from tiered_index.service.catalog import Catalog, Handle
 from tiered_index.service.cold.cache_folder import CacheFolder
+from tiered_index.service.cold.cache_room import CacheRoom
+from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile
 from tiered_index.service.limits import allow_many_files
 from tiered_index.service.log_records import Genesis, LogState
-from tiered_index.service.root import CACHE, Marker, Root
+from tiered_index.service.root import Marker, Root
 from tiered_index.service.root_view import RootView
 from tiered_index.service.session import check_genesis
 from tiered_index.service.showing import show_stored
@@ -42,10 +43,11 @@ class IndexView:
     """An index that somebody else writes.
 
     `backend` stands in for the storage that `config` names; it is closed with the view, not where making the view fails.
-    `share` is how many views divide the bounds of the caches among them. Raises as `IndexReader.open`.
+    `caches` are those in memory and `room` the one on disk, if there is one; views that are read as one share them.
+    Raises as `IndexReader.open`.
     """
 
-    def __init__(self, config: IndexConfig, clock: Clock, backend: Storage | None, share: int = 1) -> None:
+    def __init__(self, config: IndexConfig, clock: Clock, backend: Storage | None, caches: Caches, room: CacheRoom | None) -> None:
         self._config = config
         self._clock = clock
         self._lock = threading.Lock()
@@ -72,8 +74,15 @@ class IndexView:
         try:
             self.genesis = self._open_log(marker, must_answer=named or marker is None)
             self.schema: Schema = self.genesis.layout.schema
-            folder = _cache_folder(config, self.genesis.index_id, share)
-            self.cold = ColdPath(self.storage, keyed=self.schema.keyed, settings=_settings(config, share), folder=folder)
+            index_id = self.genesis.index_id
+            self.cold = ColdPath(
+                self.storage,
+                keyed=self.schema.keyed,
+                settings=ColdSettings.of(config),
+                folder=CacheFolder(room, index_id) if room is not None else None,
+                caches=caches,
+                index_id=index_id,
+            )
             show_stored(self.catalog, [], self._log.state, self.cold, lambda _: None)
         except BaseException:
             if opened is not None:
@@ -174,23 +183,6 @@ class IndexView:
         self.catalog.clear()
         if self._root_view is not None:
             self._root_view.clear()
-
-
-def _settings(config: IndexConfig, share: int) -> ColdSettings:
-    """Return the bounds of the cold path, those of memory divided by `share`."""
-    whole = ColdSettings.of(config)
-    return replace(
-        whole, block_cache_bytes=whole.block_cache_bytes // share, directory_cache_bytes=whole.directory_cache_bytes // share
-    )
-
-
-def _cache_folder(config: IndexConfig, index_id: str, share: int) -> CacheFolder | None:
-    """Return the reader's own cache where it was given one, else the writer's beside it, which it never changes."""
-    if config.cache_dir is not None:
-        return CacheFolder(config.cache_dir, index_id, max(1, config.cache_max_bytes // share))
-    if config.root is not None:
-        return CacheFolder(config.root / CACHE, index_id, config.cache_max_bytes, read_only=True)
-    return None
 
 
 def _backed(local: Handle, stored: Handle | None) -> Handle:

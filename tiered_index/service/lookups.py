@@ -5,8 +5,6 @@ Threads: every method from any thread.
 
 from __future__ import annotations
 
-import functools
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -127,8 +125,7 @@ class Lookups(ABC):
 
     def cache_use(self) -> dict[str, CacheUse]:
         """Return how the caches in memory were used so far: ``blocks``, ``directories``, ``filters``; those of several indexes together."""
-        uses = [cold.use() for cold in self._cold_paths]
-        return {name: functools.reduce(operator.add, [use[name] for use in uses]) for name in uses[0]}
+        return self._cold_paths[0].use()  # they are shared by all
 
     def _answer(
         self, allow_partial: bool, limits: LookupLimits, ask_engine: Callable[[Lost, Account | None], T]

@@ -20,6 +20,7 @@ from tiered_index.service.buffer import WriteBuffer
 from tiered_index.service.catalog import Catalog, Handle
 from tiered_index.service.chunks import later_positions
 from tiered_index.service.cold.cache_folder import CacheFolder
+from tiered_index.service.cold.cache_room import CacheRoom
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.flusher import Flusher
 from tiered_index.service.lanes import MAIN, QUARANTINE, Lane, LaneContext
@@ -88,7 +89,7 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
         log = StorageLog(storage, clock, checkpoint_every=config.checkpoint_every)
         session = StorageSession(storage, log, clock, config.lease_ttl_s)
         marker, layout, state = _join(config, root, session, marker, wanted, uri or storage.uri)
-        folder = CacheFolder(config.cache_dir or root.path / CACHE, marker.index_id, config.cache_max_bytes)
+        folder = CacheFolder(CacheRoom(config.cache_dir or root.path / CACHE, config.cache_max_bytes), marker.index_id)
         cold = ColdPath(storage, keyed=layout.schema.keyed, settings=ColdSettings.of(config), folder=folder)
         undo.callback(cold.close)
         recovered = recover_root(root, cold, state, layout)

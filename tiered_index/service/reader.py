@@ -20,10 +20,13 @@ from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAn
 from tiered_index.format.names import epoch_name
 from tiered_index.format.schema import Schema
 from tiered_index.service.catalog import Handle
+from tiered_index.service.cold.cache_room import CacheRoom
+from tiered_index.service.cold.caches import Caches
 from tiered_index.service.index_view import IndexView
 from tiered_index.service.log_records import ArchivedSegment, Genesis, LogState
 from tiered_index.service.lookups import Lookups
 from tiered_index.service.query import QueryEngine
+from tiered_index.service.root import CACHE
 from tiered_index.service.segment_archive import SegmentArchive
 from tiered_index.service.sources import SourcedFile, source_number, sourced_schema
 from tiered_index.storage.base import Storage
@@ -61,12 +64,13 @@ class IndexReader(Lookups):
         if storages is not None and (config.root is not None or storage is not None):
             raise InvalidArgument("several storages are read without a root")
         clock = clock or SystemClock()
+        self._caches = Caches(config.block_cache_bytes, config.directory_cache_bytes)
+        self._open_view = partial(_open_view, clock=clock, caches=self._caches, room=_cache_room(config))
         with contextlib.ExitStack() as undo:
             if storages is None:
-                self._views = self._open_views(clock, storage, undo)
+                self._views = self._open_views(storage, undo)
             else:
-                share = len(storages)
-                opening = [partial(IndexView, config.model_copy(update={"storage": uri}), clock, None, share) for uri in storages]
+                opening = [partial(self._open_view, config.model_copy(update={"storage": uri})) for uri in storages]
                 self._views = tuple(_side_by_side(opening, config.query_threads, undo))
             self._schema = _common_schema(self._views)
             self._names = {source_number(view.genesis.index_id): view.storage.uri for view in self._views}
@@ -167,6 +171,7 @@ class IndexReader(Lookups):
         with contextlib.ExitStack() as each:
             if self._shared is not None:
                 each.callback(self._shared.close)
+            each.callback(self._caches.clear)
             for view in self._views:
                 each.callback(view.close)
             self._engine.close()
@@ -187,22 +192,22 @@ class IndexReader(Lookups):
             among = self._views[0].storage.uri if len(self._views) == 1 else f"{len(self._views)} indexes"
             raise InvalidArgument(f"this reader reads {among} as several indexes are: open the one that is meant by its own URI for this")
 
-    def _open_views(self, clock: Clock, backend: Storage | None, undo: contextlib.ExitStack) -> tuple[IndexView, ...]:
+    def _open_views(self, backend: Storage | None, undo: contextlib.ExitStack) -> tuple[IndexView, ...]:
         """Return the view of the one index that is meant, or, where a storage holds none itself, those of its children."""
         config = self.config
         if config.root is not None:
             if backend is not None:
                 undo.callback(backend.close)
-            return (_view(config, clock, backend, undo),)
+            return (_kept(self._open_view(config, backend), undo),)
         shared = backend or open_storage(str(config.storage), options=config.s3, parallel_reads=config.query_threads)
         undo.callback(shared.close)
         try:
-            return (_view(config, clock, shared, undo),)
+            return (_kept(self._open_view(config, shared), undo),)
         except NotAnIndex as error:
             children = list(itertools.islice(child_storages(shared), _MAX_CHILDREN + 1))
             if len(children) > _MAX_CHILDREN:
                 raise InvalidArgument(f"{shared.uri} has more than {_MAX_CHILDREN} folders: name the indexes that are meant") from None
-            opening = [partial(_view_below, config, clock, child, len(children)) for child in children]
+            opening = [partial(_view_below, partial(self._open_view, config, child), child) for child in children]
             views = [view for view in _side_by_side(opening, config.query_threads, undo) if view is not None]
             if not views:
                 raise NotAnIndex(f"{error}, and nothing directly below it is one") from None
@@ -233,8 +238,22 @@ class IndexReader(Lookups):
         return found
 
 
-def _view(config: IndexConfig, clock: Clock, backend: Storage | None, undo: contextlib.ExitStack) -> IndexView:
-    view = IndexView(config, clock, backend)
+def _cache_room(config: IndexConfig) -> CacheRoom | None:
+    """Return the reader's own cache where it was given one, else the writer's beside it, which it never changes."""
+    if config.cache_dir is not None:
+        return CacheRoom(config.cache_dir, config.cache_max_bytes)
+    if config.root is not None:
+        return CacheRoom(config.root / CACHE, config.cache_max_bytes, read_only=True)
+    return None
+
+
+def _open_view(
+    config: IndexConfig, backend: Storage | None = None, *, clock: Clock, caches: Caches, room: CacheRoom | None
+) -> IndexView:
+    return IndexView(config, clock, backend, caches, room)
+
+
+def _kept(view: IndexView, undo: contextlib.ExitStack) -> IndexView:
     undo.callback(view.close)
     return view
 
@@ -247,10 +266,10 @@ def _common_schema(views: Sequence[IndexView]) -> Schema:
     return first.schema
 
 
-def _view_below(config: IndexConfig, clock: Clock, child: Storage, share: int) -> IndexView | None:
+def _view_below(open_view: Callable[[], IndexView], child: Storage) -> IndexView | None:
     """Return the view of an index below a prefix, or None where the child holds none. Raises `CorruptFile` for one without its log."""
     try:
-        return IndexView(config, clock, child, share)
+        return open_view()
     except NotAnIndex:
         # every writer claims an epoch before it publishes anything
         if next(iter(child.list(epoch_name(1))), None) is not None:

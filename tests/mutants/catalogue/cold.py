@@ -71,17 +71,17 @@ MUTANTS = (
     ),
     Mutant(
         "cache-without-bound", "the local cache grows past its bound",
-        "service/cold/cache_folder.py", "if self._size_bytes <= self._max_bytes * _SLACK:", "if self._size_bytes:",
+        "service/cold/cache_room.py", "if self._size_bytes <= self.max_bytes * _SLACK:", "if self._size_bytes:",
         (f"{CACHE}::test_the_bound_is_kept_and_the_oldest_used_go",),
     ),
     Mutant(
         "cache-newest-goes-first", "a full cache throws out what was used last",
-        "service/cold/cache_folder.py", "entries = sorted(self._entries())", "entries = sorted(self._entries(), reverse=True)",
+        "service/cold/cache_room.py", "entries = sorted(self._entries())", "entries = sorted(self._entries(), reverse=True)",
         (f"{CACHE}::test_the_bound_is_kept_and_the_oldest_used_go",),
     ),
     Mutant(
         "reader-writes-beside-the-writer", "a reader writes into the cache of the writer beside it",
-        "service/cold/cache_folder.py", "if self._read_only or not len(data) or", "if not len(data) or",
+        "service/cold/cache_room.py", "return not self.read_only and size_bytes", "return size_bytes",
         (f"{CACHE}::test_a_reader_beside_its_writer_changes_nothing_in_the_writers_cache",),
     ),
     Mutant(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 __all__ = ["ByteCache", "CacheUse"]
@@ -28,12 +28,9 @@ class CacheUse:
     size_bytes: int
     max_bytes: int
 
-    def __add__(self, other: CacheUse) -> CacheUse:
-        return CacheUse(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
-
 
 class ByteCache(Generic[K, V]):
-    """Holds values up to `max_bytes` (0: none). A value larger than an eighth of the bound is not kept: it would empty the cache."""
+    """Holds values up to `max_bytes` (0: none). A value larger than half of the bound is not kept: it would throw out most others."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -54,7 +51,7 @@ class ByteCache(Generic[K, V]):
 
     def takes(self, size_bytes: int) -> bool:
         """Return whether a value of `size_bytes` would be kept."""
-        return size_bytes * 8 <= self._max_bytes
+        return size_bytes * 2 <= self._max_bytes
 
     def put(self, key: K, value: V, size_bytes: int) -> bool:
         """Keep `value`, which takes `size_bytes`, and throw out what must go for it; return whether it is kept."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.format.bloom import FILTER_BLOCK_BYTES, block_may_hold, block_number, block_numbers, blocks_may_hold
-from tiered_index.service.cold.byte_cache import ByteCache, CacheUse
+from tiered_index.service.cold.byte_cache import ByteCache
 from tiered_index.service.cold.cache_folder import PIECE_BYTES, CacheFolder
 from tiered_index.service.log_records import StoredObject
 
@@ -26,11 +26,14 @@ _WHOLE = -1
 
 
 class Filters:
-    """The filters of one index's stored files, as far as they are at hand."""
+    """The filters of one index's stored files, as far as they are at hand; `memory` may be shared with other indexes."""
 
-    def __init__(self, folder: CacheFolder | None, max_bytes: int, after_probes: int) -> None:
+    def __init__(
+        self, folder: CacheFolder | None, memory: ByteCache[tuple[str, str, int], bytes], index_id: str, after_probes: int
+    ) -> None:
         self._folder = folder
-        self._memory: ByteCache[tuple[str, int], bytes] = ByteCache(max_bytes)
+        self._memory = memory
+        self._index_id = index_id
         self._after_probes = after_probes
         self._lock = threading.Lock()
         self._in_vain: dict[str, int] = {}
@@ -52,7 +55,7 @@ class Filters:
         if not blocks or not len(hashes):
             return nothing
         numbers = block_numbers(hashes, blocks)
-        whole = self._memory.get((stored.name, _WHOLE))
+        whole = self._memory.get((self._index_id, stored.name, _WHOLE))
         if whole is not None:
             return ~blocks_may_hold(_words(whole)[numbers], hashes)
         pieces, place = np.unique(numbers // _BLOCKS_A_PIECE, return_inverse=True)
@@ -87,19 +90,11 @@ class Filters:
     def keep(self, stored: StoredObject, data: bytes) -> None:
         """Take in a file's verified filter."""
         kept = self._folder is not None and self._folder.write(stored.name, "filter", data)
-        if not kept and not self._memory.put((stored.name, _WHOLE), data, len(data)):
+        if not kept and not self._memory.put((self._index_id, stored.name, _WHOLE), data, len(data)):
             self._too_large.add(stored.name)
 
-    def use(self) -> CacheUse:
-        """Return how the memory was used."""
-        return self._memory.use()
-
-    def clear(self) -> None:
-        """Let go of the memory."""
-        self._memory.clear()
-
     def _block(self, stored: StoredObject, number: int) -> bytes | None:
-        whole = self._memory.get((stored.name, _WHOLE))
+        whole = self._memory.get((self._index_id, stored.name, _WHOLE))
         if whole is not None:
             return whole[number * FILTER_BLOCK_BYTES : (number + 1) * FILTER_BLOCK_BYTES]
         piece = self._piece(stored, number // _BLOCKS_A_PIECE)
@@ -111,7 +106,7 @@ class Filters:
     def _piece(self, stored: StoredObject, number: int) -> bytes | None:
         if self._folder is None:
             return None
-        key = stored.name, number
+        key = self._index_id, stored.name, number
         piece = self._memory.get(key)
         if piece is None:
             piece = self._folder.read_piece(stored.name, "filter", stored.filter_length, number)

@@ -31,8 +31,9 @@ from tiered_index.errors import (
     UnsupportedVersion,
 )
 from tiered_index.format.trailer import Run, Trailer, parse_trailer
-from tiered_index.service.cold.byte_cache import ByteCache, CacheUse
+from tiered_index.service.cold.byte_cache import CacheUse
 from tiered_index.service.cold.cache_folder import CacheFolder
+from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.filters import Filters
 from tiered_index.service.cold.spans import Span, spans_of
 from tiered_index.service.log_records import StoredObject
@@ -79,19 +80,28 @@ class ColdSettings:
 class ColdPath:
     """Reads the stored files of one index.
 
-    `keyed` says whether its entries have fingerprints; `folder` is the local cache, if there is one.
+    `keyed` says whether its entries have fingerprints; `folder` is the local cache, if there is one. `caches` are those in memory, where
+    several indexes, each with its `index_id`, share them; whoever made them clears them.
     """
 
     def __init__(
-        self, storage: Storage, *, keyed: bool = False, settings: ColdSettings | None = None, folder: CacheFolder | None = None
+        self,
+        storage: Storage,
+        *,
+        keyed: bool = False,
+        settings: ColdSettings | None = None,
+        folder: CacheFolder | None = None,
+        caches: Caches | None = None,
+        index_id: str = "",
     ) -> None:
         self.storage = storage
         self.keyed = keyed
         self.settings = settings or ColdSettings()
         self._folder = folder
-        self._blocks: ByteCache[tuple[str, int], bytes] = ByteCache(self.settings.block_cache_bytes)
-        self._trailers: ByteCache[str, Trailer] = ByteCache(self.settings.directory_cache_bytes)
-        self.filters = Filters(folder, self.settings.directory_cache_bytes // 2, self.settings.filter_after_probes)
+        self._index_id = index_id
+        self._shared = caches is not None
+        self._caches = caches or Caches(self.settings.block_cache_bytes, self.settings.directory_cache_bytes)
+        self.filters = Filters(folder, self._caches.filters, index_id, self.settings.filter_after_probes)
         self._travelling = threading.BoundedSemaphore(self.settings.query_threads)
         self._lock = threading.Lock()
         self._fetches: dict[str, Future[Trailer]] = {}
@@ -104,7 +114,7 @@ class ColdPath:
         Look-ups that come while it is fetched wait for that request and share its outcome, an error of the file or the storage included.
         """
         while True:
-            known = self._trailers.get(stored.name)
+            known = self.known_trailer(stored)
             if known is not None:
                 return known
             with self._lock:
@@ -123,7 +133,7 @@ class ColdPath:
 
     def known_trailer(self, stored: StoredObject) -> Trailer | None:
         """Return a file's trailer where it is in memory."""
-        return self._trailers.get(stored.name)
+        return self._caches.directories.get((self._index_id, stored.name))
 
     def verified(self, stored: StoredObject, runs: Sequence[Run]) -> list[memoryview]:
         """Return each run's verified bytes, in the order given; what isn't cached travels side by side, neighbours in one range.
@@ -133,7 +143,7 @@ class ColdPath:
         pieces: dict[int, memoryview] = {}
         missing = []
         for run in runs:
-            block = self._blocks.get((stored.name, run.offset))
+            block = self._caches.blocks.get((self._index_id, stored.name, run.offset))
             if block is None:
                 missing.append(run)
             else:
@@ -181,8 +191,8 @@ class ColdPath:
                     self._folder.write(stored.name, "filter", bytes(whole[stored.trailer_position : stored.directory_position]))
 
     def use(self) -> dict[str, CacheUse]:
-        """Return how the caches in memory were used: ``blocks``, ``directories``, ``filters``."""
-        return {"blocks": self._blocks.use(), "directories": self._trailers.use(), "filters": self.filters.use()}
+        """Return how the caches in memory were used, by all who share them: ``blocks``, ``directories``, ``filters``."""
+        return self._caches.use()
 
     def close(self) -> None:
         """Let go of threads and memory. Idempotent."""
@@ -191,9 +201,8 @@ class ColdPath:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=True)
-        self._blocks.clear()
-        self._trailers.clear()
-        self.filters.clear()
+        if not self._shared:
+            self._caches.clear()
 
     def _fetch_for_all(self, stored: StoredObject, fetch: Future[Trailer]) -> Trailer:
         try:
@@ -203,7 +212,7 @@ class ColdPath:
                 del self._fetches[stored.name]
             fetch.set_exception(error if isinstance(error, TieredIndexError) else _Abandoned())
             raise
-        self._trailers.put(stored.name, trailer, stored.size_bytes - stored.directory_position)
+        self._caches.directories.put((self._index_id, stored.name), trailer, stored.size_bytes - stored.directory_position)
         with self._lock:
             del self._fetches[stored.name]
         fetch.set_result(trailer)
@@ -234,7 +243,7 @@ class ColdPath:
             for run, piece in found:
                 # a cached piece must not keep its whole span in memory
                 block = data if run.length == len(data) else bytes(piece)
-                self._blocks.put((stored.name, run.offset), block, run.length)
+                self._caches.blocks.put((self._index_id, stored.name, run.offset), block, run.length)
             return [(run.offset, piece) for run, piece in found]
 
         return self._checked(stored, span.start, span.length, check)

@@ -17,6 +17,7 @@ from tests.cold_index import ColdIndex, cold_index
 from tests.faults.small_disk import Mounts
 from tiered_index import IndexReader
 from tiered_index.service.cold.cache_folder import PIECE_BYTES, CacheFolder
+from tiered_index.service.cold.cache_room import CacheRoom
 from tiered_index.storage.opening import open_storage
 from tiered_index.testing.model import Answer
 
@@ -118,7 +119,7 @@ def test_no_flipped_byte_of_an_entry_is_believed(
     whole = path.read_bytes()
     other = "filter" if kind == "trailer" else "trailer"
     with made.reader(cache_dir=cache, filter_after_probes=1, directory_cache_bytes=0) as reader:  # so that nothing is kept in memory
-        folder = CacheFolder(cache, path.parent.name, 1 << 30, read_only=True)
+        folder = CacheFolder(CacheRoom(cache, 1 << 30, read_only=True), path.parent.name)
         name = made.stored[0].name
         for at in range(len(whole)):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x04]) + whole[at + 1 :])
@@ -164,10 +165,10 @@ def _another_index(path: Path) -> None:
     """The same bytes, as the cache of another index would hold them."""
     name = path.name.removesuffix(path.suffix).replace(",", "/")
     kind = path.suffix[1:]
-    data = CacheFolder(path.parent.parent, path.parent.name, 1 << 30).read(name, kind, path.stat().st_size - 4)  # type: ignore[arg-type]
+    data = CacheFolder(CacheRoom(path.parent.parent, 1 << 30), path.parent.name).read(name, kind, path.stat().st_size - 4)  # type: ignore[arg-type]
     assert data is not None
     elsewhere = path.parent.parent / "elsewhere"
-    CacheFolder(elsewhere, "another", 1 << 30).write(name, kind, data)  # type: ignore[arg-type]
+    CacheFolder(CacheRoom(elsewhere, 1 << 30), "another").write(name, kind, data)  # type: ignore[arg-type]
     shutil.copy(elsewhere / "another" / path.name, path)
 
 
@@ -273,18 +274,18 @@ def test_a_full_disk_is_no_trouble(made: ColdIndex, tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> CacheFolder:
-    return CacheFolder(tmp_path / "bounded", "an-index", 100_000)
+    return CacheFolder(CacheRoom(tmp_path / "bounded", 100_000), "an-index")
 
 
 def used(folder: CacheFolder) -> int:
-    return sum(path.stat().st_size for path in folder.folder.rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in folder._room.folder.rglob("*") if path.is_file())
 
 
 def test_the_bound_is_kept_and_the_oldest_used_go(folder: CacheFolder) -> None:
     data = os.urandom(PIECE_BYTES * 2)
     for number in range(11):
         assert folder.write(f"data/o{number}", "filter", data)
-        os.utime(folder.folder / "an-index" / f"data,o{number}.filter", (1000 + number, 1000 + number))
+        os.utime(folder._room.folder / "an-index" / f"data,o{number}.filter", (1000 + number, 1000 + number))
     assert folder.read("data/o1", "filter", len(data)) == data  # used just now
     assert folder.read_piece("data/o2", "filter", len(data), 1) == data[PIECE_BYTES:]
     for number in range(11, 14):
@@ -298,7 +299,7 @@ def test_the_bound_is_kept_and_the_oldest_used_go(folder: CacheFolder) -> None:
 
 
 def test_the_bound_is_of_all_indexes_in_a_folder(folder: CacheFolder) -> None:
-    another = CacheFolder(folder.folder, "another", 100_000)
+    another = CacheFolder(CacheRoom(folder._room.folder, 100_000), "another")
     for number in range(60):
         for each in (folder, another):
             assert each.write(f"data/o{number}", "trailer", os.urandom(3000))
@@ -322,13 +323,13 @@ def test_a_replaced_entry_is_counted_once(folder: CacheFolder) -> None:
 
 def test_what_a_crash_left_is_swept_and_strangers_are_not(folder: CacheFolder) -> None:
     folder.write("data/o", "filter", b"x")
-    mine = folder.folder / "an-index"
+    mine = folder._room.folder / "an-index"
     old, young, stranger = mine / ".tmp-old", mine / ".tmp-young", mine / "notes.txt"
     for path in (old, young, stranger):
         path.write_bytes(b"left")
     os.utime(old, (1000, 1000))
     os.utime(stranger, (1000, 1000))
-    CacheFolder(folder.folder, "an-index", 10).write("data/p", "filter", b"y")
+    CacheFolder(CacheRoom(folder._room.folder, 10), "an-index").write("data/p", "filter", b"y")
     assert not old.exists() and young.exists() and stranger.exists()
 
 
@@ -375,3 +376,31 @@ def test_a_reader_beside_its_writer_changes_nothing_in_the_writers_cache(
         made.storage.reset()
         ask_all(made, reader)
         assert fetched(made) == {"trailer": set(), "filter": set()}
+
+
+def test_a_damaged_entry_that_stays_is_told_of_once_and_is_as_good_as_absent(
+    made: ColdIndex, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = entry(cache, made, "filter")
+    length = made.stored[0].filter_length
+    name = made.stored[0].name
+    whole = path.read_bytes()
+    path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    folder = CacheFolder(CacheRoom(cache, 1 << 30, read_only=True), path.parent.name)
+    for _ in range(3):
+        assert folder.read_piece(name, "filter", length, 0) is None
+        assert folder.read(name, "filter", length) is None
+    assert [path.name in record.getMessage() for record in caplog.records] == [True]
+    assert folder.damaged == 1
+    # its neighbours are believed as before
+    assert folder.read(made.stored[1].name, "filter", made.stored[1].filter_length) is not None
+    # whoever keeps the cache replaces it: then it is read again, and damage to the new one isn't told of again
+    sound = path.with_name("replacement")
+    sound.write_bytes(whole)
+    sound.replace(path)
+    assert folder.read(name, "filter", length) is not None
+    path.write_bytes(whole[:-1])
+    os.utime(path, (1000, 1000))
+    assert folder.read(name, "filter", length) is None
+    assert len(caplog.records) == 1
+    assert path.read_bytes() == whole[:-1]

@@ -338,7 +338,7 @@ def test_the_memory_keeps_its_bound_and_what_was_used_last(bound: int) -> None:
             assert len(found) == mirror[key]
         else:
             misses += 1
-        kept = size * 8 <= bound
+        kept = size * 2 <= bound
         assert cache.put(key, bytes(size), size) is kept
         if kept:
             mirror.pop(key, None)
@@ -348,4 +348,4 @@ def test_the_memory_keeps_its_bound_and_what_was_used_last(bound: int) -> None:
         use = cache.use()
         assert (use.hits, use.misses, use.entries, use.size_bytes) == (hits, misses, len(mirror), sum(mirror.values()))
         assert use.size_bytes <= bound
-    assert (use.evictions > 100) is (bound == 80)
+    assert (use.evictions > 100) is (bound > 0)

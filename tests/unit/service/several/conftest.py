@@ -1,0 +1,47 @@
+"""A small cluster in memory, and the storages that its readers open."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.several_indexes import Cluster, Watched, rows
+from tiered_index.service import index_view
+from tiered_index.service import reader as reader_module
+from tiered_index.storage.base import Storage
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.opening import open_storage
+
+SEVERAL = 3
+
+
+@pytest.fixture
+def prefix(tmp_path):
+    name = f"several-{tmp_path.name}-{time.time_ns()}"
+    yield f"memory://{name}"
+    for shelf in [shelf for shelf in MemoryStorage._shelves if shelf.startswith(name)]:
+        MemoryStorage.forget(shelf)
+
+
+@pytest.fixture
+def cluster(tmp_path, prefix):
+    made = Cluster(tmp_path)
+    for number in range(SEVERAL):
+        made.add(f"{prefix}/broker-{number}", rows(number))
+    return made
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The storages that readers open, by URI, in order of their opening."""
+    made: list[Watched] = []
+
+    def watched(uri: str, **options: Any) -> Storage:
+        made.append(Watched(open_storage(uri, **options)))
+        return made[-1]
+
+    for module in (index_view, reader_module):
+        monkeypatch.setattr(module, "open_storage", watched)
+    return made

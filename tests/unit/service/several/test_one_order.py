@@ -1,0 +1,122 @@
+"""Several indexes read as one: one order and one way of paging, whatever the order in which they are named, each entry with its source."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import pytest
+
+from tests.several_indexes import BASE_MS, Cluster, rows
+from tiered_index import IndexItem, IndexReader, KeyedIndexItem, Lookup, column
+from tiered_index.errors import InvalidCursor
+from tiered_index.service.sources import source_number
+
+
+def test_one_order_whatever_the_order_of_the_sources(cluster, prefix):
+    expected = cluster.model().query("t", "k", max_count=None)
+    orders = [*itertools.permutations(cluster.uris), prefix, tuple(cluster.uris)]
+    for given in orders:
+        with IndexReader.open(given) as reader:
+            whole = reader.query("t", "k", max_count=1000)
+            assert cluster.answers(whole) == expected
+            assert whole.status == "complete"
+            assert sorted(reader.sources) == sorted(cluster.uris)
+            asked = [Lookup(topic="t", key="k", max_count=1000), Lookup(topic="t", key="other"), Lookup(topic="x", key="k")]
+            batch = reader.query_many(asked)
+            assert batch[0].items == whole.items
+            assert cluster.answers(batch[1]) == cluster.model().query("t", "other")
+            assert len(batch[2]) == 0 and batch[2].status == "complete"
+    # places that agree in all but the source: as many answers as sources
+    places = [(a.timestamp_ms, a.offset, a.queue_id) for a in expected]
+    assert len(set(places)) < len(places)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 1000])
+@pytest.mark.parametrize("many", [False, True])
+def test_pages_by_readers_of_other_orders_and_of_one_source_more(cluster, count, many):
+    """The cursor of one reader is continued by the next: sources in another order, then one more, then one less."""
+    first = cluster.uris[:2]
+    steps = [first, first[::-1], first, cluster.uris, cluster.uris[::-1], cluster.uris[1:]]
+    readers = {}
+    cursor, after, pages = None, None, 0
+    for step in itertools.chain(steps, itertools.repeat(cluster.uris)):
+        if pages and cursor is None:
+            break
+        if tuple(step) not in readers:
+            readers[tuple(step)] = cluster.reader(step), cluster.model(step)
+        reader, model = readers[tuple(step)]
+        expected = model.query("t", "k", BASE_MS, BASE_MS + 3_999, None, after)
+        asked = {"begin_ms": BASE_MS, "end_ms": BASE_MS + 3_999, "max_count": count, "cursor": cursor}
+        page = reader.query_many([Lookup(topic="t", key="k", **asked)])[0] if many else reader.query("t", "k", **asked)
+        after = cluster.check_page(page, expected, count) or after
+        cursor = page.cursor
+        pages += 1
+    for reader, _ in readers.values():
+        reader.close()
+    assert pages > len(steps) or count == 1000
+
+
+def test_entries_and_files_say_their_source(cluster):
+    with cluster.reader() as several, cluster.reader(cluster.uris[:1]) as one, IndexReader.open(cluster.uris[0]) as plain:
+        whole = several.query("t", "k", max_count=1000)
+        assert {item.source for item in whole} == set(cluster.uris)
+        assert {report.source for report in whole.explain.files} == set(cluster.uris)
+        assert whole.to_dict()["items"][0]["source"] in cluster.uris
+        assert {item.source for item in one.query("t", "k")} == {cluster.uris[0]} == set(one.sources)
+        answer = plain.query("t", "k")
+        assert {item.source for item in answer} == {None} == {report.source for report in answer.explain.files}
+        assert "source" not in answer.to_dict()["items"][0]
+        assert len(several.files()) == sum(len(IndexReader.open(uri).files()) for uri in cluster.uris)
+
+
+def test_cursors_of_one_index_and_of_several_are_not_mixed_up(cluster):
+    with cluster.reader(cluster.uris[:1]) as several, IndexReader.open(cluster.uris[0]) as plain:
+        for mine, others in ((several, plain), (plain, several)):
+            cursor = mine.query("t", "k", max_count=1).cursor
+            assert cursor is not None
+            with pytest.raises(InvalidCursor):
+                others.query("t", "k", cursor=cursor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZonedItem(KeyedIndexItem):
+    """Its own column has the name that the source's would have; the identity column is 0 in many entries."""
+
+    source_id: int = column(">i4")
+    zone: int = column(">u2", identity=True)
+
+
+@pytest.mark.parametrize("item_type", [ZonedItem, None])
+@pytest.mark.parametrize("count", [1, 3])
+def test_further_columns_and_identities_beside_the_source(tmp_path, prefix, item_type, count):
+    made = Cluster(tmp_path, {"item_type": ZonedItem})
+    expected = []
+    for number in range(2):
+        uri = f"{prefix}/{number}"
+        made.models[uri] = None  # type: ignore[assignment]
+        with made.writer(uri) as index:
+            made.numbers[uri] = source_number(index.index_id)
+            for offset, zone in itertools.product(range(3), (0, 1, 65_535)):
+                index.put("t", 0, "k", offset, 10, BASE_MS, source_id=7 + number, zone=zone)
+                expected.append((-offset, zone, made.numbers[uri], 7 + number, uri))
+            index.seal()
+            index.run_lifecycle()
+    found, cursor = [], None
+    with made.reader(item_type=item_type) as reader:
+        while True:
+            page = reader.query("t", "k", max_count=count, cursor=cursor)
+            found += [(-i.offset, i.zone, made.numbers[i.source], i.source_id, i.source) for i in page]
+            if (cursor := page.cursor) is None:
+                break
+    assert found == sorted(expected)
+
+
+def test_items_of_the_plain_preset(tmp_path, prefix):
+    made = Cluster(tmp_path, {"preset": "rocketmq"}, keyed=False)
+    for number in range(2):
+        made.add(f"{prefix}/{number}", rows(number))
+    with made.reader() as reader:
+        answer = reader.query("t", "k", max_count=1000)
+        assert made.answers(answer) == made.model().query("t", "k", max_count=None)
+        assert {type(item) for item in answer} == {IndexItem}

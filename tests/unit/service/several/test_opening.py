@@ -1,0 +1,157 @@
+"""What is opened as several indexes, what is refused, and that all of it is closed again."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from tests.several_indexes import Cluster, Watched, of, rows
+from tiered_index import IndexReader
+from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SchemaMismatch, StorageUnavailable
+from tiered_index.service import index_view
+from tiered_index.storage.base import Storage
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.wrappers import PrefixedStorage
+
+SEVERAL = 3
+
+
+@pytest.mark.parametrize(
+    "wrong", [[], [""], 5, b"memory://x", [5], ["memory://x", None], {"memory://x": 1}, ["nonsense://x"], ["memory://"]], ids=repr
+)
+def test_what_is_no_list_of_indexes(wrong):
+    with pytest.raises((InvalidArgument, ConfigError)):
+        IndexReader.open(wrong)
+
+
+def test_several_have_no_root(cluster, tmp_path, monkeypatch):
+    for given in ({"root": tmp_path}, {"storage_backend": MemoryStorage()}):
+        with pytest.raises(InvalidArgument, match="without a root"):
+            IndexReader.open(cluster.uris, **given)
+    monkeypatch.setenv("TIERED_INDEX_ROOT", str(tmp_path))
+    with pytest.raises(InvalidArgument, match="without a root"):
+        IndexReader.open(cluster.uris)
+
+
+def test_one_index_given_twice(cluster, tmp_path):
+    with pytest.raises(InvalidArgument, match="given twice"):
+        IndexReader.open([cluster.uris[0], cluster.uris[1], cluster.uris[0]])
+    uri = f"file://{tmp_path}/stored"
+    cluster.add(uri, rows(1))
+    with pytest.raises(InvalidArgument, match="given twice"):
+        IndexReader.open([uri, uri + "/"])
+
+
+def test_other_schemas_are_not_read_together(cluster, prefix, opened):
+    cluster.add(f"{prefix}/old", rows(3), preset="rocketmq")
+    for given in (cluster.uris, cluster.uris[::-1]):
+        with pytest.raises(SchemaMismatch, match=r"old stores IndexItem entries|broker-. stores KeyedIndexItem"):
+            IndexReader.open(given)
+    assert [storage.closed for storage in opened] == [1] * 2 * (SEVERAL + 1)
+
+
+def test_a_prefix_of_other_schemas(cluster, prefix):
+    cluster.add(f"{prefix}/old", rows(3), preset="rocketmq")
+    with pytest.raises(SchemaMismatch, match="old stores IndexItem entries"):
+        IndexReader.open(prefix)
+
+
+def test_a_list_with_what_is_no_index(cluster, prefix, opened):
+    with pytest.raises(NotAnIndex, match="nowhere"):
+        IndexReader.open([*cluster.uris, f"{prefix}/nowhere"])
+    assert len(opened) == SEVERAL + 1
+    assert [storage.closed for storage in opened] == [1] * (SEVERAL + 1)
+
+
+@pytest.mark.parametrize("kth", range(SEVERAL))
+def test_where_one_can_not_be_opened_none_stays_open(cluster, kth, monkeypatch):
+    made: list[Watched] = []
+
+    def watched(uri: str, **options: Any) -> Storage:
+        storage = Watched(open_storage(uri, **options))
+        if uri == cluster.uris[kth]:
+            storage.fail("list", times=None)
+        made.append(storage)
+        return storage
+
+    monkeypatch.setattr(index_view, "open_storage", watched)
+    before = threading.active_count()
+    with pytest.raises(StorageUnavailable):
+        cluster.reader()
+    assert [storage.closed for storage in made] == [1] * SEVERAL
+    assert threading.active_count() == before
+
+
+def test_a_close_closes_all(cluster, opened):
+    before = {thread.name for thread in threading.enumerate()}
+    reader = cluster.reader()
+    assert len(reader.query("t", "k")) == 64
+    reader.close()
+    reader.close()
+    assert len(opened) == SEVERAL
+    assert all(storage.closed for storage in opened)
+    assert {thread.name for thread in threading.enumerate()} <= before
+    for ask in (lambda: reader.query("t", "k"), reader.refresh, reader.files, lambda: reader.query_many([])):
+        with pytest.raises(InvalidArgument, match="closed"):
+            ask()
+
+
+def test_a_close_goes_on_past_one_that_fails(cluster, opened, monkeypatch):
+    reader = cluster.reader()
+    failing = of(opened, cluster.uris[1])
+
+    def close() -> None:
+        raise StorageUnavailable("it hangs on")
+
+    monkeypatch.setattr(failing, "close", close)
+    with pytest.raises(StorageUnavailable):
+        reader.close()
+    assert [storage.closed for storage in opened if storage is not failing] == [1, 1]
+
+
+def test_requests_to_open(cluster, prefix, opened):
+    """Three each as of any index: the newest checkpoint's listing and itself, and the log behind it."""
+    cluster.reader().close()
+    assert [storage.requests() for storage in opened] == [3] * SEVERAL
+
+
+@pytest.mark.parametrize("children", [1, 5, 12])
+def test_requests_to_open_a_prefix_of_an_object_store(tmp_path, children):
+    """Two that find no index there, the listings of what is below, three an index, three for a folder that is none."""
+    store = Watched(MemoryStorage())
+    made = Cluster(tmp_path)
+    for number in range(children):
+        below = PrefixedStorage(store.inner, f"broker-{number:02}")
+        made.add(below.uri, rows(number, 12), below, items=3 if number else 50)
+    store.inner.put("readme.txt", b"a note")
+    store.inner.put("backup/x/y", b"not an index")
+    objects = sum(1 for _ in store.inner.list())
+    with IndexReader.open(storage_backend=store) as reader:
+        assert list(reader.sources) == made.uris
+        assert store.calls("get") == children
+        listings = store.calls("list") - 2 - 2 * children - 3
+        assert 1 <= listings <= 1 + objects // 1000
+        assert made.answers(reader.query("t", "k", max_count=1000)) == made.model().query("t", "k", max_count=None)
+    assert store.closed
+
+
+class NoSource:
+    """A source of messages that must not be asked."""
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda reader: reader.genesis, lambda reader: reader.log_state, lambda reader: reader.storage, lambda reader: reader.archived(),
+        lambda reader: reader.archived("store"), lambda reader: reader.segment_archive,
+        lambda reader: reader.messages("t", "k", source=NoSource()),
+    ],
+    ids=["genesis", "log_state", "storage", "archived", "archived of", "segment_archive", "messages"],
+)  # fmt: skip
+def test_what_is_of_one_index_only(cluster, prefix, ask):
+    for given in (cluster.uris, prefix, cluster.uris[:1]):
+        with IndexReader.open(given) as reader, pytest.raises(InvalidArgument, match="open the one that is meant"):
+            ask(reader)

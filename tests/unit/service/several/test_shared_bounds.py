@@ -1,0 +1,117 @@
+"""Bounds of a lookup and of the caches are of all indexes together that are read as one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.several_indexes import Cluster, rows
+from tiered_index import IndexReader, Lookup
+from tiered_index.errors import BudgetExceeded
+
+SEVERAL = 3
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_bounds_are_of_all_sources_together(cluster, opened, many):
+    asked = Lookup(topic="t", key="k", max_count=1000)
+    everything = cluster.model().query("t", "k", max_count=None)
+    entries = {(e.second * 1000, e.offset, e.queue_id, e.extra["source"]) for e in cluster.model().entries if e.key == "k"}
+    whole = None
+    for limit in range(40):
+        with cluster.reader() as reader:
+            before = sum(storage.requests() for storage in opened)
+            how = {"max_requests": limit, "allow_partial": True}
+            answer = reader.query_many([asked], **how)[0] if many else reader.query("t", "k", max_count=1000, **how)
+            made = sum(storage.requests() for storage in opened) - before
+            assert made == answer.explain.requests <= limit
+            found = cluster.answers(answer)
+            # an identity may be found in an older entry than the one that is in a file not read
+            assert {(i.timestamp_ms, i.offset, i.queue_id, cluster.numbers[i.source]) for i in answer} <= entries
+            named = {(report.source, report.file) for report in answer.failed}
+            assert (answer.status == "partial") == bool(named)
+            if not named:
+                whole = limit
+                assert found == everything
+                break
+            assert made == limit
+            with pytest.raises(BudgetExceeded) as caught:
+                reader.query_many([asked], max_requests=0) if many else reader.query("t", "k", max_count=1000, max_requests=0)
+            assert caught.value.failed
+        opened.clear()
+    assert whole == 2 * sum(len(IndexReader.open(uri).files()) for uri in cluster.uris)  # a directory and a range each
+
+
+def test_bounds_of_the_caches_are_of_all_together(cluster):
+    with cluster.reader(block_cache_bytes=900, directory_cache_bytes=60_000) as reader:
+        for key in ("k", "other", "none"):
+            reader.query("t", key, max_count=1000)
+        use = reader.cache_use()
+    assert use["blocks"].max_bytes <= 900
+    assert use["directories"].max_bytes <= 60_000
+    assert 0 < use["directories"].size_bytes <= 60_000
+
+
+@pytest.mark.parametrize("given", ["list", "prefix"])
+def test_each_index_may_have_the_whole_of_the_caches(cluster, prefix, given):
+    """The bound holds the directories of all files just so: with a share each, or an eighth of one, none would be kept."""
+    with cluster.reader() as reader:
+        reader.query("t", "k", max_count=1000)
+        needed = reader.cache_use()["directories"].size_bytes
+        files = len(reader.files())
+        assert reader.cache_use()["directories"].entries == files > SEVERAL
+    with cluster.reader(cluster.uris if given == "list" else prefix, directory_cache_bytes=needed, block_cache_bytes=0) as reader:
+        assert reader.query("t", "k", max_count=1000).explain.requests == 2 * files
+        assert reader.query("t", "k", max_count=1000).explain.requests == files
+        use = reader.cache_use()
+    assert (use["directories"].entries, use["directories"].size_bytes, use["directories"].max_bytes) == (files, needed, needed)
+    assert use["directories"].evictions == 0
+
+
+def test_the_use_of_the_caches_is_told_once(cluster):
+    with cluster.reader() as reader:
+        reader.query("t", "k", max_count=1000)
+        first = reader.cache_use()
+        files = len(reader.files())
+        assert (first["directories"].entries, first["blocks"].misses) == (files, first["blocks"].entries)
+        reader.query("t", "k", max_count=1000)
+        second = reader.cache_use()
+        assert second["blocks"].hits - first["blocks"].hits == first["blocks"].entries > 0
+        assert second["blocks"].entries == first["blocks"].entries
+    assert reader.cache_use()["blocks"].entries == 0
+
+
+def test_objects_of_one_name_are_kept_apart(tmp_path, prefix):
+    """Two indexes whose files have the same names: what is known of the one is never taken for the other's."""
+    made = Cluster(tmp_path)
+    for number in range(2):
+        made.add(f"{prefix}/{number}", rows(number, 20))
+    cache = tmp_path / "cache"
+    with made.reader(cache_dir=cache, filter_after_probes=1) as reader:
+        caches = reader._caches
+        for key in ("k", "other", *(f"none{n}" for n in range(20))):
+            reader.query("t", key, max_count=1000)
+        (first, second) = (view.genesis.index_id for view in reader._views)
+        for kept in (caches.blocks, caches.directories, caches.filters):
+            assert {key[0] for key in kept._entries} == {first, second}
+    folders = {path.name for path in cache.iterdir()}
+    assert folders == {first, second}
+
+
+def test_one_bound_on_disk_over_all(cluster, tmp_path):
+    cache = tmp_path / "cache"
+
+    def used():
+        return sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
+
+    with cluster.reader(cache_dir=cache, filter_after_probes=1) as reader:
+        reader.query("t", "k", max_count=1000)
+    whole, entries = used(), len(list(cache.rglob("*.trailer")))
+    for path in cache.rglob("*.trailer"):
+        path.unlink()
+    largest = whole - whole // entries // 2  # of all but one
+    with cluster.reader(cache_dir=cache, cache_max_bytes=largest) as reader:
+        for _ in range(3):
+            reader.query("t", "k", max_count=1000)
+            assert used() <= largest
+    # no index was held to a part of it
+    assert used() > whole // 2

@@ -1,0 +1,107 @@
+"""The room of a local cache: one folder with a bound in bytes over the entries of all indexes in it.
+
+What was used longest ago goes first. A time of use is the file's own time, so that it is known to every process that shares the folder.
+Each process counts what it adds; others add, too, so all is counted again after a small part of the bound.
+Threads: any number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tiered_index.storage.disk import TEMPORARY_PREFIX
+
+__all__ = ["CacheRoom"]
+
+_TOUCH_S = 60.0
+# an entry's time of use is brought up to date this often
+_LEFTOVER_S = 3600.0
+# a temporary file this old is a crash's
+_SLACK = 0.9
+# a full cache is emptied down to this part of its bound, so that not every new entry looks at all of them
+_COUNTED_AFTER = 32
+# one part in so many of the bound may be added before all is counted again
+_log = logging.getLogger(__name__)
+
+
+class CacheRoom:
+    """A folder of `max_bytes`. `read_only`: another process keeps it, nothing is changed."""
+
+    def __init__(self, folder: Path, max_bytes: int, *, read_only: bool = False) -> None:
+        self.folder = folder
+        self.max_bytes = max_bytes
+        self.read_only = read_only
+        self._lock = threading.Lock()
+        self._size_bytes = self._uncounted_bytes = 0
+        self._counted = False
+        self._touched: dict[str, float] = {}
+        self._told: set[str] = set()
+
+    def takes(self, size_bytes: int) -> bool:
+        """Return whether an entry of `size_bytes` may be written."""
+        return not self.read_only and size_bytes <= self.max_bytes
+
+    def touch(self, path: Path) -> None:
+        """Note that an entry was used."""
+        now = time.monotonic()
+        if self.read_only or now - self._touched.get(str(path), -_TOUCH_S) < _TOUCH_S:
+            return
+        self._touched[str(path)] = now
+        with contextlib.suppress(OSError):
+            os.utime(path)
+
+    def added(self, size_bytes: int) -> None:
+        """Count what an entry has added, and delete the entries that must go for it."""
+        with self._lock:
+            self._size_bytes += size_bytes
+            self._uncounted_bytes += abs(size_bytes)
+            if self._counted and self._size_bytes <= self.max_bytes and self._uncounted_bytes * _COUNTED_AFTER <= self.max_bytes:
+                return
+            entries = sorted(self._entries())
+            self._size_bytes, self._uncounted_bytes, self._counted = sum(size for _, size, _ in entries), 0, True
+            if self._size_bytes <= self.max_bytes:
+                return
+            for _, size, path in entries:
+                if self._size_bytes <= self.max_bytes * _SLACK:
+                    break
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                    self._touched.pop(path, None)
+                    self._size_bytes -= size
+
+    def tell(self, what: str, error: OSError) -> None:
+        """Say once of each kind that the folder is of no use; lookups go on without it."""
+        text = f"{what}: {error.strerror}"
+        with self._lock:
+            new = text not in self._told
+            self._told.add(text)
+        if new:
+            _log.warning("the cache %s is not used to %s (%s)", self.folder, what, error)
+
+    def _entries(self) -> Iterator[tuple[float, int, str]]:
+        """Yield (time of use, bytes, path) of every index's entries, and delete what crashes left."""
+        for index in _scan(self.folder):
+            if not index.is_dir(follow_symlinks=False):
+                continue
+            for entry in _scan(Path(index.path)):
+                with contextlib.suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    if entry.name.startswith(TEMPORARY_PREFIX):
+                        if status.st_mtime < time.time() - _LEFTOVER_S:
+                            os.unlink(entry.path)
+                    elif entry.name.endswith((".trailer", ".filter")):
+                        yield status.st_mtime, status.st_size, entry.path
+
+
+def _scan(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
