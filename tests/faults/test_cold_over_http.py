@@ -217,8 +217,29 @@ def test_answers_spoiled_once_in_a_while_spoil_nothing(wire: Wire, action: Actio
 
         with wire.reader(10) as reader:
             wire.proxy.fault = fault
-            right(made, reader.query("t", "all"))
-            assert len(wire.proxy.reset()) == 20 + len(struck)
+            answer = reader.query("t", "all")
+            right(made, answer)
+            assert answer.explain.requests == len(wire.proxy.reset()) == 20 + len(struck)
+
+
+def test_repeats_count_towards_the_limit(wire: Wire) -> None:
+    """The service bills them: botocore's after an error, ours after a body that broke off."""
+    made = wire.made[10]
+    for action in (SPOILED["throttled"], SPOILED["a body that ends early"]):
+        seen: Counter[str] = Counter()
+
+        def fault(request: Request, action: Action = action, seen: Counter[str] = seen) -> Action | None:
+            seen[request.key] += 1
+            return action if seen[request.key] == 1 else None
+
+        with wire.reader(10) as reader:
+            wire.proxy.fault = fault
+            partly = reader.query("t", "all", max_requests=20, allow_partial=True)
+            _settle(reader)
+            assert len(wire.proxy.reset()) == partly.explain.requests <= 20
+            found = {Answer.of(item) for item in partly}
+            # three requests a file
+            assert len(found) == 10 - len(partly.failed) <= 6 and found < set(made.expected("t", "all"))
 
 
 LASTING: dict[str, tuple[Action, type[Exception]]] = {

@@ -197,6 +197,11 @@ class Metadata:
         """How hashes map to slots: a shard says it, in a whole file a slot is the hash modulo the slots."""
         return SlotMap.from_json(self.more["slot_map"]) if "slot_map" in self.more else SlotMap(self.layout.slots)
 
+    @property
+    def in_answer_order(self) -> bool:
+        """Whether the entries of one hash stand in answer order, so that what lies behind one of them comes after it in every answer."""
+        return _order(self.layout, is_shard="slot_map" in self.more) == "answer"
+
     def encode(self) -> bytes:
         """Return the metadata's bytes (UTF-8 JSON; lone surrogates stay as escapes)."""
         document = {

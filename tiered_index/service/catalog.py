@@ -43,6 +43,11 @@ class Handle(Protocol):
     @property
     def asks_storage(self) -> bool: ...
     @property
+    def search_bytes(self) -> int:
+        """How many bytes a search asks of the storage, about: the directory, where it isn't at hand, and a slot group."""
+        ...
+
+    @property
     def lane(self) -> str: ...
     @property
     def source(self) -> str | None: ...
@@ -72,6 +77,7 @@ class AlwaysRead:
 
     is_local = True
     asks_storage = False
+    search_bytes = 0
     source: str | None = None
 
     def excludes(self, question: Question) -> str | None:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
+from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.trailer import TAIL_SIZE, Metadata, Run, Tail, Trailer, parse_trailer
 from tiered_index.service.batch_query import Found, QuestionBatch
 from tiered_index.service.catalog import AlwaysRead
@@ -137,6 +138,12 @@ class StorageBytes:
         away[here] = self.cold.filters.excludes_many(self.stored, question_hashes(batch, keyed=self.cold.keyed)[here])
         return away
 
+    @property
+    def search_bytes(self) -> int:
+        """Bytes that a search asks for, about: the directory, where it isn't in memory, and a slot group."""
+        known = self.cold.known_trailer(self.stored) is not None
+        return GROUP_BYTES + (0 if known else self.stored.size_bytes - self.stored.directory_position)
+
     def lacks_topic(self, topic: str) -> bool:
         """Return whether the file is known, without a request, to hold nothing of `topic`."""
         trailer = self.cold.known_trailer(self.stored)
@@ -175,6 +182,11 @@ class CompactedFile:
     def asks_storage(self) -> bool:
         """Whether a search may make requests: where there is no local copy, or it is damaged."""
         return self.stored is not None
+
+    @property
+    def search_bytes(self) -> int:
+        """Bytes that a search asks of the storage, about; none while the local copy is whole."""
+        return self.stored.search_bytes if self.local is None and self.stored is not None else 0
 
     def excludes(self, question: Question) -> str | None:
         """Return why a search would find nothing (``filter``, ``topic``), as far as that is known without a request, or None."""

@@ -41,12 +41,13 @@ def explain_scan(scan: Scan, started: float, elsewhere: Spent = NOTHING) -> Expl
     account = NOTHING
     if scan.account is not None:
         usage = scan.account.usage
-        account = Spent(usage.requests, usage.bytes_read, usage.cost_usd) - elsewhere
+        # what a read that was given up has asked for may still come
+        account = Spent(usage.requests, usage.bytes_asked, usage.cost_usd) - elsewhere
     spent = NOTHING
     if scan.usages:
         spent = Spent(
             sum([usage.requests for usage in scan.usages]),
-            sum([usage.bytes_read for usage in scan.usages]),
+            sum([usage.bytes_asked for usage in scan.usages]),
             sum([usage.cost_usd for usage in scan.usages]),
         )
     reports = scan.reports

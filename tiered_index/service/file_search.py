@@ -61,9 +61,10 @@ def search_file(source: FileBytes, question: Question) -> Array:
     runs = trailer.directory.runs(metadata.slot_map.slot_of(question.key_hash), question.key_hash, question.second_min, second_max)
     begin_s = metadata.begin_ms // 1000
     rows = concatenate([], layout.schema)
-    for batch in _newest_first(runs, question.max_count):
-        # answers that are all newer than the rest of the blocks, and one more than asked: the rest can't change the page
-        if len(rows) > question.max_count and int(rows["second"][question.max_count]) > batch[0].second_max:
+    ordered = metadata.in_answer_order
+    for batch in _newest_first(runs, question, ordered=ordered):
+        # one answer more than asked, and the rest of the blocks is behind them all: it can't change the page
+        if len(rows) > question.max_count and (ordered or int(rows["second"][question.max_count]) > batch[0].second_max):
             break
         items = (np.frombuffer(data, layout.schema.item) for data in source.verified(batch))
         parts = [rows, *(select_items(part, begin_s, question, ids, layout.schema) for part in items)]
@@ -73,14 +74,25 @@ def search_file(source: FileBytes, question: Question) -> Array:
     return rows
 
 
-def _newest_first(runs: list[Run], max_count: int) -> Iterator[list[Run]]:
-    """Yield the runs newest first, in batches that may hold as many items as asked; each batch is larger than the one before."""
-    runs = sorted(runs, key=attrgetter("second_max"), reverse=True)
-    wanted = max_count + 1
+def _newest_first(runs: list[Run], question: Question, *, ordered: bool) -> Iterator[list[Run]]:
+    """Yield the runs newest first, in batches that may hold as many items as asked; each batch is larger than the one before.
+
+    Runs of one second are taken together where only all of them tell which of their items come first: a second within which a cursor
+    stands, and any second of a file that isn't `ordered` (`Metadata.in_answer_order`).
+    """
+    if len(runs) > 1 and not ordered:
+        runs = sorted(runs, key=attrgetter("second_max"), reverse=True)
+    within = question.after[0] if question.after is not None else None
+    wanted = question.max_count + 1
     start = 0
     while start < len(runs):
         stop, count, size = start, 0, 0
-        while stop < len(runs) and (stop == start or (count < wanted and size + runs[stop].length <= _BATCH_BYTES)):
+        while stop < len(runs) and (stop == start or size + runs[stop].length <= _BATCH_BYTES):
+            last = runs[stop - 1] if stop > start else None
+            if last is not None and count >= wanted:
+                undecided = last.second_min == within if ordered else runs[stop].second_max == last.second_max
+                if not undecided:
+                    break
             count += runs[stop].count
             size += runs[stop].length
             stop += 1

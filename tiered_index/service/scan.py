@@ -13,19 +13,21 @@ import contextvars
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.service.account import Account, measured
 from tiered_index.service.catalog import Handle
+from tiered_index.service.daemon_pool import DaemonPool
 from tiered_index.storage.metering import MeteredStorage, Usage
 from tiered_index.types import FileReport
 
 __all__ = ["FileReader", "Scan"]
 
-
+_REQUESTS = 2
+# that a search usually makes where it knows nothing of its file
 
 @dataclass
 class Scan:
@@ -65,6 +67,8 @@ class _Search:
         self.scan = scan
         self.handle = handle
         self.place = handle.place
+        limited = scan.account is not None and scan.account.limits.max_bytes is not None
+        self.expected_bytes = handle.search_bytes if limited else 0
         self._usage: Usage | None = None
         self.started = time.perf_counter()
         self.matched: int | None = None
@@ -98,7 +102,7 @@ class _Search:
                 begin_ms=self.handle.second_min * 1000,
                 end_ms=self.handle.second_max * 1000,
                 requests=usage.requests if usage else 0,
-                bytes=usage.bytes_read if usage else 0,
+                bytes=usage.bytes_asked if usage else 0,
                 cost_usd=usage.cost_usd if usage else 0.0,
                 elapsed_ms=(time.perf_counter() - self.started) * 1000,
                 source=self.handle.source,
@@ -116,7 +120,7 @@ class FileReader:
     def __init__(self, threads: int, storages: Sequence[MeteredStorage]) -> None:
         self._threads = threads
         self._storages = storages
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: DaemonPool | None = None
         self._pool_lock = threading.Lock()
         self._closed = False
 
@@ -127,7 +131,7 @@ class FileReader:
             pool, self._pool = self._pool, None
         if pool is not None:
             # what is queued runs and finds the engine closed: a cancelled future would leave its query waiting for ever
-            pool.shutdown(wait=True)
+            pool.close()
 
     def read(self, scan: Scan, handles: Sequence[Handle]) -> None:
         """Search what must be searched of `handles`; afterwards `scan` has a report of each that was met and every error."""
@@ -157,7 +161,7 @@ class FileReader:
                 if handle is ordered[-1] and not searching and scan.remaining_s() is None:
                     self._search(_Search(scan, handle))  # the only one: nobody to share the work with
                     continue
-                while len(searching) >= min(self._threads, max(width, scan.missing())):
+                while len(searching) >= min(self._threads, max(width, scan.missing())) or not _affordable(scan, handle, searching.values()):
                     if not (ended := self._collect(scan, searching)):
                         break
                     if any(search.matched == 0 for search in ended):
@@ -226,8 +230,28 @@ class FileReader:
             if self._closed:
                 raise InvalidArgument("the index was closed during the lookup")
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._threads, "tiered-index-query")
+                self._pool = DaemonPool(self._threads, "tiered-index-query")
             return self._pool.submit(context.run, self._search_late, search)
+
+
+def _affordable(scan: Scan, handle: Handle, searching: Collection[_Search]) -> bool:
+    """Return whether the budget reaches for one more search beside those that run: a file's directory first, then its items.
+
+    Otherwise a small budget would go to the directories of many files, and no item would be read.
+    """
+    if scan.account is None or not searching:
+        return True
+    usage = scan.account.usage
+    requests, size = usage.requests_left, usage.bytes_left
+    if requests is not None:
+        promised = sum(max(0, _REQUESTS - (search.usage.requests if search.usage else 0)) for search in searching)
+        if requests - promised < _REQUESTS:
+            return False
+    if size is not None:
+        promised = sum(max(0, search.expected_bytes - (search.usage.bytes_asked if search.usage else 0)) for search in searching)
+        if size - promised < handle.search_bytes:
+            return False
+    return True
 
 
 def _look(scan: Scan, handle: Handle) -> None:

@@ -51,6 +51,11 @@ class SourcedFile:
         self.asks_storage = handle.asks_storage
         self.lane = handle.lane
 
+    @property
+    def search_bytes(self) -> int:
+        """As the file's."""
+        return self._handle.search_bytes
+
     def excludes(self, question: Question) -> str | None:
         """As the file's."""
         return self._handle.excludes(question)

@@ -48,6 +48,11 @@ class WindowTable:
         self._cold = cold
         self._lows = [_shard(stored).slot_low for stored in ordered]
 
+    @property
+    def search_bytes(self) -> int:
+        """Bytes that a search asks for, about: of one shard."""
+        return max(StorageBytes(self._cold, stored).search_bytes for stored in self.shards)
+
     def excludes(self, question: Question) -> str | None:
         """Return why a search would find nothing (``filter``), as far as that is known without a request, or None."""
         hash64 = question_hash(question, keyed=self._cold.keyed)

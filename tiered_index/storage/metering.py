@@ -4,8 +4,9 @@
 time. The scope travels in a context variable: work handed to another thread counts if it runs in a copy of the context
 (`executor.submit(contextvars.copy_context().run, work)`; one copy a task).
 
-Counts are of calls as an object store would see them (a listing: one a page of 1,000; a range of length 0: none), made when the
-call is made, so failed ones count. Repeats inside a backend are not seen. Bytes are payload that was delivered.
+Counts are of requests as an object store sees them (a listing: one a page of 1,000; a range of length 0: none), made when the
+call is made, so failed ones count; repeats inside a backend that tells of them (`attempts`) are counted as they are sent. Bytes are payload
+that was delivered.
 
 A `Usage` with limits admits each call before it is passed on: what would pass a limit raises `BudgetExceeded`, is not sent and not
 counted, by no usage in scope. Admitting and counting are one step, and bytes that calls under way have asked for are held.
@@ -19,9 +20,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import TypeVar
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument
+from tiered_index.storage.attempts import listening
 from tiered_index.storage.base import Storage
 from tiered_index.storage.delegation import Call, WrapperStorage
 from tiered_index.storage.prices import PriceTable
@@ -63,6 +66,12 @@ class Usage:
             return self._requests.total()
 
     @property
+    def requests_left(self) -> int | None:
+        """How many more requests `max_requests` allows; None: no limit."""
+        with self._lock:
+            return None if self.max_requests is None else max(0, self.max_requests - self._requests.total())
+
+    @property
     def requests_by_kind(self) -> dict[str, int]:
         """How many by operation (the names of `Storage`'s methods); only those that happened."""
         with self._lock:
@@ -73,6 +82,18 @@ class Usage:
         """Payload bytes delivered by reads."""
         with self._lock:
             return self._bytes_read
+
+    @property
+    def bytes_asked(self) -> int:
+        """Payload bytes delivered by reads, and those that reads under way have asked for."""
+        with self._lock:
+            return self._bytes_read + self._bytes_held
+
+    @property
+    def bytes_left(self) -> int | None:
+        """How many more bytes `max_bytes` allows to be asked for; None: no limit."""
+        with self._lock:
+            return None if self.max_bytes is None else max(0, self.max_bytes - self._bytes_read - self._bytes_held)
 
     @property
     def bytes_written(self) -> int:
@@ -167,7 +188,8 @@ class MeteredStorage(WrapperStorage):
         usages = [self.total, *(usage for owner, usage in _scopes.get() if owner is self)]
         _begin(usages, call)
         try:
-            result = act()
+            with listening(_Repeats(usages, call)):
+                result = act()
         except BaseException:
             for usage in usages:
                 usage.end(call)
@@ -176,6 +198,23 @@ class MeteredStorage(WrapperStorage):
         for usage in usages:
             usage.end(call, read=read, written=call.sent_bytes)
         return result
+
+
+class _Repeats:
+    """Counts the requests of one call beyond those that were counted when it began, each before it is sent."""
+
+    def __init__(self, usages: Sequence[Usage], call: Call) -> None:
+        self._usages = usages
+        self._again = replace(call, requests=1, sent_bytes=0, asked_bytes=0)
+        self._counted = call.requests
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            if self._counted:
+                self._counted -= 1
+                return
+        _begin(self._usages, self._again)
 
 
 def _begin(usages: Sequence[Usage], call: Call) -> None:

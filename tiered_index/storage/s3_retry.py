@@ -1,6 +1,7 @@
 """Bounded repeats with jitter, and no wait that would pass the caller's deadline. Thread-safe; holds no state of a call.
 
-`RetryPolicy` repeats what botocore does not; `bound_repeats` puts botocore's own repeats under the deadline, too.
+`RetryPolicy` repeats what botocore does not; `bound_repeats` puts botocore's own repeats under the deadline, too, and tells of every
+request that is sent, repeats included (`attempts`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from botocore.retries import standard
 
 from tiered_index.errors import BudgetExceeded, StorageUnavailable
+from tiered_index.storage.attempts import sending
 from tiered_index.storage.deadline import check_deadline, remaining_s
 from tiered_index.storage.s3_errors import PassingFault
 
@@ -72,8 +74,9 @@ def bound_repeats(client: S3Client, attempts: int) -> None:
             _check_wait(wait_s, _told(fault, answered.get("response")), fault)
         return wait_s
 
-    def before_send(**sending: Any) -> None:
-        check_deadline(f"sending {sending['event_name'].rpartition('.')[2]}")
+    def before_send(**about: Any) -> None:
+        check_deadline(f"sending {about['event_name'].rpartition('.')[2]}")
+        sending()
 
     events.register("needs-retry.s3", cast("Callable[..., None]", needs_retry), unique_id=_STANDARD)
     events.register("before-send.s3", before_send, unique_id="tiered-index-deadline")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,18 +65,24 @@ class Giant:
         return next(iter(self.hot.log_state.objects))
 
 
-@pytest.fixture(scope="module", params=["native", "rocketmq"])
-def giant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Giant]:
+@contextlib.contextmanager
+def stored(root: Path, preset: str, batch: dict[str, Any]) -> Iterator[Giant]:
     storage = Recorder(MemoryStorage())
     with IndexService.open(
-        root=tmp_path_factory.mktemp("giant") / "root", storage_backend=storage, preset=request.param, slots=64, items=ENTRIES + OTHERS + 1,
+        root=root, storage_backend=storage, preset=preset, slots=64, items=ENTRIES + OTHERS + 1,
         background=False, clock=ManualClock(BASE_MS), disk=FaultDisk(), max_early_s=10**9,
     ) as service:  # fmt: skip
-        service.put_batch(giant_columns())
+        service.put_batch(batch)
         service.seal()
         service.run_lifecycle()
         assert [handle.place for handle in service.files()] == ["uploaded"]
         yield Giant(service, storage)
+
+
+@pytest.fixture(scope="module", params=["native", "rocketmq"])
+def giant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Giant]:
+    with stored(tmp_path_factory.mktemp("giant") / "root", request.param, giant_columns()) as made:
+        yield made
 
 
 def pages(ask: Ask, max_count: int, **question: Any) -> Iterator[QueryResult]:
@@ -170,3 +178,23 @@ def test_memory_of_a_cold_page_is_bounded_by_its_blocks(giant: Giant) -> None:
             tracemalloc.stop()
     assert len(page) == 64
     assert peak < 3 << 20
+
+
+@pytest.mark.parametrize("preset", ["native", "rocketmq"])
+def test_a_page_of_a_key_whose_entries_are_all_of_one_second_is_one_request(tmp_path: Path, preset: str) -> None:
+    """Time can't narrow it down. In answer order the first block is enough; behind a cursor, or in another order, all are read at once."""
+    batch = giant_columns()
+    batch["timestamp_ms"] = np.full(len(batch["offset"]), BASE_MS)
+    offsets = [offset for offset, key in zip(batch["offset"].tolist(), batch["key"], strict=True) if key == "hot"][::-1]
+    with stored(tmp_path / "root", preset, batch) as made, made.reader(block_cache_bytes=0) as cold:
+        cold.query("t", "k1")
+        made.storage.reset()
+        found: list[int] = []
+        for number, page in zip(range(3), pages(cold.query, 5000), strict=False):
+            found += [item.offset for item in page]
+            assert len(made.storage.reads) == page.explain.requests == 1
+            assert (made.storage.asked_bytes <= BLOCK_BYTES) is (preset == "native" and number == 0)
+            made.storage.reset()
+        assert found == offsets[:15_000]
+        with made.reader() as warm:
+            assert [item.offset for page in pages(warm.query, 30_000) for item in page] == offsets
