@@ -30,8 +30,8 @@ $(VENV)/.stamp-java: $(VENV)/.stamp-python deploy/find-java.sh
 	@touch $@
 
 $(VENV)/.stamp-test: $(VENV)/.stamp-python $(VENV)/.stamp-java pyproject.toml requirements.lock
-	@echo "installing tiered_index with the extras 'demo', 'server', 'spark' and 'test' (versions from requirements.lock)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[demo,server,spark,test]'
+	@echo "installing tiered_index with the extras 'bench', 'demo', 'server', 'spark' and 'test' (versions from requirements.lock)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[bench,demo,server,spark,test]'
 	@touch $@ $(VENV)/.stamp-demo
 
 setup: $(VENV)/.stamp-test ## make the virtualenv with everything that development needs

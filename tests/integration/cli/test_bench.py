@@ -8,6 +8,8 @@ from collections import namedtuple
 
 import pytest
 
+from tiered_index.cli.bench import command
+
 SIZES = ("--items", 2_000, "--slots", 100, "--rounds", 2)
 GOALS = {
     "put": {"put_batch and durable flush", "put, one entry a call"}, "pause": set(), "compact": set(),
@@ -22,11 +24,11 @@ GOALS = {
 
 @pytest.fixture(scope="module", params=["native", "rocketmq"])
 def measured(request, script, tmp_path_factory):
-    """One run of all suites: its outcome, the folder it worked in, and what it wrote."""
+    """One run of all suites but Spark's, which tests/spark has: its outcome, the folder it worked in, and what it wrote."""
     folder = tmp_path_factory.mktemp("bench")
     (folder / "work").mkdir()
     outcome = script(
-        "bench", *SIZES, "--preset", request.param, "--json", "--out", folder / "out.json", timeout=240,
+        "bench", *GOALS, *SIZES, "--preset", request.param, "--json", "--out", folder / "out.json", timeout=240,
         environment={
             "TMPDIR": str(folder / "work"), "TIERED_INDEX_ROOT": str(folder / "mine"), "TIERED_INDEX_ITEMS": "77",
             "TIERED_INDEX_BACKGROUND": "true",
@@ -136,10 +138,25 @@ def test_the_table_of_chosen_suites(script, tmp_path):
 
 @pytest.mark.parametrize("arguments", [
     ("--root", "x"), ("--storage", "memory://x"), ("--config", "x.toml"), ("nope",), ("--items", "5"), ("--rounds", "0"), ("--preset", "x"),
-    ("cold", "--storage", "memory://x"), ("cold", "put", "--storage", "file:///x"),
+    ("cold", "--storage", "memory://x"), ("cold", "put", "--storage", "file:///x"), ("spark", "--storage", "file:///x"),
+    ("spark", "--storage", "s3://b/p?endpoint_url=https://x"), ("spark", "--entries", "5"), ("spark", "--scale", "1"),
 ])  # fmt: skip
 def test_bad_usage(arguments, in_process):
     assert in_process("bench", *arguments) == 2
+
+
+def test_spark_is_measured_where_its_packages_are(in_process, tmp_path, monkeypatch, capfd):
+    arguments = ("--items", "1000", "--slots", "10", "--rounds", "1", "--root-dir", str(tmp_path))
+    monkeypatch.setattr(command, "missing_packages", lambda: {"pyspark": "spark", "duckdb": "bench"})
+    assert in_process("bench", "spark", *arguments) == 2
+    assert "suite spark needs pyspark, duckdb: pip install 'tiered_index[bench,spark]'" in capfd.readouterr().err
+    chosen = []
+    monkeypatch.setattr(command, "run_suites", lambda suites, *rest: chosen.append([suite.name for suite in suites]) or [])
+    assert in_process("bench", *arguments) == 0
+    assert "suite spark is left out: pyspark, duckdb not installed" in capfd.readouterr().err
+    monkeypatch.setattr(command, "missing_packages", dict)
+    assert in_process("bench", *arguments) == 0
+    assert chosen == [list(GOALS), [*GOALS, "spark"]]
 
 
 def test_a_disk_without_room_is_found_out_before_anything_is_written(in_process, tmp_path, monkeypatch):

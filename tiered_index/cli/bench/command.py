@@ -7,7 +7,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,10 +22,13 @@ from tiered_index.cli.bench.machine import facts
 from tiered_index.cli.bench.report import document_of, print_report
 from tiered_index.cli.bench.running import SUITES, run_suites
 from tiered_index.cli.bench.setting import Setting, scratch
+from tiered_index.cli.bench.spark.amounts import SparkAmounts
+from tiered_index.cli.bench.spark.duck import missing_packages
+from tiered_index.cli.bench.spark.lookups import place_of_uri
 from tiered_index.cli.bench.table import Table
 from tiered_index.cli.output import human_bytes
 from tiered_index.cli.session import Session, command
-from tiered_index.errors import DiskFull, InvalidArgument
+from tiered_index.errors import ConfigError, DiskFull, InvalidArgument
 from tiered_index.format.layout import PRESETS, Layout
 
 __all__ = ["bench"]
@@ -33,17 +37,27 @@ _SETTINGS = "TIERED_INDEX_"
 _QUICK = (500_000, 2_000_000)
 SuiteName = StrEnum("SuiteName", list(SUITES))  # type: ignore[misc]
 """The suites as typer wants its choices."""
+_SPARK = "spark"
+_READ_STORED = ([SuiteName("cold")], [SuiteName(_SPARK)])
+# suites that read from the user's storage, each alone
 
 
 @command
 def bench(
     session: Session,
-    suites: Annotated[list[SuiteName] | None, typer.Argument(help="Suites to run; all where none is named.")] = None,
+    suites: Annotated[
+        list[SuiteName] | None, typer.Argument(help="Suites to run; all where none is named (spark where its packages are installed).")
+    ] = None,
     preset: Annotated[Literal["native", "rocketmq"], typer.Option(help="File family.")] = "native",
     slots: Annotated[int | None, typer.Option(min=1, help="Hash slots a file; the preset's where not given.")] = None,
     items: Annotated[int | None, typer.Option(min=1_000, help="Items a file; the preset's where not given.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; figures are their medians.")] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller amounts; 500,000 slots and 2,000,000 items where not given.")] = False,
+    entries: Annotated[int | None, typer.Option(min=1_000, help="Suite spark: entries that are built and merged.")] = None,
+    master: Annotated[list[str] | None, typer.Option(help="Suite spark: where Spark runs; several times.")] = None,
+    scale: Annotated[
+        list[int] | None, typer.Option(min=1_000, help="Suite spark: measure memory only, at so many entries; several times.")
+    ] = None,
     root_dir: Annotated[Path | None, typer.Option(help="Folder to measure in; TMPDIR or /var/tmp where not given.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the JSON document to this file, too.")] = None,
 ) -> int:
@@ -61,23 +75,31 @@ def bench(
 
       tiered-index bench cold --storage "s3://bucket/prefix?endpoint_url=http://127.0.0.1:7480"
 
+      tiered-index bench spark --entries 4000000
+
+      tiered-index bench spark --scale 25000000 --scale 100000000
+
       tiered-index bench --slots 5000000 --items 20000000 --json --out bench.json
     """
-    if session.root is not None or session.config_file is not None or (session.storage is not None and suites != [SuiteName("cold")]):
+    if session.root is not None or session.config_file is not None or (session.storage is not None and suites not in _READ_STORED):
         raise InvalidArgument(
-            "bench measures indexes of its own: no --root, --config, nor --storage but for suite cold; --root-dir says where it does"
+            "bench measures indexes of its own, in --root-dir: no --root, --config, nor --storage but for suite cold or spark alone"
         )
     if session.storage is not None:
-        check_storage(session.storage)
+        check_storage(session.storage) if suites == _READ_STORED[0] else place_of_uri(session.storage)
+    names = _chosen(session, suites)
     started_s = time.monotonic()
     family = PRESETS[preset]
     standard = _QUICK if quick else (family.slots, family.items)
     layout = Layout(family, family.schema, slots or standard[0], items or standard[1])
     setting = Setting.of(layout, rounds, quick=quick, storage=session.storage)
-    chosen = [SUITES[name] for name in dict.fromkeys(suites or SUITES)]
+    setting = replace(setting, spark_entries=entries, masters=tuple(master or ()), scale=tuple(scale or ()))
+    chosen = [SUITES[name] for name in names]
     base = (root_dir or Path(os.environ.get("TMPDIR", "/var/tmp"))).absolute()
     base.mkdir(parents=True, exist_ok=True)
     wanted = max(setting.space_bytes, Amounts.of(setting).space_bytes)
+    if _SPARK in names:
+        wanted = max(wanted, SparkAmounts.of(setting).space_bytes)
     if (free := shutil.disk_usage(base).free) < wanted:
         raise DiskFull(f"{base} has {human_bytes(free)} free; the benchmark wants {human_bytes(wanted)} (--root-dir, --items)")
     machine = facts(base)
@@ -101,6 +123,19 @@ def bench(
     else:
         print_report(session.out, machine, setting, figures, elapsed_s, tables)
     return 0
+
+
+def _chosen(session: Session, suites: Sequence[SuiteName] | None) -> list[str]:
+    """Return the names of the suites to run. Raises `ConfigError` where spark is asked for and packages are missing."""
+    missing = missing_packages()
+    extras = f"pip install 'tiered_index[{','.join(sorted(set(missing.values())))}]'"
+    if suites:
+        if missing and SuiteName(_SPARK) in suites:
+            raise ConfigError(f"suite spark needs {', '.join(missing)}: {extras}")
+        return [name.value for name in dict.fromkeys(suites)]
+    if missing:
+        session.out.note(f"suite spark is left out: {', '.join(missing)} not installed ({extras})")
+    return [name for name in SUITES if name != _SPARK or not missing]
 
 
 @contextlib.contextmanager

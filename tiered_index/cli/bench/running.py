@@ -19,12 +19,13 @@ from tiered_index.cli.bench.suites.lookup import Lookups
 from tiered_index.cli.bench.suites.pause import Pause
 from tiered_index.cli.bench.suites.put import Put
 from tiered_index.cli.bench.suites.recovery import Recovery
+from tiered_index.cli.bench.suites.spark import Spark
 from tiered_index.cli.bench.suites.upload import Upload
 from tiered_index.cli.bench.table import Table
 
 __all__ = ["SUITES", "run_suites"]
 
-_ALL: tuple[Suite, ...] = (Put(), Pause(), Compact(), Lookups(), Recovery(), Upload(), CommitLog(), Cold())
+_ALL: tuple[Suite, ...] = (Put(), Pause(), Compact(), Lookups(), Recovery(), Upload(), CommitLog(), Cold(), Spark())
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
 _FRAMES = 8
 

@@ -66,6 +66,9 @@ class Setting:
     log_messages: int
     quick: bool = False
     storage: str | None = None
+    spark_entries: int | None = None
+    masters: tuple[str, ...] = ()
+    scale: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, layout: Layout, rounds: int, *, quick: bool, storage: str | None = None) -> Setting:
