@@ -34,7 +34,7 @@ def test_the_package_shows_what_a_user_imports():
     assert {"IndexConfig", "IndexItem", "IndexReader", "IndexService", "QueryResult"} <= set(tiered_index.__all__)
     assert set(tiered_index.__all__) == {
         "Fetched", "FileReport", "IndexConfig", "IndexItem", "IndexReader", "IndexService", "KeyedIndexItem", "Lookup", "MessageSource",
-        "MessagesResult", "QueryResult", "__version__", "column", "hash_key",
+        "MessagesResult", "QueryResult", "__version__", "column", "hash_key", "hash_key_sql",
     }  # fmt: skip
     assert all(hasattr(tiered_index, name) for name in tiered_index.__all__)
     assert tiered_index.__all__ == sorted(tiered_index.__all__)

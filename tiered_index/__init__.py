@@ -10,6 +10,7 @@
 
 from tiered_index._version import __version__
 from tiered_index.config import IndexConfig
+from tiered_index.format.hash_sql import hash_key_sql
 from tiered_index.format.hashing import key_hash as hash_key
 from tiered_index.service.index import IndexService
 from tiered_index.service.messages import Fetched, MessageSource, MessagesResult
@@ -31,4 +32,5 @@ __all__ = [
     "__version__",
     "column",
     "hash_key",
+    "hash_key_sql",
 ]

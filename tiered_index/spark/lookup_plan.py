@@ -1,0 +1,175 @@
+"""The plan of a bulk lookup: at one position of the log, which stored objects are searched by which task. Made by the driver.
+
+Every object belongs to one task, so each is opened once. Shards are dealt out by slot range and files of their own by time, so that a
+question is sent to few tasks: to those with an object of its base slot and its time. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.format.schema import Schema
+from tiered_index.service.cold.path import ColdSettings
+from tiered_index.service.log_records import Genesis, LogState, StoredObject
+from tiered_index.storage.prices import PriceTable
+
+__all__ = ["LookupPlan", "Target", "expected", "plan_lookup"]
+
+_TASKS_A_CORE = 3
+_QUESTIONS_A_PARTITION = 20_000
+_GROUP_BYTES = 16 << 10
+# about what a slot group has
+_SPAN_BYTES = 8 << 20
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A stored object, and the half-open range of base slots that it holds."""
+
+    stored: StoredObject
+    base_low: int
+    base_high: int
+
+    @classmethod
+    def of(cls, stored: StoredObject, base: int) -> Target:
+        """Return the target that an object is."""
+        if stored.shard is None:
+            return cls(stored, 0, base)
+        slots, low, high = stored.shard.slots, stored.shard.slot_low, stored.shard.slot_high
+        if slots.join > 1:
+            return cls(stored, low * slots.join, min(base, high * slots.join))
+        return cls(stored, low // slots.split, -(-high // slots.split))
+
+    def holds(self, base_slots: Array, questions: Array) -> npt.NDArray[np.bool_]:
+        """Return which questions (bool, n), whose base slots are given, the object may have answers for."""
+        stored = self.stored
+        inside = (questions["second_min"] <= stored.second_max) & (questions["second_max"] >= stored.second_min)
+        if stored.shard is not None:
+            inside &= (base_slots >= self.base_low) & (base_slots < self.base_high)
+        return inside
+
+
+@dataclass(frozen=True)
+class LookupPlan:
+    """What every task knows. `lost` are objects that the log names and the storage doesn't have; `limits` are of one task each."""
+
+    number: int
+    genesis: Genesis
+    topics: tuple[str, ...]
+    tasks: tuple[tuple[Target, ...], ...]
+    partitions: int
+    max_count: int
+    allow_partial: bool
+    settings: ColdSettings
+    prices: PriceTable
+    limits: tuple[tuple[int | None, int | None], ...] = ()
+    lost: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def schema(self) -> Schema:
+        """The schema of the index's entries."""
+        return self.genesis.layout.schema
+
+    @property
+    def objects(self) -> int:
+        """How many objects there are to search."""
+        return sum(map(len, self.tasks))
+
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        """The place of each topic."""
+        return {topic: place for place, topic in enumerate(self.topics)}
+
+    def base_slots(self, questions: Array) -> npt.NDArray[np.int64]:
+        """Return the base slot of each question (i64, n)."""
+        return questions["key_hash"].astype(np.int64) % self.genesis.layout.slots
+
+    def wanted(self, task: int, questions: Array, base_slots: Array) -> npt.NDArray[np.bool_]:
+        """Return which questions (bool, n) a task may have answers for."""
+        mask = np.zeros(len(questions), bool)
+        for target in self.tasks[task]:
+            mask |= target.holds(base_slots, questions)
+        return mask
+
+
+def plan_lookup(
+    state: LogState,
+    topics: Sequence[str],
+    seconds: tuple[int, int],
+    rows: int,
+    *,
+    parallelism: int,
+    max_count: int,
+    allow_partial: bool,
+    settings: ColdSettings,
+    prices: PriceTable,
+    max_requests: int | None = None,
+    max_bytes: int | None = None,
+    lost: frozenset[str] = frozenset(),
+) -> LookupPlan:
+    """Return the plan for `rows` rows whose ranges lie within `seconds` (inclusive). Bounds are shared out by the tasks' bytes."""
+    genesis = state.genesis
+    assert genesis is not None
+    found = [
+        Target.of(stored, genesis.layout.slots)
+        for stored in state.objects.values()
+        if stored.second_min <= seconds[1] and stored.second_max >= seconds[0]
+    ]
+    shards = sorted((t for t in found if t.stored.shard is not None), key=lambda t: (t.base_low, t.stored.second_min, t.stored.name))
+    files = sorted((t for t in found if t.stored.shard is None), key=lambda t: (t.stored.second_min, t.stored.name))
+    total = sum(target.stored.size_bytes for target in found)
+    share = max(1, -(-total // (_TASKS_A_CORE * max(1, parallelism))))
+    tasks = (*_dealt(shards, share), *_dealt(files, share)) or ((),)
+    sizes = [sum(target.stored.size_bytes for target in task) for task in tasks]
+    limits = [
+        tuple(None if limit is None else limit * size // max(1, total) for limit in (max_requests, max_bytes)) for size in sizes
+    ]
+    return LookupPlan(
+        number=state.number, genesis=genesis, topics=tuple(topics), tasks=tasks,
+        partitions=max(1, min(10_000, -(-rows // _QUESTIONS_A_PARTITION), rows)), max_count=max_count, allow_partial=allow_partial,
+        settings=settings, prices=prices, limits=tuple((requests, read) for requests, read in limits), lost=lost,
+    )  # fmt: skip
+
+
+def _dealt(targets: Sequence[Target], share: int) -> list[tuple[Target, ...]]:
+    """Return neighbours together, in lists of about `share` bytes."""
+    tasks: list[tuple[Target, ...]] = []
+    task: list[Target] = []
+    size = 0
+    for target in targets:
+        if task and size + target.stored.size_bytes // 2 >= share:
+            tasks.append(tuple(task))
+            task, size = [], 0
+        task.append(target)
+        size += target.stored.size_bytes
+    return [*tasks, tuple(task)] if task else tasks
+
+
+def expected(plan: LookupPlan, rows: int) -> tuple[int, int]:
+    """Return about how many requests and bytes a lookup of `rows` different keys without ranges of time will take.
+
+    Slot groups that keys meet are taken to be spread evenly: a run of p of them is joined to the one before where that is near enough.
+    Filters, which a task fetches where they cost little, are left out, so it is rather too much.
+    """
+    requests, read = 0.0, 0.0
+    gap = plan.settings.coalesce_gap_bytes // _GROUP_BYTES
+    for target in (target for task in plan.tasks for target in task):
+        stored = target.stored
+        arrays = stored.count * plan.schema.item.itemsize
+        groups = max(1.0, arrays / _GROUP_BYTES)
+        asked = rows * (target.base_high - target.base_low) / plan.genesis.layout.slots
+        touched = groups * -math.expm1(-asked / groups)
+        p = touched / groups
+        passed_over = sum(j * p * (1 - p) ** j for j in range(gap + 1)) if p < 1 else 0.0
+        size = min(arrays, (touched + touched * passed_over) * _GROUP_BYTES)
+        requests += 1 + max(touched * (1 - p) ** (gap + 1), size / _SPAN_BYTES)
+        read += stored.size_bytes - stored.directory_position + size
+    return round(requests), round(read)
