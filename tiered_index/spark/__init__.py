@@ -8,7 +8,9 @@ imported by who makes the session, so this package can be looked at without it.
 
 from tiered_index.service.merge.run import MergeReport
 from tiered_index.spark.build import BuildResult, build
+from tiered_index.spark.functions import hash_key
+from tiered_index.spark.lookup import LookupResult, look_up, lookup
 from tiered_index.spark.merge import merge
 from tiered_index.spark.starting import open_session
 
-__all__ = ["BuildResult", "MergeReport", "build", "merge", "open_session"]
+__all__ = ["BuildResult", "LookupResult", "MergeReport", "build", "hash_key", "look_up", "lookup", "merge", "open_session"]
