@@ -10,7 +10,7 @@ import pytest
 
 from tests.rocketmq import messages
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured, StorageUnavailable
-from tiered_index.rocketmq import commitlog
+from tiered_index.rocketmq import commitlog, segments
 from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.segments import list_segments, segment_name
 from tiered_index.rocketmq.store_writer import StoreWriter
@@ -238,14 +238,14 @@ def test_positions_behind_the_log_are_never_its_end(log):
 
 
 def test_a_segment_deleted_while_it_is_read(log, monkeypatch):
-    real = commitlog.pread
+    real = segments.pread
 
     def delete_first(path, size, position):
         if path == log.path(1) and position > 0:
             path.unlink(missing_ok=True)
         return real(path, size, position)
 
-    monkeypatch.setattr(commitlog, "pread", delete_first)
+    monkeypatch.setattr(segments, "pread", delete_first)
     found, error = until_error(log.reader(700).batches(), MissingOffsets)
     read = offsets(found)
     assert read == of(log.made[: len(read)])
@@ -311,7 +311,7 @@ def test_single_messages_list_the_folder_only_where_the_last_look_does_not_give_
 
 def test_messages_beside_a_writer_have_all_their_properties_or_wait(log, monkeypatch):
     """Pages are read one by one while the broker writes: the first reading has holes of zeros, which nothing but their content shows."""
-    holes, real = [log.made[14], log.made[-3], log.made[-1]], commitlog.pread
+    holes, real = [log.made[14], log.made[-3], log.made[-1]], segments.pread
 
     def with_holes(path, size_bytes, position):
         data = real(path, size_bytes, position)
@@ -320,7 +320,7 @@ def test_messages_beside_a_writer_have_all_their_properties_or_wait(log, monkeyp
                 data = data.replace(one.uniq_key.encode(), one.uniq_key[:20].encode() + bytes(12))
         return data
 
-    monkeypatch.setattr(commitlog, "pread", with_holes)
+    monkeypatch.setattr(segments, "pread", with_holes)
     assert list(log.reader().messages()) == log.made[:-1]
     holes.pop()
     assert list(log.reader().messages()) == log.made
@@ -418,8 +418,8 @@ def test_memory_is_bounded_by_the_chunk_whatever_sizes_say(tmp_path, monkeypatch
     lying[:4] = (segment - 5_000).to_bytes(4, "big")
     folder = messages.write_log(tmp_path / "log", segment, {0: messages.joined(made) + bytes(lying), segment: messages.blank(segment)})
     sizes = []
-    real = commitlog.pread
-    monkeypatch.setattr(commitlog, "pread", lambda path, size, position: sizes.append(size) or real(path, size, position))
+    real = segments.pread
+    monkeypatch.setattr(segments, "pread", lambda path, size, position: sizes.append(size) or real(path, size, position))
     found, error = until_error(CommitLogReader(folder, chunk_bytes=4096).batches(), CorruptFile)
     assert offsets(found) == of(made)
     assert "lies" in str(error) or "add up" in str(error)
@@ -438,8 +438,8 @@ def test_many_damaged_messages_do_not_cost_a_chunk_each(tmp_path, monkeypatch):
         data[offset + 200] ^= 1
     path.write_bytes(data)
     read: list[int] = []
-    real = commitlog.pread
-    monkeypatch.setattr(commitlog, "pread", lambda path, size, at: read.append(len(found := real(path, size, at))) or found)
+    real = segments.pread
+    monkeypatch.setattr(segments, "pread", lambda path, size, at: read.append(len(found := real(path, size, at))) or found)
     reader = CommitLogReader(path.parent, check_crc=True)
     batches = list(reader.batches(skip_corrupt=True))
     assert [skipped.begin for batch in batches for skipped in batch.skipped] == damaged

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, rounds
-from tiered_index.rocketmq import commitlog, tail
+from tiered_index.rocketmq import segments, tail
 from tiered_index.rocketmq.walking import End
 
 
@@ -54,14 +54,14 @@ def test_a_message_finished_between_two_looks_has_all_its_keys(followed, monkeyp
 def test_what_was_read_with_holes_while_it_was_written_is_read_again(followed, monkeypatch, back):
     """Pages are read one by one while the broker writes: bytes behind a hole prove nothing about the hole."""
     offsets = followed.write(20)
-    real = commitlog.pread
+    real = segments.pread
 
     def with_a_hole(path, size_bytes, position):
         data = real(path, size_bytes, position)
         at = data.find(f"U{20 - back:030X}".encode())
         return data[: at + 20] + b"\0" * 6 + data[at + 26 :] if at >= 0 and size_bytes > 1_000 else data
 
-    monkeypatch.setattr(commitlog, "pread", with_a_hole)
+    monkeypatch.setattr(segments, "pread", with_a_hole)
     dispatcher = followed.dispatcher()
     list(rounds(dispatcher))
     monkeypatch.undo()

@@ -35,7 +35,7 @@ from tiered_index.rocketmq.index_columns import IndexBatch, Passed, SkippedRange
 from tiered_index.rocketmq.layout import BLANK, BLANK_BYTES, MIN_MESSAGE_BYTES
 from tiered_index.rocketmq.message import Message, decode_message
 from tiered_index.rocketmq.message_head import HEAD_BYTES, check_head, check_tail
-from tiered_index.rocketmq.segments import Segment, list_segments, pread
+from tiered_index.rocketmq.segments import Segment, list_segments
 from tiered_index.rocketmq.walking import End, candidates
 
 __all__ = ["CommitLogReader", "Fingerprint", "MissingOffsets", "PositionSource"]
@@ -271,7 +271,7 @@ class CommitLogReader:
         """Decode one chunk of so many bytes, more where the first message is longer than one."""
         at = offset - segment.start
         while True:
-            data = pread(segment.path, min(chunk, segment.file_size - at), at)
+            data = segment.read(min(chunk, segment.file_size - at), at)
             known = self.positions.between(offset, offset + len(data)) - offset if self.positions else None
             batch = decode_index_columns(
                 data, offset, known, file=str(segment.path), file_offset=at,
@@ -298,7 +298,7 @@ class CommitLogReader:
     def _judge(self, segment: Segment, batch: IndexBatch, hole_at: int | None, newest_ms: int | None) -> tuple[IndexBatch, int | None]:
         """Tell the end of a live log from damage: return the batch, called torn or damaged, and where reading could go on after damage."""
         later = [other for other in self.segments() if other.start > segment.start]
-        written_behind = any(pread(other.path, BLANK_BYTES, 0).strip(b"\0") for other in later)
+        written_behind = segment.is_closed or any(other.read(BLANK_BYTES, 0).strip(b"\0") for other in later)
         zeros = batch.state is End.OPEN
         if zeros and not written_behind and batch.end != hole_at:
             return batch, None
@@ -325,7 +325,7 @@ class CommitLogReader:
         In this order: whoever writes there later changes what was seen, and whoever has written there before shows by a message at `begin`.
         """
         at, size, first, whole = begin, min(end - begin, _HEAD_OF_DAMAGE), 0, 0
-        while at < end and (data := pread(segment.path, min(end - at, _PIECE), at - segment.start)):
+        while at < end and (data := segment.read(min(end - at, _PIECE), at - segment.start)):
             first = first if at > begin else zlib.crc32(data[:size])
             at, whole = at + len(data), zlib.crc32(data, whole)
         return None if self._is_message(segment, begin) else Passed(begin, at, min(size, at - begin), first, whole)
@@ -344,7 +344,7 @@ class CommitLogReader:
         """Return the first offset behind byte `at` of a segment where a whole, checked message or the final blank begins."""
         following, step = at + 1, max(min(self.chunk_bytes, _BEHIND_DAMAGE), 8 * MIN_MESSAGE_BYTES)
         while following < segment.file_size:
-            data = pread(segment.path, step + MIN_MESSAGE_BYTES, following)
+            data = segment.read(step + MIN_MESSAGE_BYTES, following)
             window, following = following, following + step
             step = max(min(2 * step, self.chunk_bytes), 8 * MIN_MESSAGE_BYTES)
             if data == bytes(len(data)):  # most of a live segment; comparing is much faster than searching
@@ -364,10 +364,8 @@ class CommitLogReader:
 def _read_within(segment: Segment, offset: int, size: int | None) -> Message:
     """Return the message at an offset of a segment. Raises `CorruptFile`, `FileNotFoundError`."""
     at = offset - segment.start
-    if size is None or size > _UNCHECKED_BYTES:
-        data = pread(segment.path, _claimed(segment, at, offset), at)
-    else:
-        data = pread(segment.path, size, at)
+    length = size if size is not None and size <= _UNCHECKED_BYTES else _claimed(segment, at, offset)
+    data = segment.read(length, at)
     message = decode_message(data, file=str(segment.path), file_offset=at, physical_offset=offset)
     if size is not None and message.size != size:
         raise CorruptFile(str(segment.path), "another message than the one expected", offset=at, expected=size, found=message.size)
@@ -377,8 +375,8 @@ def _read_within(segment: Segment, offset: int, size: int | None) -> Message:
 def _claimed(segment: Segment, at: int, offset: int, *, at_once: int = _UNCHECKED_BYTES) -> int:
     """Return the size of the message whose head lies at byte `at`; one longer than `at_once` only where its lengths add up."""
     file = str(segment.path)
-    claim = check_head(pread(segment.path, HEAD_BYTES, at), segment.file_size - at, file=file, file_offset=at, physical_offset=offset)
+    claim = check_head(segment.read(HEAD_BYTES, at), segment.file_size - at, file=file, file_offset=at, physical_offset=offset)
     if claim.size > at_once:
-        tail = pread(segment.path, claim.size - claim.tail_at, at + claim.tail_at)
+        tail = segment.read(claim.size - claim.tail_at, at + claim.tail_at)
         check_tail(claim, tail, file=file, file_offset=at)
     return claim.size

@@ -29,6 +29,15 @@ class Segment:
     end: int
     """Where the next file begins or should: after a file that was cut short, further than its bytes reach."""
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether something is known to be written behind it, whatever the folder says now."""
+        return False
+
+    def read(self, size_bytes: int, position: int) -> bytes:
+        """Return up to `size_bytes` bytes at `position`, fewer only at the end of the file. Raises as `pread`."""
+        return pread(self.path, size_bytes, position)
+
 
 def segment_name(start: int) -> str:
     """Return the name of the file whose first byte has the offset `start`."""

@@ -1,0 +1,116 @@
+"""Archived segments read as a log: the same entries as from the broker's files, by checked pieces, in bounded memory, damage named."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.rocketmq.archived_store import open_index
+from tiered_index.clock import SystemClock
+from tiered_index.errors import CorruptFile
+from tiered_index.format.archived import PIECE_BYTES
+from tiered_index.rocketmq.archive import SegmentArchiver
+from tiered_index.rocketmq.archived_log import ArchivedLog
+from tiered_index.rocketmq.commitlog import CommitLogReader
+from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.service.segment_archive import SegmentArchive
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.wrappers import WrapperStorage
+
+SEGMENT = 5 * PIECE_BYTES - 77
+BEGIN_MS = 1_700_000_000_000
+
+
+class Ranges(WrapperStorage):
+    """Remembers which ranges were asked for."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.lengths = []
+
+    def get_range(self, name, start, length):
+        self.lengths.append(length)
+        return super().get_range(name, start, length)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("store")
+    with StoreWriter(folder, segment_bytes=SEGMENT) as writer:
+        for n in range(900):
+            body = bytes([n % 251]) * (3_000 + 37 * (n % 300))
+            writer.put("orders", n % 3, body, keys=[f"k-{n}", f"g-{n % 7}"], store_ms=BEGIN_MS + n * 1000)
+    return folder
+
+
+@pytest.fixture
+def archived(store, tmp_path):
+    """The archive of the closed segments, in a storage that remembers ranges."""
+    storage = Ranges(MemoryStorage())
+    with open_index(tmp_path / "root", storage) as index:
+        assert SegmentArchiver(index, "a-store", store / "commitlog").run_once() >= 1
+    log = StorageLog(storage, SystemClock())
+    state = log.open()
+    archive = SegmentArchive(storage, lambda: state, lambda: state)
+    return archive, state.segments_of("a-store")[0]
+
+
+def rows(reader, start, end, **how):
+    """Return the entries within [start, end) of a log."""
+    found = []
+    for batch in reader.batches(start, **how):
+        found += [row for row in batch.columns.to_pylist() if row["offset"] < end]
+        if batch.end >= end:
+            break
+    return found
+
+
+def test_the_same_entries_as_from_the_files_each_piece_fetched_once(store, archived):
+    archive, segment = archived
+    expected = rows(CommitLogReader(store / "commitlog", check_crc=True), segment.start, segment.end)
+    assert len(expected) > 500
+    storage = archive.storage
+    for chunk in (1 << 24, PIECE_BYTES // 3):
+        storage.lengths.clear()
+        assert rows(ArchivedLog(archive, segment, chunk_bytes=chunk), segment.start, segment.end) == expected
+        assert sum(storage.lengths) == segment.size_bytes  # every byte once
+        assert max(storage.lengths) <= max(PIECE_BYTES, min(chunk, segment.size_bytes))
+    assert len(storage.lengths) == 5
+
+
+def damage(archive, segment, at):
+    data = bytearray(archive.storage.get(segment.name))
+    data[at] ^= 0xFF
+    archive.storage.delete(segment.name)
+    archive.storage.put(segment.name, bytes(data))
+
+
+def test_a_piece_that_changed_is_named_or_passed_over_with_every_message_that_reaches_into_it(store, archived):
+    archive, segment = archived
+    expected = rows(CommitLogReader(store / "commitlog", check_crc=True), segment.start, segment.end)
+    damage(archive, segment, 2 * PIECE_BYTES + 5)
+    with pytest.raises(CorruptFile, match="a piece of an archived segment does not match") as caught:
+        rows(ArchivedLog(archive, segment), segment.start, segment.end)
+    assert (caught.value.file, caught.value.offset) == (segment.name, 2 * PIECE_BYTES)
+    log = ArchivedLog(archive, segment, skip_corrupt=True)
+    low, high = segment.start + 2 * PIECE_BYTES, segment.start + 3 * PIECE_BYTES
+    found = rows(log, segment.start, segment.end, skip_corrupt=True)
+    whole = [row for row in expected if row["offset"] >= high or row["offset"] + row["size"] <= low]
+    assert [row for row in found if row["offset"] >= high or row["offset"] + row["size"] <= low] == whole
+    assert len(expected) - 300 < len(whole) < len(expected)
+    assert [(piece.begin, piece.end, piece.file) for piece in log.damaged] == [(low, high, segment.name)]
+
+
+def test_the_table_and_the_log_must_agree(archived):
+    archive, segment = archived
+    damage(archive, segment, segment.object_bytes - 3)
+    with pytest.raises(CorruptFile, match="tail of an archived segment"):
+        ArchivedLog(archive, segment)
+
+
+def test_reading_a_single_message(store, archived):
+    archive, segment = archived
+    log = ArchivedLog(archive, segment)
+    messages = [m for m in CommitLogReader(store / "commitlog").messages(segment.start) if m.physical_offset < segment.end]
+    for message in (messages[0], messages[-1], messages[len(messages) // 2]):
+        assert log.read(message.physical_offset).encode() == message.encode()
