@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from tests.spark.entries import BEGIN_MS, messages, states, write_parquet
 from tiered_index import IndexConfig
+from tiered_index.cli.main import run
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch
+from tiered_index.rocketmq.commitlog import CommitLogReader
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.service.log_records import Genesis
+from tiered_index.service.topics import assigned_topic_id
 from tiered_index.spark import build, merge
 from tiered_index.spark import starting as session_module
 from tiered_index.spark.build_plan import plan_build
-from tiered_index.spark.census import Census, count_batches
+from tiered_index.spark.census import CENSUS_COLUMNS, Census, count_batches
 from tiered_index.spark.executors import typed_errors
+from tiered_index.spark.log_sources import SKIPPED, _entries
 from tiered_index.spark.packing import pack_batches
 from tiered_index.spark.windows import WindowScale
 
@@ -48,8 +54,10 @@ SCALE = WindowScale(86_400, 0, 2**40)
 def look(rows):
     """Do to rows what a task does to them: count, then pack."""
     types = {"topic": pa.string(), "key": pa.string()}
-    table = pa.table({name: pa.array([row[name] for row in rows], types.get(name, pa.int64())) for name in ROW})
-    looked_at = table.select(["topic", "timestamp_ms"]).append_column("has_key", pa.compute.is_valid(table["key"]))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = pa.table({name: pa.array([row.get(name) for row in rows], types.get(name, pa.int64())) for name in names})
+    counted = [name for name in names if name in CENSUS_COLUMNS]
+    looked_at = table.select(counted).append_column("has_key", pa.compute.is_valid(table["key"]))
     rows = [[batch.column(0)[0].as_py()] for batch in count_batches(looked_at.to_batches(), SCALE, 10)]
     genesis = Genesis("x", IndexConfig(slots=64, items=100).layout(), "custom")
     plan = plan_build(Census.of(rows), genesis, SCALE, shards="auto", parallelism=2, sequence=0, max_windows=10)
@@ -74,6 +82,25 @@ def test_values_that_no_entry_can_have(change, message):
     assert len(look([ROW, {**ROW, "key": None}])) == 1
     with pytest.raises(InvalidArgument, match=message):
         look([ROW, {**ROW, **change}])
+
+
+def test_a_topic_id_is_optional_row_by_row():
+    rows = [{**ROW, "topic": "a", "topic_id": 7}, {**ROW, "topic": "b"}, {**ROW, "topic": "a"}, {**ROW, "topic": "b", "topic_id": 8}]
+    (blocks,) = look(rows)
+    dtype = IndexConfig(slots=64, items=100).layout().schema.item
+    items = np.concatenate([np.frombuffer(cell, dtype) for cell in blocks["items"].to_pylist()])
+    by_name = {name: assigned_topic_id(name) for name in "ab"}
+    assert sorted(items["topic_id"].tolist()) == sorted([7, 8, *by_name.values()])
+    with pytest.raises(InvalidArgument, match="topic id 7 of 'b' already means topic 'a'"):
+        look([rows[0], {**ROW, "topic": "b", "topic_id": 7}])
+
+
+def test_clocks_that_are_all_wrong_make_few_windows():
+    times = pa.array(range(0, 253_402_300_799_000, 253_402_300_799_000 // 200_000), pa.int64())
+    table = pa.table({"topic": pa.array(["t"] * len(times)), "timestamp_ms": times, "has_key": pa.array([True] * len(times))})
+    scale = WindowScale(60, BEGIN_MS // 1000, BEGIN_MS // 1000 + 86_400)
+    census = Census.of([[batch.column(0)[0].as_py()] for batch in count_batches(table.to_batches(10_000), scale, 1_000)])
+    assert census.quarantined == census.entries == len(times) and len(census.windows) == 118
 
 
 def test_an_error_of_a_task_reaches_the_caller(spark, storage, config):
@@ -139,7 +166,7 @@ def test_a_window_longer_than_what_would_replace_it(spark, storage, config, tmp_
         build(spark, path, storage=storage, window="1d", mode="replace", config=config)
 
 
-def test_a_damaged_commit_log_fails_or_is_passed_over(spark, storage, config, tmp_path):
+def test_a_damaged_commit_log_fails_or_is_passed_over(spark, storage, tmp_path, capfd):
     with StoreWriter(tmp_path / "store", segment_bytes=1 << 20) as writer:
         puts = [writer.put("t", 0, b"body" * 20, keys=[f"k-{n}"], store_ms=BEGIN_MS + n * 1000) for n in range(100)]
     segment = next((tmp_path / "store" / "commitlog").iterdir())
@@ -147,11 +174,52 @@ def test_a_damaged_commit_log_fails_or_is_passed_over(spark, storage, config, tm
     data[puts[50].offset + puts[50].size - 30] ^= 0xFF
     data[puts[50].offset : puts[50].offset + 4] = b"\xff\xff\xff\xff"
     segment.write_bytes(data)
-    with pytest.raises(CorruptFile, match="store"):
+    at = f"{segment}: .*at byte {puts[50].offset}"
+    with pytest.raises(CorruptFile, match=at):
         build(spark, tmp_path / "store", storage=storage, config=IndexConfig(slots=64))
     assert not states_exist(storage)
-    result = build(spark, tmp_path / "store", storage=storage, config=IndexConfig(slots=64), skip_corrupt=True)
-    assert result.entries == 99
+    arguments = ["--source", f"{tmp_path}/store", "--storage", storage, "--slots", "64", "--skip-corrupt", "--quiet"]
+    planned = told(capfd, "build", *arguments, "--dry-run")
+    assert f"1 damaged stretch passed over, {puts[50].size} B" in planned
+    built = json.loads(told(capfd, "build", *arguments, "--json"))
+    assert (built["entries"], built["skipped_ranges"], built["skipped_bytes"]) == (99, 1, puts[50].size)
+    (passed,) = built["skipped"]
+    assert (passed["file"], passed["begin"], passed["end"]) == (str(segment), puts[50].offset, puts[51].offset)
+
+
+def told(capfd, *arguments):
+    """Return what a command prints."""
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        run(["spark", *arguments])
+    printed = capfd.readouterr()
+    assert ended.value.code == 0, printed.err
+    return printed.out
+
+
+def test_damage_at_the_end_of_a_segment_is_counted_once(tmp_path):
+    with StoreWriter(tmp_path / "store", segment_bytes=20_000) as writer:
+        for n in range(400):
+            writer.put("t", 0, b"body" * 20, keys=[f"k-{n}"], store_ms=BEGIN_MS + n * 1000)
+    log = CommitLogReader(tmp_path / "store" / "commitlog", check_crc=True)
+    first, second, third = log.segments()[:3]
+    for segment, begin, end in ((first, first.file_size - 3_000, first.file_size), (second, 0, 2_000)):
+        data = bytearray(segment.path.read_bytes())
+        data[begin:end] = b"\xff" * (end - begin)
+        segment.path.write_bytes(data)
+    skipped = {}
+    for segment in (first, second, third):
+        rows = [row for batch in _entries(log, segment.start, segment.end, True) for row in batch.to_pylist()]
+        assert all(segment.start <= row["offset"] < segment.end for row in rows if row["key"])
+        skipped[segment.start] = [json.loads(row[SKIPPED]) for row in rows if row[SKIPPED]]
+    (end,), (begin,) = skipped[first.start], skipped[second.start]
+    assert end[1] <= first.end - 3_000 and end[2] == first.end
+    assert begin[1] == second.start and begin[2] >= second.start + 2_000
+    assert not skipped[third.start]
+    second.path.unlink()
+    # a gap behind the segment is not its own: what was passed over at its end is told all the same
+    rows = [row for batch in _entries(log, first.start, first.end, True) for row in batch.to_pylist()]
+    assert [json.loads(row[SKIPPED]) for row in rows if row[SKIPPED]] == [end]
 
 
 def states_exist(storage):
@@ -203,6 +271,9 @@ def test_missing_java_and_missing_pyspark(monkeypatch, tmp_path):
 
 
 def test_errors_of_tasks_keep_their_class_and_their_text():
+    text = "tiered_index.rocketmq.commitlog.MissingOffsets: store: deleted before they were read: commit log offsets 0 to 9"
+    with pytest.raises(CorruptFile, match="store: deleted before"), typed_errors("reading"):
+        raise RuntimeError(text)
     text = "org.apache.spark.SparkException: Job aborted\nTraceback\ntiered_index.errors.CorruptFile: data/x: bad at byte 4\n\tat org"
     with pytest.raises(CorruptFile, match=r"data/x: bad at byte 4 \(reading\)") as caught, typed_errors("reading"):
         raise RuntimeError(text)

@@ -13,6 +13,7 @@ from tests.spark.entries import BEGIN_MS, DAY_MS, check, messages, states, sweep
 from tiered_index import IndexReader, IndexService
 from tiered_index.config import IndexConfig
 from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.service.topics import assigned_topic_id
 from tiered_index.spark import build
 from tiered_index.spark import build_plan as planning
 
@@ -53,9 +54,13 @@ def test_folders_of_ndjson_plain_and_gzipped(spark, storage, config, tmp_path):
     (tmp_path / "in" / "_SUCCESS").write_text("")
     without = {"topic": "orders", "queue_id": 0, "keys": [], "offset": 1, "size": 1, "timestamp_ms": BEGIN_MS}
     (tmp_path / "in" / "c.jsonl").write_text(json.dumps(without) + "\n")
+    with_id = {**without, "topic": "with an id", "keys": ["a", None, "b"], "topic_id": 77}
+    (tmp_path / "in" / "d.ndjson").write_text(json.dumps(with_id) + "\n")
     result = build(spark, tmp_path / "in", storage=storage, config=config)
-    assert (result.entries, result.without_key) == (700, 1)
+    assert (result.entries, result.without_key) == (702, 1)
     check(storage, first, second)
+    with IndexReader.open(storage) as reader:
+        assert [i.topic_id for i in reader.query("with an id", "b").items] == [77]
 
 
 def test_a_dataframe_with_names_of_its_own_lists_of_keys_and_timestamps(spark, storage, config):
@@ -94,13 +99,24 @@ def test_source_and_index_in_s3_without_any_hadoop_library(spark, s3, config, tm
     from tiered_index.storage.opening import open_storage
 
     write_parquet(table, tmp_path / "m.parquet")
+    with_id = ndjson(more).replace(b'"topic": "orders"', b'"topic_id": 5, "topic": "orders"')
     with open_storage(f"{base}/in{query}") as uploaded:
         uploaded.put("day/m.parquet", (tmp_path / "m.parquet").read_bytes())
-        uploaded.put("lines/m.ndjson.gz", gzip.compress(ndjson(more)))
+        uploaded.put("lines/m.ndjson.gz", gzip.compress(with_id))
     storage = f"s3a://{bucket}/index{query}"
-    assert build(spark, f"{base}/in/day{query}", storage=storage, config=config).entries == 1_500
+    built = build(spark, f"{base}/in/day{query}", storage=storage, config=config)
+    assert built.entries == 1_500
+    _, counted, written, published = built.metrics.stages
+    # 3 row groups: each is opened by a HEAD, its footer and its bytes read by ranges
+    assert counted.task_requests["head"] == written.task_requests["head"] == 3
+    assert counted.bytes_read > 0 and counted.bytes_written == 0
+    assert (written.task_requests["put"], written.bytes_written) == (built.shards, built.written_bytes)
+    assert (published.task_requests, published.driver_requests["head"] >= built.shards) == ({}, True)
     assert build(spark, f"{base}/in/lines/m.ndjson.gz{query}", storage=storage, config=config, mode="append").entries == 200
     check(storage.replace("s3a", "s3"), table, more, keys=8)
+    with IndexReader.open(storage.replace("s3a", "s3")) as reader:
+        ids = {i.topic_id for i in reader.query("orders", "key-0", max_count=2_000).items}
+    assert ids == {5, assigned_topic_id("orders")}
 
 
 def test_a_hot_key_continues_in_parts_by_time(spark, storage, config, tmp_path, monkeypatch):

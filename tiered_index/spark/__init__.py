@@ -6,11 +6,14 @@ Tasks upload under names of their own and change nothing; the driver publishes w
 imported by who makes the session, so this package can be looked at without it.
 """
 
-from tiered_index.service.merge.run import MergeReport
 from tiered_index.spark.build import BuildResult, build
 from tiered_index.spark.functions import hash_key
 from tiered_index.spark.lookup import LookupResult, look_up, lookup
-from tiered_index.spark.merge import merge
+from tiered_index.spark.merge import MergeResult, merge
+from tiered_index.spark.metrics import JobMetrics, StageMetrics
 from tiered_index.spark.starting import open_session
 
-__all__ = ["BuildResult", "LookupResult", "MergeReport", "build", "hash_key", "look_up", "lookup", "merge", "open_session"]
+__all__ = [
+    "BuildResult", "JobMetrics", "LookupResult", "MergeResult", "StageMetrics", "build", "hash_key", "look_up", "lookup", "merge",
+    "open_session",
+]  # fmt: skip

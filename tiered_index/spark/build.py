@@ -10,6 +10,7 @@ Until the log record nothing has changed: retries, speculation, lost executors a
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,15 +29,17 @@ from tiered_index.service.opening import wanted_genesis
 from tiered_index.service.session import StorageSession, check_genesis
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark.build_plan import BuildPlan, plan_build
-from tiered_index.spark.census import CENSUS_SCHEMA, Census, count_batches
+from tiered_index.spark.census import CENSUS_COLUMNS, CENSUS_SCHEMA, Census, count_batches
 from tiered_index.spark.columns import entry_frame
 from tiered_index.spark.executors import StorageAddress, typed_errors
+from tiered_index.spark.log_sources import SKIPPED
+from tiered_index.spark.metrics import Address, JobMeter, JobMetrics
 from tiered_index.spark.packing import BLOCK_SCHEMA, pack_batches
 from tiered_index.spark.publishing import MODES, check_windows, publish_tables
 from tiered_index.spark.shards import RESULT_SCHEMA, PartitionResult, write_partition
-from tiered_index.spark.sources import SourceLike, frame_of, is_commit_log, is_frame
-from tiered_index.spark.watching import watched
+from tiered_index.spark.sources import SourceLike, frame_of, has_log_offsets, is_frame
 from tiered_index.spark.windows import WindowScale, window_seconds
+from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.probe import probe_put_if_absent
 
 if TYPE_CHECKING:
@@ -49,7 +52,12 @@ _UPLOAD_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """What was built, or with `dry_run` what would be. Windows are (first second, length in seconds, entries), `requests` are estimated."""
+    """What was built, or with `dry_run` what would be.
+
+    Windows are (first second, length in seconds, entries). `requests` and `cost_usd` are what the writing was expected to take; what the
+    job really did is in `metrics`. `skipped` are (file, first offset, end, problem) of the first hundred damaged stretches of a log that
+    were passed over, `skipped_ranges` and `skipped_bytes` count all; how many messages they had nobody knows.
+    """
 
     entries: int = 0
     without_key: int = 0
@@ -62,6 +70,10 @@ class BuildResult:
     cost_usd: float = 0.0
     log_number: int = field(default=0)
     dry_run: bool = False
+    skipped_ranges: int = 0
+    skipped_bytes: int = 0
+    skipped: tuple[tuple[str, int, int, str], ...] = ()
+    metrics: JobMetrics = field(default_factory=JobMetrics)
 
 
 def build(
@@ -80,7 +92,9 @@ def build(
     clock: Clock | None = None,
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> BuildResult:
-    """Build tables of `window` (``1h``, ``1d``, seconds) from a DataFrame, Parquet or NDJSON path(s), or RocketMQ store directories.
+    """Build tables of `window` (``1h``, ``1d``, seconds) from a DataFrame, Parquet or NDJSON path(s), or commit logs.
+
+    A commit log is a RocketMQ store directory, or ``archive:STORAGE-URI[?store=NAME]`` for the segments that are archived in an index.
 
     `columns` say which column of the source a field of an entry is (``{"key": "order_id"}``), `shards` how many a window has. `mode` says
     what to do where a window has tables already: ``error``, ``append`` a further table, or ``replace`` them in the same record. The index
@@ -96,49 +110,59 @@ def build(
     now_ms = present.now_ms()
     address = StorageAddress(storage, settings.s3)
     scale = WindowScale(window_seconds(window), now_ms // 1000 - round(settings.max_late_s), now_ms // 1000 + round(settings.max_early_s))
-    with address.open() as opened:
+    opened = MeteredStorage(address.open(), settings.prices)
+    with contextlib.closing(opened):
+        meter = JobMeter(spark, opened, settings.prices, progress)
         log = StorageLog(opened, present)
         wanted = wanted_genesis(_fitting(settings, source), None)
-        genesis = _stored_genesis(log, settings, opened.uri) or wanted
+        with meter.stage("plan"):
+            genesis = _stored_genesis(log, settings, opened.uri) or wanted
         with typed_errors(f"reading {_name_of(source)}"):
-            entries = entry_frame(frame_of(spark, source, settings.s3, skip_corrupt=skip_corrupt), columns or {}, genesis.layout.schema)
-            with watched(spark, "count", progress):
+            with meter.stage("plan"):
+                frame = frame_of(spark, source, meter.sources(settings.s3), skip_corrupt=skip_corrupt)
+                entries = entry_frame(frame, columns or {}, genesis.layout.schema)
+            with meter.stage("count", tasks=True) as counted:
                 census = _census(entries, scale, max_windows)
+                counted.entries = census.entries
         if not census.entries:
-            more = f" (it has {census.without_key:,} messages, none with a key)" if census.without_key else ""
-            raise InvalidArgument(f"{_name_of(source)} has no entries{more}")
+            raise InvalidArgument(f"{_name_of(source)} has no entries{_why_none(census)}")
         sequence = max((o.sequence for o in log.state.objects.values()), default=0)
         cores = spark.sparkContext.defaultParallelism
         plan = plan_build(census, genesis, scale, shards=shards, parallelism=cores, sequence=sequence, max_windows=max_windows)
         check_windows(log.state, plan, mode)
         result = _expected(plan, census, settings)
         if dry_run:
-            return result
-        if log.state.genesis is None:
-            plan = replace(plan, genesis=StorageSession(opened, log, present, settings.lease_ttl_s).join(genesis, lambda stored: genesis))
-        else:
-            # a server that accepts two records of one number would lose one of two builds
-            probe_put_if_absent(opened, "probe/put-if-absent")
-        with typed_errors(f"building from {_name_of(source)}"), watched(spark, "build", progress):
-            results = _written(entries, plan, address, now_ms)
+            return replace(result, metrics=meter.metrics)
+        with meter.stage("plan"):
+            if log.state.genesis is None:
+                joined = StorageSession(opened, log, present, settings.lease_ttl_s).join(genesis, lambda stored: genesis)
+                plan = replace(plan, genesis=joined)
+            else:
+                # a server that accepts two records of one number would lose one of two builds
+                probe_put_if_absent(opened, "probe/put-if-absent")
+        with typed_errors(f"building from {_name_of(source)}"), meter.stage("build", tasks=True) as building:
+            results = _written(entries, plan, meter.address(address), now_ms)
+            building.entries = sum(part.entries for part in results)
         finished = [shard for part in results for shard in part.shards]
         try:
-            _check(plan, results)
-            state, removed = publish_tables(plan, finished, mode, opened, log)
+            with meter.stage("publish") as publishing:
+                _check(plan, results)
+                state, removed = publish_tables(plan, finished, mode, opened, log)
+                publishing.entries = plan.entries
         except (InvalidArgument, CorruptFile):
             # certainly not published; after an error of the storage that is not known, and `orphans` decides
             abandon(finished, opened)
             raise
     written = sum(shard.stored.size_bytes for shard in finished)
     return replace(
-        result, shards=len(finished), written_bytes=written, removed_objects=removed, log_number=state.number, dry_run=False
-    )
+        result, shards=len(finished), written_bytes=written, removed_objects=removed, log_number=state.number, dry_run=False,
+        metrics=meter.metrics,
+    )  # fmt: skip
 
 
 def _fitting(config: IndexConfig, source: SourceLike) -> IndexConfig:
     """Return the settings of a new index for a source: offsets of a commit log are such."""
-    paths = [] if is_frame(source) else [source] if isinstance(source, str | Path) else list(source)
-    if paths and all(map(is_commit_log, paths)) and "offset_space" not in config.model_fields_set:
+    if has_log_offsets(source) and "offset_space" not in config.model_fields_set:
         return config.model_copy(update={"offset_space": "commitlog"})
     return config
 
@@ -155,14 +179,16 @@ def _stored_genesis(log: StorageLog, config: IndexConfig, where: str) -> Genesis
 
 
 def _census(entries: DataFrame, scale: WindowScale, max_windows: int) -> Census:
-    names = [name for name in ("topic", "timestamp_ms", "topic_id") if name in entries.columns]
+    names = [name for name in CENSUS_COLUMNS if name in entries.columns]
     looked_at = entries.select(*names, entries["key"].isNotNull().alias("has_key"))
     count = partial(count_batches, scale=scale, max_windows=max_windows)
     return Census.of(looked_at.mapInArrow(count, CENSUS_SCHEMA).collect())
 
 
-def _written(entries: DataFrame, plan: BuildPlan, address: StorageAddress, now_ms: int) -> Sequence[PartitionResult]:
+def _written(entries: DataFrame, plan: BuildPlan, address: Address, now_ms: int) -> Sequence[PartitionResult]:
     """Run the tasks; return one result of each partition that got anything."""
+    if SKIPPED in entries.columns:
+        entries = entries.where(entries[SKIPPED].isNull()).drop(SKIPPED)
     shared = entries.sparkSession.sparkContext.broadcast(plan)
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -202,8 +228,18 @@ def _expected(plan: BuildPlan, census: Census, config: IndexConfig) -> BuildResu
     windows: list[Any] = [(table.window.begin_s, table.window.window_s, table.window.entries) for table in plan.tables]
     return BuildResult(
         entries=plan.entries, without_key=census.without_key, quarantined=census.quarantined, windows=tuple(windows), shards=plan.shards,
-        written_bytes=size, requests=puts + plan.shards, cost_usd=cost, dry_run=True,
+        written_bytes=size, requests=puts + plan.shards, cost_usd=cost, dry_run=True, skipped_ranges=census.skipped_ranges,
+        skipped_bytes=census.skipped_bytes, skipped=census.skipped,
     )  # fmt: skip
+
+
+def _why_none(census: Census) -> str:
+    found = []
+    if census.without_key:
+        found.append(f"it has {census.without_key:,} messages, none with a key")
+    if census.skipped_ranges:
+        found.append(f"{census.skipped_bytes:,} damaged bytes were passed over")
+    return f" ({', '.join(found)})" if found else ""
 
 
 def _name_of(source: SourceLike) -> str:

@@ -109,10 +109,9 @@ class BuildPlan:
         return self._firsts[index] + hashes.astype(np.int64) % self.genesis.layout.slots // widths[index], begins
 
     def topic_table(self) -> TopicTable:
-        """Return the ids as a table that gives every name its id of the plan."""
+        """Return the ids as a table that assigns every name without a given id its id of the plan."""
         table = TopicTable()
-        for _, name in self.topics:
-            table.assign(name)
+        table.give(self.topics)
         return table
 
 
@@ -172,10 +171,9 @@ def _partitions(tables: Sequence[TablePlan], loads: Sequence[int], most: int) ->
 
 
 def _topics(census: Census) -> tuple[tuple[int, str], ...]:
-    """Return (id, name) of every topic: the source's ids, else assigned in order of name, so that every task assigns the same."""
+    """Return (id, name) of every topic: the source's ids, then those assigned, in order of name."""
     table = TopicTable()
-    given = [(topic_id, name) for topic_id, name in census.topics if topic_id is not None]
-    if given:
-        table.give(sorted(given))
-        return tuple(sorted(given))
-    return tuple((table.assign(name), name) for name in sorted(name for _, name in census.topics))
+    given = sorted((topic_id, name) for topic_id, name in census.topics if topic_id is not None)
+    table.give(given)
+    assigned = [(table.assign(name), name) for name in sorted(name for topic_id, name in census.topics if topic_id is None)]
+    return tuple(dict.fromkeys((*given, *assigned)))

@@ -5,6 +5,7 @@ Only the columns that say so are read. `count_batches` runs in tasks and yields 
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,22 +17,31 @@ import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.validation import milliseconds
+from tiered_index.spark.log_sources import SKIPPED
 from tiered_index.spark.windows import WindowScale
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 __all__ = ["CENSUS_COLUMNS", "CENSUS_SCHEMA", "Census", "count_batches"]
 
-CENSUS_COLUMNS = ("topic", "timestamp_ms", "has_key", "topic_id")
+CENSUS_COLUMNS = ("topic", "timestamp_ms", "has_key", "topic_id", SKIPPED)
 CENSUS_SCHEMA = "census binary"
+_NAMED = 100
+# stretches that are named; all are counted
 
 
 @dataclass
 class Census:
-    """Entries by (is quarantine window, begin of the window), messages without key, topics as (id or None, name)."""
+    """Entries by (is quarantine window, begin of the window), messages without key, topics as (id or None, name), what was passed over.
+
+    `skipped` are (file, first offset, end, problem) of the first stretches, `skipped_ranges` and `skipped_bytes` of all.
+    """
 
     windows: dict[tuple[bool, int], int] = field(default_factory=dict)
     without_key: int = 0
     topics: set[tuple[int | None, str]] = field(default_factory=set)
+    skipped_ranges: int = 0
+    skipped_bytes: int = 0
+    skipped: tuple[tuple[str, int, int, str], ...] = ()
 
     @property
     def entries(self) -> int:
@@ -49,6 +59,9 @@ class Census:
             self.windows[window] = self.windows.get(window, 0) + count
         self.without_key += other.without_key
         self.topics |= other.topics
+        self.skipped_ranges += other.skipped_ranges
+        self.skipped_bytes += other.skipped_bytes
+        self.skipped = (*self.skipped, *other.skipped)[:_NAMED]
 
     @classmethod
     def of(cls, rows: Iterable[Any]) -> Census:
@@ -60,7 +73,7 @@ class Census:
 
 
 def count_batches(batches: Iterable[pa.RecordBatch], scale: WindowScale, max_windows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the census of `batches` (columns as `CENSUS_COLUMNS`, the last optional) as one row. Raises `InvalidArgument`."""
+    """Yield the census of `batches` (columns as `CENSUS_COLUMNS`, the last two optional) as one row. Raises `InvalidArgument`."""
     census = Census()
     for batch in batches:
         census.add(_of_batch(batch, scale))
@@ -70,14 +83,20 @@ def count_batches(batches: Iterable[pa.RecordBatch], scale: WindowScale, max_win
 
 
 def _of_batch(batch: pa.RecordBatch, scale: WindowScale) -> Census:
+    census = Census()
+    if SKIPPED in batch.schema.names:
+        told = [json.loads(text) for text in batch.column(SKIPPED).drop_null().to_pylist()]
+        passed = tuple((str(file), int(begin), int(end), str(problem)) for file, begin, end, problem in told)
+        census.add(Census(skipped_ranges=len(passed), skipped_bytes=sum(end - begin for _, begin, end, _ in passed), skipped=passed))
+        batch = batch.filter(pc.is_null(batch.column(SKIPPED))).drop_columns([SKIPPED])
     keyed = batch.column("has_key")
-    census = Census(without_key=len(batch) - (pc.sum(keyed).as_py() or 0))
+    census.without_key = len(batch) - (pc.sum(keyed).as_py() or 0)
     if census.without_key:
         batch = batch.filter(keyed)
     if not len(batch):
         return census
     for name in batch.schema.names:
-        if nulls := batch.column(name).null_count:
+        if name != "topic_id" and (nulls := batch.column(name).null_count):
             raise InvalidArgument(f"column {name!r} has {nulls:,} nulls in rows that have a key; a value is needed in every one")
     times = batch.column("timestamp_ms")
     if pa.types.is_timestamp(times.type):

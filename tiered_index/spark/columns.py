@@ -7,7 +7,7 @@
 | `queue_id`, `offset`, `size`, optionally `topic_id` | integers |
 | `timestamp_ms` | integers of epoch milliseconds, or a timestamp |
 
-and the further columns of the index's schema. A row without key makes no entry.
+and the further columns of the index's schema. A row without key makes no entry, one without `topic_id` gets an id by its topic's name.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
+from tiered_index.spark.log_sources import SKIPPED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -59,6 +60,8 @@ def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: S
                 raise InvalidArgument(f"column {named} is missing; the source has {', '.join(frame.columns) or 'no columns'}")
             source = F.col(f"`{source.replace('`', '``')}`")
         selected.append(source.alias(field))
+    if SKIPPED in frame.columns:
+        selected.append(F.col(SKIPPED))
     entries = frame.select(*selected)
     for name in wanted:
         kinds, expected = _KINDS.get(name, ((), ""))
@@ -68,5 +71,5 @@ def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: S
             named = f"{given!r} ({name})" if isinstance(given, str) and given != name else f"{name!r}"
             raise InvalidArgument(f"column {named} is {found}; {expected} needed")
     if entries.schema["key"].dataType.simpleString() != "string":
-        entries = entries.withColumn("key", F.explode_outer(F.array_distinct("key")))
+        entries = entries.withColumn("key", F.explode_outer(F.array_compact(F.array_distinct("key"))))
     return entries

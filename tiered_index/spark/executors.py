@@ -24,6 +24,8 @@ _OURS = re.compile(r"tiered_index\.[a-z_.]*\b(?P<kind>[A-Z][A-Za-z]+): (?P<text>
 _NO_LINES = ("MALFORMED_RECORD_IN_PARSING", "JsonParseException")
 _NO_PARQUET = ("is not a Parquet file", "CANNOT_READ_FILE_FOOTER", "FAILED_READ_FILE")
 _FILE = re.compile(r"file:/+[^\s,;'\"]+")
+_KINDS = {"MissingOffsets": CorruptFile}
+# classes of other modules, and what they are here
 _LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "SparkContext was shut down", "FetchFailed")
 
 
@@ -59,7 +61,7 @@ def typed_errors(what: str) -> Iterator[None]:
         text = str(error)
         # a chain of causes ends with what was raised to the caller
         for found in reversed(list(_OURS.finditer(text))):
-            kind = getattr(errors, found["kind"], None)
+            kind = _KINDS.get(found["kind"]) or getattr(errors, found["kind"], None)
             if isinstance(kind, type) and issubclass(kind, TieredIndexError):
                 raise _again(kind, found["text"], what) from error
         named = _FILE.search(text)

@@ -6,8 +6,9 @@ attempt was first; what others uploaded is for `orphans`. Driver and executors s
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from tiered_index.clock import Clock, SystemClock
@@ -17,15 +18,26 @@ from tiered_index.service.merge.run import merge as merge_by
 from tiered_index.service.merge.task import TaskResult, run_task
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark.executors import StorageAddress, typed_errors
-from tiered_index.spark.watching import watched
+from tiered_index.spark.metrics import Address, JobMeter, JobMetrics
 from tiered_index.spark.windows import window_seconds
+from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.prices import PriceTable
 from tiered_index.storage.probe import probe_put_if_absent
 from tiered_index.storage.s3_options import S3Options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["merge"]
+__all__ = ["MergeResult", "merge"]
+
+_DRIVEN = "plan and publish"
+
+
+@dataclass(frozen=True, slots=True)
+class MergeResult(MergeReport):
+    """A `MergeReport`, and what the job did and cost."""
+
+    metrics: JobMetrics = field(default_factory=JobMetrics)
 
 
 def merge(
@@ -36,8 +48,9 @@ def merge(
     options: MergeOptions | None = None,
     s3: S3Options | None = None,
     clock: Clock | None = None,
+    prices: PriceTable | None = None,
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
-) -> MergeReport:
+) -> MergeResult:
     """Merge uploaded files, and tables of shorter windows, into tables of `window` (``1h``, ``1d``, seconds). Return what was done.
 
     `options` are the rest of what `plan_merge` takes (their `window_s` is not looked at); `progress` is told (stage, tasks done, tasks).
@@ -46,21 +59,29 @@ def merge(
     address = StorageAddress(storage, s3 or S3Options())
     chosen = replace(options or MergeOptions(), window_s=window_seconds(window))
     present = clock or SystemClock()
-    with address.open() as opened:
+    priced = prices or PriceTable()
+    opened = MeteredStorage(address.open(), priced)
+    with contextlib.closing(opened):
+        meter = JobMeter(spark, opened, priced, progress)
         log = StorageLog(opened, present)
-        log.open()
-        # a server that accepts two records of one number would let two jobs merge the same files
-        probe_put_if_absent(opened, "probe/put-if-absent")
+        with meter.stage(_DRIVEN):
+            log.open()
+            # a server that accepts two records of one number would let two jobs merge the same files
+            probe_put_if_absent(opened, "probe/put-if-absent")
 
         def run_tasks(job: MergeJob) -> Sequence[TaskResult]:
-            return _run_on(spark, job, address, present.now_ms(), progress)
+            with typed_errors("a task of the merge"), meter.stage("merge", tasks=True) as stage:
+                results = _run_on(spark, job, meter.address(address), present.now_ms())
+                stage.entries += job.entries
+                return results
 
-        return merge_by(opened, log, present, chosen, run_tasks=run_tasks)
+        with meter.stage(_DRIVEN) as driven:
+            report = merge_by(opened, log, present, chosen, run_tasks=run_tasks)
+            driven.entries = report.entries
+    return MergeResult(**{f.name: getattr(report, f.name) for f in fields(report)}, metrics=meter.metrics)
 
 
-def _run_on(
-    spark: SparkSession, job: MergeJob, address: StorageAddress, now_ms: int, progress: Callable[[str, int, int], None]
-) -> Sequence[TaskResult]:
+def _run_on(spark: SparkSession, job: MergeJob, address: Address, now_ms: int) -> Sequence[TaskResult]:
     """Run a job's tasks, a Spark task each; the job itself, which names every source, is sent to each executor once."""
     context = spark.sparkContext
     shared = context.broadcast(job)
@@ -71,7 +92,6 @@ def _run_on(
 
     count = len(job.tasks)
     try:
-        with typed_errors("a task of the merge"), watched(spark, "merge", progress):
-            return context.parallelize(range(count), count).map(run_one).collect()
+        return context.parallelize(range(count), count).map(run_one).collect()
     finally:
         shared.destroy()

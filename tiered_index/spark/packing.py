@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.shard import entry_checksum
 from tiered_index.service.columns import Columns
+from tiered_index.service.topics import TopicTable
 from tiered_index.service.validation import batch_columns
 from tiered_index.spark.build_plan import BuildPlan
 
@@ -40,7 +41,7 @@ def pack_batches(batches: Iterable[pa.RecordBatch], plan: BuildPlan) -> Iterator
             batch = batch.filter(pc.is_valid(batch.column("key")))
         if not len(batch):
             continue
-        columns, _ = batch_columns(batch, schema, topics)
+        columns, _ = batch_columns(_with_topic_ids(batch, topics), schema, topics)
         held.append(columns)
         count += len(batch)
         if count >= _HELD_ITEMS:
@@ -48,6 +49,19 @@ def pack_batches(batches: Iterable[pa.RecordBatch], plan: BuildPlan) -> Iterator
             held, count = [], 0
     if count:
         yield _blocks(held, count, plan)
+
+
+def _with_topic_ids(batch: pa.RecordBatch, topics: TopicTable) -> pa.RecordBatch:
+    """Return the batch with ids by name where its own are missing."""
+    at = batch.schema.get_field_index("topic_id")
+    if at < 0 or not batch.column(at).null_count:
+        return batch
+    if batch.column(at).null_count == len(batch):
+        return batch.drop_columns(["topic_id"])
+    names = batch.column("topic").dictionary_encode()
+    ids = pa.array([topics.assign(name) for name in names.dictionary.to_pylist()], pa.int64())
+    filled = pc.coalesce(batch.column(at).cast(pa.int64()), ids.take(names.indices))
+    return batch.set_column(at, "topic_id", filled)
 
 
 def _blocks(held: list[Columns], count: int, plan: BuildPlan) -> pa.RecordBatch:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from tiered_index.service.merge.pieces import Piece
 from tiered_index.service.merge.writing import FinishedShard, TableRun
 from tiered_index.spark.build_plan import BuildPlan
-from tiered_index.spark.executors import StorageAddress
+from tiered_index.spark.metrics import Address
 from tiered_index.spark.spool import Spool
 from tiered_index.storage.base import Storage
 
@@ -38,7 +38,7 @@ class PartitionResult:
 
 
 def write_partition(
-    batches: Iterable[pa.RecordBatch], plan: BuildPlan, address: StorageAddress, now_ms: int
+    batches: Iterable[pa.RecordBatch], plan: BuildPlan, address: Address, now_ms: int
 ) -> Iterator[pa.RecordBatch]:
     """Yield one row with the `PartitionResult` of blocks (columns piece, items, checksum; sorted by piece)."""
     checksum = 0

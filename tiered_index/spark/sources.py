@@ -1,15 +1,14 @@
-"""What a build reads, as a DataFrame: one that is there already, Parquet and NDJSON files, RocketMQ store directories.
+"""What a build reads, as a DataFrame: one that is there already, Parquet and NDJSON files, commit logs (`log_sources`).
 
 Local files are read by Spark itself. Files of a storage (`s3://...`) are read inside tasks by pyarrow through the project's storage layer,
-so no Hadoop library is needed: a Parquet row group, or a whole NDJSON file, at a time. A commit log is read a segment a task. Paths must
-mean the same on every executor. Nothing is read on the driver but folders and the footers of stored Parquet files.
+so no Hadoop library is needed: a Parquet row group, or a whole NDJSON file, at a time. Paths must mean the same on every executor. Nothing
+is read on the driver but folders and the footers of stored Parquet files.
 """
 
 from __future__ import annotations
 
 import gzip
 import io
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -22,41 +21,44 @@ import pyarrow.json as pj
 import pyarrow.parquet as pq
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq.commitlog import CommitLogReader
 from tiered_index.rocketmq.store import StoreDirectory
-from tiered_index.spark.executors import StorageAddress
+from tiered_index.spark.log_sources import archive_frame, is_archive, is_commit_log, log_frame
+from tiered_index.spark.metrics import SourceAccess
+from tiered_index.spark.splits import each_split, frame_of_splits
 from tiered_index.spark.stored_files import StoredFile
-from tiered_index.storage.s3_options import S3Options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from typing_extensions import TypeIs
 
-__all__ = ["SourceLike", "frame_of", "is_commit_log", "is_frame"]
+__all__ = ["SourceLike", "frame_of", "has_log_offsets", "is_frame"]
 
 SourceLike: TypeAlias = "DataFrame | str | Path | Sequence[str | Path]"
 _NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
-_MESSAGE = "topic string, queue_id long, keys array<string>, key string, offset long, size long, timestamp_ms long"
-_LOG = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
+_MESSAGE = "topic string, queue_id long, keys array<string>, key string, offset long, size long, timestamp_ms long, topic_id long"
 
 
-def frame_of(spark: SparkSession, source: SourceLike, s3: S3Options, *, skip_corrupt: bool = False) -> DataFrame:
+def frame_of(spark: SparkSession, source: SourceLike, access: SourceAccess, *, skip_corrupt: bool = False) -> DataFrame:
     """Return the messages, or for a commit log the entries, of a source. Raises `InvalidArgument`, what the storage raises."""
     if is_frame(source):
         return source
     paths = [os.fspath(p) for p in ([source] if isinstance(source, str | os.PathLike) else source)]
     if not paths:
         raise InvalidArgument("no source is given")
+    if archives := [path for path in paths if is_archive(path)]:
+        if len(archives) < len(paths):
+            raise InvalidArgument(f"sources are all archived segments or none is: {archives[0]} stands beside others")
+        return archive_frame(spark, archives, access, skip_corrupt)
     stored = [path for path in paths if "://" in path and not path.startswith("file://")]
     if stored and len(stored) < len(paths):
         raise InvalidArgument(f"sources are all local or all in a storage: {stored[0]} is not local")
     if stored:
-        return _stored_frame(spark, stored, s3)
+        return _stored_frame(spark, stored, access)
     local = [Path(unquote(urlsplit(path).path) if path.startswith("file://") else path).expanduser().absolute() for path in paths]
     if missing := [path for path in local if not path.exists()]:
         raise InvalidArgument(f"{missing[0]}: no such file or folder")
     if any(is_commit_log(path) for path in local):
-        return _log_frame(spark, [StoreDirectory.open(path) for path in local], skip_corrupt)
+        return log_frame(spark, [StoreDirectory.open(path) for path in local], skip_corrupt)
     files = [file for path in local for file in _files_below(path)]
     return _local_frame(spark, files)
 
@@ -66,9 +68,10 @@ def is_frame(source: SourceLike) -> TypeIs[DataFrame]:
     return hasattr(source, "mapInArrow")
 
 
-def is_commit_log(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a RocketMQ store directory."""
-    return (Path(path) / "commitlog").is_dir()
+def has_log_offsets(source: SourceLike) -> bool:
+    """Return whether the offsets of a source are positions in a commit log."""
+    paths = [] if is_frame(source) else [source] if isinstance(source, str | os.PathLike) else list(source)
+    return bool(paths) and all(is_archive(path) or is_commit_log(path) for path in paths)
 
 
 def _files_below(path: Path) -> list[str]:
@@ -100,38 +103,32 @@ def _local_frame(spark: SparkSession, files: Sequence[str]) -> DataFrame:
 
 
 def _message_frame(frame: DataFrame) -> DataFrame:
-    """Return NDJSON's messages, whose keys stand in `keys`, as this project writes them, or one in `key`. Topics get ids by name."""
+    """Return NDJSON's messages, whose keys stand in `keys`, as this project writes them, or one in `key`."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     keys = F.coalesce("keys", F.when(F.col("key").isNotNull(), F.array("key")))
-    return frame.select("topic", "queue_id", keys.alias("key"), "offset", "size", "timestamp_ms")
+    return frame.select("topic", "queue_id", keys.alias("key"), "offset", "size", "timestamp_ms", "topic_id")
 
 
-def _stored_frame(spark: SparkSession, uris: Sequence[str], s3: S3Options) -> DataFrame:
-    splits: list[str] = []
-    files = [file for uri in uris for file in StoredFile.find(uri, s3, _kind)]
+def _stored_frame(spark: SparkSession, uris: Sequence[str], access: SourceAccess) -> DataFrame:
+    splits: list[list[Any]] = []
+    files = [file for uri in uris for file in StoredFile.find(uri, access, _kind)]
     kind = _kind_of([file.name for file in files])
     schema: Any = None
     for file in files:
         if kind == "ndjson":
-            splits.append(json.dumps([file.address.uri, file.name, 0]))
+            splits.append([file.uri, file.name, 0])
             continue
         with file.open() as handle, _parquet(file.name, handle) as parquet:
             schema = schema or parquet.schema_arrow
             if parquet.schema_arrow.names != schema.names:
                 raise InvalidArgument(f"{file.name} has other columns than {files[0].name}: {', '.join(parquet.schema_arrow.names)}")
-            splits += [json.dumps([file.address.uri, file.name, group]) for group in range(parquet.metadata.num_row_groups)]
+            splits += [[file.uri, file.name, group] for group in range(parquet.metadata.num_row_groups)]
     # the columns as Spark sees them: an empty frame of that schema says so
     frame_schema = _MESSAGE if kind == "ndjson" else spark.createDataFrame(schema.empty_table()).schema
-    read = partial(_read_ndjson if kind == "ndjson" else _read_parquet, s3=s3)
-    frame = _splits(spark, splits).mapInArrow(read, frame_schema)
+    read = partial(_read_ndjson if kind == "ndjson" else _read_parquet, access=access)
+    frame = frame_of_splits(spark, splits).mapInArrow(read, frame_schema)
     return _message_frame(frame) if kind == "ndjson" else frame
-
-
-def _splits(spark: SparkSession, splits: Sequence[str]) -> DataFrame:
-    """Return a DataFrame with one split to a partition."""
-    count = max(1, len(splits))
-    return spark.createDataFrame(spark.sparkContext.parallelize([(split,) for split in splits], count), "split string")
 
 
 def _parquet(name: str, handle: Any) -> pq.ParquetFile:
@@ -141,30 +138,24 @@ def _parquet(name: str, handle: Any) -> pq.ParquetFile:
         raise CorruptFile(name, f"not a Parquet file that can be read: {error}") from error
 
 
-def _each_split(batches: Iterable[pa.RecordBatch]) -> Iterator[list[Any]]:
-    for batch in batches:
-        for split in batch.column(0).to_pylist():
-            yield json.loads(split)
-
-
-def _read_parquet(batches: Iterable[pa.RecordBatch], s3: S3Options) -> Iterator[pa.RecordBatch]:
-    for uri, name, group in _each_split(batches):
-        with StoredFile(StorageAddress(uri, s3), name).open() as handle, _parquet(name, handle) as parquet:
+def _read_parquet(batches: Iterable[pa.RecordBatch], access: SourceAccess) -> Iterator[pa.RecordBatch]:
+    for uri, name, group in each_split(batches):
+        with StoredFile(access, uri, name).open() as handle, _parquet(name, handle) as parquet:
             try:
                 yield from parquet.iter_batches(row_groups=[group])
             except pa.ArrowException as error:
                 raise CorruptFile(name, f"row group {group} can't be read: {error}") from error
 
 
-def _read_ndjson(batches: Iterable[pa.RecordBatch], s3: S3Options) -> Iterator[pa.RecordBatch]:
+def _read_ndjson(batches: Iterable[pa.RecordBatch], access: SourceAccess) -> Iterator[pa.RecordBatch]:
     text, number = pa.string(), pa.int64()
     schema = pa.schema([
         ("topic", text), ("queue_id", number), ("keys", pa.list_(text)), ("key", text), ("offset", number), ("size", number),
-        ("timestamp_ms", number),
+        ("timestamp_ms", number), ("topic_id", number),
     ])  # fmt: skip
     options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-    for uri, name, _ in _each_split(batches):
-        with StoredFile(StorageAddress(uri, s3), name).open() as handle:
+    for uri, name, _ in each_split(batches):
+        with StoredFile(access, uri, name).open() as handle:
             plain = gzip.GzipFile(fileobj=handle) if name.endswith(".gz") else io.BufferedReader(handle)
             try:
                 with pj.open_json(pa.PythonFile(plain, mode="r"), pj.ReadOptions(block_size=8 << 20), options) as reader:
@@ -172,27 +163,3 @@ def _read_ndjson(batches: Iterable[pa.RecordBatch], s3: S3Options) -> Iterator[p
             except pa.ArrowInvalid as error:
                 if "Empty JSON file" not in str(error):
                     raise InvalidArgument(f"{name}: not NDJSON of messages: {error}") from error
-
-
-def _log_frame(spark: SparkSession, stores: Sequence[StoreDirectory], skip_corrupt: bool) -> DataFrame:
-    splits = [
-        json.dumps([str(store.commitlog), segment.start, segment.end])
-        for store in stores
-        for segment in CommitLogReader(store.commitlog).segments()
-    ]
-    return _splits(spark, splits).mapInArrow(partial(_read_segments, skip_corrupt=skip_corrupt), _LOG)
-
-
-def _read_segments(batches: Iterable[pa.RecordBatch], skip_corrupt: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the entries of one segment a split: messages never reach into the next one. Raises `CorruptFile` unless told to skip."""
-    for folder, start, end in _each_split(batches):
-        reader = CommitLogReader(Path(folder), check_crc=True)
-        for batch in reader.batches(start, skip_corrupt=skip_corrupt):
-            if batch.begin >= end:
-                break
-            if len(batch.columns):
-                columns = batch.columns
-                at = columns.schema.get_field_index("topic")
-                yield columns.set_column(at, "topic", columns.column(at).cast(pa.string()))
-            if batch.end >= end:
-                break

@@ -8,38 +8,37 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.spark.executors import StorageAddress
+from tiered_index.spark.metrics import SourceAccess
 from tiered_index.storage.base import Storage
-from tiered_index.storage.s3_options import S3Options
 
 __all__ = ["StoredFile"]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """One object: its storage, and its name there."""
+    """One object: how and where its storage is opened, and its name there."""
 
-    address: StorageAddress
+    access: SourceAccess
+    uri: str
     name: str
 
     @classmethod
-    def find(cls, uri: str, s3: S3Options, kind: Callable[[str], str]) -> list[StoredFile]:
+    def find(cls, uri: str, access: SourceAccess, kind: Callable[[str], str]) -> list[StoredFile]:
         """Return the object that `uri` names, or those below it that have a `kind`. Raises `InvalidArgument` where there is none."""
         place, mark, parameters = uri.partition("?")
         if kind(place):
             folder, _, name = place.rpartition("/")
-            return [cls(StorageAddress(folder + mark + parameters, s3), name)]
-        address = StorageAddress(uri, s3)
-        with address.open() as storage:
+            return [cls(access, folder + mark + parameters, name)]
+        with access.address(uri).open() as storage:
             names = [info.name for info in storage.list() if kind(info.name) and not info.name.rpartition("/")[2].startswith(("_", "."))]
         if not names:
             raise InvalidArgument(f"{uri} has no Parquet or NDJSON file")
-        return [cls(address, name) for name in names]
+        return [cls(access, uri, name) for name in names]
 
     @contextmanager
     def open(self) -> Iterator[io.RawIOBase]:
         """Yield the object as a file. Raises what the storage raises."""
-        with self.address.open() as storage:
+        with self.access.address(self.uri).open() as storage:
             yield _Ranges(storage, self.name, storage.head(self.name).size_bytes)
 
 

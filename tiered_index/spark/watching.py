@@ -10,21 +10,30 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = ["watched"]
+__all__ = ["Watched", "watched"]
 
 _INTERVAL_S = 0.5
 _GROUP = "spark.jobGroup.id"
 
 
+@dataclass(slots=True)
+class Watched:
+    """How many tasks there were; known when the block is over."""
+
+    tasks: int = 0
+
+
 @contextlib.contextmanager
-def watched(spark: SparkSession, stage: str, progress: Callable[[str, int, int], None]) -> Iterator[None]:
+def watched(spark: SparkSession, stage: str, progress: Callable[[str, int, int], None]) -> Iterator[Watched]:
     """Call `progress` with (stage, tasks done, tasks) while the block runs, from a thread of its own, and once more at its end."""
+    seen = Watched()
     context = spark.sparkContext
     group = f"tiered_index-{secrets.token_hex(4)}"
     before = context.getLocalProperty(_GROUP)
@@ -39,8 +48,9 @@ def watched(spark: SparkSession, stage: str, progress: Callable[[str, int, int],
     thread = threading.Thread(target=watch, name="tiered-index-watch", daemon=True)
     thread.start()
     try:
-        yield
+        yield seen
         done, total = _tasks(context, group)
+        seen.tasks = max(done, total)
         progress(stage, max(done, total), total)
     finally:
         over.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +14,7 @@ from tiered_index.cli.session import Session, command
 from tiered_index.cli.spark.sharing import Conf, Master, pairs, progress_of, spark_of
 from tiered_index.cli.times import format_time, human_duration
 from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.spark.metrics import JobMetrics
 
 if TYPE_CHECKING:
     from tiered_index.spark.build import BuildResult
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
 __all__ = ["build"]
 
 _WINDOWS_SHOWN = 20
+_SKIPPED_SHOWN = 5
 
 
 @command
 def build(
     session: Session,
-    source: Annotated[list[str], typer.Option(help="Parquet or NDJSON files, folders or s3:// URIs; or RocketMQ store directories.")],
+    source: Annotated[list[str], typer.Option(help="Parquet or NDJSON: files, folders, s3:// URIs; RocketMQ stores; archive:STORAGE-URI.")],
     window: Annotated[str, typer.Option(metavar="1h|1d|30d", help="Length of a window, from the epoch on.")] = "1d",
     column: Annotated[
         list[str] | None, typer.Option(metavar="FIELD=COLUMN", help="Which column a field is, as key=order_id; several times.")
@@ -37,7 +39,7 @@ def build(
     shards: Annotated[str, typer.Option(metavar="auto|N", help="Shards of a window.")] = "auto",
     mode: Annotated[str, typer.Option(metavar="error|append|replace", help="What to do where a window has tables already.")] = "error",
     max_windows: Annotated[int, typer.Option(min=1, help="More windows than this are an error.")] = 10_000,
-    skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Pass over damaged stretches of a commit log.")] = False,
+    skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Pass over damage in a commit log, and count it.")] = False,
     slots: Annotated[int | None, typer.Option(help="Base slots, where the index is made.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show windows, shards, bytes, requests and cost; change nothing.")] = False,
     master: Master = None,
@@ -53,6 +55,8 @@ def build(
       tiered-index spark build --source messages/ --storage file:///tmp/index --window 1d
 
       tiered-index spark build --source orders.parquet --column key=order_id --constant topic=orders --storage s3://bucket/index --dry-run
+
+      tiered-index spark build --source 'archive:s3://bucket/index?store=broker-a' --storage s3://bucket/rebuilt
     """
     config = session.config(slots=slots)
     if config.storage is None:
@@ -91,8 +95,10 @@ def _literals(constants: Mapping[str, str]) -> dict[str, Any]:
 
 def _print(session: Session, result: BuildResult, elapsed_s: float) -> None:
     if session.out.as_json:
-        document = asdict(result)
+        document = asdict(replace(result, metrics=JobMetrics()))
         document["windows"] = [{"begin_ms": begin * 1000, "window_s": length, "entries": n} for begin, length, n in result.windows]
+        document["skipped"] = [{"file": file, "begin": b, "end": e, "problem": problem} for file, b, e, problem in result.skipped]
+        document["metrics"] = result.metrics.to_json()
         session.out.document({"status": "planned" if result.dry_run else "built", **document, "elapsed_s": round(elapsed_s, 3)})
         return
     shown = result.windows[:_WINDOWS_SHOWN]
@@ -112,6 +118,11 @@ def _print(session: Session, result: BuildResult, elapsed_s: float) -> None:
         session.out.line(f"{counted(result.quarantined, 'entry', 'entries')} with a time that can't be right went to quarantine")
     if result.without_key:
         session.out.line(f"{counted(result.without_key, 'message')} without key made no entry")
+    if result.skipped_ranges:
+        stretches = counted(result.skipped_ranges, "damaged stretch", "damaged stretches")
+        session.out.line(f"{stretches} passed over, {human_bytes(result.skipped_bytes)}: how many messages they had is not known")
+        for file, begin, end, problem in result.skipped[:_SKIPPED_SHOWN]:
+            session.out.note(f"passed over: {file}: offsets {begin} to {end}: {problem}")
     if result.removed_objects:
         session.out.line(f"{counted(result.removed_objects, 'object')} replaced")
     if result.dry_run:

@@ -1,0 +1,107 @@
+"""Archived segments as a source: what is built of them answers as what is built of the broker's own files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.spark.entries import BEGIN_MS, states
+from tiered_index import IndexConfig, IndexReader, IndexService
+from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex
+from tiered_index.rocketmq.archive import SegmentArchiver, closed_segments
+from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.spark import build
+from tiered_index.storage.opening import open_storage
+
+CONFIG = IndexConfig(slots=64, items=10_000)
+
+
+@dataclass
+class Stores:
+    """Two stores; `uri` of the index that has archived what is closed of both, and left locally is only that."""
+
+    folders: list[str]
+    uri: str
+    closed_bytes: int = 0
+
+
+@pytest.fixture(scope="module")
+def archived(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("archived")
+    stores = Stores([], f"file://{folder}/storage")
+    settings = {"slots": 64, "items": 10_000, "background": False, "offset_space": "commitlog"}
+    with IndexService.open(root=folder / "root", storage=stores.uri, **settings) as index:
+        for number, name in enumerate(("broker a", "broker-b")):
+            path = folder / name
+            with StoreWriter(path, segment_bytes=25_000) as writer:
+                for n in range(500):
+                    body = b"x" * (n % 90)
+                    writer.put("orders", number, body, keys=[f"k-{n % 9}", f"{number}-{n}"], store_ms=BEGIN_MS + n * 700_000)
+            closed = closed_segments(path / "commitlog")
+            stores.closed_bytes += sum(segment.file_size for segment in closed)
+            SegmentArchiver(index, name, path / "commitlog").run_once()
+            for segment in path.joinpath("commitlog").iterdir():
+                if segment.name not in {kept.path.name for kept in closed}:
+                    segment.unlink()
+            stores.folders.append(str(path))
+    return stores
+
+
+def answers(storage):
+    with IndexReader.open(storage) as reader:
+        asked = [*(f"k-{n}" for n in range(9)), "0-5", "1-17", "0-299"]
+        found = {key: reader.query("orders", key, max_count=1_000).items for key in asked}
+    return {key: [(i.timestamp_ms, i.offset, i.queue_id, i.size, i.topic_id) for i in items] for key, items in found.items()}
+
+
+def test_archived_segments_and_the_files_give_one_index(spark, archived, tmp_path):
+    local, remote, one = (f"file://{tmp_path}/{name}" for name in ("local", "remote", "one"))
+    expected = build(spark, archived.folders, storage=local, config=CONFIG)
+    result = build(spark, f"archive:{archived.uri}", storage=remote, config=CONFIG)
+    assert (result.entries, result.windows, result.shards) == (expected.entries, expected.windows, expected.shards)
+    assert answers(remote) == answers(local) and answers(local)["k-3"]
+    assert states(remote).genesis.offset_space == "commitlog"
+    # one store's: the answers are those of its queue
+    build(spark, f"archive:{archived.uri}?store=broker%20a", storage=one, config=CONFIG)
+    assert answers(one) == {key: [item for item in items if item[2] == 0] for key, items in answers(local).items()}
+    # each look at the source takes a table and one range of each of these small segments
+    plan, counted, building, _ = result.metrics.stages
+    segments = len(states(archived.uri).archive)
+    assert counted.tasks == segments and (counted.entries, building.entries) == (result.entries, result.entries)
+    for stage in (counted, building):
+        assert (stage.task_requests["get_suffix"], stage.task_requests["get_range"]) == (segments, segments)
+        assert archived.closed_bytes < stage.bytes_read < archived.closed_bytes + 200 * segments
+    assert plan.tasks == 0 and not plan.task_requests and plan.driver_requests
+
+
+def test_sources_that_are_no_archive(spark, archived, storage, tmp_path):
+    for source, error, message in (
+        (f"archive:{archived.uri}?store=nobody", InvalidArgument, "of store 'nobody'; stores with some: 'broker a', 'broker-b'"),
+        ("archive:/tmp", InvalidArgument, "archive:STORAGE-URI"),
+        (f"archive:{archived.uri}?store=", InvalidArgument, "given once, and not empty"),
+        ([f"archive:{archived.uri}", archived.folders[0]], InvalidArgument, "stands beside others"),
+        (f"archive:file://{tmp_path}/nothing", NotAnIndex, "nothing"),
+    ):
+        with pytest.raises(error, match=message):
+            build(spark, source, storage=storage, config=CONFIG)
+
+
+def test_a_damaged_archived_segment_fails_or_is_passed_over(spark, archived, storage, tmp_path):
+    with open_storage(archived.uri) as stored:
+        segment = min(states(archived.uri).archive.values(), key=lambda s: (s.store, s.start))
+        data = stored.get(segment.name)
+        # the file of the object itself: a copy of the index would do, too
+        stored.delete(segment.name)
+        stored.put(segment.name, bytes([data[0] ^ 1]) + data[1:])
+        try:
+            with pytest.raises(CorruptFile, match="does not match its CRC32") as caught:
+                build(spark, f"archive:{archived.uri}?store=broker%20a", storage=storage, config=CONFIG)
+            assert caught.value.file == segment.name
+            result = build(spark, f"archive:{archived.uri}?store=broker%20a", storage=storage, config=CONFIG, skip_corrupt=True)
+        finally:
+            stored.delete(segment.name)
+            stored.put(segment.name, data)
+    assert (result.skipped_ranges, result.skipped_bytes) == (1, segment.size_bytes)
+    assert result.skipped[0][:3] == (segment.name, segment.start, segment.end)
+    assert 0 < result.entries < 1_000

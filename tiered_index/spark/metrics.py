@@ -1,0 +1,246 @@
+"""What a job did and cost: tasks, seconds, entries, requests and bytes, stage by stage, of tasks and of the driver.
+
+Requests are counted where they are made: the storages that tasks open are metered, and each adds what it counted to a Spark accumulator
+when it is closed. Tasks that failed, or whose executor was lost, are not in it, nor is what Spark itself reads from local files.
+`JobMeter` belongs to the driver's thread; addresses go to tasks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tiered_index.spark.executors import StorageAddress
+from tiered_index.spark.watching import watched
+from tiered_index.storage.base import Storage
+from tiered_index.storage.metering import MeteredStorage, Usage
+from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.s3_options import S3Options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Address", "JobMeter", "JobMetrics", "SourceAccess", "StageMetrics"]
+
+_READ, _WRITTEN = "bytes read", "bytes written"
+
+
+class Address(Protocol):
+    """Names a storage for any process."""
+
+    def open(self) -> Storage:
+        """Return the storage; the caller closes it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StageMetrics:
+    """One step of a job, or the sum of several of a name. Requests are by operation, `bytes_*` are payload of the storage's requests."""
+
+    name: str
+    tasks: int
+    seconds: float
+    entries: int
+    bytes_read: int
+    bytes_written: int
+    task_requests: Mapping[str, int]
+    driver_requests: Mapping[str, int]
+    cost_usd: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobMetrics:
+    """A job by its stages, in the order in which they were begun."""
+
+    application_id: str = ""
+    stages: tuple[StageMetrics, ...] = ()
+
+    @property
+    def requests(self) -> dict[str, int]:
+        """All requests, of tasks and of the driver, by operation."""
+        total: Counter[str] = Counter()
+        for stage in self.stages:
+            total.update(stage.task_requests)
+            total.update(stage.driver_requests)
+        return dict(total)
+
+    @property
+    def bytes_read(self) -> int:
+        """Payload bytes of all reads."""
+        return sum(stage.bytes_read for stage in self.stages)
+
+    @property
+    def bytes_written(self) -> int:
+        """Payload bytes of all writes."""
+        return sum(stage.bytes_written for stage in self.stages)
+
+    @property
+    def cost_usd(self) -> float:
+        """The estimated price of all requests, in US dollars."""
+        return sum(stage.cost_usd for stage in self.stages)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as a JSON document."""
+        stages = [
+            {
+                "name": s.name, "tasks": s.tasks, "seconds": round(s.seconds, 3), "entries": s.entries, "bytes_read": s.bytes_read,
+                "bytes_written": s.bytes_written, "requests": {"tasks": dict(s.task_requests), "driver": dict(s.driver_requests)},
+                "cost_usd": s.cost_usd,
+            }
+            for s in self.stages
+        ]  # fmt: skip
+        return {
+            "application_id": self.application_id, "stages": stages, "requests": self.requests, "bytes_read": self.bytes_read,
+            "bytes_written": self.bytes_written, "cost_usd": self.cost_usd,
+        }  # fmt: skip
+
+
+class _Sums:
+    """How Spark adds up counts by name (pyspark.accumulators.AccumulatorParam)."""
+
+    def zero(self, value: Counter[str]) -> Counter[str]:
+        return Counter()
+
+    def addInPlace(self, value: Counter[str], more: Counter[str]) -> Counter[str]:  # noqa: N802 - Spark's name
+        value.update(more)
+        return value
+
+
+class _Counted(MeteredStorage):
+    """Tells what it counted when it is closed."""
+
+    def __init__(self, inner: Storage, spent: Any) -> None:
+        super().__init__(inner)
+        self._spent: Any = spent
+
+    def close(self) -> None:
+        """Close the inner storage."""
+        try:
+            super().close()
+        finally:
+            spent, self._spent = self._spent, None
+            if spent is not None:
+                spent.add(_counts(self.total))
+
+
+def _counts(usage: Usage) -> Counter[str]:
+    return Counter({**usage.requests_by_kind, _READ: usage.bytes_read, _WRITTEN: usage.bytes_written})
+
+
+def _requests(counts: Counter[str]) -> dict[str, int]:
+    return {name: count for name, count in sorted(counts.items()) if name not in (_READ, _WRITTEN)}
+
+
+@dataclass(frozen=True, slots=True)
+class _MeteredAddress:
+    """Opens a storage that is counted in an accumulator."""
+
+    address: Address
+    spent: Any
+
+    def open(self) -> Storage:
+        return _Counted(self.address.open(), self.spent)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAccess:
+    """How tasks, and the driver, open the storages that a source lies in: with which settings, and counted where (None: nowhere)."""
+
+    s3: S3Options = field(default_factory=S3Options)
+    spent: Any = None
+
+    def address(self, uri: str) -> Address:
+        """Return the address of a storage. Raises `ConfigError`."""
+        address = StorageAddress(uri, self.s3)
+        return address if self.spent is None else _MeteredAddress(address, self.spent)
+
+
+@dataclass(slots=True)
+class _Stage:
+    """A stage so far; whoever runs it says how many entries it had."""
+
+    entries: int = 0
+    tasks: int = 0
+    seconds: float = 0.0
+    of_tasks: Counter[str] = field(default_factory=Counter)
+    of_driver: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What all counters say at one moment."""
+
+    at_s: float
+    opened: Counter[str]
+    driver: Counter[str]
+
+    def __sub__(self, other: _Reading) -> _Reading:
+        return _Reading(self.at_s - other.at_s, self.opened - other.opened, self.driver - other.driver)
+
+    def __add__(self, other: _Reading) -> _Reading:
+        return _Reading(self.at_s + other.at_s, self.opened + other.opened, self.driver + other.driver)
+
+
+_NOTHING = _Reading(0.0, Counter(), Counter())
+
+
+class JobMeter:
+    """Counts one job. `driver` is the storage that the driver works on."""
+
+    def __init__(
+        self, spark: SparkSession, driver: MeteredStorage, prices: PriceTable,
+        progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    ) -> None:  # fmt: skip
+        self._spark, self._driver, self._prices, self._progress = spark, driver, prices, progress
+        self._spent: Any = spark.sparkContext.accumulator(Counter(), _Sums())  # type: ignore[arg-type]
+        self._stages: dict[str, _Stage] = {}
+        self._within = _NOTHING
+        # what stages took that ran within the one under way
+
+    def address(self, address: Address) -> Address:
+        """Return an address for tasks whose requests count here."""
+        return _MeteredAddress(address, self._spent)
+
+    def sources(self, s3: S3Options) -> SourceAccess:
+        """Return an access to sources whose requests count here."""
+        return SourceAccess(s3, self._spent)
+
+    @contextlib.contextmanager
+    def stage(self, name: str, *, tasks: bool = False) -> Iterator[_Stage]:
+        """Count the block as (a part of) the stage `name`; with `tasks` it runs Spark jobs, whose progress is told.
+
+        A stage may run within another one, which then doesn't count it.
+        """
+        stage = self._stages.setdefault(name, _Stage())
+        begun, outside, self._within = self._read(), self._within, _NOTHING
+        watch: Any = watched(self._spark, name, self._progress) if tasks else contextlib.nullcontext()
+        try:
+            with watch as seen:
+                yield stage
+            stage.tasks += seen.tasks if seen is not None else 0
+        finally:
+            whole = self._read() - begun
+            own, self._within = whole - self._within, outside + whole
+            stage.seconds += own.at_s
+            # what was opened by an address while no task ran was opened by the driver
+            (stage.of_tasks if tasks else stage.of_driver).update(own.opened)
+            stage.of_driver.update(own.driver)
+
+    @property
+    def metrics(self) -> JobMetrics:
+        """What was counted so far."""
+        return JobMetrics(self._spark.sparkContext.applicationId, tuple(self._told(name, stage) for name, stage in self._stages.items()))
+
+    def _read(self) -> _Reading:
+        return _Reading(time.monotonic(), Counter(self._spent.value), _counts(self._driver.total))
+
+    def _told(self, name: str, stage: _Stage) -> StageMetrics:
+        both = stage.of_tasks + stage.of_driver
+        read, written = both.pop(_READ, 0), both.pop(_WRITTEN, 0)
+        cost = self._prices.cost_usd(both, read)
+        requests = _requests(stage.of_tasks), _requests(stage.of_driver)
+        return StageMetrics(name, stage.tasks, stage.seconds, stage.entries, read, written, *requests, cost)
