@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from tiered_index.errors import BudgetExceeded, CorruptFile, PartialAnswer, StorageUnavailable, TieredIndexError
+from tiered_index.errors import BudgetExceeded, CorruptFile, PartialAnswer, StorageError, StorageUnavailable, TieredIndexError
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.format.schema import Schema
 from tiered_index.service.account import Account
@@ -230,6 +230,10 @@ def past_lost_objects(
                 state = read_log(uri)
             except BudgetExceeded as spent:
                 lost[uri, error.name] = spent
+            except (StorageError, CorruptFile) as unread:
+                if not allow_partial:
+                    raise
+                lost[uri, error.name] = unread  # nobody knows what became of it
             else:
                 lost |= check_lost(error, state, allow_partial)
     raise StorageUnavailable(f"{uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +22,8 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.catalog import Handle
 from tiered_index.service.cold.cache_room import CacheRoom
 from tiered_index.service.cold.caches import Caches
-from tiered_index.service.index_view import IndexView
+from tiered_index.service.daemon_pool import DaemonPool
+from tiered_index.service.index_view import IndexView, ReaderParts
 from tiered_index.service.log_records import ArchivedSegment, Genesis, LogState
 from tiered_index.service.lookups import Lookups
 from tiered_index.service.query import QueryEngine
@@ -31,6 +32,7 @@ from tiered_index.service.segment_archive import SegmentArchive
 from tiered_index.service.sources import SourcedFile, source_number, sourced_schema
 from tiered_index.storage.base import Storage
 from tiered_index.storage.children import child_storages
+from tiered_index.storage.deadline import remaining_s
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import open_storage
 
@@ -64,8 +66,12 @@ class IndexReader(Lookups):
         if storages is not None and (config.root is not None or storage is not None):
             raise InvalidArgument("several storages are read without a root")
         clock = clock or SystemClock()
-        self._caches = Caches(config.block_cache_bytes, config.directory_cache_bytes)
-        self._open_view = partial(_open_view, clock=clock, caches=self._caches, room=_cache_room(config))
+        self._parts = ReaderParts(
+            Caches(config.block_cache_bytes, config.directory_cache_bytes),
+            _cache_room(config),
+            DaemonPool(config.query_threads, "tiered-index-log"),
+        )
+        self._open_view = partial(_open_view, clock=clock, parts=self._parts)
         with contextlib.ExitStack() as undo:
             if storages is None:
                 self._views = self._open_views(storage, undo)
@@ -123,10 +129,12 @@ class IndexReader(Lookups):
     def refresh(self) -> LogState:
         """Read what the log has gained; return its state (of several indexes the first one's)."""
         self._check_open()
-        with contextlib.ExitStack() as each:  # all of them, whichever fails
-            for view in self._views[:0:-1]:
-                each.callback(view.refresh)
+        if len(self._views) == 1:
             return self._views[0].refresh()
+        reading = [self._parts.begin(view.refresh) for view in self._views]
+        wait(reading)  # all of them, whichever fails
+        states = [future.result() for future in reading]
+        return states[0]
 
     def files(self) -> list[Handle]:
         """Return the handles of all files, local ones in their present state."""
@@ -163,7 +171,7 @@ class IndexReader(Lookups):
     def segment_archive(self) -> SegmentArchive:
         """The archived segments, for reading. Of one index only."""
         view = self._only
-        return SegmentArchive(view.storage, lambda: view.log_state, self.refresh)
+        return SegmentArchive(view.storage, lambda: view.log_state, partial(self._read_log, view.storage.uri))
 
     def close(self) -> None:
         """Release threads and connections. Idempotent."""
@@ -171,9 +179,10 @@ class IndexReader(Lookups):
         with contextlib.ExitStack() as each:
             if self._shared is not None:
                 each.callback(self._shared.close)
-            each.callback(self._caches.clear)
+            each.callback(self._parts.caches.clear)
             for view in self._views:
                 each.callback(view.close)
+            each.callback(self._parts.threads.close)
             self._engine.close()
 
     def __enter__(self) -> IndexReader:
@@ -219,11 +228,20 @@ class IndexReader(Lookups):
             raise InvalidArgument("the reader is closed")
 
     def _read_log(self, uri: str) -> LogState:
-        return next(view for view in self._views if view.storage.uri == uri).refresh()
+        self._check_open()
+        return next(view for view in self._views if view.storage.uri == uri).read_on()
 
     def _prepare(self) -> None:
-        for view in self._views:
-            view.refresh_if_due()
+        """Do the refreshes that are due, side by side; a lookup held to a time waits for half of it, and they go on behind it."""
+        due = [refresh for view in self._views if (refresh := view.claim_refresh()) is not None]
+        left_s = remaining_s()
+        if len(due) == 1 and left_s is None:
+            due[0]()  # nobody to share the work with
+        elif due:
+            refreshing = [self._parts.begin(refresh) for refresh in due]
+            ended, _ = wait(refreshing, left_s / 2 if left_s is not None else None)
+            for future in ended:
+                future.result()
 
     def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
         if not self._several:
@@ -248,9 +266,9 @@ def _cache_room(config: IndexConfig) -> CacheRoom | None:
 
 
 def _open_view(
-    config: IndexConfig, backend: Storage | None = None, *, clock: Clock, caches: Caches, room: CacheRoom | None
+    config: IndexConfig, backend: Storage | None = None, *, clock: Clock, parts: ReaderParts
 ) -> IndexView:
-    return IndexView(config, clock, backend, caches, room)
+    return IndexView(config, clock, backend, parts)
 
 
 def _kept(view: IndexView, undo: contextlib.ExitStack) -> IndexView:

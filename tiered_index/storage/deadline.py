@@ -14,7 +14,7 @@ from contextvars import ContextVar
 
 from tiered_index.errors import BudgetExceeded
 
-__all__ = ["check_deadline", "deadline_at", "remaining_s"]
+__all__ = ["check_deadline", "deadline_at", "no_deadline", "remaining_s"]
 
 _deadline_s: ContextVar[float | None] = ContextVar("tiered_index_deadline_s", default=None)
 
@@ -25,6 +25,16 @@ def deadline_at(monotonic_s: float | None) -> Iterator[None]:
     outer = _deadline_s.get()
     nearest = min((at for at in (outer, monotonic_s) if at is not None), default=None)
     token = _deadline_s.set(nearest)
+    try:
+        yield
+    finally:
+        _deadline_s.reset(token)
+
+
+@contextlib.contextmanager
+def no_deadline() -> Iterator[None]:
+    """Let work go on that nobody waits for longer than the deadline, until the block ends."""
+    token = _deadline_s.set(None)
     try:
         yield
     finally:

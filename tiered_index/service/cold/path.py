@@ -15,7 +15,7 @@ import logging
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, TypeVar
@@ -36,6 +36,7 @@ from tiered_index.service.cold.cache_folder import CacheFolder
 from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.filters import Filters
 from tiered_index.service.cold.spans import Span, spans_of
+from tiered_index.service.daemon_pool import DaemonPool
 from tiered_index.service.log_records import StoredObject
 from tiered_index.storage.base import Storage
 from tiered_index.storage.deadline import check_deadline, remaining_s
@@ -105,7 +106,7 @@ class ColdPath:
         self._travelling = threading.BoundedSemaphore(self.settings.query_threads)
         self._lock = threading.Lock()
         self._fetches: dict[str, Future[Trailer]] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: DaemonPool | None = None
         self._closed = False
 
     def trailer(self, stored: StoredObject) -> Trailer:
@@ -200,7 +201,7 @@ class ColdPath:
             self._closed = True
             pool, self._pool = self._pool, None
         if pool is not None:
-            pool.shutdown(wait=True)
+            pool.close()
         if not self._shared:
             self._caches.clear()
 
@@ -297,7 +298,7 @@ class ColdPath:
             if self._closed:
                 raise InvalidArgument("the index was closed during the lookup")
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(self.settings.query_threads, "tiered-index-ranges")
+                self._pool = DaemonPool(self.settings.query_threads, "tiered-index-ranges")
             return self._pool.submit(context.run, task)
 
 

@@ -1,14 +1,46 @@
-"""A reader of several indexes moves on with each of their logs."""
+"""A reader of several indexes moves on with each of their logs, which it reads side by side."""
 
 from __future__ import annotations
 
-from tests.several_indexes import BASE_MS, rows
+import threading
+import time
+
+import pytest
+
+from tests.several_indexes import BASE_MS, of, rows
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
+from tiered_index.errors import CorruptFile, StorageUnavailable
+
+LOG = "log/"
 
 
-def test_new_files_of_one_source_are_seen_by_interval_and_when_asked(cluster):
-    clock = ManualClock(BASE_MS)
+@pytest.fixture
+def clock():
+    return ManualClock(BASE_MS)
+
+
+class Asking:
+    """A call in a thread of its own."""
+
+    def __init__(self, act):
+        self.value = self.error = None
+        self._act = act
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        try:
+            self.value = self._act()
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+
+    def ended(self, timeout_s=30.0):
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+
+def test_new_files_of_one_source_are_seen_by_interval_and_when_asked(cluster, clock):
     with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10) as reader:
         before = cluster.model().query("t", "k", max_count=None)
         cluster.add(cluster.uris[1], rows(50, 30, seconds=9))
@@ -18,5 +50,123 @@ def test_new_files_of_one_source_are_seen_by_interval_and_when_asked(cluster):
         assert after != before
         assert cluster.answers(reader.query("t", "k", max_count=1000)) == after
         cluster.add(cluster.uris[2], rows(51, 30, seconds=12))
+        reader.refresh()
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query("t", "k", max_count=None)
+
+
+@pytest.mark.parametrize("how", ["due", "asked"])
+def test_logs_are_read_side_by_side(cluster, opened, clock, how):
+    with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10) as reader:
+        for uri in cluster.uris:
+            cluster.add(uri, rows(60, 30, seconds=9))
+        hangs = [of(opened, uri).hang("get", name_prefix=LOG) for uri in reader.sources]
+        clock.advance(11)
+        asking = Asking(reader.refresh if how == "asked" else lambda: reader.query("t", "k", max_count=1000))
+        for hang in hangs:
+            assert hang.entered.wait(30)  # none waits for another one
+        assert not asking.ended(0)
+        for hang in hangs:
+            hang.release.set()
+        assert asking.ended() and asking.error is None
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query("t", "k", max_count=None)
+
+
+@pytest.mark.parametrize("how", ["due", "asked"])
+def test_no_more_logs_are_read_at_once_than_may(cluster, opened, clock, how):
+    with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10, query_threads=2) as reader:
+        hangs = [of(opened, uri).hang("get", name_prefix=LOG) for uri in reader.sources]
+        clock.advance(11)
+        asking = Asking(reader.refresh if how == "asked" else lambda: reader.query("t", "k", max_count=1000))
+        assert hangs[0].entered.wait(30) and hangs[1].entered.wait(30)
+        assert not hangs[2].entered.is_set()
+        hangs[0].release.set()
+        assert hangs[2].entered.wait(30)
+        for hang in hangs:
+            hang.release.set()
+        assert asking.ended() and asking.error is None
+
+
+def test_refreshes_are_counted_to_their_lookup(cluster, clock):
+    with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10) as reader:
+        first = reader.query("t", "k", max_count=1000)
+        assert [report for report in first.explain.files if report.file == "log"] == []
+        cluster.add(cluster.uris[1], rows(61, 0), items=7)
+        records = reader.refresh() and [view.log_state.number for view in reader._views]
+        cluster.add(cluster.uris[0], rows(62, 5))
+        with IndexReader.open(cluster.uris[0]) as alone:
+            gained = alone.log_state.number - records[0]
+        assert gained > 0
+        clock.advance(11)
+        answer = reader.query("t", "none")
+        (log,) = (report for report in answer.explain.files if report.file == "log")
+        # the end of each log, and each record that one of them has gained
+        assert log.requests == len(cluster.uris) + gained
+        clock.advance(11)
+        assert reader.query("t", "none", max_requests=0, allow_partial=True).explain.requests == 0
+
+
+def test_a_refresh_that_is_asked_for_does_all_and_tells_the_first_error(cluster, opened):
+    with cluster.reader() as reader:
+        for uri in cluster.uris:
+            cluster.add(uri, rows(63, 30, seconds=9))
+        of(opened, cluster.uris[0]).corrupt("get", name_prefix=LOG, times=None)
+        of(opened, cluster.uris[2]).fail("get", times=None)
+        before = [view.log_state.number for view in reader._views]
+        with pytest.raises(CorruptFile):
+            reader.refresh()
+        after = [view.log_state.number for view in reader._views]
+        assert (after[0], after[2]) == (before[0], before[2])
+        assert after[1] > before[1]
+        of(opened, cluster.uris[0]).clear()
+        with pytest.raises(StorageUnavailable):
+            reader.refresh()
+        of(opened, cluster.uris[2]).clear()
+        assert reader.refresh().number == reader._views[0].log_state.number > before[0]
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query("t", "k", max_count=None)
+
+
+def test_a_damaged_record_of_one_log_is_named_and_the_others_go_on(cluster, opened, clock):
+    with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10) as reader:
+        hurt = cluster.uris[1]
+        record = f"log/{reader._views[1].log_state.number + 1:020}"
+        for uri in cluster.uris:
+            cluster.add(uri, rows(64, 30, seconds=9))
+        of(opened, hurt).corrupt("get", name_prefix=record, times=None)
+        clock.advance(11)
+        with pytest.raises(CorruptFile, match=record):
+            reader.query("t", "k", max_count=1000)
+        answer = reader.query("t", "k", max_count=1000, allow_partial=True)
+        assert [(report.source, report.file) for report in answer.failed] == [(hurt, record)]
+        others = [uri for uri in cluster.uris if uri != hurt]
+        found = [answer for answer in cluster.answers(answer) if answer.extra[0][1] != cluster.numbers[hurt]]
+        assert found == cluster.model(others).query("t", "k", max_count=None)
+        of(opened, hurt).clear()
+        clock.advance(2)
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query("t", "k", max_count=None)
+
+
+def test_one_log_that_hangs_holds_up_no_lookup_beyond_its_time(cluster, opened, clock):
+    with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10) as reader:
+        before = cluster.model().query("t", "k", max_count=None)
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == before
+        for uri in cluster.uris:
+            cluster.add(uri, rows(65, 30, seconds=9))
+        hang = of(opened, cluster.uris[1]).hang("get", name_prefix=LOG)
+        clock.advance(11)
+        reader.query("t", "none", timeout_s=0.2, allow_partial=True)
+        assert hang.entered.wait(30)
+        end_s = time.monotonic() + 30
+        while sum(view._refreshing.locked() for view in reader._views) > 1:
+            assert time.monotonic() < end_s
+            time.sleep(0.001)
+        answer = reader.query("t", "k", max_count=1000, timeout_s=300)
+        assert answer.status == "complete"
+        # as of where each stands
+        found = cluster.answers(answer)
+        of_hurt = [a for a in found if a.extra[0][1] == cluster.numbers[cluster.uris[1]]]
+        assert of_hurt == [a for a in before if a.extra[0][1] == cluster.numbers[cluster.uris[1]]]
+        others = [cluster.uris[0], cluster.uris[2]]
+        assert [a for a in found if a not in of_hurt] == cluster.model(others).query("t", "k", max_count=None)
+        hang.release.set()
         reader.refresh()
         assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query("t", "k", max_count=None)

@@ -87,7 +87,7 @@ def test_objects_of_one_name_are_kept_apart(tmp_path, prefix):
         made.add(f"{prefix}/{number}", rows(number, 20))
     cache = tmp_path / "cache"
     with made.reader(cache_dir=cache, filter_after_probes=1) as reader:
-        caches = reader._caches
+        caches = reader._parts.caches
         for key in ("k", "other", *(f"none{n}" for n in range(20))):
             reader.query("t", key, max_count=1000)
         (first, second) = (view.genesis.index_id for view in reader._views)

@@ -1,0 +1,329 @@
+"""A log that doesn't answer: a lookup held to a time doesn't wait for it beyond that, and the reading goes on behind it, once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cold_index import BASE_MS, ColdIndex, cold_index, columns, put
+from tiered_index import IndexReader, Lookup, QueryResult
+from tiered_index.clock import ManualClock
+from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument
+from tiered_index.service import daemon_pool, index_view
+from tiered_index.service import reader as reader_module
+from tiered_index.storage.deadline import remaining_s
+from tiered_index.testing.model import Answer
+from tiered_index.testing.storage_faults import FaultStorage
+
+FILES = 3
+LONG_S = 300.0
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> ColdIndex:
+    return cold_index(tmp_path / "root", files=FILES)
+
+
+@pytest.fixture
+def storage(made: ColdIndex) -> FaultStorage:
+    return FaultStorage(made.inner)
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits long for a log or at a close, while the lookups themselves have all the time they need."""
+
+    def short_s() -> float | None:
+        left_s = remaining_s()
+        return None if left_s is None else min(left_s, 0.02)
+
+    for module in (reader_module, index_view):
+        monkeypatch.setattr(module, "remaining_s", short_s)
+    monkeypatch.setattr(daemon_pool, "_CLOSE_S", 0.02)
+
+
+@pytest.fixture
+def reader(made: ColdIndex, storage: FaultStorage) -> Iterator[IndexReader]:
+    """A reader that knows all directories and blocks."""
+    with made.reader(storage, clock=ManualClock(BASE_MS), refresh_interval_s=10) as reader:
+        assert answers(reader.query("t", "all")) == made.expected("t", "all")
+        yield reader
+
+
+def answers(result: QueryResult) -> list[Answer]:
+    return [Answer.of(item) for item in result]
+
+
+def publish_more(made: ColdIndex, number: int = FILES) -> None:
+    with made.writer() as writer:
+        put(made, writer, columns(number, 5))
+        writer.seal()
+        writer.run_lifecycle()
+
+
+def advance(reader: IndexReader) -> None:
+    clock = reader._views[0]._clock
+    assert isinstance(clock, ManualClock)
+    clock.advance(11)
+
+
+def until(met: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 30
+    while not met():
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+
+
+def beside(act: Callable[[], Any]) -> Callable[[], Any]:
+    """Run a call in a thread of its own; return what waits for its value."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(act())
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def value() -> Any:
+        thread.join(30)
+        assert found, "it hangs"
+        return found[0]
+
+    return value
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_due_refresh_goes_on_behind_the_lookup_and_once_only(
+    made: ColdIndex, storage: FaultStorage, reader: IndexReader, many: bool
+) -> None:
+    before = made.expected("t", "all")
+    publish_more(made)
+    hang = storage.hang("get", name_prefix="log/")
+    advance(reader)
+
+    def ask(**bounds: Any) -> QueryResult:
+        return reader.query_many([Lookup(topic="t", key="all")], **bounds)[0] if many else reader.query("t", "all", **bounds)
+
+    asked = storage.calls("get")
+    for _ in range(3):
+        result = ask(timeout_s=LONG_S)
+        assert (answers(result), result.status) == (before, "complete")
+        assert hang.entered.wait(30)
+        assert storage.calls("get") == asked + 1
+    # nor do others wait for it, which have no end of time
+    assert answers(ask()) == before
+    number = reader.log_state.number
+    hang.release.set()
+    until(lambda: reader.log_state.number > number)
+    until(lambda: not reader._views[0]._refreshing.locked())
+    assert answers(ask(timeout_s=LONG_S)) == made.expected("t", "all") != before
+
+
+def test_a_refresh_whose_lookup_is_out_of_time_is_read_to_the_end(made: ColdIndex, storage: FaultStorage, reader: IndexReader) -> None:
+    for number in range(FILES, FILES + 3):
+        publish_more(made, number)
+    hang = storage.hang("get", name_prefix="log/")
+    advance(reader)
+    with pytest.raises(BudgetExceeded):
+        reader.query("t", "all", timeout_s=1e-9)
+    assert hang.entered.wait(30)
+    hang.release.set()
+    until(lambda: len(reader.files()) == FILES + 3)
+    assert answers(reader.query("t", "all")) == made.expected("t", "all")
+
+
+def test_a_refresh_behind_a_lookup_is_counted_to_it(
+    storage: FaultStorage, reader: IndexReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hang = storage.hang("get", name_prefix="log/")
+    advance(reader)
+    real = reader_module.wait
+
+    def wait_until_it_is_sent(*how: Any) -> Any:
+        assert hang.entered.wait(30)
+        return real(*how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader_module, "wait", wait_until_it_is_sent)
+        result = reader.query("t", "all", timeout_s=LONG_S)
+    assert result.explain.requests == 1
+    assert [(report.outcome, report.requests) for report in result.explain.files if report.file == "log"] == [("refreshed", 1)]
+    hang.release.set()
+    until(lambda: not reader._views[0]._refreshing.locked())
+    # one that may not make a request leaves it to the next
+    advance(reader)
+    assert reader.query("t", "all", timeout_s=LONG_S, max_requests=0).explain.requests == 0
+    assert reader.query("t", "all").explain.requests == 1
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_an_object_that_is_gone_and_a_log_that_hangs(made: ColdIndex, storage: FaultStorage, many: bool) -> None:
+    gone = made.stored[1]
+    with made.reader(storage, block_cache_bytes=0) as reader:
+        reader.query("t", "all")
+        data = made.inner.get(gone.name)
+        made.inner.delete(gone.name)
+        hang = storage.hang("get", name_prefix="log/", times=None)
+        rest = [answer for answer in made.expected("t", "all") if not gone.second_min <= answer.timestamp_ms // 1000 <= gone.second_max]
+
+        def ask(**how: Any) -> QueryResult:
+            return reader.query_many([Lookup(topic="t", key="all")], **how)[0] if many else reader.query("t", "all", **how)
+
+        for _ in range(4):
+            result = ask(timeout_s=LONG_S, allow_partial=True)
+            assert (answers(result), result.status) == (rest, "partial")
+            assert [report.file for report in result.failed] == [gone.file_id]
+            assert "timeout_s" in str(result.failed[0].error)
+            with pytest.raises(BudgetExceeded) as caught:
+                ask(timeout_s=LONG_S)
+            assert caught.value.result is not None
+        # one that reads and one that waits to read, for all of them
+        assert storage.calls("get") <= 1 + 1 + 2  # the checkpoint, and the log
+        assert sum(thread.name.startswith("tiered-index-log") for thread in threading.enumerate()) <= 2
+        made.inner.put(gone.name, data)
+        storage.clear()
+        hang.release.set()
+        assert answers(ask(timeout_s=LONG_S)) == made.expected("t", "all")
+
+
+def test_who_waits_for_anothers_reading_has_a_budget_of_its_own(made: ColdIndex, storage: FaultStorage) -> None:
+    """The log is read for a lookup that may make one request more; another one, which waits with it, may make many."""
+    gone = made.stored[1]
+    with made.reader(storage, block_cache_bytes=0) as reader:
+        reader.query("t", "all")
+        view = reader._views[0]
+        made.inner.delete(gone.name)
+        held = beside(lambda: view._lock.acquire())
+        assert held()
+        waits: list[float | None] = []
+
+        def patient_s() -> float | None:
+            waits.append(remaining_s())
+            return waits[-1]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(index_view, "remaining_s", patient_s)
+            how = {"timeout_s": LONG_S, "allow_partial": True}
+            poor = beside(lambda: reader.query("t", "all", gone.second_min * 1000, gone.second_max * 1000, max_requests=1, **how))
+            until(lambda: view._waiting is not None)
+            rich = beside(lambda: reader.query("t", "all", gone.second_min * 1000, gone.second_max * 1000, **how))
+            until(lambda: len(waits) == 2)
+            view._lock.release()
+            assert "max_requests" in str(poor().failed[0].error)
+            # it has looked at the log, which names the object still
+            assert "no object" in str(rich().failed[0].error)
+
+
+@pytest.mark.parametrize("what", ["get", "get_range"])
+def test_a_close_does_not_wait_for_a_request_that_hangs(made: ColdIndex, storage: FaultStorage, what: str) -> None:
+    reader = made.reader(storage, clock=ManualClock(BASE_MS), refresh_interval_s=10, block_cache_bytes=0)
+    reader.query("t", "all")
+    hang = storage.hang(what, times=None)
+    advance(reader)
+    lookup = beside(lambda: reader.query("t", "all", timeout_s=LONG_S, allow_partial=True))
+    assert hang.entered.wait(30)
+    closed = beside(reader.close)
+    assert closed() is None
+    storage.clear()
+    hang.release.set()
+    assert isinstance(lookup(), InvalidArgument | QueryResult)
+    until(lambda: not any(thread.name.startswith("tiered-index") for thread in threading.enumerate()))
+    assert reader._views[0].catalog.all() == []
+    for ask in (lambda: reader.query("t", "all"), reader.refresh):
+        with pytest.raises(InvalidArgument, match="closed"):
+            ask()
+
+
+_PROCESS = """
+import sys, threading
+from tiered_index import IndexReader
+from tiered_index.clock import ManualClock
+from tiered_index.storage.delegation import WrapperStorage
+from tiered_index.storage.opening import open_storage
+
+class Hanging(WrapperStorage):
+    hangs = False
+    def _around(self, call, act):
+        if self.hangs:
+            threading.Event().wait()
+        return act()
+
+storage, clock = Hanging(open_storage(sys.argv[1])), ManualClock(0)
+reader = IndexReader.open(storage_backend=storage, clock=clock, refresh_interval_s=10, block_cache_bytes=0, filter_after_probes=10**6)
+assert len(reader.query("t", "all")) == 1
+storage.hangs = True
+clock.advance(11)
+assert reader.query("t", "all", timeout_s=0.1, allow_partial=True).status == "partial"
+print("done")
+"""
+
+
+def test_a_process_ends_though_a_request_hangs(tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/objects"
+    cold_index(tmp_path / "root", files=1, storage=reader_module.open_storage(uri)).inner.close()
+    ended = subprocess.run([sys.executable, "-c", _PROCESS, uri], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.parametrize("beside_the_root", [False, True])
+@pytest.mark.parametrize("timeout_s", [None, LONG_S])
+def test_a_damaged_log_record_leaves_no_answer_complete(
+    made: ColdIndex, storage: FaultStorage, beside_the_root: bool, timeout_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "remaining_s", remaining_s)
+    monkeypatch.setattr(index_view, "remaining_s", remaining_s)
+    clock = ManualClock(BASE_MS)
+    with made.reader(storage, clock=clock, refresh_interval_s=10, root=made.root if beside_the_root else None) as reader:
+        before = made.expected("t", "all")
+        assert answers(reader.query("t", "all")) == before
+        record = f"log/{reader.log_state.number + 1:020}"
+        publish_more(made)
+        storage.corrupt("get", name_prefix=record, times=None)
+        for _ in range(2):
+            clock.advance(11)
+            with pytest.raises(CorruptFile) as caught:
+                reader.query("t", "all", timeout_s=timeout_s)
+            assert caught.value.file == record
+            result = reader.query("t", "all", timeout_s=timeout_s, allow_partial=True)
+            assert result.status == "partial"
+            assert [(report.file, report.place) for report in result.failed] == [(record, "storage")]
+            assert set(answers(result)) >= set(before)
+            with pytest.raises(CorruptFile, match=record):
+                reader.refresh()
+        storage.clear()
+        clock.advance(2)
+        result = reader.query("t", "all", timeout_s=timeout_s)
+        assert (answers(result), result.status) == (made.expected("t", "all"), "complete")
+
+
+def test_a_damaged_record_where_the_log_is_opened(made: ColdIndex, storage: FaultStorage) -> None:
+    for info in list(made.inner.list("checkpoint/")):
+        made.inner.delete(info.name)
+    storage.corrupt("get", name_prefix="log/", nth=2)
+    with pytest.raises(CorruptFile) as caught:
+        made.reader(storage)
+    assert caught.value.file == f"log/{2:020}"
+
+
+def test_an_object_that_is_gone_and_a_damaged_log(made: ColdIndex, storage: FaultStorage) -> None:
+    gone = made.stored[0]
+    with made.reader(storage, block_cache_bytes=0) as reader:
+        publish_more(made)
+        made.inner.delete(gone.name)
+        storage.corrupt("get", name_prefix="log/", times=None)
+        asked: dict[str, Any] = {"begin_ms": gone.second_min * 1000, "end_ms": gone.second_max * 1000}
+        result = reader.query("t", "all", allow_partial=True, **asked)
+        assert [report.file for report in result.failed] == [gone.file_id]
+        assert "log/" in str(result.failed[0].error)
+        with pytest.raises(CorruptFile, match="log/"):
+            reader.query("t", "all", **asked)
