@@ -6,15 +6,15 @@ from typing import Annotated
 
 import typer
 
-from tiered_index.cli.checks.report import Report
-from tiered_index.cli.checks.root import check_root
-from tiered_index.cli.checks.stored import check_storage
 from tiered_index.cli.contents.bytes import opened
 from tiered_index.cli.contents.kinds import contents_of
 from tiered_index.cli.output import counted, human_bytes
 from tiered_index.cli.session import Session, command
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, NotAnIndex, StorageError
+from tiered_index.service.checks.report import Report
+from tiered_index.service.checks.root import check_root
+from tiered_index.service.checks.stored import check_storage
 from tiered_index.service.compacted_file import CompactedFile
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
@@ -89,12 +89,12 @@ def _check_index(session: Session, config: IndexConfig, report: Report, *, deep:
             raise NotAnIndex(f"{config.root} holds no tiered index")
         uri = uri or marker.storage
         with session.progress("verifying files", None) as progress:
-            local = check_root(root, report, progress)
+            local = check_root(root, report, progress.update)
     assert uri is not None
     storage = open_storage(uri, options=config.s3)
     try:
         with session.progress("verifying objects", None) as progress:
-            check_storage(storage, local, report, progress, deep=deep, threads=config.query_threads)
+            check_storage(storage, local, report, progress.update, deep=deep, threads=config.query_threads)
     except StorageError as error:
         report.unchecked.append((uri, error))
     finally:

@@ -1,13 +1,10 @@
-"""The bytes of one file: on the local disk or in a storage, read by ranges.
-
-`WindowedRead` turns many small reads into few large ones, as long as they mostly go forward. One thread.
-"""
+"""The bytes of one file: on the local disk or in a storage, read by ranges. One thread."""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +16,7 @@ from tiered_index.service.root import disk_error
 from tiered_index.storage.base import Storage, check_name
 from tiered_index.storage.opening import open_storage
 
-__all__ = ["FileBytes", "WindowedRead", "object_bytes", "opened", "path_bytes"]
-
-WINDOW_BYTES = 8 << 20
+__all__ = ["FileBytes", "object_bytes", "opened", "path_bytes"]
 
 
 @dataclass(frozen=True)
@@ -33,46 +28,6 @@ class FileBytes:
     read: Read
     path: Path | None = None
     map: mmap.mmap | None = None
-
-
-class WindowedRead:
-    """A `Read` over `read` that fetches windows of 8 MiB and keeps the last one; `seen` is told each window that is fetched."""
-
-    def __init__(self, read: Read, size_bytes: int, seen: Callable[[int, bytes], None] | None = None) -> None:
-        self._read = read
-        self._size_bytes = size_bytes
-        self._seen = seen
-        self._start = 0
-        self._window = b""
-        self._fetched: set[int] = set()
-
-    def finish(self) -> None:
-        """Fetch every window that no read has asked for, so that `seen` has been told the whole file."""
-        for start in range(0, self._size_bytes, WINDOW_BYTES):
-            if start not in self._fetched:
-                self._fetch(start)
-
-    def __call__(self, position: int, length: int) -> bytes:
-        """Return `length` bytes from `position`; shorter at the file's end."""
-        pieces = []
-        length = max(0, min(length, self._size_bytes - position))
-        while length:
-            offset = position - self._start
-            if not 0 <= offset < len(self._window):
-                self._fetch(position // WINDOW_BYTES * WINDOW_BYTES)
-                continue
-            piece = self._window[offset : offset + length]
-            pieces.append(piece)
-            position += len(piece)
-            length -= len(piece)
-        return b"".join(pieces)
-
-    def _fetch(self, start: int) -> None:
-        self._start = start
-        self._fetched.add(start)
-        self._window = self._read(start, min(WINDOW_BYTES, self._size_bytes - start))
-        if self._seen is not None:
-            self._seen(start, self._window)
 
 
 @contextlib.contextmanager

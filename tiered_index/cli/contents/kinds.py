@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.cli.contents.bytes import FileBytes, WindowedRead
+from tiered_index.cli.contents.bytes import FileBytes
 from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
 from tiered_index.format.foreign import HEAD_SIZE, FileKind, ForeignCompacted, ForeignUnsealed, Read, recognise
 from tiered_index.format.journal import Journal, parse_journal
@@ -21,6 +21,7 @@ from tiered_index.format.names import JOURNAL_SUFFIX
 from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
 from tiered_index.format.verify import Finding, verify_compacted
 from tiered_index.format.verify_shard import verify_shard
+from tiered_index.format.windowed import WindowedRead
 from tiered_index.service.compacted_file import read_runs
 from tiered_index.service.unsealed_file import verified_entries
 from tiered_index.storage.base import ByteRange

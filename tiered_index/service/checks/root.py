@@ -5,12 +5,11 @@ One thread.
 
 from __future__ import annotations
 
-from tiered_index.cli.checks.report import Report
-from tiered_index.cli.progress import Progress
 from tiered_index.errors import TieredIndexError
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES, UNSEALED, file_id_of
 from tiered_index.format.verify import verify_compacted
 from tiered_index.service.catalog import Handle
+from tiered_index.service.checks.report import Progress, Report
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile
 from tiered_index.service.root import Root
 from tiered_index.service.root_view import RootView, UnsealedView
@@ -27,7 +26,7 @@ def check_root(root: Root, report: Report, progress: Progress) -> dict[str, Comp
         _check_file(root, handle, report)
         if isinstance(handle, CompactedFile):
             local[handle.file_id] = handle
-        progress.update(number, handle.file_id)
+        progress(number, handle.file_id)
     return local
 
 

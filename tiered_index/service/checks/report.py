@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format.verify import Finding
 
-__all__ = ["Defect", "Report"]
+__all__ = ["Defect", "Progress", "Report"]
+
+Progress = Callable[[int, str], None]
+"""Is told how many of something were checked, and of what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,20 @@ class Report:
         """Add an error that was met while reading."""
         offset = error.offset if isinstance(error, CorruptFile) else None
         self.add(file, part, error.problem if isinstance(error, CorruptFile) else str(error), offset)
+
+    def add_report(self, other: Report) -> None:
+        """Add what another report gathered, from wherever it comes."""
+        with self._lock:
+            self.findings += other.findings
+            self.notes += other.notes
+            self.unchecked += other.unchecked
+            self.checked.update(other.checked)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
 
     def note(self, text: str) -> None:
         """Add a note."""

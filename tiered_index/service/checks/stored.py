@@ -5,39 +5,57 @@ Objects nobody names are notes: a running upload looks the same as what a crash 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from tiered_index.cli.checks.report import Report
-from tiered_index.cli.checks.segments import check_segments, note_stray_segments
-from tiered_index.cli.checks.tables import RecordCheck, check_shard_record, check_tables
-from tiered_index.cli.contents.bytes import WindowedRead
-from tiered_index.cli.progress import Progress
 from tiered_index.errors import CorruptFile, NotAnIndex, ObjectNotFound
 from tiered_index.format.names import CHECKPOINT_PREFIX, DATA_PREFIX, LOG_PREFIX, log_name, number_of
 from tiered_index.format.verify import verify_compacted
 from tiered_index.format.verify_shard import verify_shard
+from tiered_index.format.windowed import WindowedRead
+from tiered_index.service.checks.report import Progress, Report
+from tiered_index.service.checks.segments import check_segments, note_stray_segments
+from tiered_index.service.checks.tables import RecordCheck, check_shard_record, check_tables
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.compacted_file import CompactedFile
 from tiered_index.service.log_records import LogRecord, LogState, StoredObject
 from tiered_index.storage.base import Storage
 
-__all__ = ["check_storage"]
+__all__ = ["CheckObjects", "check_object", "check_storage"]
 
 _LOCAL_FIELDS = ("count", "second_min", "second_max", "lane", "sequence")
 
 
+CheckObjects = Callable[[Sequence[StoredObject]], None]
+"""Checks objects of the log's last state and adds to the report what it finds."""
+
+
 def check_storage(
-    storage: Storage, local: dict[str, CompactedFile], report: Report, progress: Progress, *, deep: bool, threads: int
-) -> None:
-    """Check a storage against itself and against the compacted files of a root. Raises `NotAnIndex`, `StorageError`."""
+    storage: Storage,
+    local: dict[str, CompactedFile],
+    report: Report,
+    progress: Progress,
+    *,
+    deep: bool,
+    threads: int,
+    check_objects: CheckObjects | None = None,
+) -> LogState | None:
+    """Check a storage against itself and against the compacted files of a root; return the log's state where it can be believed.
+
+    `check_objects` checks the objects elsewhere. Raises `NotAnIndex`, `StorageError`.
+    """
     state = _check_log(storage, report)
     if state is None:
-        return
+        return None
     check_tables(state, report)
-    check = _ObjectCheck(storage, local, report, deep)
-    with ThreadPoolExecutor(1 if deep else threads, "tiered-index-verify") as pool:
-        for number, _ in enumerate(pool.map(check.check, state.objects.values()), 1):
-            progress.update(number, "objects")
+    stored = list(state.objects.values())
+    if check_objects is not None:
+        check_objects(stored)
+    else:
+        with ThreadPoolExecutor(1 if deep else threads, "tiered-index-verify") as pool:
+            checks = pool.map(lambda one: check_object(storage, one, local.get(one.file_id), report, deep=deep), stored)
+            for number, _ in enumerate(checks, 1):
+                progress(number, "objects")
     check_segments(storage, state, report, progress, deep=deep)
     _check_strays(storage, state, report)
     note_stray_segments(storage, lambda: _refreshed(storage, state), report)
@@ -45,6 +63,12 @@ def check_storage(
     for file in local.values():
         if file.folder == "uploaded" and file.file_id not in known:
             report.note(f"{file.file_id}: a local copy in uploaded/ that the log doesn't name; the next start drops it")
+    return state
+
+
+def check_object(storage: Storage, stored: StoredObject, local: CompactedFile | None, report: Report, *, deep: bool) -> None:
+    """Check one object that the log names, and its local copy where there is one. Raises `StorageError`."""
+    _ObjectCheck(storage, report, deep).check(stored, local)
 
 
 def _check_log(storage: Storage, report: Report) -> LogState | None:
@@ -103,16 +127,13 @@ def _check_checkpoint(storage: Storage, name: str, state: LogState, report: Repo
 
 
 class _ObjectCheck:
-    def __init__(self, storage: Storage, local: dict[str, CompactedFile], report: Report, deep: bool) -> None:
+    def __init__(self, storage: Storage, report: Report, deep: bool) -> None:
         self._storage = storage
-        self._local = local
         self._report = report
         self._deep = deep
 
-    def check(self, stored: StoredObject) -> None:
-        """Check one object that the log names."""
+    def check(self, stored: StoredObject, local: CompactedFile | None) -> None:
         name, report = stored.name, self._report
-        local = self._local.get(stored.file_id)
         try:
             size = self._storage.head(name).size_bytes
             report.count("objects")

@@ -8,11 +8,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 
-from tiered_index.cli.checks.report import Report
-from tiered_index.cli.progress import Progress
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.archived import SegmentTable
 from tiered_index.format.names import SEGMENTS_PREFIX
+from tiered_index.service.checks.report import Progress, Report
 from tiered_index.service.log_records import ArchivedSegment, LogState
 from tiered_index.service.segment_archive import SegmentArchive
 from tiered_index.storage.base import Storage
@@ -36,7 +35,7 @@ def check_segments(storage: Storage, state: LogState, report: Report, progress: 
             report.add(segment.name, "segment", "the log names it, the storage does not have it")
         except CorruptFile as error:
             report.add_error(segment.name, "segment", error)
-        progress.update(number, "archived segments")
+        progress(number, "archived segments")
 
 
 def _check_bytes(archive: SegmentArchive, segment: ArchivedSegment, table: SegmentTable, report: Report) -> None:

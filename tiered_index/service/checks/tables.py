@@ -5,9 +5,9 @@ No request is made. One thread.
 
 from __future__ import annotations
 
-from tiered_index.cli.checks.report import Report
 from tiered_index.format.names import log_name
 from tiered_index.format.trailer import Metadata
+from tiered_index.service.checks.report import Report
 from tiered_index.service.log_records import LogRecord, LogState, StoredObject, TableShard
 
 __all__ = ["RecordCheck", "check_shard_record", "check_tables"]
