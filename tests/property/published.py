@@ -10,6 +10,7 @@ import numpy as np
 
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.hashing import fingerprint, key_hash
+from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.names import data_name
 from tiered_index.format.trailer import Tail, Trailer, parse_trailer
 from tiered_index.service.log_records import LogState, StoredObject
@@ -80,7 +81,9 @@ class Published:
         schema = metadata.layout.schema
         topics = dict(metadata.topics)
         begin_s = metadata.begin_ms // 1000
-        for row in np.frombuffer(data, schema.item, metadata.count, metadata.layout.items_position):
+        # a shard has no slot table
+        position = HEADER_SIZE if stored.shard is not None else metadata.layout.items_position
+        for row in np.frombuffer(data, schema.item, metadata.count, position):
             topic = topics[int(row["topic_id"])]
             (key, *_) = [key for key in self._keys if self._is_key(topic, key, row)]
             second = begin_s + int(row["time_diff_s"])

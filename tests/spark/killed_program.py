@@ -1,0 +1,134 @@
+"""Publishes builds and runs merges in processes that are killed at a chosen call of the storage, or that race each other.
+
+One JSON document a line comes in, and one goes out. Each job runs in a fork of this process, which has everything imported and no threads.
+
+    {"job": "publish", "uri": ..., "build": FILE, "mode": ...} or {"job": "merge", "uri": ...}, each with "nth" and "when"
+    {"job": "race", "uri": ..., "builds": [FILE, ...], "mode": ...}
+
+The answer of the first two is {"killed": ...}, of a race {"outcomes": [...]}; nth 0 kills nobody and answers {"calls": [...]} too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tiered_index.clock import SystemClock
+from tiered_index.errors import InvalidArgument, StorageError
+from tiered_index.service.merge import writing
+from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.spark.publishing import publish_tables
+from tiered_index.storage.base import Storage
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.wrappers import Call, WrapperStorage
+
+__all__ = ["REFUSED", "WRITES"]
+
+REFUSED = 3
+WRITES = ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "abort_upload", "delete", "delete_many")
+_T = TypeVar("_T")
+
+
+class Killing(WrapperStorage):
+    """A storage whose call number `nth` (from 1) kills the process, before it acts or after."""
+
+    def __init__(self, inner: Storage, nth: int, when: str) -> None:
+        super().__init__(inner)
+        self._nth, self._when = nth, when
+        self.calls: list[str] = []
+
+    def _around(self, call: Call, act: Callable[[], _T]) -> _T:
+        self.calls.append(call.operation)
+        if len(self.calls) != self._nth:
+            return act()
+        if self._when == "after":
+            with contextlib.suppress(StorageError):
+                act()
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("killed")
+
+
+def _publish(storage: Storage, build: str, mode: str) -> None:
+    plan, shards = pickle.loads(Path(build).read_bytes())
+    publish_tables(plan, shards, mode, storage, StorageLog(storage, SystemClock()))
+
+
+def _merge(storage: Storage) -> None:
+    log = StorageLog(storage, SystemClock())
+    log.open()
+    merge(storage, log, SystemClock(), MergeOptions(min_age_s=0, shard_bytes=1 << 20), threads=1)
+
+
+def _job(task: dict[str, Any]) -> list[str]:
+    with open_storage(task["uri"]) as opened:
+        storage = Killing(opened, task["nth"], task["when"])
+        if task["job"] == "publish":
+            _publish(storage, task["build"], task["mode"])
+        else:
+            _merge(storage)
+    return storage.calls
+
+
+def _forked(act: Callable[[], Any], answer: Path) -> int:
+    """Run `act` in a fork; return its process id. What it returns is in the file `answer`."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    try:
+        answer.write_text(json.dumps(act()))
+        code = 0
+    except InvalidArgument as error:
+        answer.write_text(json.dumps(str(error)))
+        code = REFUSED
+    except BaseException as error:  # noqa: BLE001 - told by its line
+        sys.stderr.write(f"{error!r}\n")
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run(task: dict[str, Any], answer: Path) -> dict[str, Any]:
+    status = os.waitpid(_forked(lambda: _job(task), answer), 0)[1]
+    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    if not killed and os.waitstatus_to_exitcode(status):
+        raise RuntimeError(f"{task}: status {status}")
+    return {"killed": killed} if killed else {"killed": False, "calls": json.loads(answer.read_text())}
+
+
+def _race(task: dict[str, Any], answer: Path) -> dict[str, Any]:
+    """Let builds be published at the same time, each by a process of its own; return their exit codes."""
+    ready, start = os.pipe(), os.pipe()
+
+    def one(build: str) -> None:
+        os.close(start[1])
+        with open_storage(task["uri"]) as storage:
+            StorageLog(storage, SystemClock()).open()
+            os.write(ready[1], b".")
+            os.read(start[0], 1)  # which ends when the parent closes the other end
+            _publish(storage, build, task["mode"])
+
+    pids = [_forked(lambda build=build: one(build), answer.with_suffix(f".{n}")) for n, build in enumerate(task["builds"])]  # type: ignore[misc]
+    for _ in pids:
+        os.read(ready[0], 1)
+    os.close(start[1])
+    outcomes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    for end in (*ready, start[0]):
+        os.close(end)
+    return {"outcomes": outcomes}
+
+
+if __name__ == "__main__":
+    writing._PART_BYTES = 600
+    answer = Path(sys.argv[1])
+    for line in sys.stdin:
+        task = json.loads(line)
+        print(json.dumps((_race if task["job"] == "race" else _run)(task, answer)), flush=True)
