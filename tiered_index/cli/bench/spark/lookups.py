@@ -23,7 +23,6 @@ from tiered_index.cli.bench.spark.duck import DuckLookups
 from tiered_index.cli.bench.spark.messages import ABSENT, BEGIN_S, DAY_S, TOPIC, key_in_all, key_in_one
 from tiered_index.cli.bench.spark.parquet import PLAIN, TUNED
 from tiered_index.cli.bench.table import Table
-from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.local import LocalStorage
@@ -173,8 +172,7 @@ def _expected(kind: str, days: int) -> int:
 def _our_readers(uri: str) -> Iterator[tuple[str, Opened]]:
     @contextlib.contextmanager
     def opened(probes: int, fruitless: int) -> Iterator[Find]:
-        config = IndexConfig.load(block_cache_bytes=0, filter_after_probes=probes, refresh_interval_s=1e9)
-        with IndexReader.open(uri, config=config) as reader:
+        with IndexReader.open(uri, block_cache_bytes=0, filter_after_probes=probes, refresh_interval_s=1e9) as reader:
 
             def find(key: str, first: int, last: int) -> int:
                 begin_ms = (BEGIN_S + first * DAY_S) * 1000

@@ -1,0 +1,127 @@
+"""`tiered-index bench spark`: what it measures is what it says. Never how fast. The whole command is of `make test-cluster`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.s3_server import REGION
+from tiered_index import IndexConfig, IndexReader
+from tiered_index.cli.bench.setting import Setting
+from tiered_index.cli.bench.spark.amounts import MASTERS, SparkAmounts, cores_of
+from tiered_index.cli.bench.spark.lookups import (
+    FILTERS,
+    FRESH,
+    OURS,
+    Asked,
+    Place,
+    asked_keys,
+    measure_lookups,
+    place_of_uri,
+)
+from tiered_index.cli.bench.spark.messages import ABSENT, BEGIN_S, TOPIC, key_in_all, key_in_one, message_frame
+from tiered_index.cli.bench.spark.parquet import PLAIN, TUNED, hashes_of, write_parquet
+from tiered_index.cli.bench.spark.year import DAY_S, YearOfFiles
+from tiered_index.errors import InvalidArgument
+from tiered_index.spark import build
+
+LAYOUT = IndexConfig(slots=64, items=2_000).layout()
+SETTING = Setting.of(LAYOUT, 1, quick=True)
+AMOUNTS = SparkAmounts.of(SETTING)
+
+
+def test_amounts_follow_from_the_setting():
+    assert (AMOUNTS.entries, AMOUNTS.days, AMOUNTS.masters) == (3_840, 4, MASTERS)
+    assert [cores_of(master) for master in (*MASTERS, "yarn")] == [1, 2, 2, None]
+    with pytest.raises(InvalidArgument, match="through a proxy"):
+        place_of_uri("s3://b/p?endpoint_url=https://s3")
+    assert place_of_uri("s3://b/p/q?endpoint_url=http://h:1/&region=r") == Place("http://h:1", "b", "p/q", "r")
+
+
+@pytest.fixture(scope="module")
+def made(spark, tmp_path_factory):
+    """The folder with the index and the Parquet files of one source, and the hashes of the keys that are asked for."""
+    folder = tmp_path_factory.mktemp("bench")
+    source = str(folder / "messages")
+    message_frame(spark, AMOUNTS.entries, AMOUNTS.days, 2).write.parquet(source)
+    built = build(spark, source, storage=f"file://{folder}/index", window="1d", config=IndexConfig(slots=64, items=2_000, max_late_s=1e10))
+    assert (built.entries, len(built.windows)) == (AMOUNTS.entries, AMOUNTS.days)
+    for layout in (PLAIN, TUNED):
+        write_parquet(spark, source, folder / layout, layout, AMOUNTS.days, AMOUNTS.a_day)
+    keys = asked_keys(AMOUNTS)
+    flat = [key for pairs in keys.values() for key, _ in pairs]
+    return folder, Asked(keys, dict(zip(flat, hashes_of(spark, TOPIC, flat), strict=True)))
+
+
+def test_messages_are_where_their_numbers_say(made):
+    with IndexReader.open(f"file://{made[0]}/index") as reader:
+        shared = reader.query(TOPIC, key_in_all(3), max_count=100)
+        assert [item.timestamp_ms // 1000 // DAY_S - BEGIN_S // DAY_S for item in shared] == [3, 2, 1, 0]
+        (own,) = reader.query(TOPIC, key_in_one(1_001))
+        assert own.timestamp_ms // 1000 == BEGIN_S + 1_001 * AMOUNTS.days * DAY_S // AMOUNTS.entries
+        assert not reader.query(TOPIC, key_in_one(ABSENT)).items
+
+
+def test_lookups_are_counted_by_the_proxy(made, s3):
+    folder, asked = made
+    cells = measure_lookups(folder, Place(s3.endpoint_url, s3.new_bucket(), "", REGION), AMOUNTS, asked)
+    gets = {way: cell.gets / cell.lookups for way, cell in cells.items()}
+    for kind in ("one day", "all days", "no day"):
+        assert gets[OURS, kind, "all days"] == AMOUNTS.days
+        assert gets[OURS, kind, "one day"] == 1
+        # a lookup that knows nothing opens the log, too
+        assert gets[OURS + FRESH, kind, "all days"] > AMOUNTS.days
+        for layout in (PLAIN, TUNED):
+            assert gets[layout, kind, "all days"] >= (AMOUNTS.days if kind == "all days" else 1)
+            assert cells[layout + FRESH, kind, "all days"].lists >= 1
+            assert cells[layout, kind, "all days"].lists == 0
+    assert gets[FILTERS, "no day", "all days"] < 1
+    assert gets[FILTERS, "one day", "all days"] < 2
+    assert gets[FILTERS, "all days", "all days"] == AMOUNTS.days
+    assert all(cell.bytes > 0 for (_, kind, _), cell in cells.items() if kind == "all days")
+
+
+def test_gets_equal_the_windows_in_range():
+    year = YearOfFiles(16 * 24)
+    ranges = (24, 7 * 24, 16 * 24)
+    assert year.gets(ranges) == {hours: (hours, hours) for hours in ranges}
+    year.merge(DAY_S)
+    assert year.gets(ranges) == {24: (1, 1), 7 * 24: (7, 7), 16 * 24: (16, 16)}
+    # four days to a window: the year begins with one, and all of them are over
+    year.merge(4 * DAY_S)
+    begin = BEGIN_S // DAY_S
+    assert begin % 4 == 2, "the first window has two of these days"
+    # days 0-1, 2-5, 6-9, 10-13, and 14-15 stay as days: their window is not over
+    assert year.gets(ranges) == {24: (1, 1), 7 * 24: (4, 4), 16 * 24: (6, 6)}
+    assert [year.in_range(hours) for hours in ranges] == [1, 4, 6]
+
+
+@pytest.mark.slow
+def test_the_whole_command(tmp_path):
+    def run(*arguments: str) -> dict[str, object]:
+        command = [str(Path(sys.executable).with_name("tiered-index")), "bench", "spark", "--rounds", "1", "--quick", "--json", *arguments]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("TIERED_INDEX_", "AWS_"))}
+        done = subprocess.run(
+            [*command, "--root-dir", str(tmp_path)], capture_output=True, text=True, timeout=600, env=environment, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert list(tmp_path.iterdir()) == []
+        return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+    measured = run("--entries", "4096", "--master", "local[1]", "--master", "local-cluster[2,1,1024]")
+    figures = {figure["name"]: figure["median"] for figure in measured["figures"]}  # type: ignore[attr-defined]
+    assert {name for name in figures if name.startswith("spark build")} == {"spark build, local[1]", "spark build, local-cluster[2,1,1024]"}
+    assert figures["lookups of the year that cost other than one GET a window in range"] == 0
+    assert figures["tiered_index: bytes an entry"] > 32
+    assert [table["title"].split(":")[0].split(" of ")[0] for table in measured["tables"]] == [  # type: ignore[attr-defined]
+        "seconds, median", "requests and bytes a lookup", "GETs a lookup",
+    ]  # fmt: skip
+    scaled = run("--master", "local[2]", "--scale", "5000", "--scale", "10000")
+    (table,) = scaled["tables"]  # type: ignore[attr-defined]
+    assert [row[:2] for row in table["rows"]] == [[5000, "build"], [5000, "merge"], [10000, "build"], [10000, "merge"]]
+    assert all(int(peak) > 50 for row in table["rows"] for peak in str(row[3]).split())

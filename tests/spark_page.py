@@ -1,0 +1,111 @@
+"""Puts documents that `tiered-index bench spark --out` wrote into docs/spark.md, docs/merge.md, README.md and deploy/SIZING.md.
+
+    python -m tests.spark_page BENCH.json [SCALE.json]
+
+BENCH is of a run without `--scale`, SCALE of one with it; SIZING's arithmetic is done anew from what was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.measured_pages import ROOT, about, markdown, rewrite, table_rows
+from tests.sizing_page import PAGE as SIZING
+from tests.sizing_page import main as compute_sizing
+
+MASTERS = ("local[1]", "local[2]", "local-cluster[2,1,1024]")
+PLAIN, TUNED = "Parquet, plain", "Parquet, tuned"
+FRESH = ", nothing known"
+_CLUSTER = MASTERS[-1]
+
+
+def _figures(document: dict[str, Any]) -> dict[str, float]:
+    return {figure["name"]: figure["median"] for figure in document["figures"]}
+
+
+def _rate(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def rates(document: dict[str, Any]) -> str:
+    """Return entries a second and core of every way, by where it ran."""
+    figures = _figures(document)
+    rows: list[tuple[str, ...]] = []
+    for way in ("spark build", PLAIN, TUNED, "spark merge"):
+        name = way if way.startswith("spark") else f"{way} (written by Spark)"
+        rows.append((name, "", "", *(_rate(figures.get(f"{way}, {master}")) for master in MASTERS)))
+    rows.append(("`put_batch` and life cycle", _rate(figures["put_batch and life cycle, one process"]), "", "", "", ""))
+    rows.append(("`tiered-index merge`", _rate(figures["merge, one process"]), _rate(figures["merge, 2 threads, one process"]), "", "", ""))
+    return markdown(("entries/s a core", "one process, 1 core", "2 threads", *(f"`{master}`" for master in MASTERS)), rows)
+
+
+def lookups(document: dict[str, Any]) -> str:
+    """Return GETs, LISTs and KiB a lookup, by who reads and what is asked."""
+    cells = {tuple(row[:3]): row[4:] for row in table_rows(document, "requests and bytes a lookup")}
+    asked = [("one day", "one day"), ("one day", "all days"), ("all days", "all days"), ("no day", "all days")]
+    columns = ["read by", "bytes an entry"]
+    columns += [f"key in {kind}, range of {span}: GETs (KiB)" for kind, span in asked]
+    figures = _figures(document)
+    rows = []
+    for who in dict.fromkeys(way[0] for way in cells):
+        plain = who.removesuffix(FRESH).partition(", filters")[0]
+        row: list[str] = [f"DuckDB, {who}" if who.startswith("Parquet") else who, f"{figures[f'{plain}: bytes an entry']:.1f}"]
+        for kind, span in asked:
+            cell = cells.get((who, kind, span))
+            row.append("" if cell is None else _cell(*cell))
+        rows.append(row)
+    return markdown(columns, rows)
+
+
+def _cell(gets: float, lists: float, kib: float) -> str:
+    listed = f" + {lists:.3g} LIST" if lists else ""
+    return f"{gets:.3g}{listed} ({kib:,.0f})" if kib >= 1 else f"{gets:.2g}{listed} (0)" if not kib else f"{gets:.2g}{listed} (<1)"
+
+
+def year(document: dict[str, Any]) -> str:
+    """Return GETs a lookup of hourly files, before and after merges."""
+    (table,) = [table for table in document["tables"] if table["title"].startswith("GETs a lookup")]
+    return f"{table['title']}:\n\n{markdown(table['columns'], table['rows'])}"
+
+
+def memory(document: dict[str, Any]) -> str:
+    """Return the peaks of memory by the number of entries."""
+    (table,) = [table for table in document["tables"] if table["title"].startswith("peak memory")]
+    return f"{about(document['machine'])}; {table['title']}:\n\n{markdown(table['columns'], table['rows'])}"
+
+
+def inputs(document: dict[str, Any]) -> str:
+    """Return SIZING's measured inputs."""
+    figures = _figures(document)
+    master = _CLUSTER if f"spark build, {_CLUSTER}" in figures else next(m for m in MASTERS if f"spark build, {m}" in figures)
+    command = "`tiered-index bench spark`"
+    rows = [
+        ("build", f"{figures[f'spark build, {master}']:.0f}", "entries/s a core", f"{command}, figure `spark build, {master}`"),
+        ("merge", f"{figures[f'spark merge, {master}']:.0f}", "entries/s a core", f"{command}, figure `spark merge, {master}`"),
+        ("bytes an entry", f"{figures['tiered_index: bytes an entry']:.2f}", "bytes", f"{command}, figure `tiered_index: bytes an entry`"),
+    ]
+    return markdown(("input", "value", "unit", "from"), rows)
+
+
+def main(bench: dict[str, Any], scale: dict[str, Any] | None) -> None:
+    """Rewrite the pages."""
+    entries = re.search(r"([0-9,]+) entries of ([0-9]+) days", str([table["title"] for table in bench["tables"]]))
+    assert entries is not None
+    head = f"{about(bench['machine'])}; {entries[1]} entries of {entries[2]} days.\n\n"
+    parts = {"spark": f"{head}{rates(bench)}", "spark lookups": f"{head}{lookups(bench)}"}
+    if scale is not None:
+        parts["spark memory"] = memory(scale)
+    rewrite(ROOT / "docs" / "spark.md", parts)
+    rewrite(ROOT / "docs" / "merge.md", {"year": year(bench)})
+    rewrite(ROOT / "README.md", {"spark": f"{head}{rates(bench)}\n{lookups(bench)}"})
+    rewrite(SIZING, {"inputs": inputs(bench)})
+    compute_sizing()
+
+
+if __name__ == "__main__":
+    documents = [json.loads(Path(name).read_text()) for name in sys.argv[1:3]]
+    main(documents[0], documents[1] if len(documents) > 1 else None)

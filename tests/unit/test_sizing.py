@@ -1,0 +1,60 @@
+"""deploy/SIZING.md holds what follows from its own inputs, and inputs that the code fixes are what the code has."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.measured_pages import ROOT, shown
+from tests.sizing_page import PAGE, SIZES, computed, inputs_of, sizing
+from tiered_index.format.compacted import GROUP_BYTES
+from tiered_index.format.trailer import GROUP_DTYPE
+from tiered_index.service.merge import estimate, writing
+from tiered_index.storage.prices import PriceTable
+
+_TEXT = PAGE.read_text()
+_GIVEN = inputs_of(_TEXT)
+
+
+def test_results_follow_from_the_inputs():
+    assert shown(_TEXT, "computed") == computed(_GIVEN)
+
+
+def test_inputs_are_what_the_code_has():
+    prices = PriceTable()
+    assert (_GIVEN["PUT"], _GIVEN["GET"]) == (prices.put_per_1000_usd, prices.get_per_1000_usd)
+    assert f"list prices as of {prices.as_of};" in _TEXT
+    assert _GIVEN["MiB a part"] * 2**20 == writing._PART_BYTES == estimate._PART_BYTES
+    assert _GIVEN["MiB a range of a merge"] * 2**20 == estimate._SPAN_BYTES
+    assert (_GIVEN["KiB a slot group"] * 1024, _GIVEN["bytes a directory entry"]) == (GROUP_BYTES, GROUP_DTYPE.itemsize)
+    assert "shard_bytes: Annotated" in (ROOT / "tiered_index/cli/spark/merge.py").read_text()
+    assert f"= {_GIVEN['MiB a shard']:.0f} << 20" in (ROOT / "tiered_index/cli/spark/merge.py").read_text()
+
+
+def test_arithmetic_by_hand():
+    given = {**_GIVEN, "build": 100_000, "merge": 50_000, "bytes an entry": 32, "keys a message": 2, "executors": 4, "executor hour": 0.1}
+    year = sizing(given, 1e9)
+    assert year["entries a year"] == 2e9
+    assert (year["executor hours a year, build"], year["executor hours a year, merge"]) == pytest.approx((5.5556, 11.1111), rel=1e-4)
+    assert year["minutes a day on the executors"] == pytest.approx(16.6667 * 60 / 365 / 4, rel=1e-4)
+    assert year["GiB at the year's end"] == pytest.approx(64e9 / 2**30)
+    # 13 windows of 4.92e9 bytes, 19 shards each
+    assert year["objects at the year's end"] == 247
+    assert year["PUTs a year"] == 2 * 3_815 + 2 * (365 + 247)
+    assert (year["GETs a lookup of the year"], year["GETs a lookup of the year, not merged"]) == (13, 8_760)
+    assert year["dollars a month: storage, at the year's end"] == pytest.approx(59.6 * 0.023, rel=1e-3)
+    assert year["dollars a month: lookups"] == pytest.approx(10_000 * 365 / 12 * 13 * 0.0004 / 1000)
+    assert year["dollars a month"] == pytest.approx(sum(value for name, value in year.items() if name.startswith("dollars a month:")))
+
+
+def test_storage_costs_less_behind_its_tiers():
+    at = {name: sizing(_GIVEN, messages)["dollars a month: storage, at the year's end"] for name, messages in SIZES.items()}
+    assert at["100 bn"] == pytest.approx(100 * at["1 bn"])
+    huge = sizing(_GIVEN, 1e14)
+    assert huge["dollars a month: storage, at the year's end"] == pytest.approx(
+        50 * 1024 * 0.023 + 450 * 1024 * 0.022 + (huge["GiB at the year's end"] - 500 * 1024) * 0.021
+    )
+
+
+def test_an_input_stands_once():
+    with pytest.raises(ValueError, match="build stands in the page twice"):
+        inputs_of("| build | 1 | x | y |\n| build | 2 | x | y |\n")
