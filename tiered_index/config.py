@@ -47,6 +47,8 @@ class IndexConfig(BaseSettings):
     buffer_max_bytes: int = Field(512 << 20, gt=0, description="bound of the write buffer, estimated")
     disk_max_bytes: int | None = Field(None, gt=0, description="bound of the local files; None: the disk's")
     seal_after_s: float = Field(3 * 3600, gt=0, description="a file older than this is sealed")
+    compaction: Literal["local", "spark"] = Field("local", description="who compacts sealed files: this host, or jobs of `spark compact`")
+    compact_timeout_s: float = Field(3600, gt=0, description="how long a staged file waits for a job before this host compacts it")
     local_keep_s: float = Field(86400, ge=0, description="how long an uploaded file keeps its local copy")
     local_keep_bytes: int | None = Field(None, ge=0, description="bound of the local copies of uploaded files; oldest go first")
     max_late_s: float = Field(20 * _YEAR_S, gt=0, description="entries older than this go to quarantine")

@@ -3,6 +3,7 @@
 ```
 root/tiered_index.json  lock  unsealed/ID.index ID.journal  compacted/ID.index  uploaded/ID.index   .tmp-* = half-made work
 storage/log/N  checkpoint/N  epoch/E  lease/E/N  data/ID/ATTEMPT.index  segments/STORE/START/ATTEMPT.log
+        staging/ID/ATTEMPT.entries  staging/ID/E.ticket
 ```
 N, E and START have 20 digits, so names sort as numbers do. SPEC.md section 8.
 """
@@ -26,7 +27,9 @@ __all__ = [
     "LOG_PREFIX",
     "SEGMENTS_PREFIX",
     "SEGMENT_SUFFIX",
+    "STAGING_PREFIX",
     "STATES",
+    "TICKET_SUFFIX",
     "UNSEALED",
     "UPLOADED",
     "checkpoint_name",
@@ -40,7 +43,9 @@ __all__ = [
     "number_of",
     "segment_epoch",
     "segment_name",
+    "staged_name",
     "store_prefix",
+    "ticket_name",
 ]
 
 UNSEALED, COMPACTED, UPLOADED = STATES = ("unsealed", "compacted", "uploaded")
@@ -48,6 +53,7 @@ INDEX_SUFFIX = ".index"
 JOURNAL_SUFFIX = ".journal"
 LOG_PREFIX, CHECKPOINT_PREFIX, EPOCH_PREFIX, LEASE_PREFIX, DATA_PREFIX = "log/", "checkpoint/", "epoch/", "lease/", "data/"
 SEGMENTS_PREFIX, SEGMENT_SUFFIX = "segments/", ".log"
+STAGING_PREFIX, TICKET_SUFFIX = "staging/", ".ticket"
 _FILE_ID = re.compile(r"[0-9]{15}-[0-9a-f]{12}")
 _NUMBER = re.compile(r"[0-9]{20}")
 _ATTEMPT = re.compile(r"([0-9]{20})-[0-9a-f]{16}")
@@ -98,6 +104,16 @@ def data_prefix(file_id: str) -> str:
 def data_name(file_id: str, attempt: str) -> str:
     """Return the object name of one upload attempt of a file."""
     return f"{data_prefix(file_id)}{attempt}{INDEX_SUFFIX}"
+
+
+def staged_name(file_id: str, attempt: str) -> str:
+    """Return the object name of a sealed file's entries, staged for whoever compacts them."""
+    return f"{STAGING_PREFIX}{file_id}/{attempt}.entries"
+
+
+def ticket_name(file_id: str, epoch: int) -> str:
+    """Return the object name of the ticket by which the writer of `epoch` asks for a staged file to be compacted."""
+    return f"{STAGING_PREFIX}{file_id}/{_digits(epoch)}{TICKET_SUFFIX}"
 
 
 def store_prefix(store: str) -> str:

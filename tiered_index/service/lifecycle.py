@@ -1,4 +1,4 @@
-"""The background life of files: seal by age, compact, upload, retire, and dispose of what no query needs any more.
+"""The background life of files: seal by age, compact or stage, upload, retire, and dispose of what no query needs any more.
 
 `run_once` is one round; each step is idempotent, so a crash between any two calls costs time and nothing else. A file's predecessor goes
 only after its successor serves reads. No lock is held during an upload: the round's own lock keeps rounds apart, not readers or writers.
@@ -14,11 +14,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tiered_index._version import __version__
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import BackPressure, CorruptFile, DiskFull, InvalidArgument, StorageError, TieredIndexError, WriterFenced
-from tiered_index.format.compacted import Compaction
 from tiered_index.format.names import COMPACTED, STATES, UPLOADED
 from tiered_index.service.catalog import Catalog
 from tiered_index.service.chunks import later_positions
@@ -28,10 +26,12 @@ from tiered_index.service.deletions import Deletions
 from tiered_index.service.flusher import Flusher
 from tiered_index.service.lanes import QUARANTINE
 from tiered_index.service.log_records import LogState
-from tiered_index.service.positions import positions_of
+from tiered_index.service.positions import positions_of, says_more
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.session import StorageSession
 from tiered_index.service.showing import show_stored
+from tiered_index.service.staged import sealed_form
+from tiered_index.service.staging import Staging
 from tiered_index.service.storage_log import fenced
 from tiered_index.service.unsealed_file import UnsealedFile
 from tiered_index.service.uploads import Uploads
@@ -48,10 +48,12 @@ class Progress:
     compacted: int = 0
     uploaded: int = 0
     retired: int = 0
+    staged: int = 0
+    adopted: int = 0
 
     def any(self) -> bool:
         """Whether anything was done."""
-        return bool(self.compacted or self.uploaded or self.retired)
+        return bool(self.compacted or self.uploaded or self.retired or self.staged or self.adopted)
 
 
 class Lifecycle:
@@ -81,10 +83,15 @@ class Lifecycle:
         self._lock = threading.Lock()
         self._refresh_lock = threading.Lock()
         self._refreshed_s = clock.monotonic_s()
+        begun = set(recovered)
         self._deletions = Deletions(root.disk)
         self._uploads = Uploads(
             root, catalog, session, cold, self._deletions, clock,
-            part_bytes=config.upload_part_bytes, refresh=self.refresh, recovered=recovered,
+            part_bytes=config.upload_part_bytes, refresh=self.refresh, recovered=begun,
+        )  # fmt: skip
+        self._staging = Staging(
+            session, catalog, cold, config, clock,
+            suspect=self._uploads.suspect, refresh=self.refresh, drop=self._drop_unsealed, recovered=begun,
         )  # fmt: skip
         self._failed: dict[str, TieredIndexError] = {}  # in this round
         self.errors: dict[str, TieredIndexError] = {}
@@ -102,14 +109,16 @@ class Lifecycle:
             progress = Progress()
             self._flusher.roll_older_than(self._clock.now_ms() - self._config.seal_after_s * 1000)
             has_root = self._step("root", self._root.check)
-            for file in self._sealed() if has_root else ():
+            for file in [file for file in self._sealed() if not self._staging.waits(file)] if has_root else ():
                 progress.compacted += self._step(file.file_id, partial(self._compact, file))
             lacks_room = any(isinstance(error, BackPressure) for error in (self._flusher.error, *self._failed.values()))
             if self._step("storage", self._claim) and has_root:
+                self._tend(progress)
                 for ready in self._ready():
                     if not self._step(ready.file_id, partial(self._uploads.upload, ready)):
                         break  # in order of sequence, so that source positions in the log never run ahead of the entries
                     progress.uploaded += 1
+                self._step("staging", self._staging.settle)
                 for old in self._retirable(lacks_room=lacks_room):
                     progress.retired += self._step(old.file_id, partial(self._retire, old))
             if has_root:
@@ -180,8 +189,7 @@ class Lifecycle:
 
     def _says_more(self, file: CompactedFile) -> bool:
         """Return whether a local copy says a source's position that the log doesn't reach yet: it stays until the log does."""
-        logged = self._session.log.state.positions
-        return file.local is not None and later_positions(logged, file.metadata().source_positions) != logged
+        return file.local is not None and says_more(file, self._session.log.state.positions)
 
     def _step(self, name: str, step: Callable[[], None]) -> bool:
         try:
@@ -208,6 +216,14 @@ class Lifecycle:
             if state.epoch > self._session.epoch:  # told also where it has nothing to publish
                 raise fenced(self._session.storage.uri, state.epoch, self._session.epoch)
         self._session.renew()
+
+    def _tend(self, progress: Progress) -> None:
+        """Stage what is sealed, take over what jobs have published. A storage that fails is left alone for this round."""
+        staged, adopted = self._staging.staged, self._staging.adopted
+        for file in self._sealed():
+            if not self._step(file.file_id, partial(self._staging.tend, file)) and isinstance(self._failed[file.file_id], StorageError):
+                break
+        progress.staged, progress.adopted = self._staging.staged - staged, self._staging.adopted - adopted
 
     def _sealed(self) -> list[UnsealedFile]:
         files = [h for h in self._catalog.all() if isinstance(h, UnsealedFile) and h.sealed]
@@ -248,17 +264,7 @@ class Lifecycle:
     def _compact(self, file: UnsealedFile) -> None:
         disk, target = self._root.disk, self._root.index_path(COMPACTED, file.file_id)
         temporary = self._root.temporary(COMPACTED)
-        compaction = Compaction(file.entries(), file.layout, file.table.begin_ms, file.table.end_ms)
-        pieces = compaction.pieces(
-            file_id=file.file_id,
-            topics=tuple(sorted(file.topics.items())),
-            source_positions=file.positions,
-            lane=file.lane,
-            offset_space=file.offset_space,
-            writer=f"tiered_index {__version__}",
-            more={"sequence": file.sequence, "predecessor": list(file.predecessor) if file.predecessor else None,
-                  "created_ms": file.created_ms},
-        )
+        pieces = sealed_form(file).compacted(file.entries())
         try:
             disk.write_file(temporary, pieces)
             disk.publish(temporary, target)

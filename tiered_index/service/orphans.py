@@ -1,18 +1,23 @@
 """Objects that no log record names: what crashes left, and what merges have replaced. Found by a listing, deleted when asked.
 
 An object that was uploaded a moment ago may be published in the next one, and a reader may still work at the log position before a merge:
-so nothing younger than `older_than_s` is an orphan, nor what was removed from the log since.
+so nothing younger than `older_than_s` is an orphan, nor what was removed from the log since. Staged files are orphans once the log has or
+had them, or no ticket names them; those of a fenced writer wait for its return.
 Threads: any.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tiered_index.clock import Clock
-from tiered_index.errors import InvalidArgument
-from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX, log_name
-from tiered_index.service.log_records import LogRecord
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
+from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX, TICKET_SUFFIX
+from tiered_index.service.log_records import LogState
+from tiered_index.service.removals import CLOCK_SLACK_MS, Removals
+from tiered_index.service.staged import Ticket
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.storage.base import ObjectInfo, Storage, UploadHandle
 
@@ -44,11 +49,18 @@ def find_orphans(storage: Storage, log: StorageLog, clock: Clock, *, older_than_
         raise InvalidArgument(f"older_than_s must be {MIN_AGE_S:.0f} or more, not {older_than_s!r}: an upload may be under way")
     before_ms = clock.now_ms() - round(older_than_s * 1000)
     listed = [info for prefix in (DATA_PREFIX, SEGMENTS_PREFIX) for info in storage.list(prefix) if info.modified_ms < before_ms]
+    staged = list(storage.list(STAGING_PREFIX))
+    tickets = _tickets(storage, staged)
     uploads = [
-        handle for prefix in (DATA_PREFIX, SEGMENTS_PREFIX) for handle in storage.list_uploads(prefix, older_than_ms=before_ms)
+        handle
+        for prefix in (DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX)
+        for handle in storage.list_uploads(prefix, older_than_ms=before_ms)
     ]
     state = log.refresh()
-    kept = state.objects.keys() | state.archive.keys() | _removed_since(storage, state.number, before_ms)
+    kept = state.objects.keys() | state.archive.keys() | _removed_since(log, state.number, before_ms)
+    over = _published(log, state, tickets)
+    waiting = {name for ticket in tickets if ticket.file_id not in over for name in (ticket.name, ticket.object)}
+    listed += [info for info in staged if info.modified_ms < before_ms and info.name not in waiting]
     return Orphans(tuple(info for info in listed if info.name not in kept), tuple(uploads))
 
 
@@ -59,12 +71,30 @@ def delete_orphans(storage: Storage, orphans: Orphans) -> None:
         storage.abort_upload(handle)
 
 
-def _removed_since(storage: Storage, last: int, before_ms: int) -> set[str]:
+def _removed_since(log: StorageLog, last: int, before_ms: int) -> set[str]:
     """Return the names that records made since `before_ms` remove; costs one request a record."""
     removed: set[str] = set()
-    for number in range(last, 0, -1):
-        record = LogRecord.decode(storage.get(log_name(number)), log_name(number))
+    for record in log.records_back(last, since_ms=before_ms):
         if record.created_ms < before_ms:
             break
         removed.update(record.remove)
     return removed
+
+
+def _tickets(storage: Storage, staged: Sequence[ObjectInfo]) -> list[Ticket]:
+    """Return the tickets among staged objects; a damaged one asks for nothing."""
+    tickets = []
+    for info in staged:
+        if info.name.endswith(TICKET_SUFFIX):
+            # one that is gone was renewed or is over: its file's writer knows what it has staged, and compacts it by itself if need be
+            with contextlib.suppress(CorruptFile, ObjectNotFound):
+                tickets.append(Ticket.decode(storage.get(info.name), info.name))
+    return tickets
+
+
+def _published(log: StorageLog, state: LogState, tickets: Sequence[Ticket]) -> set[str]:
+    """Return the files of tickets that are in the log, or were."""
+    if not tickets:
+        return set()
+    removals = Removals(log, since_ms=min(ticket.created_ms for ticket in tickets) - CLOCK_SLACK_MS)
+    return {ticket.file_id for ticket in tickets if state.object_of(ticket.file_id) is not None} | removals.files(state)

@@ -15,10 +15,10 @@ from tiered_index.service.lanes import QUARANTINE
 from tiered_index.service.unsealed_file import UnsealedFile
 from tiered_index.service.window_table import WindowTable
 
-__all__ = ["durable_positions", "positions_of"]
+__all__ = ["durable_positions", "own_positions", "positions_of", "says_more"]
 
 
-def durable_positions(file: CompactedFile, handles: Sequence[Handle]) -> dict[str, int]:
+def durable_positions(file: CompactedFile | UnsealedFile, handles: Sequence[Handle]) -> dict[str, int]:
     """Return the source positions that are true once `file` is published: those before which no entry waits in another of `handles`.
 
     A main file's positions say nothing of quarantine and of damaged files; a quarantine file's say nothing of main files.
@@ -27,7 +27,7 @@ def durable_positions(file: CompactedFile, handles: Sequence[Handle]) -> dict[st
     if any(isinstance(h, DamagedFile) or h.lane == QUARANTINE or h.sequence < file.sequence for h in waiting):
         return {}
     if waiting:
-        return file.metadata().source_positions if file.lane != QUARANTINE else {}
+        return own_positions(file) if file.lane != QUARANTINE else {}
     return positions_of([file, *handles])
 
 
@@ -35,15 +35,25 @@ def positions_of(handles: Iterable[Handle]) -> dict[str, int]:
     """Return the greatest position of each source that local files say."""
     positions: dict[str, int] = {}
     for handle in handles:
-        if isinstance(handle, UnsealedFile):
-            positions = later_positions(positions, handle.positions)
-        elif isinstance(handle, CompactedFile) and handle.local is not None:
-            positions = later_positions(positions, handle.metadata().source_positions)
+        if isinstance(handle, UnsealedFile) or (isinstance(handle, CompactedFile) and handle.local is not None):
+            positions = later_positions(positions, own_positions(handle))
     return positions
+
+
+def own_positions(file: CompactedFile | UnsealedFile) -> dict[str, int]:
+    """Return the positions that a file says."""
+    return file.positions if isinstance(file, UnsealedFile) else file.metadata().source_positions
+
+
+def says_more(file: CompactedFile | UnsealedFile, said: dict[str, int]) -> bool:
+    """Return whether a file says a source's position that `said` doesn't reach."""
+    return later_positions(said, own_positions(file)) != said
 
 
 def _is_stored(handle: Handle) -> bool:
     """Return whether the storage has a file, or what it was merged into."""
+    if isinstance(handle, UnsealedFile):
+        return handle.published
     if isinstance(handle, CompactedFile):
         return handle.stored is not None or handle.folder == UPLOADED
     return isinstance(handle, WindowTable)

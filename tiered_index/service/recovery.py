@@ -138,11 +138,12 @@ def _recover_compacted(root: Root, ids: dict[str, set[str]], cold: ColdPath, sta
 
 def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | None, found: Recovered) -> None:
     # the log's word counts too: a deletion that did not reach the disk can bring back a file that was retired since
-    later = {file.file_id for file in (*found.compacted, *found.uploaded)} | {o.file_id for o in (state.objects.values() if state else ())}
+    local = {file.file_id for file in (*found.compacted, *found.uploaded)}
+    later = local | {o.file_id for o in (state.objects.values() if state else ())}
     claims = _claims(root, ids[UNSEALED], found)
     for file_id in sorted(ids[UNSEALED]):
         path, journal_path = root.index_path(UNSEALED, file_id), root.journal_path(file_id)
-        if file_id in later:
+        if file_id in later and not (state is not None and file_id not in local and _says_more(path, journal_path, state)):
             root.disk.unlink(journal_path)
             root.disk.unlink(path)
             found.notes.append(f"{file_id}: is compacted, its unsealed form dropped")
@@ -167,9 +168,23 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
                 raise CorruptFile(str(lost), "an unsealed file needs both its entries and its journal, and this one is missing or empty")
             found.unsealed.append(UnsealedFile.recover(root, journal))
         except (CorruptFile, StorageUnavailable, ValueError) as error:
+            if file_id in later:
+                root.disk.unlink(journal_path)
+                root.disk.unlink(path)
+                found.notes.append(f"{file_id}: damaged local copy dropped, the storage has the file ({error})")
+                continue
             typed = error if isinstance(error, TieredIndexError) else CorruptFile(str(path), f"can't be mapped: {error}")
             found.damaged.append(_damaged(file_id, UNSEALED, typed, journal))
     found.unsealed.sort(key=lambda file: file.sequence)
+
+
+def _says_more(path: Path, journal_path: Path, state: LogState) -> bool:
+    """Return whether a sealed file that a job has published says a source's position that the log doesn't: the life cycle sees to that."""
+    with contextlib.suppress(CorruptFile, ConfigError, FileNotFoundError):
+        journal = parse_journal(journal_path.read_bytes(), str(journal_path))
+        if journal is not None and journal.sealed and journal.count and path.exists():
+            return later_positions(state.positions, journal.positions) != state.positions
+    return False
 
 
 def _claims(root: Root, file_ids: set[str], found: Recovered) -> dict[str, int]:

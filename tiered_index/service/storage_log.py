@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -24,8 +24,9 @@ from tiered_index.errors import (
     StorageUnavailable,
     WriterFenced,
 )
-from tiered_index.format.names import LOG_PREFIX, data_prefix, epoch_name, log_name, number_of
+from tiered_index.format.names import LOG_PREFIX, epoch_name, log_name, number_of
 from tiered_index.service.checkpoints import Checkpoints
+from tiered_index.service.chunks import later_positions
 from tiered_index.service.log_records import ArchivedSegment, Genesis, LogRecord, LogState, StoredObject
 from tiered_index.storage.base import Storage
 
@@ -104,16 +105,30 @@ class StorageLog:
         raise StorageUnavailable(f"{self._storage.uri}: {_MAX_RACES} epochs were claimed by others")
 
     def publish(
-        self, epoch: int, add: tuple[StoredObject, ...], *, remove: tuple[str, ...] = (), positions: dict[str, int] | None = None
-    ) -> LogState:
-        """Append a record that adds and removes objects; those that are there (or gone) already, by an earlier try, are left out."""
+        self, epoch: int, add: tuple[StoredObject, ...], *, remove: tuple[str, ...] = (), positions: dict[str, int] | None = None,
+        removed: Callable[[LogState], Container[str]] = lambda state: (),
+    ) -> LogState:  # fmt: skip
+        """Append a record that adds and removes objects; those that are there (or gone) already, by an earlier try, are left out.
+
+        So are files that are there under another name, and those that are among `removed` of the state that the record follows.
+        """
 
         def make(state: LogState) -> LogRecord | None:
-            fresh = tuple(o for o in add if o.name not in state.objects)
+            fresh = tuple(o for o in add if state.object_of(o.file_id) is None and o.file_id not in removed(state))
             gone = tuple(name for name in remove if name in state.objects or name in state.archive)
             return LogRecord(0, "publish" if add else "remove", epoch, "", 0, fresh, gone, positions or {}) if fresh or gone else None
 
         return self.append("publish", epoch, make)
+
+    def say(self, epoch: int, positions: dict[str, int]) -> LogState:
+        """Append a record of source positions, where the log doesn't reach them yet."""
+
+        def make(state: LogState) -> LogRecord | None:
+            if later_positions(state.positions, positions) == state.positions:
+                return None
+            return LogRecord(0, "positions", epoch, "", 0, positions=positions)
+
+        return self.append("source positions", epoch, make) if make(self._state) is not None else self._state
 
     def archive(self, epoch: int, segment: ArchivedSegment, instead_of: str | None = None) -> LogState:
         """Append a record that adds an archived segment, unless one is there at its place already (look at what the state says).
@@ -129,16 +144,13 @@ class StorageLog:
 
         return self.append("an archived segment", epoch, make)
 
-    def was_removed(self, file_id: str, since_ms: int) -> bool:
-        """Return whether a record made at `since_ms` or later has removed an object of a file; a request for each record since then."""
-        prefix = data_prefix(file_id)
-        for number in range(self._state.number, 0, -1):
+    def records_back(self, last: int, *, after: int = 0, since_ms: int = 0) -> Iterator[LogRecord]:
+        """Yield records `last`, `last` - 1 ... down to behind `after`, or to the first one made before `since_ms`; a request each."""
+        for number in range(last, after, -1):
             record = LogRecord.decode(self._storage.get(log_name(number)), log_name(number))
-            if any(name.startswith(prefix) for name in record.remove):
-                return True
+            yield record
             if record.created_ms < since_ms:
                 break
-        return False
 
     def append(self, what: str, epoch: int | None, make: Make) -> LogState:
         """Append what `make` returns for the state at the end of the log; None means there is nothing left to do.

@@ -90,6 +90,7 @@ class UnsealedFile(AlwaysRead):
         self.seconds = journal.seconds
         self.sealed = journal.sealed
         self.failed = False
+        self.published = False  # by a job that compacted it elsewhere: the storage has it, or what it was merged into
         self.created_ms = journal.created_ms
         self.predecessor = journal.predecessor
         self._journal_length = journal.valid_length
@@ -167,6 +168,11 @@ class UnsealedFile(AlwaysRead):
     def accepts(self) -> bool:
         """Whether `append` may be called."""
         return not self.sealed and not self.failed and self.table.free > 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the journal says durably that the file is sealed: after no restart will it accept entries again."""
+        return self.sealed and not self.failed
 
     @property
     def size_bytes(self) -> int:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
+from dataclasses import replace
+from pathlib import Path
 
 from tiered_index.clock import Clock
 from tiered_index.errors import ObjectNotFound, StorageError, StorageUnavailable, TieredIndexError, WriterFenced
@@ -18,18 +20,16 @@ from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.compacted_file import CompactedFile, StorageBytes, open_local
 from tiered_index.service.deletions import Deletions
 from tiered_index.service.local_checks import verify_runs, verify_tables
-from tiered_index.service.log_records import StoredObject
-from tiered_index.service.positions import durable_positions
+from tiered_index.service.log_records import LogState, StoredObject
+from tiered_index.service.positions import durable_positions, says_more
+from tiered_index.service.removals import CLOCK_SLACK_MS, Removals
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.session import StorageSession
 from tiered_index.service.storage_log import fenced
+from tiered_index.service.unpublished import stored_file
 from tiered_index.storage.base import Storage
 
 __all__ = ["Uploads"]
-
-_CLOCK_SLACK_MS = 86_400_000
-# by which a writer's clock may have been put back
-
 
 class Uploads:
     """The uploads of one root. `recovered` are the ids of files that an earlier process began: it may have published them unheard."""
@@ -47,7 +47,7 @@ class Uploads:
         self._clock = clock
         self._part_bytes = part_bytes
         self._refresh = refresh
-        self._recovered = set(recovered)
+        self._unheard: dict[str, Removals | None] = dict.fromkeys(recovered)
         self._sent: dict[str, str] = {}  # file id -> object that was uploaded whole and is not known to be in the log
 
     def upload(self, file: CompactedFile) -> None:
@@ -63,30 +63,16 @@ class Uploads:
         # an attempt that reached the storage but, as far as we heard, not the log is published under the name that it has
         sent = self._sent.get(file.file_id)
         name = sent or data_name(file.file_id, secrets.token_hex(8))
-        stored = StoredObject(
-            name=name,
-            file_id=file.file_id,
-            lane=trailer.metadata.lane,
-            sequence=file.sequence,
-            second_min=file.second_min,
-            second_max=file.second_max,
-            count=file.count,
-            size_bytes=file.local.size_bytes,
-            trailer_position=trailer.tail.position,
-            filter_length=trailer.tail.filter_length,
-            directory_length=trailer.tail.directory_length,
-            metadata_length=trailer.tail.metadata_length,
-            published_ms=self._clock.now_ms(),
-        )
+        stored = stored_file(name, trailer, file.local.size_bytes, self._clock.now_ms())
         state = self._session.log.refresh()
         if state.epoch > epoch:
             raise fenced(storage.uri, state.epoch, epoch)
         known = state.object_of(file.file_id)
-        if known is None and (sent is not None or file.file_id in self._recovered) and self._was_merged(file):
+        may_be_gone = known is None and (sent is not None or file.file_id in self._unheard)
+        if may_be_gone and file.file_id in self._removals(file).files(state):
+            self._let_go(file)
             return
-        if known is not None:
-            stored = known  # an earlier try got as far as the log
-        else:
+        if known is None:
             self._session.log.check_end()
             try:
                 if sent is None:
@@ -103,13 +89,48 @@ class Uploads:
                 raise
             self._sent[file.file_id] = name
             try:
-                self._session.log.publish(epoch, (stored,), positions=durable_positions(file, self._catalog.all()))
+                known = self._publish(file, stored)
             except WriterFenced:
                 # decided: it never was published and never will be
                 if self._session.log.state.object_of(file.file_id) is None:
                     with contextlib.suppress(StorageError):
                         storage.delete(name)
                 raise
+            if known is None:
+                self._let_go(file)
+                return
+        if known.name != name and file.file_id in self._sent:
+            # a job was first, so that no record of ours can arrive any more
+            with contextlib.suppress(StorageError):
+                storage.delete(name)
+        target = self._move(file)
+        self._sent.pop(file.file_id, None)
+        self._unheard.pop(file.file_id, None)
+        if known == replace(stored, name=known.name, published_ms=known.published_ms):
+            self._cold.keep(known, file.local.data)  # else another version's compaction: its bytes are not these
+        self._catalog.put(open_local(target, StorageBytes(self._cold, known)))
+
+    def suspect(self, file_id: str) -> None:
+        """Take note that others may publish a file from now on."""
+        self._unheard.setdefault(file_id, None)
+
+    def _publish(self, file: CompactedFile, stored: StoredObject) -> StoredObject | None:
+        """Append the record, unless others were first; return what the log has, None where a merge has removed it since."""
+        log = self._session.log
+        removed = self._removals(file).files if file.file_id in self._unheard else _none
+        positions = durable_positions(file, self._catalog.all())
+        return log.publish(self._session.epoch, (stored,), positions=positions, removed=removed).object_of(file.file_id)
+
+    def _removals(self, file: CompactedFile) -> Removals:
+        """Return where to look whether a file was merged away; what has been looked at once is not looked at again."""
+        removals = self._unheard.get(file.file_id)
+        if removals is None:
+            created_ms = int(file.metadata().more.get("created_ms", 0))
+            removals = self._unheard[file.file_id] = Removals(self._session.log, since_ms=created_ms - CLOCK_SLACK_MS)
+        return removals
+
+    def _move(self, file: CompactedFile) -> Path:
+        """Move a file to ``uploaded``, durably; return where it is."""
         source, target = self._root.index_path(COMPACTED, file.file_id), self._root.index_path(UPLOADED, file.file_id)
         try:
             if source.exists():
@@ -119,21 +140,24 @@ class Uploads:
                 self._root.disk.sync_folder(source.parent)
         except OSError as error:
             raise disk_error(error, f"moving {source} to {target}") from error
-        self._sent.pop(file.file_id, None)
-        self._cold.keep(stored, file.local.data)
-        self._catalog.put(open_local(target, StorageBytes(self._cold, stored)))
+        return target
 
-    def _was_merged(self, file: CompactedFile) -> bool:
-        """Return whether an earlier try got as far as the log and a later record has removed the file since; then let go of it."""
-        created_ms = int(file.metadata().more.get("created_ms", 0))
-        self._recovered.discard(file.file_id)
-        if not self._session.log.was_removed(file.file_id, created_ms - _CLOCK_SLACK_MS):
-            return False
+    def _let_go(self, file: CompactedFile) -> None:
+        """Drop a file that is in the log no more: an earlier try, or a job, published it and a merge has removed it since.
+
+        What it was merged into is shown first. The local copy stays, as an uploaded one, while it is the last to say a source's position.
+        """
+        log = self._session.log
+        self._refresh()
+        log.say(self._session.epoch, durable_positions(file, self._catalog.all()))
         self._sent.pop(file.file_id, None)
-        self._refresh()  # what it was merged into is shown before it goes
+        self._unheard.pop(file.file_id, None)
+        if says_more(file, log.state.positions):
+            target = self._move(file)
+            self._catalog.put(open_local(target))
+            return
         path = self._root.index_path(COMPACTED, file.file_id)
         self._catalog.remove(file.file_id, lambda: self._deletions.unlink([path]))
-        return True
 
     def _send(self, storage: Storage, name: str, data: memoryview) -> None:
         part = max(self._part_bytes, storage.min_part_bytes)
@@ -166,3 +190,7 @@ class Uploads:
                     storage.abort_upload(handle)
                     swept += 1
         return swept
+
+
+def _none(state: LogState) -> Container[str]:
+    return ()

@@ -83,7 +83,7 @@ MUTANTS = (
     ),
     Mutant(
         "positions-ahead-of-main", "a quarantine file's record says positions while main files wait",
-        "service/positions.py", "file.metadata().source_positions if file.lane != QUARANTINE else {}", "file.metadata().source_positions",
+        "service/positions.py", "own_positions(file) if file.lane != QUARANTINE else {}", "own_positions(file)",
         (f"{LIFE}::test_the_logs_positions_never_run_ahead_of_a_younger_main_file",),
     ),
     Mutant(

@@ -44,7 +44,7 @@ MUTANTS = (
     ),
     Mutant(
         "publish-repeated", "a record that is in the log already is appended once more",
-        "service/storage_log.py", "tuple(o for o in add if o.name not in state.objects)", "add",
+        "service/storage_log.py", "tuple(o for o in add if state.object_of(o.file_id) is None and o.file_id not in removed(state))", "add",
         (f"{WRITERS}::test_a_record_whose_answer_was_lost_is_there_once",),
     ),
     Mutant(

@@ -56,7 +56,7 @@ MUTANTS = (
     ),
     Mutant(
         "merge-error-of-taking-back", "the error of taking back hides the one that counts",
-        "service/merge/writing.py", "        with contextlib.suppress(StorageError):\n", "        with contextlib.suppress():\n",
+        "service/unpublished.py", "        with contextlib.suppress(StorageError):\n            if self.handle", "        with contextlib.suppress():\n            if self.handle",
         ("tests/faults/test_merge_faults.py::test_the_first_error_counts_not_that_of_taking_back",),
     ),
     Mutant(
@@ -73,8 +73,7 @@ MUTANTS = (
     ),
     Mutant(
         "unheard-upload-twice", "a file whose record came through unheard is published again after a merge",
-        "service/storage_log.py",
-        "            if any(name.startswith(prefix) for name in record.remove):\n                return True\n", "",
+        "service/removals.py", "                self._files.update(name", "                set().update(name",
         (f"{BESIDE}::test_an_upload_whose_record_came_through_unheard_is_not_published_again_after_a_merge",),
     ),
     Mutant(

@@ -6,14 +6,14 @@ objects that nobody knows of; whatever fails before the record leaves the index 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
-from tiered_index.errors import CorruptFile, StorageError, TieredIndexError
+from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.service.log_records import LogRecord, LogState
 from tiered_index.service.merge.plan import MergeJob
-from tiered_index.service.merge.task import FinishedShard, TaskResult
+from tiered_index.service.merge.task import TaskResult
 from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.unpublished import abandon, complete
 from tiered_index.storage.base import Storage
 
 __all__ = ["MergeOvertaken", "abandon", "check_results", "complete", "publish"]
@@ -44,16 +44,6 @@ def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log:
     return log.append("a merge", None, make)
 
 
-def complete(shards: Sequence[FinishedShard], storage: Storage) -> None:
-    """Complete the uploads, so that each object is there as it was written. Raises `CorruptFile`, what the storage raises."""
-    for shard in shards:
-        if shard.upload is not None:
-            storage.complete_upload(shard.upload, shard.parts)
-        size = storage.head(shard.stored.name).size_bytes
-        if size != shard.stored.size_bytes:
-            raise CorruptFile(shard.stored.name, "object has another size than was written", expected=shard.stored.size_bytes, found=size)
-
-
 def check_results(job: MergeJob, results: Sequence[TaskResult]) -> None:
     """Raise `CorruptFile` unless the results are one of each task and wrote exactly the entries of the sources."""
     numbers = sorted(result.number for result in results)
@@ -70,13 +60,3 @@ def check_results(job: MergeJob, results: Sequence[TaskResult]) -> None:
     read_sum, written_sum = sum(result.read_checksum for result in results), sum(shard.checksum for shard in shards)
     if (read_sum - written_sum) % 2**64:
         raise CorruptFile("merge", "wrote other entries than it read", expected=read_sum % 2**64, found=written_sum % 2**64)
-
-
-def abandon(shards: Sequence[FinishedShard], storage: Storage) -> None:
-    """Delete what a job that will not be published has uploaded; what can't be deleted is left to `orphans`."""
-    for shard in shards:
-        if shard.upload is not None:
-            with contextlib.suppress(StorageError):  # it may be complete already
-                storage.abort_upload(shard.upload)
-        with contextlib.suppress(StorageError):
-            storage.delete(shard.stored.name)

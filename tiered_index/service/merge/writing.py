@@ -6,7 +6,6 @@ upload and 8 bytes an entry of a shard. Threads: one run is written by one threa
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,74 +15,25 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index._version import __version__
-from tiered_index.errors import StorageError
 from tiered_index.format.names import data_name, new_file_id
 from tiered_index.format.shard import ShardWriter, answer_sorted
 from tiered_index.format.trailer import Tail
 from tiered_index.service.log_records import Genesis, StoredObject, TableShard
 from tiered_index.service.merge.pieces import Piece
 from tiered_index.service.merge.plan import Window
-from tiered_index.storage.base import PartInfo, Storage, UploadHandle
+from tiered_index.service.unpublished import FinishedObject, Upload
+from tiered_index.storage.base import Storage
 
-__all__ = ["FinishedShard", "TableRun", "Upload"]
+__all__ = ["FinishedShard", "TableRun"]
 
 _PART_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedShard:
-    """A shard as it will stand in the log, and its unfinished upload; None: it was put whole."""
+class FinishedShard(FinishedObject):
+    """A shard as it will stand in the log, and the checksum of its entries."""
 
-    stored: StoredObject
     checksum: int
-    upload: UploadHandle | None
-    parts: tuple[PartInfo, ...]
-
-
-class Upload:
-    """An object on its way: parts of 16 MiB, or one put where it is smaller."""
-
-    def __init__(self, storage: Storage, name: str) -> None:
-        self.name = name
-        self.size_bytes = 0
-        self.handle: UploadHandle | None = None
-        self.parts: list[PartInfo] = []
-        self._storage = storage
-        self._part_bytes = max(_PART_BYTES, storage.min_part_bytes)
-        self._held: list[bytes] = []
-        self._held_bytes = 0
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Take the next bytes; what makes a full part and leaves one behind it is sent."""
-        self._held.append(bytes(data))
-        self._held_bytes += len(data)
-        self.size_bytes += len(data)
-        while self._held_bytes >= 2 * self._part_bytes:
-            joined = b"".join(self._held)
-            self._send(joined[: self._part_bytes])
-            self._held, self._held_bytes = [joined[self._part_bytes :]], len(joined) - self._part_bytes
-
-    def finish(self) -> None:
-        """Send what is held: at least one full part before it was sent, or all of it is put as one object."""
-        rest = b"".join(self._held)
-        self._held = []
-        if self.handle is None:
-            self._storage.put(self.name, rest)
-        else:
-            self._send(rest)
-
-    def abandon(self) -> None:
-        """Take back what was sent; what can't be is left to `orphans`: the error that led here is the one that counts."""
-        with contextlib.suppress(StorageError):
-            if self.handle is not None:
-                self._storage.abort_upload(self.handle)
-            elif self.size_bytes:
-                self._storage.delete(self.name)
-
-    def _send(self, data: bytes) -> None:
-        if self.handle is None:
-            self.handle = self._storage.begin_upload(self.name)
-        self.parts.append(self._storage.upload_part(self.handle, len(self.parts) + 1, data))
 
 
 @dataclass
@@ -151,7 +101,7 @@ class TableRun:
         window, layout = self._window, self._genesis.layout
         begin_ms = window.begin_s * 1000
         file_id = new_file_id(begin_ms)
-        upload = Upload(self._storage, data_name(file_id, secrets.token_hex(8)))
+        upload = Upload(self._storage, data_name(file_id, secrets.token_hex(8)), _PART_BYTES)
         self._uploads.append(upload)
         end_ms = (window.begin_s + window.window_s) * 1000 - 1
         writer = ShardWriter(layout, window.slots, window.slots.slots_of_base(low, high), begin_ms, end_ms, capacity)
@@ -194,5 +144,5 @@ class TableRun:
             published_ms=self._now_ms,
             shard=TableShard(window.table, window.begin_s, window.window_s, window.slots, *writer.slot_range),
         )
-        self.finished.append(FinishedShard(stored, writer.checksum, upload.handle, tuple(upload.parts)))
+        self.finished.append(FinishedShard(stored, upload.handle, tuple(upload.parts), writer.checksum))
 

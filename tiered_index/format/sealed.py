@@ -1,0 +1,77 @@
+"""A sealed file apart from its entries: everything that its compacted form says beside them, and how that form is made. Pure.
+
+Who has this and the entries makes the same bytes, whether that is the file's writer or a job elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.format.compacted import Compaction
+from tiered_index.format.layout import Layout
+
+__all__ = ["SealedFile"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SealedFile:
+    """`begin_ms` and `end_ms` are the header's, `created_ms` is when the file was begun; `writer` is told in the metadata."""
+
+    file_id: str
+    layout: Layout
+    begin_ms: int
+    end_ms: int
+    count: int
+    lane: str
+    sequence: int
+    predecessor: tuple[str, int] | None
+    created_ms: int
+    offset_space: str
+    topics: tuple[tuple[int, str], ...]
+    positions: dict[str, int]
+    writer: str
+
+    def compacted(self, entries: npt.NDArray[Any]) -> Iterator[bytes | memoryview]:
+        """Yield the compacted file in pieces, the trailer last; `entries` as `Compaction` takes them."""
+        return Compaction(entries, self.layout, self.begin_ms, self.end_ms).pieces(
+            file_id=self.file_id,
+            topics=self.topics,
+            source_positions=self.positions,
+            lane=self.lane,
+            offset_space=self.offset_space,
+            writer=self.writer,
+            more={"sequence": self.sequence, "predecessor": list(self.predecessor) if self.predecessor else None,
+                  "created_ms": self.created_ms},
+        )  # fmt: skip
+
+    @property
+    def entry(self) -> np.dtype[Any]:
+        """Type of the entries."""
+        return self.layout.schema.entry
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` takes."""
+        return {
+            "file_id": self.file_id, "layout": self.layout.to_json(), "begin_ms": self.begin_ms, "end_ms": self.end_ms,
+            "count": self.count, "lane": self.lane, "sequence": self.sequence,
+            "predecessor": list(self.predecessor) if self.predecessor else None, "created_ms": self.created_ms,
+            "offset_space": self.offset_space, "topics": [list(pair) for pair in self.topics], "positions": self.positions,
+            "writer": self.writer,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> SealedFile:
+        """Return what `to_json` described. Raises what a document of another shape does."""
+        before = document["predecessor"]
+        return cls(
+            file_id=str(document["file_id"]), layout=Layout.from_json(document["layout"]), begin_ms=int(document["begin_ms"]),
+            end_ms=int(document["end_ms"]), count=int(document["count"]), lane=str(document["lane"]), sequence=int(document["sequence"]),
+            predecessor=(str(before[0]), int(before[1])) if before else None, created_ms=int(document["created_ms"]),
+            offset_space=str(document["offset_space"]), topics=tuple((int(i), str(name)) for i, name in document["topics"]),
+            positions={str(k): int(v) for k, v in document["positions"].items()}, writer=str(document["writer"]),
+        )  # fmt: skip

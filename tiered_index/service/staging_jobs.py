@@ -1,0 +1,148 @@
+"""Compacting staged files anywhere: a task makes the compacted object of one file, who drives the tasks publishes all by one log record.
+
+A task changes nothing that a reader sees; it may be repeated, run twice at once or die. The log decides: a file is published once, and only
+while the epoch of its ticket is the log's, so that nothing of a fenced writer appears. The record carries no source positions, which only
+the writer can know to be true. Threads: one task by one thread, any number of tasks anywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tiered_index.errors import CorruptFile, ObjectNotFound
+from tiered_index.format.names import STAGING_PREFIX, TICKET_SUFFIX, data_name
+from tiered_index.format.trailer import parse_trailer
+from tiered_index.service.log_records import LogRecord, LogState
+from tiered_index.service.removals import CLOCK_SLACK_MS, Removals
+from tiered_index.service.staged import Ticket, read_sealed, staged_entries
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.unpublished import FinishedObject, Upload, abandon, complete, stored_file
+from tiered_index.storage.base import Storage
+
+__all__ = ["StagedResult", "compact_staged", "open_tickets", "publish_staged"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedResult:
+    """What became of one file: `finished`, or why it was `left`; `corrupt` says that its staged object is damaged."""
+
+    ticket: Ticket
+    finished: FinishedObject | None = None
+    left: str = ""
+    corrupt: bool = False
+
+
+def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[StagedResult]]:
+    """Return the tickets whose files can be compacted now, oldest first, and those that are left.
+
+    Costs a listing, a request a ticket, and one for each log record since the oldest file was begun.
+    """
+    tickets: list[Ticket] = []
+    left: list[StagedResult] = []
+    for info in list(storage.list(STAGING_PREFIX)):
+        if not info.name.endswith(TICKET_SUFFIX):
+            continue
+        try:
+            tickets.append(Ticket.decode(storage.get(info.name), info.name))
+        except ObjectNotFound:
+            continue  # its file was published meanwhile, or its ticket renewed
+        except CorruptFile as error:
+            _log.error("%s", error)
+            damaged = Ticket(file_id=info.name.split("/")[1], epoch=0, object=info.name, size_bytes=0, entries_bytes=0, count=0,
+                             created_ms=0, staged_ms=0)  # fmt: skip
+            left.append(StagedResult(damaged, left=str(error), corrupt=True))
+    # the log after the tickets: what was published meanwhile is known
+    state = log.refresh()
+    gone = _removals(log, tickets).files(state) if tickets else set()
+    ready = []
+    for ticket in sorted(tickets, key=lambda ticket: (ticket.staged_ms, ticket.file_id)):
+        reason = _reason(ticket, state, gone)
+        if reason:
+            left.append(StagedResult(ticket, left=reason))
+        else:
+            ready.append(ticket)
+    return ready, left
+
+
+def compact_staged(ticket: Ticket, storage: Storage, now_ms: int) -> StagedResult:
+    """Compact one file and send it, unpublished. Raises what the storage raises; what was sent is taken back then.
+
+    A file that is damaged, or gone because it was published meanwhile, stands in the way of no other one: the result says so.
+    """
+    upload = Upload(storage, data_name(ticket.file_id, secrets.token_hex(8)))
+    try:
+        sealed, pieces = read_sealed(storage, ticket)
+        last: bytes | memoryview = b""
+        with staged_entries(storage, ticket, sealed, pieces) as entries:
+            for last in sealed.compacted(entries):
+                upload.write(last)
+            del entries
+        trailer = parse_trailer(last, upload.name, upload.size_bytes)
+        upload.finish()
+    except BaseException as error:
+        upload.abandon()
+        if isinstance(error, ObjectNotFound):
+            return StagedResult(ticket, left=f"its staged object is gone: {error}")
+        if isinstance(error, CorruptFile):
+            return StagedResult(ticket, left=str(error), corrupt=True)
+        raise
+    stored = stored_file(upload.name, trailer, upload.size_bytes, now_ms)
+    return StagedResult(ticket, FinishedObject(stored, upload.handle, tuple(upload.parts)))
+
+
+def publish_staged(results: Sequence[StagedResult], storage: Storage, log: StorageLog) -> tuple[LogState, list[StagedResult]]:
+    """Complete the uploads and append one record with all files that still may come; return the log's state and what became of each.
+
+    Files that may not come any more are told as left, and taken back. Raises `CorruptFile`, what the storage raises: what was sent stays
+    then, since the record's outcome may be unknown; `orphans` decides.
+    """
+    done = [_completed(result, storage) for result in results]
+    finished = [result.finished for result in done if result.finished is not None]
+    if not finished:
+        return log.state, done
+    removals = _removals(log, [result.ticket for result in done])
+    reasons: dict[str, str] = {}
+
+    def make(state: LogState) -> LogRecord | None:
+        gone = removals.files(state)
+        reasons.clear()
+        reasons.update((r.ticket.file_id, why) for r in done if (why := _reason(r.ticket, state, gone)))
+        add = tuple(one.stored for one in finished if one.stored.file_id not in reasons)
+        return LogRecord(0, "compact", 0, "", 0, add) if add else None
+
+    state = log.append("compacted files", None, make)
+    late = [one for one in finished if one.stored.file_id in reasons]
+    abandon(late, storage)
+    names = {one.stored.name for one in late}
+    return state, [
+        StagedResult(r.ticket, left=reasons[r.ticket.file_id]) if r.finished is not None and r.finished.stored.name in names else r
+        for r in done
+    ]  # fmt: skip
+
+
+def _completed(result: StagedResult, storage: Storage) -> StagedResult:
+    if result.finished is None:
+        return result
+    try:
+        complete([result.finished], storage)
+    except ObjectNotFound:
+        return StagedResult(result.ticket, left="its upload is gone: somebody has swept it")
+    return result
+
+
+def _removals(log: StorageLog, tickets: Sequence[Ticket]) -> Removals:
+    return Removals(log, since_ms=min(ticket.created_ms for ticket in tickets) - CLOCK_SLACK_MS)
+
+
+def _reason(ticket: Ticket, state: LogState, gone: set[str]) -> str:
+    """Return why the file of a ticket is not published at `state`, or nothing."""
+    if ticket.epoch != state.epoch:
+        return f"was staged by the writer of epoch {ticket.epoch}, the log's is {state.epoch}"
+    if state.object_of(ticket.file_id) is not None:
+        return "is in the log already"
+    return "was published and merged meanwhile" if ticket.file_id in gone else ""
