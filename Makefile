@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 # pytest workers: two cores are what the suite is tuned for
 WORKERS ?= 2
 PYTEST_ARGS ?=
+# tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup demo test test-all test-cluster test-s3 mutants lint bench bench-quick bench-s3 lock clean
 
@@ -47,7 +49,7 @@ test: lint ## every quality gate: lint, types, layering, unit, golden, property,
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not real_s3" --durations=15 $(PYTEST_ARGS)
 
 test-cluster: $(VENV)/.stamp-test ## Spark jobs on executors that fail, are killed and speculate
-	@$(BIN)/python -m pytest tests/spark/test_local_cluster.py --durations=5 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/spark/test_local_cluster.py tests/spark/test_shipping.py --durations=5 $(PYTEST_ARGS)
 
 test-all: lint ## as test, the slow soaks, and the mutants
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real_s3" --durations=30 $(PYTEST_ARGS)
