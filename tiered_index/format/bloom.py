@@ -120,7 +120,8 @@ class FilterBuilder:
         starts = np.column_stack((np.append(0, ends[:-1, -1]), ends[:, :-1]))
         ordered: UInt64 = np.empty(int(ends[-1, -1]), np.uint64)
         distinct = 0
-        for first in range(_FIRST):
+        # a small file has a few of the first 8 bits only
+        for first in np.flatnonzero((ends - starts).any(axis=0)).tolist():
             runs = zip(starts[:, first].tolist(), ends[:, first].tolist(), strict=True)
             part = np.concatenate([self._hashes[low:high] for low, high in runs])
             part = part.take(np.argsort((part >> _NEXT_SHIFT).astype(np.uint16), kind="stable"))

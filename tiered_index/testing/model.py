@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from tiered_index.format.hashing import fingerprint, key_hash
@@ -109,9 +110,7 @@ class ReferenceModel:
         return (answer.timestamp_ms // 1000, answer.offset, answer.queue_id, tuple(extra[name] for name in self.identity))
 
     def _matches(self, entry: ModelEntry, topic: str, key: str, begin_ms: int | None, end_ms: int | None) -> bool:
-        if entry.topic != topic or key_hash(topic, entry.key) != key_hash(topic, key):
-            return False
-        if self.keyed and fingerprint(topic, entry.key) != fingerprint(topic, key):
+        if entry.topic != topic or not _taken_for_one(topic, entry.key, key, self.keyed):
             return False
         return (begin_ms is None or entry.second >= begin_ms // 1000) and (end_ms is None or entry.second <= end_ms // 1000)
 
@@ -122,6 +121,14 @@ class ReferenceModel:
     def _answer(self, entry: ModelEntry, topic: str, key: str) -> Answer:
         extra = tuple((name, entry.extra[name]) for name in self.extra)
         return Answer(topic, entry.queue_id, entry.offset, entry.size, entry.second * 1000, key_hash(topic, key), extra)
+
+
+@lru_cache(maxsize=1 << 16)
+def _taken_for_one(topic: str, one: str, other: str, keyed: bool) -> bool:
+    """Return whether entries of key `one` answer for key `other`."""
+    if key_hash(topic, one) != key_hash(topic, other):
+        return False
+    return not keyed or fingerprint(topic, one) == fingerprint(topic, other)
 
 
 def _rank(key: OrderKey) -> tuple[Any, ...]:
