@@ -8,7 +8,6 @@ The document is a `Job`. What is done once before the first round, on little dat
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,13 +182,6 @@ def main(document: str) -> None:
                 run_job(spark, job, tell)
         finally:
             spark.stop()
-
-
-def document_of(job: Job) -> str:
-    """Return the job as `main` reads it."""
-    text = io.StringIO()
-    json.dump(asdict(job), text)
-    return text.getvalue()
 
 
 if __name__ == "__main__":

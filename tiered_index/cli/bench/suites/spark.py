@@ -132,6 +132,7 @@ def _run_scale(amounts: SparkAmounts, folder: Path, meter: Meter) -> None:
     """Build and merge each number of entries in a fresh cluster; record by how much the greatest worker grows."""
     rows: list[tuple[Any, ...]] = []
     peaks: dict[str, list[int]] = {"build": [], "merge": []}
+    master = amounts.masters[0] if len(amounts.masters) == 1 else SCALE_MASTER
     for entries in amounts.scale:
 
         def told(name: str, values: dict[str, Any], entries: int = entries) -> None:
@@ -145,10 +146,9 @@ def _run_scale(amounts: SparkAmounts, folder: Path, meter: Meter) -> None:
                 round(values["load_average"], 1),
             ))  # fmt: skip
 
-        master = amounts.masters[0] if len(amounts.masters) == 1 else SCALE_MASTER
         run_process(_job(amounts, folder, master, scale=entries), {}, told)
         require(len(rows) % 2, 0, "a build and a merge")
     for kind, values in peaks.items():
         meter.record(_growth(kind), values[-1] / max(1, values[0]))
     columns = ("entries", "job", "shards", "Python workers, peak MiB", "Java, peak MiB", "seconds", "load average")
-    meter.table(Table(f"peak memory of each process on {SCALE_MASTER}", columns, tuple(rows)))
+    meter.table(Table(f"peak memory of each process on {master}", columns, tuple(rows)))
