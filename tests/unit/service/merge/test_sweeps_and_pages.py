@@ -1,0 +1,121 @@
+"""Sweeps at the worst moments, and a reader who turns 10,000 answers' pages while hours become days and days a month."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from tests.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, Merging
+from tiered_index.service.merge.publish import publish
+from tiered_index.service.merge.task import run_task
+from tiered_index.service.orphans import delete_orphans, find_orphans
+from tiered_index.storage.wrappers import WrapperStorage
+
+
+class Publishing(WrapperStorage):
+    """A storage in which somebody publishes between a sweep's listing and whatever comes next."""
+
+    def __init__(self, life: Merging) -> None:
+        super().__init__(life.storage)
+        (self._job,) = life.plan().jobs
+        self._life = life
+        self._results = [run_task(task, life.storage, life.clock.now_ms()) for task in self._job.tasks]
+        self.published = False
+
+    def list_uploads(self, prefix="", *, older_than_ms=None):
+        """As the inner storage's, and then the record."""
+        yield from super().list_uploads(prefix, older_than_ms=older_than_ms)
+        if not self.published:
+            self.published = True
+            publish(self._job, self._results, self.inner, self._life.log())
+
+
+def fill(life: Merging, files: int = 3) -> None:
+    for file in range(files):
+        life.put([(BASE_MS + file * 5 * HOUR_MS + step * 60_000, key) for step in range(20) for key in ("hot", f"k{step % 4}")])
+        life.publish()
+    life.later()
+
+
+def test_what_is_published_while_a_sweep_looks_is_no_orphan(life: Merging) -> None:
+    """It was uploaded long ago and nobody named it when the sweep opened the log."""
+    fill(life)
+    storage = Publishing(life)
+    life.later(3)
+    log = life.log()
+    found = find_orphans(storage, log, life.clock)
+    assert storage.published and found.objects == ()
+    delete_orphans(life.storage, found)
+    assert {info.name for info in life.storage.list("data/")} > set(life.state.objects)
+    life.check()
+
+
+def test_a_log_that_others_have_moved_on_since_it_was_opened(life: Merging) -> None:
+    fill(life)
+    log = life.log()
+    life.merge()
+    life.later(3)
+    found = find_orphans(life.storage, log, life.clock)
+    assert len(found.objects) == 3 and not {info.name for info in found.objects} & set(life.state.objects)
+    delete_orphans(life.storage, found)
+    life.check()
+
+
+def test_uploads_under_way_are_left_alone_until_they_are_old(life: Merging) -> None:
+    fill(life)
+    handle = life.storage.begin_upload("data/under-way/1.index")
+    for hours in (0, 23):
+        life.clock.advance(hours * HOUR_S)
+        found = find_orphans(life.storage, life.log(), life.clock)
+        assert found.uploads == ()
+        delete_orphans(life.storage, found)
+    part = life.storage.upload_part(handle, 1, b"x")
+    assert find_orphans(life.storage, life.log(), life.clock, older_than_s=HOUR_S).uploads == (handle,)
+    life.clock.advance(2 * HOUR_S)
+    delete_orphans(life.storage, find_orphans(life.storage, life.log(), life.clock))
+    assert not list(life.storage.list_uploads()) and part.size_bytes == 1
+
+
+def test_pages_go_on_while_hours_become_days_and_days_a_month(life: Merging) -> None:
+    """10,000 answers, 97 a page; now and then between two pages something is merged or swept. Readers of fresh and of old views."""
+    rng = random.Random(4)
+    for number in range(10_000):
+        # times of twelve hours in a file; no place twice, so that pages are one answer
+        message = ("t", number % 3, "hot", number, 7, BASE_MS + number // 1_250 * 12 * HOUR_MS + rng.randrange(12 * HOUR_MS))
+        life.model.put(*message)
+        life.index.put(*message)
+        if number % 1_250 == 1_249:
+            life.publish()
+    life.later()
+    expected = life.model.query("t", "hot", max_count=None)
+    assert len(expected) == 10_000
+    steps = itertools.chain(
+        (lambda: life.merge(HOUR_S, end_s=(BASE_MS + DAY_MS) // 1000), lambda: life.merge(HOUR_S), lambda: sweep(life)),
+        (lambda: life.merge(DAY_S, end_s=(BASE_MS + 2 * DAY_MS) // 1000), lambda: sweep(life), lambda: life.merge(DAY_S)),
+        (lambda: life.merge(30 * DAY_S), lambda: sweep(life)),
+    )
+    found, cursor, moves = [], None, 0
+    with life.reader(block_cache_bytes=0, refresh_interval_s=10**9) as standing, life.reader(refresh_interval_s=0) as following:
+        for page in itertools.count():
+            reader = (standing, following, life.index)[page % 3]
+            result = reader.query("t", "hot", max_count=97, cursor=cursor)
+            found += life.answers(result)
+            cursor = result.cursor
+            if cursor is None:
+                break
+            if page % 10 == 4:
+                step = next(steps, None)
+                moves += step is not None
+                if step is not None:
+                    step()
+    assert found == expected
+    assert moves == 8 and life.windows() == [(0, 720)]
+    assert {info.name for info in life.storage.list("data/")} == set(life.state.objects)
+
+
+def sweep(life: Merging) -> None:
+    """Delete what nobody names once more than a day has gone by."""
+    life.later(3)
+    found = find_orphans(life.storage, life.log(), life.clock)
+    delete_orphans(life.storage, found)
+    assert found.objects
