@@ -36,11 +36,13 @@ class MergeCost:
 def estimate(job: MergeJob, prices: PriceTable) -> MergeCost:
     """Return what a job will cost."""
     item_size = job.tasks[0].genesis.layout.schema.item.itemsize
-    tasks, sources = len(job.tasks), len(job.sources)
+    tasks = len(job.tasks)
+    readers = Counter(source.name for task in job.tasks for source in task.sources)
     requests: Counter[str] = Counter(_RECORD)
-    pieces = tasks * max(1, -(-job.entries // (tasks * PIECE_ITEMS)))
-    spans = sum(max(pieces, -(-source.count * item_size // _SPAN_BYTES)) for source in job.sources)
-    requests["get_range"] += tasks * sources + spans
+    pieces = max(1, -(-job.entries // (tasks * PIECE_ITEMS)))
+    # a task reads of each source that has entries in its run the directory, and a range a piece
+    spans = sum(max(pieces * readers[source.name], -(-source.count * item_size // _SPAN_BYTES)) for source in job.sources)
+    requests["get_range"] += readers.total() + spans
     shards = 0
     for window in job.windows:
         # a window of few entries has no more shards than entries

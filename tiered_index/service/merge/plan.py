@@ -42,11 +42,15 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """One run of base slots, [`base_low`, `base_high`), of every source: a shard for each window that has entries there."""
+    """One run of base slots, [`base_low`, `base_high`), of every source that has some: a shard for each window that has entries there.
+
+    `sequence` is the shards': the greatest of all of the job's sources.
+    """
 
     number: int
     base_low: int
     base_high: int
+    sequence: int
     sources: tuple[StoredObject, ...]
     windows: tuple[Window, ...]
     genesis: Genesis
@@ -136,10 +140,22 @@ def _job(sources: Sequence[StoredObject], counts: dict[int, int], window_s: int,
     units = -(-base // step)
     cuts = sorted({min(base, units * number // shards * step) for number in range(shards)} | {base})
     ordered = tuple(sorted(sources, key=lambda stored: stored.name))
+    sequence = max(stored.sequence for stored in ordered)
+    # a directory is read once for each task that needs it: of large tables only those of neighbouring shards
     tasks = tuple(
-        MergeTask(number, low, high, ordered, windows, genesis) for number, (low, high) in enumerate(itertools.pairwise(cuts))
+        MergeTask(number, low, high, sequence, tuple(stored for stored in ordered if _has(stored, low, high)), windows, genesis)
+        for number, (low, high) in enumerate(itertools.pairwise(cuts))
     )
     return MergeJob(ordered, windows, tasks)
+
+
+def _has(stored: StoredObject, low: int, high: int) -> bool:
+    """Return whether an object may have entries of base slots [`low`, `high`)."""
+    shard = stored.shard
+    if shard is None:
+        return True
+    first, last = shard.slots.slots_of_base(low, high)
+    return shard.slot_low < last and first < shard.slot_high
 
 
 def _components(groups: Sequence[list[StoredObject]], window_s: int) -> list[list[list[StoredObject]]]:

@@ -50,7 +50,7 @@ def check_results(job: MergeJob, results: Sequence[TaskResult]) -> None:
     if numbers != [task.number for task in job.tasks]:
         raise CorruptFile("merge", "not one result of each task", expected=len(job.tasks), found=numbers)
     for source in job.sources:
-        read = sum(result.read_counts[source.name] for result in results)
+        read = sum(result.read_counts.get(source.name, 0) for result in results)
         if read != source.count:
             raise CorruptFile(source.name, "the merge read another number of entries than the log says", expected=source.count, found=read)
     shards = [shard for result in results for shard in result.shards]

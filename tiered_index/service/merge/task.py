@@ -43,13 +43,14 @@ def run_task(task: MergeTask, storage: Storage, now_ms: int, progress: Callable[
 
 
 def _run(task: MergeTask, cold: ColdPath, storage: Storage, now_ms: int, progress: Callable[[int], None]) -> TaskResult:
+    if not task.sources:
+        return TaskResult(task.number, {}, 0, ())
     schema = task.genesis.layout.schema
     step = max(window.slots.join for window in task.windows)
     reader = SourceReader(cold, task.sources, schema, task.genesis.layout.slots, task.base_low, task.base_high, step)
-    sequence = max(source.sequence for source in task.sources)
     most = sum(source.count for source in task.sources)
     tables = [
-        TableRun(task.genesis, window, (task.base_low, task.base_high), reader.topics, sequence, most, storage, now_ms)
+        TableRun(task.genesis, window, (task.base_low, task.base_high), reader.topics, task.sequence, most, storage, now_ms)
         for window in task.windows
     ]
     checksum = 0

@@ -1,0 +1,48 @@
+"""A task of a merge reads only what has entries in its run of slots: work and memory don't grow with the square of the shards."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.cold_index import Recorder
+from tests.merging import BASE_MS, DAY_MS, DAY_S, Merging
+from tiered_index.service.merge.estimate import estimate
+from tiered_index.storage.prices import PriceTable
+
+_SHARD = 1 << 20
+_ENTRIES = 40_000
+# a day of which is more than one shard
+
+
+def test_a_directory_is_read_by_the_tasks_that_need_it(life: Merging) -> None:
+    for day in range(2):
+        columns = {
+            "topic": ["t"] * _ENTRIES, "queue_id": [0] * _ENTRIES, "key": [f"k{number}" for number in range(_ENTRIES)],
+            "offset": [day * _ENTRIES + number for number in range(_ENTRIES)], "size": [1] * _ENTRIES,
+            "timestamp_ms": [BASE_MS + day * DAY_MS + number * 1000 for number in range(_ENTRIES)],
+        }  # fmt: skip
+        life.index.put_batch(columns)
+        life.publish()
+    life.later()
+    life.merge(DAY_S, shard_bytes=_SHARD)
+    shards = len(life.state.objects)
+    assert shards == 4
+    (job,) = life.plan(30 * DAY_S, shard_bytes=_SHARD).jobs
+    tasks = len(job.tasks)
+    assert tasks >= 3 and {source for task in job.tasks for source in task.sources} == set(job.sources)
+    readers = Counter(source.name for task in job.tasks for source in task.sources)
+    # cuts of the tasks and of the shards lie between each other: each shard is of two tasks, at most three
+    assert max(readers.values()) < tasks
+    recorder = Recorder(life.storage)
+    life.merge(30 * DAY_S, storage=recorder, shard_bytes=_SHARD)
+    directories = Counter(read.name for read in recorder.reads if read.end == _size_of(job.sources, read.name))
+    assert directories == readers
+    # one directory and one range for each, for no task has more than a piece
+    assert estimate(job, PriceTable()).requests["get_range"] == 2 * readers.total()
+    assert len(recorder.reads) == 2 * readers.total()
+    with life.reader() as reader:
+        assert [item.offset for item in reader.query("t", "k17")] == [_ENTRIES + 17, 17]
+
+
+def _size_of(sources: object, name: str) -> int:
+    return next(source.size_bytes for source in sources if source.name == name)  # type: ignore[attr-defined]
