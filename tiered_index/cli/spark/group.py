@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from tiered_index.cli.spark.build import build
+from tiered_index.cli.spark.compact import compact
 from tiered_index.cli.spark.merge import merge
 
 __all__ = ["spark"]
@@ -18,3 +19,4 @@ spark = typer.Typer(
 )
 spark.command("build")(build)
 spark.command("merge")(merge)
+spark.command("compact")(compact)

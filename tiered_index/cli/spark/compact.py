@@ -1,0 +1,86 @@
+"""`tiered-index spark compact`: what writers have staged becomes compacted objects, by executors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tiered_index.cli.output import counted, human_bytes, human_seconds
+from tiered_index.cli.session import Session, command
+from tiered_index.cli.spark.sharing import Conf, Master, progress_of, spark_of
+from tiered_index.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tiered_index.spark.compact import CompactReport
+
+__all__ = ["compact"]
+
+_SHOWN = 5
+_CORRUPT = 4
+
+
+@command
+def compact(
+    session: Session,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is staged; change nothing, start no Spark.")] = False,
+    master: Master = None,
+    conf: Conf = None,
+) -> int:
+    """Compact the files that writers with setting compaction = "spark" have staged, and publish them with one log record.
+
+    A cron job that runs it takes compaction off the writers' hosts. Exit code 4 where a staged file is damaged: it is left to its writer.
+
+    [bold]Examples[/bold]
+
+      tiered-index spark compact --storage s3://bucket/index
+
+      tiered-index spark compact --storage s3://bucket/index --dry-run --json
+    """
+    config = session.config()
+    if config.storage is None:
+        raise ConfigError("no storage is given: --storage URI")
+    from tiered_index.spark.compact import compact as compact_staged_files
+    from tiered_index.spark.compact import plan_compaction
+
+    begun = time.monotonic()
+    if dry_run:
+        report = plan_compaction(storage=config.storage, s3=config.s3)
+    else:
+        spark = spark_of(master, conf)
+        report = compact_staged_files(
+            spark, storage=config.storage, s3=config.s3, prices=config.prices, progress=progress_of(session)
+        )
+    elapsed_s = time.monotonic() - begun
+    if session.out.as_json:
+        status = "planned" if dry_run else "compacted" if report.files else "nothing to do"
+        lists = {name: [list(pair) for pair in getattr(report, name)] for name in ("left", "damaged")}
+        document = asdict(replace(report, metrics=type(report.metrics)()))
+        session.out.document(
+            {"status": status, **document, **lists, "metrics": report.metrics.to_json(), "elapsed_s": round(elapsed_s, 3)}
+        )
+    else:
+        _print(session, report, elapsed_s)
+    return _CORRUPT if report.damaged else 0
+
+
+def _print(session: Session, report: CompactReport, elapsed_s: float) -> None:
+    what = f"{counted(report.files, 'staged file')} with {counted(report.entries, 'entry', 'entries')}, {human_bytes(report.read_bytes)}"
+    if report.dry_run:
+        session.out.line(f"{what}: would be compacted; nothing was changed")
+    elif report.files:
+        session.out.line(f"{what}, became {human_bytes(report.written_bytes)}: log record {report.log_number}, {human_seconds(elapsed_s)}")
+    else:
+        session.out.line("nothing to compact")
+    _note(session, "left as it is", report.left)
+    _note(session, "damaged, left to its writer", report.damaged)
+
+
+def _note(session: Session, what: str, files: Sequence[tuple[str, str]]) -> None:
+    for file_id, reason in files[:_SHOWN]:
+        session.out.note(f"{what}: {file_id}: {reason}")
+    if len(files) > _SHOWN:
+        session.out.note(f"{what}: {len(files) - _SHOWN:,} more")

@@ -1,0 +1,117 @@
+"""Compaction on Spark: what writers have staged becomes compacted objects, a task a file, and one log record publishes them all.
+
+Writers with ``compaction = "spark"`` ask for it by tickets; their local copies answer meanwhile, and they compact a file themselves after
+`compact_timeout_s`. `service/staging_jobs` does the work, by the same code as a writer, so that the bytes are the same. Spark takes one
+result of each task, whichever attempt was first; what others sent is for `orphans`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from tiered_index.clock import Clock, SystemClock
+from tiered_index.service.staged import Ticket
+from tiered_index.service.staging_jobs import StagedResult, compact_staged, open_tickets, publish_staged
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.spark.executors import StorageAddress, typed_errors
+from tiered_index.spark.metrics import Address, JobMeter, JobMetrics
+from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.probe import probe_put_if_absent
+from tiered_index.storage.s3_options import S3Options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["CompactReport", "compact", "plan_compaction"]
+
+_DRIVEN = "plan and publish"
+
+
+@dataclass(frozen=True, slots=True)
+class CompactReport:
+    """What was published, or with `dry_run` what would be tried. `left` and `damaged` are (file id, why) of files that were not."""
+
+    files: int = 0
+    entries: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    left: tuple[tuple[str, str], ...] = ()
+    damaged: tuple[tuple[str, str], ...] = ()
+    log_number: int = 0
+    dry_run: bool = False
+    metrics: JobMetrics = field(default_factory=JobMetrics)
+
+
+def compact(
+    spark: SparkSession,
+    *,
+    storage: str,
+    s3: S3Options | None = None,
+    dry_run: bool = False,
+    clock: Clock | None = None,
+    prices: PriceTable | None = None,
+    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+) -> CompactReport:
+    """Compact and publish every file that writers have staged in `storage`. Return what was done; `progress` as in `merge`.
+
+    Repeating it is harmless, and so are two at once. With `dry_run` nothing is changed. Raises `NotAnIndex`, `ConfigError`, what the
+    storage raises: nothing is published then, unless the answer to the log record was lost. A damaged staged file is told, and stands in
+    the way of no other one: its writer compacts it.
+    """
+    if dry_run:
+        return plan_compaction(storage=storage, s3=s3, clock=clock)
+    address, present, priced = StorageAddress(storage, s3 or S3Options()), clock or SystemClock(), prices or PriceTable()
+    opened = MeteredStorage(address.open(), priced)
+    with contextlib.closing(opened):
+        meter = JobMeter(spark, opened, priced, progress)
+        log = StorageLog(opened, present)
+        with meter.stage(_DRIVEN):
+            log.open()
+            tickets, left = open_tickets(opened, log)
+            # a server that accepts two records of one number would let a file come twice
+            probe_put_if_absent(opened, "probe/put-if-absent")
+        results: list[StagedResult] = []
+        if tickets:
+            with typed_errors("a task of the compaction"), meter.stage("compact", tasks=True) as stage:
+                results = _run_on(spark, tickets, meter.address(address), present.now_ms())
+                stage.entries = sum(ticket.count for ticket in tickets)
+            with meter.stage(_DRIVEN):
+                _, results = publish_staged(results, opened, log)
+    done = [result for result in results if result.finished is not None]
+    report = _report([result.ticket for result in done], [*left, *(result for result in results if result.finished is None)])
+    written = sum(result.finished.stored.size_bytes for result in done if result.finished is not None)
+    return replace(report, written_bytes=written, log_number=log.state.number, metrics=meter.metrics)
+
+
+def plan_compaction(*, storage: str, s3: S3Options | None = None, clock: Clock | None = None) -> CompactReport:
+    """Return what `compact` would do now; needs no session. Raises `NotAnIndex`, `ConfigError`, what the storage raises."""
+    with StorageAddress(storage, s3 or S3Options()).open() as opened:
+        log = StorageLog(opened, clock or SystemClock())
+        log.open()
+        tickets, left = open_tickets(opened, log)
+        return replace(_report(tickets, left), log_number=log.state.number, dry_run=True)
+
+
+def _report(tickets: Sequence[Ticket], left: Sequence[StagedResult]) -> CompactReport:
+    return CompactReport(
+        files=len(tickets),
+        entries=sum(ticket.count for ticket in tickets),
+        read_bytes=sum(ticket.size_bytes for ticket in tickets),
+        left=tuple((result.ticket.file_id, result.left) for result in left if not result.corrupt),
+        damaged=tuple((result.ticket.file_id, result.left) for result in left if result.corrupt),
+    )
+
+
+def _run_on(spark: SparkSession, tickets: Sequence[Ticket], address: Address, now_ms: int) -> list[StagedResult]:
+    """Run a task a ticket; large files first, so that the last one to begin is short."""
+
+    def run_one(ticket: Ticket) -> StagedResult:
+        with address.open() as storage:
+            return compact_staged(ticket, storage, now_ms)
+
+    ordered = sorted(tickets, key=lambda ticket: -ticket.size_bytes)
+    return spark.sparkContext.parallelize(ordered, len(ordered)).map(run_one).collect()
