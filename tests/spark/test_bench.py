@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import spark_page
 from tests.s3_server import REGION
+from tests.sizing_page import inputs_of
 from tiered_index import IndexConfig, IndexReader
 from tiered_index.cli.bench.setting import Setting
 from tiered_index.cli.bench.spark.amounts import MASTERS, SparkAmounts, cores_of
@@ -121,7 +123,11 @@ def test_the_whole_command(tmp_path):
     assert [table["title"].split(":")[0].split(" of ")[0] for table in measured["tables"]] == [  # type: ignore[attr-defined]
         "seconds, median", "requests and bytes a lookup", "GETs a lookup",
     ]  # fmt: skip
+    assert spark_page.rates(measured).count("\n") == 8
+    assert "DuckDB, Parquet, tuned" in spark_page.lookups(measured)
+    assert set(inputs_of(spark_page.inputs(measured))) == {"build", "merge", "bytes an entry"}
     scaled = run("--master", "local[2]", "--scale", "5000", "--scale", "10000")
     (table,) = scaled["tables"]  # type: ignore[attr-defined]
     assert [row[:2] for row in table["rows"]] == [[5000, "build"], [5000, "merge"], [10000, "build"], [10000, "merge"]]
+    assert spark_page.memory(scaled).count("\n") == 8
     assert all(int(peak) > 50 for row in table["rows"] for peak in str(row[3]).split())

@@ -50,6 +50,11 @@ MUTANTS = (
         (f"{ANSWERS}::test_a_window_is_merged_once_it_is_over_and_old_enough",),
     ),
     Mutant(
+        "merge-tasks-read-everything", "every task of a merge reads the directory of every source",
+        "service/merge/plan.py", "shard.slot_low < last and first < shard.slot_high", "True",
+        (f"{HERE}/test_sources_of_tasks.py::test_a_directory_is_read_by_the_tasks_that_need_it",),
+    ),
+    Mutant(
         "merge-never-folds", "each late file adds a table to its window for good",
         "service/merge/plan.py", "len(tables) >= _MAX_TABLES)", "False)",
         (f"{ANSWERS}::test_small_tables_are_folded_before_there_are_too_many",),
