@@ -7,6 +7,7 @@ imported by who makes the session, so this package can be looked at without it.
 """
 
 from tiered_index.spark.build import BuildResult, build
+from tiered_index.spark.compact import CompactReport, compact
 from tiered_index.spark.functions import hash_key
 from tiered_index.spark.lookup import LookupResult, look_up, lookup
 from tiered_index.spark.merge import MergeResult, merge
@@ -14,6 +15,6 @@ from tiered_index.spark.metrics import JobMetrics, StageMetrics
 from tiered_index.spark.starting import open_session
 
 __all__ = [
-    "BuildResult", "JobMetrics", "LookupResult", "MergeResult", "StageMetrics", "build", "hash_key", "look_up", "lookup", "merge",
-    "open_session",
+    "BuildResult", "CompactReport", "JobMetrics", "LookupResult", "MergeResult", "StageMetrics", "build", "compact",
+    "hash_key", "look_up", "lookup", "merge", "open_session",
 ]  # fmt: skip
