@@ -188,7 +188,8 @@ class ClassicImport:
                 self.hidden += 1
 
 
+# by `nulls`: `array` imports pandas where it is there, and every command would wait for that
 _NOTHING: dict[str, Any] = {
-    "topic": pa.array([], pa.string()), "queue_id": pa.array([], pa.int32()), "key": pa.array([], pa.large_string()),
-    "offset": pa.array([], pa.int64()), "size": pa.array([], pa.int32()), "timestamp_ms": pa.array([], pa.int64()),
+    "topic": pa.nulls(0, pa.string()), "queue_id": pa.nulls(0, pa.int32()), "key": pa.nulls(0, pa.large_string()),
+    "offset": pa.nulls(0, pa.int64()), "size": pa.nulls(0, pa.int32()), "timestamp_ms": pa.nulls(0, pa.int64()),
 }  # fmt: skip

@@ -12,7 +12,6 @@ from typing import Any
 from tiered_index.cli.bench.cold.amounts import MEDIAN_MS, SIGMA
 from tiered_index.storage.base import Storage
 from tiered_index.storage.delegation import WrapperStorage
-from tiered_index.storage.s3 import S3Storage
 from tiered_index.storage.wrappers import LatencyStorage
 
 __all__ = ["Network", "raw_get"]
@@ -36,11 +35,15 @@ class Network(WrapperStorage):
 
 def raw_get(network: Network, threads: int) -> RawGet:
     """Return a plain GET of a range by (name, start, length): a boto3 client of its own for S3, else the storage's."""
+    # imported when asked for: every command imports this module, and few need boto3
+    import boto3
+    from botocore.config import Config
+
+    from tiered_index.storage.s3 import S3Storage
+
     storage = network.storage
     if not isinstance(storage, S3Storage):
         return network.get_range
-    import boto3
-    from botocore.config import Config
 
     options = storage.options
     style: Any = {"addressing_style": options.addressing_style or ("path" if options.endpoint_url else "auto")}

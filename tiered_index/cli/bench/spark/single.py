@@ -14,8 +14,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow.dataset as ds
-
 from tiered_index.cli.bench.machine import pinned
 from tiered_index.cli.bench.setting import FLUSH_ENTRIES, require
 from tiered_index.cli.bench.spark.job import copy_of, merge_options
@@ -33,6 +31,9 @@ _BATCH = 250_000
 
 def build_alone(folder: Path, config: IndexConfig, entries: int) -> float:
     """Put the messages of `folder`/messages, compact and upload them on one core; return the seconds it took."""
+    # imported when asked for: it loads pandas, and every command imports this module
+    import pyarrow.dataset as ds
+
     place = Path(tempfile.mkdtemp(prefix="alone-", dir=folder))
     settings = config.model_copy(update={"root": place / "root", "storage": f"file://{place / 'storage'}", "background": False})
     try:
