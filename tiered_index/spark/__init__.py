@@ -8,6 +8,7 @@ imported by who makes the session, so this package can be looked at without it.
 
 from tiered_index.spark.build import BuildResult, build
 from tiered_index.spark.compact import CompactReport, compact
+from tiered_index.spark.datasource_registration import register
 from tiered_index.spark.functions import hash_key
 from tiered_index.spark.lookup import LookupResult, look_up, lookup
 from tiered_index.spark.merge import MergeResult, merge
@@ -16,5 +17,5 @@ from tiered_index.spark.starting import open_session
 
 __all__ = [
     "BuildResult", "CompactReport", "JobMetrics", "LookupResult", "MergeResult", "StageMetrics", "build", "compact",
-    "hash_key", "look_up", "lookup", "merge", "open_session",
+    "hash_key", "look_up", "lookup", "merge", "open_session", "register",
 ]  # fmt: skip

@@ -1,0 +1,280 @@
+"""The data source `rocketmq_commitlog`: messages in batch, of a store and of an archive, and as a stream that stops and goes on."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
+
+from tests.spark.entries import BEGIN_MS
+from tiered_index import IndexService
+from tiered_index.errors import CorruptFile, InvalidArgument, SchemaMismatch
+from tiered_index.rocketmq import bodies
+from tiered_index.rocketmq.archive import SegmentArchiver, closed_segments
+from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.layout import TRANSACTION_PREPARED
+from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.spark.datasource_messages import MessageSource
+
+SEGMENT = 20_000
+
+
+def fill(folder, count=300, first=0, **settings):
+    """Write messages `first` and on into a store."""
+    with StoreWriter(folder, segment_bytes=SEGMENT, **settings) as writer:
+        return [
+            writer.put("orders", n % 3, b"body %d" % n, keys=[f"k-{n}", "all"], tags="tag", uniq_key=f"u-{n}", store_ms=BEGIN_MS + n * 1000,
+                       born_ms=BEGIN_MS - 5)
+            for n in range(first, first + count)
+        ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("filled") / "store"
+    fill(folder)
+    return folder
+
+
+@pytest.fixture
+def store(filled, tmp_path):
+    return Path(shutil.copytree(filled, tmp_path / "store"))
+
+
+def segments(store):
+    return CommitLogReader(store / "commitlog").segments()
+
+
+def source(path, **options):
+    return MessageSource({"path": str(path), **options})
+
+
+def batch(path, **options):
+    """Return the rows of each partition."""
+    made = source(path, **options)
+    reader = made.reader(made.schema())
+    return [pa.Table.from_batches(found).to_pylist() for part in reader.partitions() if (found := list(reader.read(part)))]
+
+
+def rows_of(parts):
+    return [row for rows in parts for row in rows]
+
+
+def messages_of(store):
+    return list(CommitLogReader(store / "commitlog").messages())
+
+
+def test_every_message_is_a_row(filled):
+    parts = batch(filled)
+    assert len(parts) == len(segments(filled)) > 2
+    rows, messages = rows_of(parts), messages_of(filled)
+    assert len(rows) == 300
+    for row, message in zip(rows, messages, strict=True):
+        assert (row["topic"], row["queue_id"], row["queue_offset"]) == (message.topic, message.queue_id, message.queue_offset)
+        assert (row["physical_offset"], row["store_size"], row["visible"]) == (message.physical_offset, message.size, True)
+        assert row["store_timestamp"].timestamp() * 1000 == message.store_ms
+        assert (row["keys"], row["tags"], dict(row["properties"])) == (list(message.index_keys), "tag", message.properties)
+        assert row["body"] == message.raw_body
+    assert rows_of(batch(filled / "commitlog")) == rows
+    assert rows_of(batch(f"file://{filled}", body="none")) == [{k: v for k, v in row.items() if k != "body"} for row in rows]
+    assert list(source(filled).reader(source(filled).schema()).read(InputPartition(None))) == []
+
+
+def test_bodies_hidden_messages_and_clocks_that_no_calendar_has(tmp_path):
+    with StoreWriter(tmp_path / "s", segment_bytes=SEGMENT) as writer:
+        packed, flags = bodies.compress(b"x" * 500, "zlib")
+        writer.put("t", 0, packed, keys="a", store_ms=BEGIN_MS, sys_flag=flags, born_ms=2**62)
+        writer.put("t", 0, b"half", keys="b", store_ms=BEGIN_MS, sys_flag=TRANSACTION_PREPARED)
+    plain, prepared = rows_of(batch(tmp_path / "s"))
+    assert (plain["body"], plain["born_timestamp"], plain["visible"]) == (b"x" * 500, None, True)
+    assert (prepared["keys"], prepared["visible"]) == (["b"], False)
+    assert rows_of(batch(tmp_path / "s", body="stored"))[0]["body"] == packed
+
+
+def test_damage_is_named_or_passed_over(store):
+    message = messages_of(store)[40]
+    path = next(s.path for s in segments(store) if s.start <= message.physical_offset < s.end)
+    data = bytearray(path.read_bytes())
+    at = message.physical_offset - int(path.name)
+    data[at + 4 : at + 8] = b"\xff\xff\xff\xff"
+    path.write_bytes(data)
+    with pytest.raises(CorruptFile, match=rf"{path.name}: .* at byte {at}"):
+        batch(store)
+    assert [row["physical_offset"] for row in rows_of(batch(store, skipCorrupt="true"))] == [
+        m.physical_offset for m in CommitLogReader(store / "commitlog").messages(skip_corrupt=True)
+    ]
+    segments(store)[1].path.unlink()
+    with pytest.raises(MissingOffsets, match="no segment has them"):
+        batch(store)
+    assert len(rows_of(batch(store, skipCorrupt="true"))) < 299
+
+
+def test_segments_of_an_archive(store, tmp_path):
+    uri = f"file://{tmp_path}/storage"
+    with IndexService.open(root=tmp_path / "root", storage=uri, slots=64, background=False, offset_space="commitlog") as index:
+        closed = closed_segments(store / "commitlog")
+        SegmentArchiver(index, "broker", store / "commitlog").run_once()
+    expected = [row for row in rows_of(batch(store)) if row["physical_offset"] < closed[-1].end]
+    archive = f"archive:{uri}"
+    assert rows_of(batch(archive)) == rows_of(batch(archive, store="broker")) == expected and len(expected) < 300
+    name, data = next((o, f) for o in (tmp_path / "storage").rglob("*") if o.is_file() and (f := o.read_bytes())[:400].find(b"body 0") > 0)
+    name.write_bytes(data[:300] + bytes([data[300] ^ 1]) + data[301:])
+    with pytest.raises(CorruptFile, match="a piece of an archived segment does not match its CRC32"):
+        batch(archive)
+    assert rows_of(batch(archive, skipCorrupt="true")) == [row for row in expected if row["physical_offset"] >= closed[0].end]
+    with pytest.raises(InvalidArgument, match="no archived segments of store 'other'; stores with some: 'broker'"):
+        batch(archive, store="other")
+    with pytest.raises(InvalidArgument, match="a stream follows a local commit log"):
+        source(archive).streamReader(source(archive).schema())
+
+
+def test_bad_options_and_places(filled, tmp_path):
+    for options, message in (
+        ({"bodies": "none"}, "unknown option 'bodies'; the options are path, body, skipCorrupt, store, maxBytesPerTrigger"),
+        ({"body": "half"}, "body is plain or stored or none"),
+        ({"skipCorrupt": "yes"}, "skipCorrupt is false or true"),
+        ({"maxBytesPerTrigger": "-1"}, "maxBytesPerTrigger is a number of bytes"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            source(filled, **options).schema()
+    with pytest.raises(InvalidArgument, match="no such folder"):
+        batch(tmp_path / "nothing")
+    with pytest.raises(InvalidArgument, match="it has no commitlog/"):
+        batch(tmp_path)
+    with pytest.raises(SchemaMismatch, match="'size' was wanted as int, and there is no such column"):
+        source(filled).reader(source(filled).schema().add("size", "integer")).partitions()
+
+
+class Stream:
+    """One run of a query: what Spark asks of a stream's reader, offset after offset."""
+
+    def __init__(self, store, start=None, limit=None, **options):
+        made = source(store, **options)
+        self.reader = made.streamReader(made.schema())
+        self.limit = limit or self.reader.getDefaultReadLimit()
+        self.start = self.reader.initialOffset() if start is None else start
+
+    def step(self):
+        """Return the rows of the next micro-batch."""
+        end = self.reader.latestOffset(self.start, self.limit)
+        rows = self.rows(self.start, end)
+        self.start = end
+        return rows
+
+    def rows(self, start, end):
+        batches = [found for part in self.reader.partitions(start, end) for found in self.reader.read(part)]
+        return pa.Table.from_batches(batches).to_pylist() if batches else []
+
+
+def offsets(rows):
+    return [row["physical_offset"] for row in rows]
+
+
+def test_a_stream_takes_bounded_bites_and_goes_on_where_it_was(store):
+    everything = offsets(rows_of(batch(store)))
+    stream = Stream(store, maxBytesPerTrigger="7000")
+    assert stream.limit == ReadMaxBytes(7000)
+    taken, starts = [], []
+    while rows := stream.step():
+        assert sum(row["store_size"] for row in rows) <= 7000
+        taken.append(offsets(rows))
+        starts.append(stream.start)
+    assert [offset for bite in taken for offset in bite] == everything and len(taken) > 5
+    # a restart reads a batch that was planned but not finished again, the same
+    assert offsets(Stream(store).rows(starts[1], starts[2])) == taken[2]
+    assert offsets(Stream(store, start=starts[2]).step()) == everything[sum(map(len, taken[:3])) :]
+    # less than a message is one message
+    assert len(Stream(store, maxBytesPerTrigger="1").step()) == 1
+    assert stream.step() == []
+
+
+def test_a_stream_over_a_log_that_grows_and_does_not_exist_yet(tmp_path):
+    store = tmp_path / "store"
+    (store / "commitlog").mkdir(parents=True)
+    stream = Stream(store)
+    assert stream.step() == [] and stream.start["position"] == -1
+    puts = fill(store, 100)
+    assert offsets(stream.step()) == [put.offset for put in puts]
+    more = fill(store, 150, first=100)
+    assert offsets(stream.step()) == [put.offset for put in more]
+    assert stream.step() == []
+
+
+def test_a_half_written_message_waits(store):
+    last = messages_of(store)[-1]
+    path = segments(store)[-1].path
+    whole = path.read_bytes()
+    at = last.physical_offset - int(path.name)
+    for seen in (5, 60, last.size - 4):
+        path.write_bytes(whole[: at + seen] + bytes(len(whole) - at - seen))
+        stream, taken = Stream(store), []
+        # the one before it may wait for a second look, too
+        while rows := stream.step():
+            taken += offsets(rows)
+        assert taken == offsets(rows_of(batch(store))) and last.physical_offset not in taken
+        path.write_bytes(whole)
+        assert offsets(stream.step()) == [last.physical_offset]
+
+
+def test_a_log_that_its_broker_cut(store):
+    stream = Stream(store)
+    assert len(stream.step()) == 300
+    end, before = stream.start, messages_of(store)
+    cut_at = before[-3]
+    path = segments(store)[-1].path
+    whole = path.read_bytes()
+    # cut, and other messages written in place of the last three
+    other = before[-1].encode().replace(b"body 299", b"body xxx")
+    at = cut_at.physical_offset - int(path.name)
+    path.write_bytes(whole[:at] + other + bytes(len(whole) - at - len(other)))
+    with pytest.raises(CorruptFile, match=f"written anew below commit log offset {end['position']}.*new checkpoint"):
+        stream.step()
+    with pytest.raises(CorruptFile, match="written anew"):
+        Stream(store, start=end).step()
+    path.unlink()
+    with pytest.raises(MissingOffsets, match="the log was cut: it ends before"):
+        Stream(store, start=end).step()
+    with pytest.raises(MissingOffsets, match="cut"):
+        Stream(store).rows(Stream(store).start, end)
+
+
+def test_a_log_whose_oldest_segments_are_gone(store):
+    stream = Stream(store, maxBytesPerTrigger="5000")
+    stream.step()
+    segments(store)[0].path.unlink()
+    with pytest.raises(MissingOffsets, match="deleted before they were read"):
+        stream.step()
+    assert offsets(Stream(store).step())[0] == segments(store)[0].start
+
+
+def test_a_stream_stops_before_damage_and_names_it(store):
+    message = messages_of(store)[200]
+    path = next(s.path for s in segments(store) if s.start <= message.physical_offset < s.end)
+    data = bytearray(path.read_bytes())
+    data[message.physical_offset - int(path.name) + 5] ^= 0xFF
+    path.write_bytes(data)
+    stream, taken = Stream(store, maxBytesPerTrigger="9000"), []
+    with pytest.raises(CorruptFile, match=path.name):
+        while rows := stream.step():
+            taken += rows
+    assert offsets(taken)[-1] < message.physical_offset
+    skipping, passed = Stream(store, maxBytesPerTrigger="9000", skipCorrupt="true"), []
+    while rows := skipping.step():
+        passed += rows
+    assert offsets(passed) == offsets(rows_of(batch(store, skipCorrupt="true")))
+
+
+def test_what_is_available_now(store):
+    everything = offsets(rows_of(batch(store)))
+    stream = Stream(store, limit=ReadMaxBytes(9000))
+    stream.reader.prepareForTriggerAvailableNow()
+    fill(store, 50, first=300)
+    taken = []
+    while rows := stream.step():
+        taken += offsets(rows)
+    assert taken == everything
+    assert len(Stream(store, start=stream.start, limit=ReadAllAvailable()).step()) == 50

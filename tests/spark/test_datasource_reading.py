@@ -1,0 +1,263 @@
+"""The data source `tiered_index` without a session: what Spark's workers call, called here. Filters, schemas, requests, damage."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import (
+    CaseInsensitiveDict,
+    EqualNullSafe,
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringStartsWith,
+)
+from pyspark.sql.types import StructType
+
+from tests.merging import BASE_MS, RegionItem
+from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states
+from tests.spark.in_process import planned, shards_of
+from tests.spark.in_process import written as written_by_tasks
+from tests.storage.scripted_server import Answer
+from tiered_index import IndexConfig, IndexService, hash_key
+from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch, StorageMisconfigured
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.spark.datasource_entries import ApartEntrySource, EntrySource
+from tiered_index.spark.datasource_filters import Selection
+from tiered_index.spark.datasource_plan import plan_tasks
+from tiered_index.spark.publishing import publish_tables
+from tiered_index.storage.opening import open_storage
+from tiered_index.testing.counting_proxy import Action, counting_proxy
+
+PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
+ORDERS = ("orders", "key-0")
+
+
+def put(uri, root, table, *, rows=350):
+    """Put a table as files of so many rows."""
+    with IndexService.open(root=root, storage=uri, background=False, slots=64, items=100_000) as index:
+        for batch in table.to_batches(rows):
+            index.put_batch(batch)
+            index.flush()
+            index.seal()
+        index.run_lifecycle()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Tables of a day in shards, files, and all that was put."""
+    folder = tmp_path_factory.mktemp("reading")
+    uri, first, second = f"file://{folder}/storage", messages(2_000, days=2), messages(900, days=3, seed=2)
+    put(uri, folder / "root", second)
+    plan = planned(first, shards=3)
+    with open_storage(uri) as storage:
+        log = StorageLog(storage, SystemClock())
+        log.open()
+        publish_tables(plan, shards_of(written_by_tasks(first, plan, storage)), "error", storage, log)
+    assert len(states(uri).tables) == 2 and len(states(uri).objects) > 8
+    return uri, first.to_pylist() + second.to_pylist()
+
+
+def scan(uri, *filters, source=ApartEntrySource, columns=None, **options):
+    """Return the tables of a scan's partitions, as Spark's workers make them."""
+    made = source(CaseInsensitiveDict({"path": uri, **options}))
+    whole = made.schema()
+    schema = whole if columns is None else StructType([whole[name] for name in columns])
+    with pytest.MonkeyPatch.context() as patch:
+        if filters:
+            patch.setitem(sys.modules, PUSHING, sys)
+        reader = made.reader(schema)
+    if filters:
+        assert list(reader.pushFilters(list(filters))) == list(filters)
+    else:
+        assert type(reader).pushFilters.__module__ == "pyspark.sql.datasource"
+    return [pa.Table.from_batches(batches) for part in reader.partitions() if (batches := list(reader.read(part)))]
+
+
+def rows_of(tables):
+    rows = [row for table in tables for row in table.to_pylist()]
+    return Counter(
+        (r["topic"], r["key_hash"], r["key"], r["queue_id"], r["offset"], r["size"], int(r["timestamp"].timestamp())) for r in rows
+    )
+
+
+def expected(rows, keep=lambda r: True, keyed=False):
+    return Counter(
+        (r["topic"], hash_key(r["topic"], r["key"]), r["key"] if keyed else None, r["queue_id"], r["offset"], r["size"],
+         r["timestamp_ms"] // 1000)
+        for r in rows if keep(r)
+    )  # fmt: skip
+
+
+def at(ms):
+    return dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(milliseconds=ms)
+
+
+KEY, TOPIC, HASH, TIME = ("key",), ("topic",), ("key_hash",), ("timestamp",)
+MIDDLE = BEGIN_MS + DAY_MS
+CASES = {
+    "key_and_topic": ([IsNotNull(KEY), EqualTo(KEY, "key-0"), EqualTo(TOPIC, "orders")], lambda r: (r["topic"], r["key"]) == ORDERS),
+    "key_of_any_topic": ([EqualNullSafe(KEY, "key-7")], lambda r: r["key"] == "key-7"),
+    "keys": ([In(KEY, ["key-7", "nobody's", None, ""]), In(TOPIC, ["orders", "payments"])],
+             lambda r: r["key"] == "key-7" and r["topic"] in ("orders", "payments")),
+    "keys_twice": ([In(KEY, ["key-7", "key-8"]), In(KEY, ["key-8", "key-9"])], lambda r: r["key"] == "key-8"),
+    "two_keys": ([EqualTo(KEY, "key-7"), EqualTo(KEY, "key-8")], lambda r: False),
+    "key_and_hash": ([In(KEY, ["key-7", "key-0"]), EqualTo(HASH, hash_key(*ORDERS))], lambda r: (r["topic"], r["key"]) == ORDERS),
+    "key_and_time": ([EqualTo(KEY, "key-0"), LessThanOrEqual(TIME, at(MIDDLE))],
+                     lambda r: r["key"] == "key-0" and r["timestamp_ms"] // 1000 <= MIDDLE // 1000),
+    "key_of_no_time": ([EqualTo(KEY, "key-0"), LessThan(TIME, at(-5_000))], lambda r: False),
+    "hashes": ([In(HASH, [hash_key(*ORDERS), 5, -1])], lambda r: hash_key(r["topic"], r["key"]) == hash_key(*ORDERS)),
+    "topic": ([EqualTo(TOPIC, "überweisung")], lambda r: r["topic"] == "überweisung"),
+    "no_topic": ([EqualTo(TOPIC, "nothing")], lambda r: False),
+    "between": ([GreaterThanOrEqual(TIME, at(MIDDLE)), LessThan(TIME, at(MIDDLE + 3_600_500))],
+                lambda r: MIDDLE // 1000 <= r["timestamp_ms"] // 1000 <= (MIDDLE + 3_600_500) // 1000),
+    "after": ([GreaterThan(TIME, at(MIDDLE + 500))], lambda r: r["timestamp_ms"] // 1000 >= MIDDLE // 1000),
+    "left_to_spark": ([Not(EqualTo(TOPIC, "orders")), EqualTo(("size",), 5), IsNull(KEY), Not(EqualTo(TIME, at(5))),
+                       StringStartsWith(TOPIC, "o"), EqualTo(TIME, dt.datetime(2020, 1, 1))], lambda r: True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pushed_filters(written, case):
+    uri, rows = written
+    filters, keep = CASES[case]
+    assert rows_of(scan(uri, *filters)) == expected(rows, keep, keyed="key" in case)
+    # a Spark that mixes up the scans of a frame gets everything, whatever is pushed, and no key is looked for
+    if "key" not in case:
+        assert rows_of(scan(uri, *filters, source=EntrySource)) == expected(rows)
+
+
+def test_each_entry_is_in_one_partition(written):
+    uri, rows = written
+    whole = scan(uri)
+    assert len(whole) == 1 and rows_of(whole) == expected(rows)
+    cut = scan(uri, maxPartitionBytes="10k")
+    assert len(cut) > 8 and rows_of(cut) == expected(rows)
+    state = states(uri)
+    giant = scan(uri, EqualTo(HASH, hash_key(*ORDERS)), maxPartitionBytes="10k")
+    assert len(plan_tasks(state, Selection(hashes=frozenset([hash_key(*ORDERS)])), 10_000)[0].parts) < len(state.objects)
+    assert sum(len(table) for table in giant) == sum((r["topic"], r["key"]) == ORDERS for r in rows)
+
+
+def test_a_giant_slot_is_cut_and_read_by_time(tmp_path):
+    uri, count = f"file://{tmp_path}/storage", 30_000
+    table = messages(count, days=2, hot=1)
+    put(uri, tmp_path / "root", table, rows=count)
+    parts = scan(uri, maxPartitionBytes="300k")
+    assert len(parts) == 4 and rows_of(parts) == expected(table.to_pylist())
+    assert max(map(len, parts)) < count // 2
+    late = scan(uri, EqualTo(KEY, "key-0"), GreaterThanOrEqual(TIME, at(MIDDLE)))
+    assert sum(map(len, late)) == sum(r["timestamp_ms"] // 1000 >= MIDDLE // 1000 for r in table.to_pylist())
+
+
+def test_extended_schemas_and_some_columns(tmp_path):
+    uri = f"file://{tmp_path}/storage"
+    settings = IndexConfig(root=tmp_path / "root", storage=uri, slots=64, item_type=RegionItem, background=False)
+    with IndexService.open(settings, clock=ManualClock(BASE_MS)) as index:
+        index.put("t", 1, "k", 5, 9, BASE_MS, region=7, price=2.5, tag=b"ab")
+        index.seal()
+        index.run_lifecycle()
+    (table,) = scan(uri, key="k")
+    assert table.to_pylist() == [{
+        "topic": "t", "key_hash": hash_key("t", "k"), "key": "k", "queue_id": 1, "offset": 5, "size": 9,
+        "timestamp": at(BASE_MS // 1000 * 1000), "region": 7, "price": 2.5, "tag": b"ab",
+    }]  # fmt: skip
+    assert scan(uri, columns=["price", "topic"])[0].to_pylist() == [{"price": 2.5, "topic": "t"}]
+
+
+def test_keys_whose_hashes_collide(tmp_path):
+    """RocketMQ's entries have no fingerprint: what one key's lookup finds another one's finds, too, and `IN` gives both."""
+    uri = f"file://{tmp_path}/storage"
+    with IndexService.open(root=tmp_path / "root", storage=uri, preset="rocketmq", slots=64, items=100, background=False) as index:
+        for offset, key in enumerate(("Aa", "BB", "Aa", "C#")):
+            index.put("t", 0, key, offset, 1, BEGIN_MS)
+        index.seal()
+        index.run_lifecycle()
+    by_key = {key: Counter(r["offset"] for table in scan(uri, EqualTo(KEY, key)) for r in table.to_pylist()) for key in ("Aa", "BB")}
+    assert by_key["Aa"] == by_key["BB"] and len(by_key["Aa"]) >= 3
+    both = Counter((r["key"], r["offset"]) for table in scan(uri, In(KEY, ["Aa", "BB"])) for r in table.to_pylist())
+    assert both == Counter((key, offset) for key, offsets in by_key.items() for offset in offsets.elements())
+    assert sum(len(table) for table in scan(uri)) == 4
+
+
+@pytest.mark.parametrize("pushed", [EqualTo(KEY, "k"), StringStartsWith(KEY, "k"), Not(EqualTo(KEY, "k")), IsNotNull(KEY)])
+def test_filters_that_need_an_unknown_key_are_refused(written, pushed):
+    uri, _ = written
+    with pytest.raises(InvalidArgument, match=r"not their texts.*option\('key'"):
+        scan(uri, pushed, source=EntrySource)
+    if not isinstance(pushed, EqualTo):
+        with pytest.raises(InvalidArgument, match="filter key by = or IN"):
+            scan(uri, pushed, source=EntrySource, pushdown="on")
+    assert scan(uri, pushed, source=EntrySource, key="nobody's") == []
+
+
+def test_bad_options_and_places(written, tmp_path):
+    uri, _ = written
+
+    def refused(error, message, place=uri, **options):
+        with pytest.raises(error, match=message):
+            scan(place, **options)
+
+    refused(InvalidArgument, r"unknown option 'begin'; the options are path, topic, key, beginMs", begin="1")
+    refused(InvalidArgument, "beginMs is an integer, not 'x'", beginMs="x")
+    refused(InvalidArgument, "is after end_ms", beginMs="2", endMs="1")
+    refused(InvalidArgument, "maxPartitionBytes is a number of bytes", maxPartitionBytes="0")
+    refused(InvalidArgument, "pushdown is auto or on or off", pushdown="maybe")
+    refused(InvalidArgument, "a key is empty", key="")
+    refused(InvalidArgument, "topic is empty", topic=" ")
+    refused(InvalidArgument, "no path is given", place="")
+    refused(InvalidArgument, "one path is read at a time", paths='["a"]')
+    refused(NotAnIndex, "holds no tiered index", place=f"file://{tmp_path}")
+    refused(ConfigError, "one process's memory", place="memory://x")
+    with pytest.raises(SchemaMismatch, match="'offset' was wanted as int, and it is bigint"):
+        EntrySource({"path": uri}).reader(StructType().add("offset", "integer")).partitions()
+    assert list(EntrySource({"path": uri}).reader(StructType()).read(InputPartition(None))) == []
+
+
+@pytest.fixture
+def stored(s3, tmp_path, monkeypatch):
+    """An index of three files in a bucket, behind a proxy that counts."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    bucket, table = s3.new_bucket(), messages(900)
+    with counting_proxy(s3.endpoint_url) as proxy:
+        uri = f"s3a://{bucket}/index?endpoint_url={proxy.endpoint_url}"
+        put(uri.replace("s3a", "s3"), tmp_path / "root", table, rows=300)
+        proxy.reset()
+        yield uri, table.to_pylist(), proxy, [f"{bucket}/index/{name}" for name in states(uri.replace("s3a", "s3")).objects]
+
+
+def test_a_lookup_reads_a_directory_and_a_range_of_each_file(stored):
+    uri, rows, proxy, files = stored
+    assert len(files) == 3
+    proxy.reset()
+    assert rows_of(scan(uri, EqualTo(KEY, "key-0"), EqualTo(TOPIC, "orders"))) == expected(rows, lambda r: r["key"] == "key-0", keyed=True)
+    counts = proxy.counts()
+    assert {key: count.requests for (method, ranged, key), count in counts.items() if ranged} == dict.fromkeys(files, 2)
+    proxy.reset()
+    last = max(r["timestamp_ms"] for r in rows)
+    assert scan(uri, EqualTo(KEY, "nobody's"), GreaterThanOrEqual(TIME, at(last // 1000 * 1000))) == []
+    assert sum(count.requests for (_, ranged, _), count in proxy.counts().items() if ranged) == 2
+
+
+def test_damage_and_denial_name_the_object(stored):
+    uri, _, proxy, files = stored
+    proxy.fault = lambda request: Action(flip_byte=0) if request.ranged and request.key == files[1] else None
+    with pytest.raises(CorruptFile, match=files[1].partition("/index/")[2]):
+        scan(uri)
+    body = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+    proxy.fault = lambda request: Action(answer=Answer(403, body, {"Content-Type": "application/xml"})) if request.key == files[2] else None
+    with pytest.raises(StorageMisconfigured, match=files[2].partition("/index/")[2]):
+        scan(uri)

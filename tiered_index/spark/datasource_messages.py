@@ -1,0 +1,288 @@
+"""`spark.read.format("rocketmq_commitlog").load(PATH)` and `readStream`: the messages of a commit log as rows. docs/spark-sources.md.
+
+PATH is a store directory, its commitlog folder, or ``archive:`` and a storage URI: the segments that the index there has archived. A
+segment is a partition. Every message that is stored whole is a row, those that consumers don't see included; bodies are checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from tiered_index.clock import SystemClock
+from tiered_index.errors import InvalidArgument
+from tiered_index.rocketmq.archived_log import ArchivedLog
+from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.index_columns import IndexBatch
+from tiered_index.rocketmq.message import Message, decode_message
+from tiered_index.rocketmq.properties import TAGS, index_keys
+from tiered_index.rocketmq.walking import End
+from tiered_index.service.log_records import ArchivedSegment
+from tiered_index.service.segment_archive import SegmentArchive
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.spark.datasource_entries import require_columns
+from tiered_index.spark.datasource_options import Options
+from tiered_index.spark.executors import StorageAddress
+from tiered_index.types import MAX_TIMESTAMP_MS
+
+__all__ = ["MessageSource", "Stretch", "read_stretch"]
+
+_OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger")
+_COLUMNS: dict[str, DataType] = {
+    "topic": StringType(), "queue_id": IntegerType(), "queue_offset": LongType(), "physical_offset": LongType(),
+    "store_size": IntegerType(), "store_timestamp": TimestampType(), "born_timestamp": TimestampType(), "visible": BooleanType(),
+    "keys": ArrayType(StringType()), "tags": StringType(), "properties": MapType(StringType(), StringType()), "body": BinaryType(),
+}  # fmt: skip
+_ARCHIVE = "archive:"
+_BATCH_ROWS = 4_096
+_BATCH_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Messages that begin at commit log offsets [begin, end), of one segment: local, in `folder`, or `archived` in a storage.
+
+    `is_whole`: the log was seen to reach up to `end`, so anything less is an error.
+    """
+
+    begin: int
+    end: int
+    folder: str = ""
+    address: StorageAddress | None = None
+    archived: ArchivedSegment | None = None
+    is_whole: bool = False
+
+
+class MessageSource(DataSource):
+    """Commit logs, in batch and as a stream."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "rocketmq_commitlog"
+
+    def schema(self) -> StructType:
+        """Return the columns of a message."""
+        return self._settings().columns
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of a batch."""
+        return MessageReader(self._settings(), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Return the reader of a stream."""
+        from tiered_index.spark.datasource_stream import MessageStreamReader
+
+        return MessageStreamReader(self._settings(), schema)
+
+    def _settings(self) -> MessageSettings:
+        return MessageSettings.of(Options(self.name(), dict(self.options), _OPTIONS))
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSettings:
+    """The options, checked. `body` is ``plain``, ``stored`` (perhaps compressed) or ``none``."""
+
+    path: str
+    body: str
+    skip_corrupt: bool
+    store: str | None
+    max_bytes: int | None
+    columns: StructType
+
+    @classmethod
+    def of(cls, options: Options) -> MessageSettings:
+        """Return the settings that options make."""
+        body = options.choice("body", ("plain", "stored", "none"))
+        columns = StructType([StructField(name, kind) for name, kind in _COLUMNS.items() if name != "body" or body != "none"])
+        skips = options.choice("skipCorrupt", ("false", "true")) == "true"
+        return cls(options.path, body, skips, options.text("store"), options.size("maxBytesPerTrigger"), columns)
+
+    @property
+    def is_archive(self) -> bool:
+        """Whether the path names segments in a storage."""
+        return self.path.startswith(_ARCHIVE) or ("://" in self.path and not self.path.startswith("file://"))
+
+    @property
+    def address(self) -> StorageAddress:
+        """The storage of archived segments."""
+        return StorageAddress(self.path.removeprefix(_ARCHIVE))
+
+    @property
+    def folder(self) -> Path:
+        """The local folder of segments. Raises `InvalidArgument` where there is none."""
+        given = Path(unquote(urlsplit(self.path).path) if self.path.startswith("file://") else self.path).expanduser().absolute()
+        if not given.is_dir():
+            raise InvalidArgument(f"{given}: no such folder")
+        return given if given.name == "commitlog" and not (given / "commitlog").is_dir() else given / "commitlog"
+
+
+class _Task(InputPartition):
+    value: Stretch
+
+
+class MessageReader(DataSourceReader):
+    """Plans and reads the log as it is when the read is planned."""
+
+    def __init__(self, settings: MessageSettings, schema: StructType) -> None:
+        self._settings, self._schema = settings, schema
+
+    def partitions(self) -> list[InputPartition]:
+        """Return a partition a segment. Driver. Raises `MissingOffsets` for a gap between segments, unless told to skip."""
+        require_columns(self._schema, self._settings.columns, f"the commit log in {self._settings.path}")
+        stretches = list(_archived(self._settings) if self._settings.is_archive else _local(self._settings.folder))
+        return [_Task(stretch) for stretch in _without_gaps(stretches, self._settings)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield a segment's messages. Executor."""
+        if isinstance(partition, _Task):  # Spark makes one of its own where there is none
+            yield from read_stretch(partition.value, self._settings, self._schema)
+
+
+def _local(folder: Path) -> Iterator[Stretch]:
+    if not folder.is_dir():
+        raise InvalidArgument(f"{folder.parent} is no RocketMQ store: it has no commitlog/")
+    for segment in CommitLogReader(folder).segments():
+        yield Stretch(segment.start, segment.end, str(folder))
+
+
+def _archived(settings: MessageSettings) -> Iterator[Stretch]:
+    address = settings.address
+    with address.open() as storage:
+        state = StorageLog(storage, SystemClock()).open()
+    if settings.store not in (None, *state.stores) or not state.stores:
+        known = ", ".join(map(repr, state.stores)) or "none"
+        raise InvalidArgument(f"{settings.path} has no archived segments of store {settings.store!r}; stores with some: {known}")
+    for store in state.stores if settings.store is None else (settings.store,):
+        for segment in state.segments_of(store):
+            yield Stretch(segment.start, segment.end, address=address, archived=segment)
+
+
+def _without_gaps(stretches: list[Stretch], settings: MessageSettings) -> list[Stretch]:
+    """Return the stretches after a look at what is missing between them."""
+    stores = [stretch.archived.store if stretch.archived else "" for stretch in stretches]
+    for number in range(1, len(stretches)):
+        before, after = stretches[number - 1].end, stretches[number].begin
+        if stores[number - 1] == stores[number] and before != after and not settings.skip_corrupt:
+            raise MissingOffsets(settings.path, "no segment has them", before, after)
+    return stretches
+
+
+def read_stretch(stretch: Stretch, settings: MessageSettings, schema: StructType) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a stretch as batches of the schema's columns.
+
+    Raises `CorruptFile` naming file and offset at the first damage, unless told to skip, and `MissingOffsets` where the log was cut.
+    """
+    if stretch.archived is None:
+        yield from _batches(CommitLogReader(Path(stretch.folder), check_crc=True), stretch, settings, schema)
+        return
+    assert stretch.address is not None
+    with stretch.address.open() as storage:
+        log = StorageLog(storage, SystemClock())
+        archive = SegmentArchive(storage, lambda: log.state, log.open)
+        yield from _batches(ArchivedLog(archive, stretch.archived, skip_corrupt=settings.skip_corrupt), stretch, settings, schema)
+
+
+def _batches(reader: CommitLogReader, stretch: Stretch, settings: MessageSettings, schema: StructType) -> Iterator[pa.RecordBatch]:
+    wanted = to_arrow_schema(schema, timezone="UTC")
+    held: list[Message] = []
+    size = 0
+    for message in _messages(reader, stretch, skip_corrupt=settings.skip_corrupt):
+        held.append(message)
+        size += message.size
+        if len(held) == _BATCH_ROWS or size >= _BATCH_BYTES:
+            yield _arrow(held, wanted, settings.body)
+            held, size = [], 0
+    if held:
+        yield _arrow(held, wanted, settings.body)
+
+
+def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) -> Iterator[Message]:
+    """Yield the messages that begin in a stretch. Of a log that is being written the last one is left out where it may be half."""
+    at = stretch.begin
+    for batch, data in reader.stretches(stretch.begin, skip_corrupt=skip_corrupt, skip_missing=skip_corrupt):
+        if batch.begin >= stretch.end:
+            return
+        for row, place in enumerate(batch.positions.tolist(), 1):
+            offset = batch.begin + place
+            if offset >= stretch.end:
+                return
+            if _is_damaged(reader, offset):
+                continue
+            message = decode_message(data, place, file=str(reader.folder), physical_offset=offset, check_crc=False)
+            if b"\0" in message.raw_properties:
+                # bytes that weren't written yet; what was seen behind them was written later, so a second reading sees them
+                if not stretch.is_whole and row == batch.messages and batch.state in (End.OPEN, End.TORN):
+                    return
+                message = reader.read(offset)
+            at = offset + message.size
+            yield message
+        if max(at, batch.end) >= stretch.end or _ends(batch, stretch):
+            return
+    if stretch.is_whole and not skip_corrupt and at < stretch.end:
+        raise MissingOffsets(stretch.folder, "the log was cut after they were seen", at, stretch.end)
+
+
+def _ends(batch: IndexBatch, stretch: Stretch) -> bool:
+    """Return whether nothing of the stretch follows a batch."""
+    return batch.state in (End.OPEN, End.TORN) and not stretch.is_whole
+
+
+def _is_damaged(reader: CommitLogReader, offset: int) -> bool:
+    """Return whether a message lies in a piece of an archived segment that did not match its checksum."""
+    if not isinstance(reader, ArchivedLog) or not reader.damaged:
+        return False
+    size = reader.segments()[0].read(4, offset - reader.segments()[0].start)
+    end = offset + int.from_bytes(size, "big")
+    return any(offset < piece.end and end > piece.begin for piece in reader.damaged)
+
+
+def _arrow(messages: list[Message], wanted: Any, body: str) -> pa.RecordBatch:
+    parsed = {"keys", "tags", "properties"} & set(wanted.names)
+    properties = [message.properties for message in messages] if parsed else []
+    arrays = []
+    for column in wanted:
+        if column.name in parsed:
+            values: list[Any] = [_OF_PROPERTIES[column.name](found) for found in properties]
+        elif column.name == "body":
+            values = [m.raw_body if body == "stored" else m.body() for m in messages]
+        else:
+            values = [_OF_MESSAGES[column.name](message) for message in messages]
+        in_us = pa.types.is_timestamp(column.type)
+        arrays.append(pa.array(values, pa.int64()).cast(column.type) if in_us else pa.array(values, column.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+
+def _born_us(message: Message) -> int | None:
+    """Return the producer's time; what no calendar has is null, for such a clock is anyone's."""
+    return message.born_ms * 1000 if 0 <= message.born_ms <= MAX_TIMESTAMP_MS else None
+
+
+_OF_MESSAGES: dict[str, Callable[[Message], Any]] = {
+    "topic": lambda m: m.topic, "queue_id": lambda m: m.queue_id, "queue_offset": lambda m: m.queue_offset,
+    "physical_offset": lambda m: m.physical_offset, "store_size": lambda m: m.size, "store_timestamp": lambda m: m.store_ms * 1000,
+    "born_timestamp": _born_us, "visible": lambda m: m.is_visible,
+}  # fmt: skip
+_OF_PROPERTIES: dict[str, Callable[[dict[str, str]], Any]] = {
+    "keys": lambda found: list(index_keys(found)), "tags": lambda found: found.get(TAGS), "properties": lambda found: list(found.items()),
+}  # fmt: skip

@@ -1,0 +1,44 @@
+"""Makes the project's data sources known to a Spark session."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tiered_index.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register", "scans_are_apart"]
+
+_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_SOURCE = "org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2"
+
+
+def register(spark: SparkSession) -> None:
+    """Make the formats ``tiered_index`` and ``rocketmq_commitlog`` known to a session and let Spark push filters to them. Idempotent.
+
+    Raises `ConfigError` where PySpark is missing or has no data sources in Python. docs/spark-sources.md says what the sources read.
+    """
+    try:
+        from tiered_index.spark.datasource_entries import ApartEntrySource, EntrySource
+        from tiered_index.spark.datasource_messages import MessageSource
+    except ImportError as error:
+        raise ConfigError(f"data sources need PySpark 4.2 or later: pip install 'tiered_index[spark]' ({error})") from error
+
+    spark.dataSource.register(ApartEntrySource if scans_are_apart(spark) else EntrySource)
+    spark.dataSource.register(MessageSource)
+    if spark.conf.isModifiable(_PUSHDOWN):
+        spark.conf.set(_PUSHDOWN, "true")
+
+
+def scans_are_apart(spark: SparkSession) -> bool:
+    """Return whether this Spark keeps what a Python reader planned with the scan, not with the DataFrame: up to 4.3.0 it doesn't.
+
+    Where it doesn't, the class that stands for a loaded source has a method by which the last plan replaces the one before.
+    """
+    jvm: Any = getattr(spark, "_jvm", None)
+    if jvm is None:
+        return False  # Spark Connect doesn't show
+    methods = jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(_SOURCE).getMethods()
+    return all(method.getName() != "setReadInfo" for method in methods)
