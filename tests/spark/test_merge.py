@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.spark.entries import check, messages, states, sweep, total, write_parquet
 from tiered_index import IndexReader, IndexService
-from tiered_index.cli.main import run
+from tiered_index.cli.main import app, run
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import build, merge
 
@@ -76,7 +77,34 @@ def test_commands_build_and_merge_as_json(spark, storage, tmp_path, capfd):
     assert "has a table already" in told(*command, code=2)["error"]["message"]
     assert "is missing" in told("build", "--source", path, code=2)["error"]["message"]
     assert "NAME=VALUE" in told("build", "--source", path, "--column", "key", code=2)["error"]["message"]
-    merged = told("merge", "--window", "1d")
-    assert (merged["status"], merged["tables"], merged["entries"]) == ("merged", 2, 300)
+    stages = {stage["name"]: stage for stage in built["metrics"]["stages"]}
+    assert list(stages) == ["plan", "count", "build", "publish"]
+    assert all(stages[name]["entries"] == 300 for name in ("count", "build", "publish"))
+    assert stages["count"]["tasks"] >= 1 and stages["build"]["tasks"] >= 2 and stages["publish"]["tasks"] == 0
+    assert stages["build"]["requests"]["tasks"]["put"] == built["shards"] and not stages["count"]["requests"]["tasks"]
+    assert stages["build"]["bytes_written"] == built["written_bytes"]
+    assert built["metrics"]["application_id"] == spark.sparkContext.applicationId and built["metrics"]["cost_usd"] > 0
+    both = built["metrics"]["requests"]
+    parts = [part.get("put", 0) for stage in stages.values() for part in stage["requests"].values()]
+    assert both["put"] == sum(parts) >= built["shards"]
+
+    tiers = ("--tiers", "1d,30d", "--min-age", "2h", "--end", "2023-11-15T23:59:59Z")
+    here = CliRunner().invoke(app, ["merge", *tiers, "--dry-run", "--storage", storage, "--json", "--quiet"])
+    planned = told("merge", *tiers, "--dry-run")
+    assert planned == json.loads(here.stdout) and planned["status"] == "planned"
+    assert [len(tier["jobs"]) for tier in planned["tiers"]] == [2, 1]
+    assert "is no multiple of" in told("merge", "--tiers", "1h,90m", "--dry-run", code=2)["error"]["message"]
+    merged = told("merge", "--tiers", "1d,30d")
+    days, month = merged["tiers"]
+    assert (merged["status"], days["tables"], days["entries"], month["tables"], month["sources"]) == ("merged", 2, 300, 1, 2)
+    assert merged["log_number"] == states(storage).number
+    for tier in merged["tiers"]:
+        driven, ran = tier["metrics"]["stages"]
+        assert (driven["name"], ran["name"], driven["entries"], ran["entries"]) == ("plan and publish", "merge", 300, 300)
+        assert ran["requests"]["driver"] == driven["requests"]["tasks"] == {} and driven["tasks"] == 0 < ran["tasks"]
+        assert (ran["requests"]["tasks"]["put"], ran["bytes_written"]) == (tier["shards"], tier["written_bytes"])
+        assert driven["requests"]["driver"]["head"] >= tier["shards"]
+    assert merged["bytes_read"] == sum(tier["metrics"]["bytes_read"] for tier in merged["tiers"]) > 0
+    assert merged["requests"]["put"] == sum(tier["metrics"]["requests"]["put"] for tier in merged["tiers"])
     assert told("merge", "--window", "1d")["status"] == "nothing to do"
     check(storage, table)

@@ -5,45 +5,33 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
 
-from tiered_index.cli.output import counted, human_bytes, human_count
+from tiered_index.cli.merging import Begin, DryRun, End, MinAge, Tiers, Window, merge_options, print_report, print_total, show_plans
 from tiered_index.cli.progress import Progress
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.stored_index import StoredIndex, open_stored_index
-from tiered_index.cli.times import duration_option, format_time, human_duration, parse_duration, time_option
-from tiered_index.errors import InvalidArgument
-from tiered_index.service.log_records import StoredObject
-from tiered_index.service.merge.estimate import estimate
-from tiered_index.service.merge.plan import MergeJob, MergePlan
-from tiered_index.service.merge.run import MergeOptions, MergeReport, plan
+from tiered_index.cli.times import human_duration
+from tiered_index.service.merge.run import MergeOptions, plan
 from tiered_index.service.merge.run import merge as merge_tables
-from tiered_index.storage.prices import PriceTable
 from tiered_index.storage.probe import probe_put_if_absent
 
 __all__ = ["merge"]
-
-_LEFT_SHOWN = 5
 
 
 @command
 def merge(
     session: Session,
-    window: Annotated[
-        int, typer.Option(parser=duration_option, metavar="1h|1d|30d", help="Length of a window, from the epoch on.", show_default="1d")
-    ] = 86400,
-    tiers: Annotated[str | None, typer.Option(metavar="1d,30d", help="Several windows, one after the other; instead of --window.")] = None,
-    begin: Annotated[int | None, typer.Option(parser=time_option, metavar="T", help="Only what begins here or later.")] = None,
-    end: Annotated[int | None, typer.Option(parser=time_option, metavar="T", help="Only what ends here or earlier, inclusive.")] = None,
-    min_age: Annotated[
-        int, typer.Option(parser=duration_option, metavar="1h", help="Only windows that ended this long ago.", show_default="1h")
-    ] = 3600,
+    window: Window = 86400,
+    tiers: Tiers = None,
+    begin: Begin = None,
+    end: End = None,
+    min_age: MinAge = 3600,
     shard_bytes: Annotated[int, typer.Option(help="Size of a shard at which a window is cut, about.")] = 1 << 30,
     threads: Annotated[int, typer.Option(min=1, help="Tasks at the same time.")] = 2,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show windows, sources, requests and cost; change nothing.")] = False,
+    dry_run: DryRun = False,
 ) -> int:
     """Merge uploaded files, and tables of shorter windows, into window tables, so that a lookup costs a request a window.
 
@@ -58,21 +46,11 @@ def merge(
 
       tiered-index merge --storage s3://bucket/index --window 1h --begin 2023-11-14 --min-age 10m --json
     """
-    windows = _windows(tiers) if tiers is not None else [window]
+    options = merge_options(window, tiers, begin, end, min_age, shard_bytes)
     config = session.config()
     with open_stored_index(config) as index:
-        options = [
-            MergeOptions(
-                window_s=window_s,
-                min_age_s=min_age,
-                shard_bytes=shard_bytes,
-                begin_s=begin // 1000 if begin is not None else 0,
-                end_s=end // 1000 + 1 if end is not None else 1 << 62,
-            )
-            for window_s in windows
-        ]
         if dry_run:
-            _show_plans(session, index, options, config.prices)
+            show_plans(session, index, options, config.prices)
             return 0
         plan(index.log, index.clock, options[0])
         # whose put-if-absent isn't one would let two jobs merge the same files
@@ -81,40 +59,18 @@ def merge(
     return 0
 
 
-def _windows(text: str) -> list[int]:
-    """Return the windows of ``1d,30d``, the shortest first. Raises `InvalidArgument`."""
-    try:
-        windows = sorted({parse_duration(part.strip()) for part in text.split(",")})
-    except ValueError as error:
-        raise InvalidArgument(f"--tiers: {error}") from error
-    for shorter, longer in pairwise(windows):
-        if not shorter or longer % shorter:
-            raise InvalidArgument(f"--tiers: {human_duration(longer)} is no multiple of {human_duration(shorter)}: windows would overlap")
-    return windows
-
-
 def _merge(session: Session, index: StoredIndex, options: Sequence[MergeOptions], threads: int) -> None:
     tiers: list[dict[str, Any]] = []
     for chosen in options:
         entries = sum(job.entries for job in plan(index.log, index.clock, chosen).jobs)
-        name = human_duration(chosen.window_s)
-        with session.progress(f"merging into windows of {name}", entries) as progress:
+        with session.progress(f"merging into windows of {human_duration(chosen.window_s)}", entries) as progress:
             report = merge_tables(index.storage, index.log, index.clock, chosen, threads=threads, progress=_counting(progress))
         tiers.append({"window_s": chosen.window_s, **asdict(report), "left": [list(pair) for pair in report.left]})
         if not session.out.as_json:
-            _print_report(session, name, report)
+            print_report(session, chosen.window_s, report)
     usage = index.storage.total
-    spent = {"requests": usage.requests_by_kind, "bytes_read": usage.bytes_read, "bytes_written": usage.bytes_written}
-    if session.out.as_json:
-        session.out.document({
-            "status": "merged" if any(tier["jobs"] for tier in tiers) else "nothing to do", "log_number": index.log.state.number,
-            "tiers": tiers, **spent, "cost_usd": usage.cost_usd,
-        })  # fmt: skip
-    else:
-        session.out.line(
-            f"{counted(usage.requests, 'request')}, {human_bytes(usage.bytes_read)} read, {human_bytes(usage.bytes_written)} written, "
-            f"about ${usage.cost_usd:.6f}"
-        )
+    number = index.log.state.number
+    print_total(session, tiers, number, usage.requests_by_kind, usage.bytes_read, usage.bytes_written, usage.cost_usd)
 
 
 def _counting(progress: Progress) -> Callable[[int], None]:
@@ -129,74 +85,3 @@ def _counting(progress: Progress) -> Callable[[int], None]:
             progress.update(done, f"{done:,} entries")
 
     return count
-
-
-def _print_report(session: Session, name: str, report: MergeReport) -> None:
-    if report.jobs:
-        session.out.line(
-            f"windows of {name}: {counted(report.sources, 'object')} with {counted(report.entries, 'entry', 'entries')} became "
-            f"{counted(report.tables, 'table')} of {counted(report.shards, 'shard')}, {human_bytes(report.written_bytes)}"
-        )
-    else:
-        session.out.line(f"windows of {name}: nothing to merge")
-    _note_left(session, report.left)
-
-
-def _note_left(session: Session, left: Sequence[tuple[str, str]]) -> None:
-    for name, reason in left[:_LEFT_SHOWN]:
-        session.out.note(f"left as it is: {name}: {reason}")
-    if len(left) > _LEFT_SHOWN:
-        session.out.note(f"left as they are: {len(left) - _LEFT_SHOWN:,} more")
-
-
-def _show_plans(session: Session, index: StoredIndex, options: Sequence[MergeOptions], prices: PriceTable) -> None:
-    tiers = []
-    for chosen in options:
-        made = plan(index.log, index.clock, chosen)
-        jobs = [_describe_job(job, prices) for job in made.jobs]
-        tiers.append({"window_s": chosen.window_s, "jobs": jobs, "left": [list(pair) for pair in made.left]})
-        if not session.out.as_json:
-            _print_plan(session, human_duration(chosen.window_s), made, jobs)
-    if session.out.as_json:
-        session.out.document({"status": "planned", "log_number": index.log.state.number, "tiers": tiers})
-    elif len(options) > 1:
-        session.out.note("each tier is planned by what is there now; a longer one will also merge what the shorter ones have made")
-
-
-def _describe_job(job: MergeJob, prices: PriceTable) -> dict[str, Any]:
-    cost = estimate(job, prices)
-    return {
-        "sources": [_described(source) for source in job.sources],
-        "windows": [
-            {"begin_ms": w.begin_s * 1000, "window_s": w.window_s, "slots": w.slots.slots, "entries": w.entries} for w in job.windows
-        ],
-        "tasks": len(job.tasks), "shards": cost.shards, "entries": job.entries, "source_bytes": job.size_bytes,
-        "read_bytes": cost.read_bytes, "written_bytes": cost.written_bytes, "requests": cost.requests, "cost_usd": cost.cost_usd,
-    }  # fmt: skip
-
-
-def _described(source: StoredObject) -> dict[str, Any]:
-    return {
-        "object": source.name, "entries": source.count, "bytes": source.size_bytes, "begin_ms": source.second_min * 1000,
-        "end_ms": source.second_max * 1000, "table": source.shard.table if source.shard is not None else None,
-    }  # fmt: skip
-
-
-def _print_plan(session: Session, name: str, made: MergePlan, jobs: Sequence[dict[str, Any]]) -> None:
-    session.out.table(
-        ("from", "windows", "sources", "entries", "source bytes", "shards", "requests", "cost $"),
-        [
-            (
-                format_time(job["windows"][0]["begin_ms"]), len(job["windows"]), len(job["sources"]), human_count(job["entries"]),
-                human_bytes(job["source_bytes"]), job["shards"], human_count(sum(job["requests"].values())), f"{job['cost_usd']:.6f}",
-            )
-            for job in jobs
-        ],
-        title=f"windows of {name}", right="windows sources entries bytes shards requests cost",
-    )  # fmt: skip
-    session.out.line(
-        f"windows of {name}: {counted(sum(len(job['sources']) for job in jobs), 'object')} would become "
-        f"{counted(sum(len(job['windows']) for job in jobs), 'table')}; "
-        f"about {counted(sum(sum(job['requests'].values()) for job in jobs), 'request')}, ${sum(job['cost_usd'] for job in jobs):.6f}"
-    )
-    _note_left(session, made.left)

@@ -15,7 +15,7 @@ from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import open_storage
 
-__all__ = ["StoredIndex", "open_stored_index"]
+__all__ = ["StoredIndex", "open_stored_index", "storage_uri"]
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,24 @@ class StoredIndex:
     clock: Clock
 
 
-@contextlib.contextmanager
-def open_stored_index(config: IndexConfig) -> Iterator[StoredIndex]:
-    """Yield the index in the storage that `config` names, or that its root's marker does.
-
-    Raises `ConfigError` where neither is given, `NotAnIndex`, `StorageUnavailable`.
-    """
+def storage_uri(config: IndexConfig) -> str:
+    """Return the URI that `config` names, or that its root's marker does. Raises `ConfigError` where neither is given."""
     uri = config.storage
     if uri is None and config.root is not None:
         marker = Root(config.root, Disk()).read_marker()
         uri = marker.storage if marker is not None else None
     if uri is None:
         raise ConfigError("no storage is given: --storage URI, or --root of an index that has one")
+    return uri
+
+
+@contextlib.contextmanager
+def open_stored_index(config: IndexConfig) -> Iterator[StoredIndex]:
+    """Yield the index in the storage that `config` names, or that its root's marker does.
+
+    Raises `ConfigError` where neither is given, `NotAnIndex`, `StorageUnavailable`.
+    """
+    uri = storage_uri(config)
     clock = SystemClock()
     storage = MeteredStorage(open_storage(uri, options=config.s3, parallel_reads=config.query_threads), config.prices)
     with contextlib.closing(storage):

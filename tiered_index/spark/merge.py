@@ -35,8 +35,9 @@ _DRIVEN = "plan and publish"
 
 @dataclass(frozen=True, slots=True)
 class MergeResult(MergeReport):
-    """A `MergeReport`, and what the job did and cost."""
+    """A `MergeReport`, the log's last record afterwards, and what the job did and cost."""
 
+    log_number: int = 0
     metrics: JobMetrics = field(default_factory=JobMetrics)
 
 
@@ -78,7 +79,7 @@ def merge(
         with meter.stage(_DRIVEN) as driven:
             report = merge_by(opened, log, present, chosen, run_tasks=run_tasks)
             driven.entries = report.entries
-    return MergeResult(**{f.name: getattr(report, f.name) for f in fields(report)}, metrics=meter.metrics)
+    return MergeResult(**{f.name: getattr(report, f.name) for f in fields(report)}, log_number=log.state.number, metrics=meter.metrics)
 
 
 def _run_on(spark: SparkSession, job: MergeJob, address: Address, now_ms: int) -> Sequence[TaskResult]:

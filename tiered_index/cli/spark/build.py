@@ -11,7 +11,7 @@ import typer
 
 from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.spark.sharing import Conf, Master, pairs, progress_of, spark_of
+from tiered_index.cli.spark.sharing import Conf, Master, Ship, pairs, progress_of, spark_of
 from tiered_index.cli.times import format_time, human_duration
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.spark.metrics import JobMetrics
@@ -44,6 +44,7 @@ def build(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show windows, shards, bytes, requests and cost; change nothing.")] = False,
     master: Master = None,
     conf: Conf = None,
+    ship: Ship = False,
 ) -> int:
     """Build window tables from files or a commit log, on Spark, and publish them with one log record.
 
@@ -67,7 +68,7 @@ def build(
     constants = pairs("--constant", constant)
     if both := sorted(columns.keys() & constants.keys()):
         raise InvalidArgument(f"{both[0]} is given by --column and by --constant")
-    spark = spark_of(master, conf)
+    spark = spark_of(master, conf, ship=ship)
     from tiered_index.spark.build import build as build_tables
 
     begun = time.monotonic()

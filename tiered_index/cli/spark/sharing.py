@@ -13,12 +13,14 @@ from tiered_index.errors import InvalidArgument
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Conf", "Master", "pairs", "progress_of", "spark_of"]
+__all__ = ["Conf", "Master", "Ship", "pairs", "progress_of", "spark_of"]
 
 Master = Annotated[
     str | None, typer.Option(help="Where Spark runs: local[4], spark://host:7077, yarn; none: what spark-submit says, else this machine.")
 ]
 Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark's; several times.")]
+
+Ship = Annotated[bool, typer.Option("--ship", help="Send this package to the executors, whose Python needs only what it depends on.")]
 
 
 def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
@@ -32,12 +34,16 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
     return found
 
 
-def spark_of(master: str | None, conf: Sequence[str] | None) -> SparkSession:
-    """Return the session. Raises `ConfigError` where PySpark or Java is missing."""
+def spark_of(master: str | None, conf: Sequence[str] | None, *, ship: bool = False) -> SparkSession:
+    """Return the session; with `ship` its executors get this package from here. Raises `ConfigError` where PySpark or Java is missing."""
     from tiered_index.spark.starting import open_session
 
     spark = open_session(master, settings=pairs("--conf", conf))
     spark.sparkContext.setLogLevel("ERROR")
+    if ship:
+        from tiered_index.spark.shipping import ship_package
+
+        ship_package(spark)
     return spark
 
 

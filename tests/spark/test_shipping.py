@@ -1,0 +1,72 @@
+"""Executors whose Python has what the package depends on but not the package: the driver ships it. On a cluster of processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.spark.entries import check, messages, total, write_parquet
+from tiered_index.spark.shipping import pack_package
+
+_OURS = ("tiered_index", "__editable__")
+
+
+def bare_python(folder: Path) -> Path:
+    """Return an interpreter that has all that this one has but the package."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", str(folder)], check=True)
+    dependencies = folder / "dependencies"
+    dependencies.mkdir()
+    for path in map(Path, {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}):
+        for entry in path.iterdir():
+            if not entry.name.startswith(_OURS) and entry.suffix != ".pth" and not (dependencies / entry.name).exists():
+                (dependencies / entry.name).symlink_to(entry)
+    (site,) = folder.glob("lib/python3*/site-packages")
+    (site / "dependencies.pth").write_text(f"{dependencies}\n")
+    return folder / "bin" / "python"
+
+
+@pytest.mark.slow
+def test_executors_get_the_package_from_the_driver(tmp_path):
+    worker = bare_python(tmp_path / "bare")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"PYSPARK_PYTHON": str(worker), "SPARK_LOCAL_IP": "127.0.0.1"}
+    script = "import numpy, pyarrow, boto3, pydantic, pyspark, importlib.util as u; print(u.find_spec('tiered_index'))"
+    found = subprocess.run([worker, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "None"
+    table, storage = messages(800), f"file://{tmp_path}/storage"
+    source = write_parquet(table, tmp_path / "m.parquet")
+
+    def spark(*arguments):
+        command = [sys.executable, "-c", "from tiered_index.cli.main import run; run()", "spark", *arguments, "--storage", storage]
+        cluster = ["--master", "local-cluster[2,1,1024]", "--conf", "spark.executor.memory=1g", "--conf", "spark.ui.enabled=false"]
+        command += [*cluster, "--conf", "spark.driver.host=127.0.0.1", "--json", "--quiet"]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400)
+
+    build = ("build", "--source", source, "--slots", "64")
+    alone = spark(*build)
+    assert alone.returncode != 0 and "No module named 'tiered_index'" in alone.stderr
+    built = spark(*build, "--ship")
+    assert built.returncode == 0, built.stderr[-3000:]
+    assert json.loads(built.stdout)["entries"] == 800
+    merged = spark("merge", "--window", "30d", "--ship")
+    assert merged.returncode == 0, merged.stderr[-3000:]
+    assert json.loads(merged.stdout)["tiers"][0]["entries"] == total(storage) == 800
+    check(storage, table, keys=5)
+
+
+def test_what_is_shipped_are_the_modules_and_the_same_bytes_each_time(tmp_path):
+    first, second = pack_package(tmp_path / "1.zip"), pack_package(tmp_path / "2.zip")
+    assert first.read_bytes() == second.read_bytes()
+    names = zipfile.ZipFile(first).namelist()
+    assert "tiered_index/__init__.py" in names and "tiered_index/spark/build.py" in names
+    assert all(name.startswith("tiered_index/") and name.endswith(".py") for name in names)
+    script = f"import sys; sys.path[:0] = [{str(first)!r}]; import tiered_index.spark.shards as s, tiered_index as t; print(t.__file__)"
+    ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.strip() == f"{first}/tiered_index/__init__.py", ran.stderr
