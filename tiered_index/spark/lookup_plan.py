@@ -170,6 +170,6 @@ def expected(plan: LookupPlan, rows: int) -> tuple[int, int]:
         p = touched / groups
         passed_over = sum(j * p * (1 - p) ** j for j in range(gap + 1)) if p < 1 else 0.0
         size = min(arrays, (touched + touched * passed_over) * _GROUP_BYTES)
-        requests += 1 + max(touched * (1 - p) ** (gap + 1), size / _SPAN_BYTES)
+        requests += 1 + max(min(1.0, touched), touched * (1 - p) ** (gap + 1), size / _SPAN_BYTES)
         read += stored.size_bytes - stored.directory_position + size
     return round(requests), round(read)

@@ -34,6 +34,7 @@ _CHUNK = 1 << 20
 # questions searched for at a time
 _FILTER_SHARE = 4
 # a filter is fetched where it costs at most one in so many of what would be read without it
+_LEAST_REQUEST_BYTES = 16 << 10
 _ALONE = 4
 # questions of one giant slot that are searched for one by one, newest blocks first
 Array = npt.NDArray[Any]
@@ -129,12 +130,13 @@ def _runs_of(trailer: Trailer, batch: PackedBatch) -> list[Run]:
 def _filtered(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: PackedBatch) -> PackedBatch:
     """Return the questions that are left after the object's filter was asked, where that was worth fetching.
 
-    A request is taken to cost as much as the bytes that are read to spare one.
+    A request is taken to cost as much as the bytes that are read to spare one, and at least as a slot group.
     """
     stored, cold = source.stored, source.cold
     gap = plan.settings.coalesce_gap_bytes
-    wanted = sum(size if near else size + gap for _, size, near in _extents(_runs_of(trailer, batch), gap))
-    if not stored.filter_length or (stored.filter_length + gap) * _FILTER_SHARE > wanted:
+    request = max(gap, _LEAST_REQUEST_BYTES)
+    wanted = sum(size if near else size + request for _, size, near in _extents(_runs_of(trailer, batch), gap))
+    if not stored.filter_length or (stored.filter_length + request) * _FILTER_SHARE > wanted:
         return batch
     hashes = question_hashes(batch, keyed=cold.keyed)
     cold.filters.note_in_vain(stored, int(hashes[0]))

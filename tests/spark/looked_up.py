@@ -1,0 +1,103 @@
+"""What Spark does to keys in a bulk lookup, in this process: pack, search task by task, answer. Any storage will do, with faults too."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tests.spark.in_process import Address
+from tiered_index.service.cold.path import ColdSettings
+from tiered_index.service.log_records import LogState
+from tiered_index.spark.lookup_answers import answer_partition
+from tiered_index.spark.lookup_plan import LookupPlan, plan_lookup
+from tiered_index.spark.lookup_questions import questions_of
+from tiered_index.spark.lookup_tasks import REPORT, TaskReport, pack_questions, search_task
+from tiered_index.storage.base import Storage
+from tiered_index.storage.prices import PriceTable
+from tiered_index.types import Lookup
+
+SETTINGS = ColdSettings(query_threads=2, coalesce_gap_bytes=0, block_cache_bytes=0)
+
+
+@dataclass
+class LookedUp:
+    """Answers by question: (status, entries as dicts, failed), and the reports of the tasks."""
+
+    plan: LookupPlan
+    reports: list[TaskReport] = field(default_factory=list)
+    answers: dict[bytes, tuple[str, list[dict[str, Any]], Any]] = field(default_factory=dict)
+
+    def of(self, lookup: Lookup) -> tuple[str, list[dict[str, Any]], Any]:
+        """Return the answer to one lookup."""
+        question = questions_of(*_columns([lookup]), self.plan.places, keyed=self.plan.schema.keyed)
+        return self.answers[question.tobytes()]
+
+    @property
+    def requests(self) -> int:
+        return sum(sum(report.requests.values()) for report in self.reports)
+
+
+def plan_of(state: LogState, lookups: Sequence[Lookup], **options: Any) -> LookupPlan:
+    """Return a plan for lookups, of two cores unless `options` say else."""
+    lows = [q.begin_ms or 0 for q in lookups]
+    highs = [2**60 if q.end_ms is None else q.end_ms for q in lookups]
+    chosen: dict[str, Any] = {
+        "parallelism": 2, "max_count": 64, "allow_partial": False, "settings": SETTINGS, "prices": PriceTable(), **options,
+    }  # fmt: skip
+    return plan_lookup(
+        state, sorted({q.topic for q in lookups}), (min(lows, default=0) // 1000, max(highs, default=0) // 1000), len(lookups), **chosen
+    )
+
+
+def looked_up(storage: Storage, plan: LookupPlan, lookups: Sequence[Lookup], *, batch_rows: int = 64) -> LookedUp:
+    """Return what a bulk lookup of `lookups` answers."""
+    made = LookedUp(plan)
+    topics, keys, begins, ends = _columns(lookups)
+    rows = pa.record_batch({"topic": topics, "key": keys, "begin": begins, "end": ends})
+    batches = [rows.slice(start, batch_rows) for start in range(0, len(lookups), batch_rows)]
+    packed = pa.Table.from_batches(list(pack_questions(batches, plan)))
+    found: list[pa.RecordBatch] = []
+    for task in range(len(plan.tasks)):
+        blocks = packed.filter(pc.equal(packed["task"], task)).to_batches()
+        for batch in search_task(blocks, plan, Address(storage)):  # type: ignore[arg-type]
+            if batch.column("kind")[0].as_py() == REPORT:
+                made.reports.append(pickle.loads(batch.column("more")[0].as_py()))
+            else:
+                found.append(batch)
+    gathered = pa.Table.from_batches(found)
+    for partition in range(plan.partitions):
+        blocks = gathered.filter(pc.equal(gathered["partition"], partition)).sort_by("kind").to_batches(7)
+        nested = {row["_question"]: row for b in answer_partition(blocks, plan, nested=True) for row in b.to_pylist()}
+        flat = [row for b in answer_partition(blocks, plan, nested=False) for row in b.to_pylist()]
+        _check_alike(nested, flat)
+        made.answers |= {question: (row["status"], row["entries"], row["failed"]) for question, row in nested.items()}
+    return made
+
+
+def _check_alike(nested: dict[bytes, dict[str, Any]], flat: Iterable[dict[str, Any]]) -> None:
+    """Assert that rows of entries say what the arrays do."""
+    told: dict[bytes, list[dict[str, Any]]] = {question: [] for question in nested}
+    empty = set()
+    for row in flat:
+        question, status, failed, position = (row.pop(name) for name in ("_question", "status", "failed", "position"))
+        assert (status, failed) == (nested[question]["status"], nested[question]["failed"])
+        if position is None:
+            assert set(row.values()) == {None} and question not in empty
+            empty.add(question)
+        else:
+            assert position == len(told[question])
+            told[question].append(row)
+    assert told == {question: row["entries"] for question, row in nested.items()}
+    assert empty == {question for question, row in nested.items() if not row["entries"]}
+
+
+def _columns(lookups: Sequence[Lookup]) -> tuple[Any, Any, Any, Any]:
+    return (
+        pa.array([q.topic for q in lookups], pa.string()), pa.array([q.key for q in lookups], pa.string()),
+        pa.array([q.begin_ms for q in lookups], pa.int64()), pa.array([q.end_ms for q in lookups], pa.int64()),
+    )  # fmt: skip

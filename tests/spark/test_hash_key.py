@@ -1,0 +1,107 @@
+"""`hash_key` in all its forms: Python's scalar and vectorised ones, Spark's columns and SQL, DuckDB's SQL. All equal Java's."""
+
+from __future__ import annotations
+
+import json
+import struct
+from functools import cache
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tiered_index.spark
+from tiered_index import hash_key, hash_key_sql
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.hashing import code_units, hash_batch
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "data" / "tiered"
+text = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
+pairs = st.tuples(text, text)
+
+
+def java(topic, key):
+    value = 0
+    for (unit,) in struct.iter_unpack(">H", f"{topic}#{key}".encode("utf-16-be")):
+        value = (31 * value + unit) % 2**32
+    signed = value - 2**32 if value >= 2**31 else value
+    return 0 if signed == -(2**31) else abs(signed)
+
+
+def golden_pairs():
+    """Topics and keys whose hashes stand in Java's files, with those hashes."""
+    found = {}
+    for case in ("unicode", "minvalue_slots16"):
+        calls = [json.loads(line) for line in (GOLDEN / case / "input.jsonl").read_text().splitlines()]
+        meta = json.loads((GOLDEN / case / "meta.json").read_text())
+        data = (GOLDEN / case / "unsealed.bin").read_bytes()
+        hashes = {abs(hash_) % 2**31 for (hash_,) in struct.iter_unpack(">i28x", data[28 + 8 * meta["slots"] :])}
+        for call in calls:
+            for key in call["keys"] or ():
+                if call["result"] == "SUCCESS" and call["topic"]:
+                    found[call["topic"], key] = hashes
+    return found
+
+
+@cache
+def duck():
+    connection = duckdb.connect()
+    connection.execute(hash_key_sql("duckdb"))
+    return connection
+
+
+def by_duck(rows):
+    return [duck().execute("SELECT hash_key(?::VARCHAR, ?::VARCHAR)", list(row)).fetchone()[0] for row in rows]
+
+
+def by_batch(rows):
+    topics = [topic for topic, _ in rows]
+    hashes, _ = hash_batch(topics, np.arange(len(rows)), code_units([key for _, key in rows]))
+    return hashes.tolist()
+
+
+def by_spark(spark, rows):
+    frame = spark.createDataFrame(rows, "topic string, key string").coalesce(1)
+    frame.createOrReplaceTempView("hashed_keys")
+    spark.sql(hash_key_sql("spark"))
+    columns = frame.select(tiered_index.spark.hash_key("topic", frame.key)).collect()
+    told = spark.sql("SELECT hash_key(topic, key) FROM hashed_keys").collect()
+    assert columns == [(row[0],) for row in told]
+    return [row[0] for row in columns]
+
+
+def test_hashes_of_the_golden_files_in_every_form(spark):
+    golden = golden_pairs()
+    rows = list(golden)
+    assert len(rows) > 60
+    hashes = [hash_key(*row) for row in rows]
+    assert all(found in golden[row] for row, found in zip(rows, hashes, strict=True))
+    # Integer.MIN_VALUE is among them, and so are astral characters
+    assert 0 in hashes and any(ord(c) > 0xFFFF for _, key in rows for c in key)
+    assert by_batch(rows) == by_duck(rows) == by_spark(spark, rows) == hashes == [java(*row) for row in rows]
+
+
+@given(pairs)
+@settings(max_examples=300, deadline=None)
+def test_random_text_in_python_and_duckdb(row):
+    assert [hash_key(*row)] == by_batch([row]) == by_duck([row]) == [java(*row)]
+
+
+@given(st.lists(pairs, min_size=50, max_size=200))
+@settings(max_examples=3, deadline=None)
+def test_random_text_on_spark(spark, rows):
+    assert by_spark(spark, rows) == [java(*row) for row in rows]
+
+
+def test_nulls_and_long_keys(spark):
+    rows = [(None, "k"), ("t", None), ("t", ""), ("t", "x" * 32_767)]
+    expected = [None, None, java("t", ""), java("t", "x" * 32_767)]
+    assert by_duck(rows) == by_spark(spark, rows) == expected
+
+
+def test_a_dialect_that_nobody_wrote():
+    with pytest.raises(InvalidArgument, match="duckdb, spark"):
+        hash_key_sql("oracle")

@@ -1,0 +1,280 @@
+"""Bulk lookups answer as a reader does, whatever the files: in this process, task by task. Requests are counted, faults are scripted."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pyarrow as pa
+import pytest
+
+from tests.cold_index import Recorder
+from tests.merging import BASE_MS, DAY_MS, HOUR_MS, Merging, RegionItem
+from tests.spark.looked_up import SETTINGS, looked_up, plan_of
+from tiered_index import Lookup
+from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, StorageMisconfigured, StorageUnavailable
+from tiered_index.format.hashing import key_hash
+from tiered_index.service.merge import plan as plan_module
+from tiered_index.service.merge import task as task_module
+from tiered_index.service.orphans import delete_orphans, find_orphans
+from tiered_index.spark import lookup_search
+from tiered_index.spark.lookup_plan import expected
+from tiered_index.spark.lookup_questions import PackedBatch, questions_of
+from tiered_index.testing.storage_faults import FaultStorage
+
+
+@pytest.fixture(params=[("native", None), ("rocketmq", None), ("native", RegionItem)], ids=["native", "rocketmq", "further columns"])
+def life(request, tmp_path, monkeypatch):
+    """Files, a table of shards and of parts of a giant slot, a giant key, a quarantine file, keys whose hashes collide."""
+    preset, item_type = request.param
+    monkeypatch.setattr(task_module, "PIECE_ITEMS", 200)
+    monkeypatch.setattr(plan_module, "_job", lambda *given, job=plan_module._job: job(*given[:-1], 1 << 14))
+    made = Merging(tmp_path, preset=preset, item_type=item_type, settings={"max_late_s": 40 * 86_400})
+    rng = random.Random(7)
+
+    def rows(begin_ms, count, keys):
+        return [(begin_ms + rng.randrange(DAY_MS), f"k{rng.randrange(keys)}") for _ in range(count)]
+
+    made.put(rows(BASE_MS, 900, 60))
+    made.put([(BASE_MS + n * 1000, "giant") for n in range(1500)])
+    made.publish()
+    made.put(rows(BASE_MS, 200, 60), topic="other")
+    made.publish()
+    made.later(3)
+    made.merge()
+    (shards,) = made.state.tables.values()
+    ranges = {(stored.shard.slot_low, stored.shard.slot_high) for stored in shards}
+    assert 1 < len(ranges) < len(shards)
+    for day in range(3, 6):
+        made.put(rows(BASE_MS + day * DAY_MS, 150, 60))
+        # keys with one hash: their topics and names differ, "Aa" and "BB" have equal Java hashes
+        made.put([(BASE_MS + day * DAY_MS, "xAa"), (BASE_MS + day * DAY_MS + 5, "xBB")])
+        made.put([(BASE_MS + day * DAY_MS + 9, "xAa")], topic="other")
+        made.publish()
+    made.put([(BASE_MS - 400 * DAY_MS, "k1"), (BASE_MS - 401 * DAY_MS, "late")])
+    made.publish()
+    yield made
+    made.close()
+
+
+def lookups_of(made, *, max_count=64):
+    names = [*sorted(made.asked), ("t", "nobody"), ("nowhere", "k1"), ("t", "xAa"), ("other", "xBB")]
+    ranges = [*made.ranges(), (BASE_MS + HOUR_MS, BASE_MS + 5 * HOUR_MS), (BASE_MS - 500 * DAY_MS, BASE_MS)]
+    return [
+        Lookup(topic=t, key=k, begin_ms=b, end_ms=e, max_count=max_count)
+        for number, (t, k) in enumerate(names)
+        for b, e in (ranges if number % 5 == 0 else ranges[number % 7 : number % 7 + 1])
+    ]  # fmt: skip
+
+
+def entries_of(result):
+    return [{n: v for n, v in item.__dict__.items() if n not in ("topic", "source")} for item in result.items]
+
+
+def check(made, found, lookups):
+    with made.reader() as reader:
+        answered = reader.query_many(lookups)
+        for lookup, result in zip(lookups, answered, strict=True):
+            status, entries, failed = found.of(lookup)
+            assert (status, entries, failed) == (result.status, entries_of(result), None), lookup
+        for lookup, result in list(zip(lookups, answered, strict=True))[::9]:
+            one = reader.query(lookup.topic, lookup.key, lookup.begin_ms, lookup.end_ms, lookup.max_count)
+            assert entries_of(one) == entries_of(result)
+
+
+@pytest.mark.parametrize("max_count", [3, 10_000])
+def test_answers_equal_a_readers(life, max_count):
+    lookups = lookups_of(life, max_count=max_count)
+    assert len(lookups) > 100
+    plan = plan_of(life.state, lookups, max_count=max_count)
+    assert len(plan.tasks) > 2
+    found = looked_up(life.storage, plan, [*lookups, *lookups[:20]])
+    check(life, found, lookups)
+    # repeated rows are one question
+    assert len(found.answers) <= len(lookups)
+
+
+def test_answers_of_small_pieces(life, monkeypatch):
+    """Windows of a run, rows that go as soon as they come, batches that make too many pairs, filters at any price: nothing changes."""
+    monkeypatch.setattr(lookup_search, "_WINDOW_BYTES", 1)
+    monkeypatch.setattr(lookup_search, "_CHUNK", 16)
+    monkeypatch.setattr(lookup_search, "_ALONE", 0)
+    monkeypatch.setattr(lookup_search, "_FILTER_SHARE", 0)
+    monkeypatch.setattr("tiered_index.service.batch_query.MAX_PAIRS", 20)
+    monkeypatch.setattr(lookup_search.HeldAnswers.__init__, "__defaults__", (5,))
+    monkeypatch.setattr("tiered_index.spark.lookup_answers._HELD_ROWS", 10)
+    monkeypatch.setattr("tiered_index.spark.lookup_answers._BATCH_ROWS", 7)
+    lookups = lookups_of(life, max_count=20)
+    found = looked_up(life.storage, plan_of(life.state, lookups, max_count=20), lookups, batch_rows=11)
+    check(life, found, lookups)
+
+
+def test_each_object_is_opened_once_and_ranges_are_read_once(life):
+    lookups = lookups_of(life)
+    recorder = Recorder(life.storage)
+    plan = plan_of(life.state, lookups)
+    found = looked_up(recorder, plan, lookups)
+    directories = [read.name for read in recorder.reads if read.start == life.state.objects[read.name].directory_position]
+    assert sorted(directories) == sorted(life.state.objects)
+    assert found.requests == len(recorder.reads) == len(recorder.operations)
+    assert sum(report.bytes_read for report in found.reports) == recorder.delivered
+    # without cut slots, whose few keys are read for themselves, no byte is read twice
+    plain = [name for name, stored in life.state.objects.items() if stored.count < 1000]
+    for name in plain:
+        reads = sorted((read for read in recorder.reads if read.name == name), key=lambda read: read.start)
+        assert all(first.end <= second.start for first, second in itertools.pairwise(reads))
+
+
+def test_only_files_in_range_and_slots_that_are_asked_are_read(life):
+    recorder = Recorder(life.storage)
+    lookup = Lookup(topic="t", key="k3", begin_ms=BASE_MS + 3 * DAY_MS, end_ms=BASE_MS + 4 * DAY_MS - 1)
+    found = looked_up(recorder, plan_of(life.state, [lookup]), [lookup])
+    (name,) = {read.name for read in recorder.reads}
+    assert (life.state.objects[name].shard, len(recorder.reads)) == (None, 2)
+    check(life, found, [lookup])
+
+
+def test_neighbours_are_one_range_where_the_gap_allows_it(tmp_path):
+    made = Merging(tmp_path, settings={"slots": 5_000, "items": 50_000})
+    made.put([(BASE_MS + n, f"k{n}") for n in range(6_000)])
+    made.publish()
+    lookups = [Lookup(topic="t", key=f"k{n}") for n in range(0, 6_000, 40)]
+    requests = []
+    for gap in (0, 1 << 20):
+        recorder = Recorder(made.storage)
+        settings = type(SETTINGS)(query_threads=2, coalesce_gap_bytes=gap)
+        check(made, looked_up(recorder, plan_of(made.state, lookups, settings=settings), lookups), lookups)
+        requests.append(len(recorder.reads))
+    assert requests[0] > requests[1] == 2
+    foreseen = expected(plan_of(made.state, lookups, settings=SETTINGS), len(lookups))
+    assert foreseen[0] == pytest.approx(requests[0], rel=0.5)
+    made.close()
+
+
+def test_a_filter_is_read_where_it_spares_more(tmp_path):
+    made = Merging(tmp_path, settings={"slots": 20_000, "items": 50_000})
+    made.put([(BASE_MS + n, f"k{n}") for n in range(20_000)])
+    made.publish()
+    (stored,) = made.state.objects.values()
+    absent = [Lookup(topic="t", key=f"absent{n}") for n in range(2_000)]
+    recorder = Recorder(made.storage)
+    looked_up(recorder, plan_of(made.state, absent), absent)
+    assert recorder.reads[1].start == stored.trailer_position and recorder.reads[1].length == stored.filter_length
+    # some 1 in 100 are not excluded: without the filter nearly every slot group would have been read
+    assert recorder.delivered < stored.trailer_position / 2
+    few = Recorder(made.storage)
+    looked_up(few, plan_of(made.state, absent[:1]), absent[:1])
+    assert [read.start == stored.trailer_position for read in few.reads] == [False] * 2
+    made.close()
+
+
+def test_a_hot_key_is_read_newest_first(tmp_path):
+    made = Merging(tmp_path, settings={"items": 50_000})
+    made.put([(BASE_MS + n * 1000, "hot") for n in range(30_000)])
+    made.publish()
+    lookup = Lookup(topic="t", key="hot", max_count=5)
+    recorder = Recorder(made.storage)
+    found = looked_up(recorder, plan_of(made.state, [lookup], max_count=5), [lookup])
+    check(made, found, [lookup])
+    assert recorder.delivered < 30_000 * 32 / 2
+    made.close()
+
+
+def test_an_object_that_a_merge_removed_ends_the_plan(life):
+    lookups = lookups_of(life)
+    plan = plan_of(life.state, lookups)
+    old = set(life.state.objects)
+    life.later()
+    life.merge(30 * 86_400)
+    life.later(3)
+    delete_orphans(life.storage, find_orphans(life.storage, life.log(), life.clock))
+    missing = {report.missing for report in looked_up(life.storage, plan, lookups).reports} - {None}
+    assert missing and missing <= old - set(life.state.objects)
+    again = looked_up(life.storage, plan_of(life.state, lookups), lookups)
+    assert not {report.missing for report in again.reports} - {None}
+    check(life, again, lookups)
+
+
+def faulty(made, error):
+    """A storage where one file can't be read, and that file."""
+    name = next(name for name, stored in made.state.objects.items() if stored.shard is None)
+    storage = FaultStorage(made.storage)
+    storage.fail("get_range", error=lambda text: error, times=None, name_prefix=name)
+    return storage, made.state.objects[name]
+
+
+@pytest.mark.parametrize("error", [StorageMisconfigured("403 denied"), StorageUnavailable("no answer")], ids=["denied", "down"])
+def test_a_file_that_cannot_be_read_fails_or_is_named(life, error):
+    lookups = lookups_of(life)
+    storage, stored = faulty(life, error)
+    with pytest.raises(type(error)):
+        looked_up(storage, plan_of(life.state, lookups), lookups)
+    found = looked_up(storage, plan_of(life.state, lookups, allow_partial=True), lookups)
+    (failed,) = {pair for report in found.reports for pair in report.failed}
+    assert failed == (stored.file_id, str(error))
+    with life.reader() as reader:
+        whole = reader.query_many(lookups)
+        for lookup, result in zip(lookups, whole, strict=True):
+            status, entries, why = found.of(lookup)
+            touched = (lookup.begin_ms or 0) // 1000 <= stored.second_max and (lookup.end_ms or 2**60) // 1000 >= stored.second_min
+            if touched:
+                assert (status, why) == ("partial", [{"file": stored.file_id, "error": str(error)}])
+            else:
+                assert (status, entries, why) == (result.status, entries_of(result), None)
+
+
+def test_a_lost_object_is_corrupt_or_named(life):
+    lookups = lookups_of(life)
+    name = next(name for name, stored in life.state.objects.items() if stored.shard is not None)
+    life.storage.delete(name)
+    plan = plan_of(life.state, lookups, allow_partial=True, lost=frozenset([name]))
+    (failed,) = {pair for report in looked_up(life.storage, plan, lookups).reports for pair in report.failed}
+    assert failed[0] == name and "does not have it" in failed[1]
+
+
+def test_damage_is_corrupt(life):
+    lookups = lookups_of(life)
+    stored = next(stored for stored in life.state.objects.values() if stored.shard is None)
+    data = bytearray(life.storage.get(stored.name))
+    data[stored.trailer_position // 2 :] = bytes(len(data) - stored.trailer_position // 2)
+    life.storage.put(stored.name, bytes(data))
+    with pytest.raises(CorruptFile):
+        looked_up(life.storage, plan_of(life.state, lookups), lookups)
+
+
+def test_bounds_are_shared_out(life):
+    lookups = lookups_of(life)
+    free = looked_up(life.storage, plan_of(life.state, lookups), lookups)
+    for name, most in (("max_requests", free.requests // 2), ("max_bytes", sum(r.bytes_read for r in free.reports) // 2)):
+        recorder = Recorder(life.storage)
+        with pytest.raises(BudgetExceeded):
+            looked_up(recorder, plan_of(life.state, lookups, **{name: most}), lookups)
+        recorder.reset()
+        found = looked_up(recorder, plan_of(life.state, lookups, allow_partial=True, **{name: most}), lookups)
+        assert (len(recorder.reads) if name == "max_requests" else recorder.delivered) <= most
+        assert any(report.failed for report in found.reports)
+
+
+def test_questions_hold_what_a_batch_does():
+    lookups = [Lookup(topic=t, key=k, begin_ms=1500, end_ms=None) for t in ("t", "ü") for k in ("a", "😀", "x" * 999)]
+    columns = [[q.topic for q in lookups], [q.key for q in lookups]]
+    found = plan_columns(*columns)
+    assert found["key_hash"].tolist() == [key_hash(q.topic, q.key) for q in lookups]
+    assert set(found["second_min"].tolist()) == {1}
+    batch = PackedBatch(found, ["ü", "t"], 3)
+    assert [batch.topics[i] for i in batch.topic_index] == columns[0]
+    assert batch.part(found["topic"] == 0).topics == ["ü"]
+    with pytest.raises(InvalidArgument, match="UTF-16 code units"):
+        plan_columns(["t"], [""])
+    with pytest.raises(InvalidArgument, match="is new"):
+        plan_columns(["unseen"], ["k"])
+
+
+def plan_columns(topics, keys):
+    bound = pa.array([1500] * len(keys), pa.int64())
+    none = pa.array([None] * len(keys), pa.int64())
+    return questions_of(pa.array(topics), pa.array(keys), bound, none, {"ü": 0, "t": 1}, keyed=True)
+
+
+def test_hashes_collide_where_the_test_says_so():
+    assert key_hash("t", "xAa") == key_hash("t", "xBB")
