@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import typer
 
+from tiered_index.cli.spark.audit import audit
 from tiered_index.cli.spark.build import build
 from tiered_index.cli.spark.compact import compact
+from tiered_index.cli.spark.lookup import lookup
 from tiered_index.cli.spark.merge import merge
 
 __all__ = ["spark"]
 
 spark = typer.Typer(
     name="spark",
-    help="Build and merge on Spark, where one machine ends.",
+    help="Build, merge, look up and audit on Spark, where one machine ends.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -20,3 +22,5 @@ spark = typer.Typer(
 spark.command("build")(build)
 spark.command("merge")(merge)
 spark.command("compact")(compact)
+spark.command("lookup")(lookup)
+spark.command("audit")(audit)
