@@ -1,0 +1,112 @@
+"""Defects of several indexes read as one: their order, what they share, and how a reader moves on with their logs."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+HERE = "tests/unit/service/several"
+ORDER = f"{HERE}/test_one_order.py"
+TROUBLE = f"{HERE}/test_sources_in_trouble.py"
+OPENING = f"{HERE}/test_opening.py"
+SHARED = f"{HERE}/test_shared_bounds.py"
+REFRESHES = f"{HERE}/test_refreshes.py"
+LOGS = "tests/unit/service/cold/test_hanging_logs.py"
+CACHE = "tests/unit/service/cold/test_local_cache.py"
+PARALLEL = "tests/unit/service/cold/test_parallel_reads.py"
+
+MUTANTS = (
+    Mutant(
+        "ties-of-sources-lost-between-pages", "a page leaves out what a later source has at the cursor's very place",
+        "service/sources.py", "if self._number > last:", "if self._number < last:",
+        (f"{ORDER}::test_pages_by_readers_of_other_orders_and_of_one_source_more[False-2]",),
+    ),
+    Mutant(
+        "source-in-an-items-own-column", "the number of the source is written over a column of the index's own",
+        "service/sources.py", "while any(column.name == name for column in schema.extra):", "while not name:",
+        (f"{ORDER}::test_further_columns_and_identities_beside_the_source[3-ZonedItem]",),
+    ),
+    Mutant(
+        "files-without-their-source", "a file that failed doesn't say of which index it is",
+        "service/sources.py", "self.source: str | None = source", "self.source: str | None = None",
+        (f"{ORDER}::test_entries_and_files_say_their_source",),
+    ),
+    Mutant(
+        "one-index-read-twice", "an index that is named twice answers twice",
+        "service/reader.py", "if len(self._names) < len(self._views):", "if not self._views:",
+        (f"{OPENING}::test_one_index_given_twice",),
+    ),
+    Mutant(
+        "schemas-read-together", "indexes of unlike entries are read as one",
+        "service/reader.py", "if view.schema != first.schema:", "if not view.schema:",
+        (f"{OPENING}::test_a_prefix_of_other_schemas",),
+    ),
+    Mutant(
+        "broken-index-is-an-empty-folder", "an index below a prefix that lost its log is passed over as if it held nothing",
+        "service/reader.py", "if next(iter(child.list(epoch_name(1))), None) is not None:", "if child is None:",
+        (f"{TROUBLE}::test_an_index_without_its_log_is_no_empty_folder",),
+    ),
+    Mutant(
+        "only-the-first-is-closed", "a close leaves the other indexes' storages open",
+        "service/reader.py", "for view in self._views:\n                each.callback(view.close)",
+        "for view in self._views[:1]:\n                each.callback(view.close)",
+        (f"{OPENING}::test_a_close_closes_all",),
+    ),
+    Mutant(
+        "caches-in-shares", "each index has but a part of the caches",
+        "service/reader.py", "Caches(config.block_cache_bytes, config.directory_cache_bytes)",
+        "Caches(config.block_cache_bytes, config.directory_cache_bytes // 3)",
+        (f"{SHARED}::test_each_index_may_have_the_whole_of_the_caches[list]",),
+    ),
+    Mutant(
+        "caches-mix-indexes-up", "objects of one name in two storages are one in the caches",
+        "service/index_view.py", "index_id=index_id,", 'index_id="",',
+        (f"{SHARED}::test_objects_of_one_name_are_kept_apart",),
+    ),
+    Mutant(
+        "one-value-empties-a-cache", "a value as large as a cache throws everything else out",
+        "service/cold/byte_cache.py", "size_bytes * 2 <= self._max_bytes", "size_bytes <= self._max_bytes",
+        (f"{PARALLEL}::test_the_memory_keeps_its_bound_and_what_was_used_last[7]",),
+    ),
+    Mutant(
+        "damaged-entry-told-again-and-again", "each probe of a damaged cache entry that stays is a warning",
+        "service/cold/cache_folder.py", "if gone or not told:", "if path:",
+        (f"{CACHE}::test_a_damaged_entry_that_stays_is_told_of_once_and_is_as_good_as_absent",),
+    ),
+    Mutant(
+        "replaced-entry-passed-over", "an entry that took a damaged one's place is not read",
+        "service/cold/cache_folder.py", "self._passed_over.get(path) == _identity(status)", "path in self._passed_over",
+        (f"{CACHE}::test_a_damaged_entry_that_stays_is_told_of_once_and_is_as_good_as_absent",),
+    ),
+    Mutant(
+        "only-the-first-error-of-a-refresh", "a refresh succeeds although a later index's log could not be read",
+        "service/reader.py", "states = [future.result() for future in reading]", "states = [reading[0].result()]",
+        (f"{REFRESHES}::test_a_refresh_that_is_asked_for_does_all_and_tells_the_first_error",),
+    ),
+    Mutant(
+        "refreshes-of-nobody", "reading logs in other threads is counted to no lookup",
+        "service/index_view.py", "self.threads.submit(contextvars.copy_context().run, act)", "self.threads.submit(act)",
+        (f"{REFRESHES}::test_refreshes_are_counted_to_their_lookup",),
+    ),
+    Mutant(
+        "damaged-log-fails-partial-answers", "a damaged log record ends lookups that would take a partial answer",
+        "service/index_view.py", "except (StorageError, CorruptFile) as error:", "except StorageError as error:",
+        (f"{LOGS}::test_a_damaged_log_record_leaves_no_answer_complete[None-False]",),
+    ),
+    Mutant(
+        "lost-object-beside-a-damaged-log", "an object is gone, the log damaged: no partial answer is to be had",
+        "service/query.py", "lost[uri, error.name] = unread  # nobody knows what became of it", "raise",
+        (f"{LOGS}::test_an_object_that_is_gone_and_a_damaged_log",),
+    ),
+    Mutant(
+        "anothers-budget-ends-the-wait", "who waits for another lookup's reading of the log fails by that one's budget",
+        "service/index_view.py", "                if mine:\n                    raise\n", "                raise\n",
+        (f"{LOGS}::test_who_waits_for_anothers_reading_has_a_budget_of_its_own",),
+    ),
+    Mutant(
+        "closed-reader-fills-its-catalog", "a log read behind a close brings back the files that closing has let go of",
+        "service/index_view.py", "if self._closed:", "if not self._parts:",
+        (f"{LOGS}::test_a_close_does_not_wait_for_a_request_that_hangs[get]",),
+    ),
+)  # fmt: skip
