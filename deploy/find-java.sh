@@ -27,7 +27,9 @@ if [ -z "${JAVA_HOME:-}" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/nul
       for home in /usr/lib/jvm/*-"${package:8:2}"-*; do
         [ "$(major java)" -ge 17 ] || ! command -v update-alternatives >/dev/null || update-alternatives --set java "$home/bin/java"
       done
-      exit 0
+      found=$(major java)
+      [ "$found" -lt 17 ] || exit 0
+      break
     fi
   done
 fi

@@ -1,0 +1,135 @@
+"""deploy/find-java.sh: the Java that is there, Debian's package where it may be installed, else what to do. With stubs on PATH."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+_SCRIPT = Path(__file__).parents[2] / "deploy" / "find-java.sh"
+_TOOLS = ("bash", "sed", "head", "env", "cat", "chmod", "cp")
+
+
+class Host:
+    """A machine whose PATH has some tools and stubs; `log` is what apt was asked for."""
+
+    def __init__(self, folder: Path, user: int = 0) -> None:
+        self.bin, self.log = folder / "bin", folder / "log"
+        self.bin.mkdir()
+        for tool in _TOOLS:
+            found = shutil.which(tool)
+            assert found is not None
+            (self.bin / tool).symlink_to(found)
+        self.stub("id", f"echo {user}")
+
+    def stub(self, name: str, script: str) -> None:
+        path = self.bin / name
+        path.unlink(missing_ok=True)
+        path.write_text(f"#!/bin/bash\n{script}\n")
+        path.chmod(0o755)
+
+    def java(self, version: str, name: str = "java") -> None:
+        self.stub(name, f"echo 'openjdk version \"{version}\"' >&2")
+
+    def apt(self, *packages: str, installs: str = "17.0.15") -> None:
+        """Give it Debian's tools, whose archive has `packages`; what is installed is a Java."""
+        self.java(installs, "java-of-the-package")
+        known = " ".join(packages)
+        self.stub("apt-cache", f'for known in {known}; do [ "$2" != "$known" ] || echo "$2 | 1.0 | archive"; done')
+        self.stub("apt-get", f'echo "$@" >>{self.log}\ncase "$1" in install) cp {self.bin}/java-of-the-package {self.bin}/java;; esac')
+
+    def run(self, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [str(self.bin / "bash"), str(_SCRIPT)]
+        return subprocess.run(command, env={"PATH": str(self.bin), **environment}, capture_output=True, text=True, timeout=60, check=False)
+
+    @property
+    def installed(self) -> list[str]:
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return [line.split()[-1] for line in lines if line.startswith("install")]
+
+
+@pytest.mark.parametrize("version", ["17.0.15", "21.0.2"])
+def test_a_java_on_the_path_is_taken(tmp_path: Path, version: str) -> None:
+    host = Host(tmp_path)
+    host.java(version)
+    host.apt("openjdk-17-jre-headless")
+    done = host.run()
+    assert (done.returncode, host.installed) == (0, []) and f"Java {version[:2]} for Spark" in done.stdout
+
+
+def test_java_home_counts_before_the_path(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.java("17.0.1")
+    home = tmp_path / "home"
+    (home / "bin").mkdir(parents=True)
+    shutil.copy(host.bin / "java", home / "bin" / "java")
+    assert host.run(JAVA_HOME=str(home)).returncode == 0
+    (home / "bin" / "java").unlink()
+    host.apt("openjdk-17-jre-headless")
+    done = host.run(JAVA_HOME=str(home))
+    assert done.returncode == 1 and f"none was found in JAVA_HOME={home}" in done.stderr
+    assert host.installed == []  # what the user chose is not replaced
+
+
+@pytest.mark.parametrize(
+    ("packages", "installed", "version"),
+    [(("openjdk-17-jre-headless", "openjdk-21-jre-headless"), "openjdk-17-jre-headless", "17.0.15"),
+     (("openjdk-21-jre-headless",), "openjdk-21-jre-headless", "21.0.2")],
+)  # fmt: skip
+@pytest.mark.parametrize("before", [None, "1.8.0_402", "11.0.2"])
+def test_root_gets_the_package_of_the_release(
+    tmp_path: Path, packages: tuple[str, ...], installed: str, version: str, before: str | None
+) -> None:
+    host = Host(tmp_path)
+    if before is not None:
+        host.java(before)
+    host.apt(*packages, installs=version)
+    done = host.run()
+    assert done.returncode == 0, done.stderr
+    assert host.installed == [installed]
+    assert host.log.read_text().splitlines()[0] == "update -qq"
+
+
+def test_no_package_no_rights_and_no_apt(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.java("11.0.2")
+    host.apt("default-jre")
+    done = host.run()
+    assert (done.returncode, host.installed) == (1, []) and "Java 11 was found" in done.stderr and "openjdk-21-jre-headless" in done.stderr
+    host.apt("openjdk-17-jre-headless")
+    host.stub("id", "echo 1000")
+    assert host.run().returncode == 1 and host.installed == []
+    (host.bin / "apt-get").unlink()
+    host.stub("id", "echo 0")
+    (host.bin / "java").unlink()
+    done = host.run()
+    assert done.returncode == 1 and "none was found" in done.stderr
+
+
+def test_an_installation_that_fails_is_told(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.apt("openjdk-17-jre-headless")
+    host.stub("apt-get", '[ "$1" != install ] || { echo "no room" >&2; exit 100; }')
+    done = host.run()
+    assert done.returncode != 0 and "no room" in done.stderr
+
+
+def test_an_older_java_that_stays_the_default_is_replaced_by_the_alternatives(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.java("11.0.2")
+    host.apt("openjdk-17-jre-headless", installs="11.0.2")
+    host.java("17.0.15", "java-beside-it")
+    host.stub("update-alternatives", f'echo "$@" >>{host.log}\ncp {host.bin}/java-beside-it {host.bin}/java')
+    assert host.run().returncode == 0
+    asked = [line for line in host.log.read_text().splitlines() if line.startswith("--set java /usr/lib/jvm/")]
+    assert len(asked) == 1 and "-17-" in asked[0] and asked[0].endswith("/bin/java")
+
+
+def test_an_installation_that_leaves_no_fitting_java_is_no_success(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.java("11.0.2")
+    host.apt("openjdk-17-jre-headless", installs="11.0.2")
+    done = host.run()
+    assert done.returncode == 1 and "Java 11 was found" in done.stderr
