@@ -26,14 +26,14 @@ $(VENV)/.stamp-demo: $(VENV)/.stamp-python pyproject.toml requirements.lock
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[demo]'
 	@touch $@
 
-# Spark and its Java are needed by development only: the demo installs neither
-$(VENV)/.stamp-java: $(VENV)/.stamp-python deploy/find-java.sh
-	@bash deploy/find-java.sh
-	@touch $@
-
-$(VENV)/.stamp-test: $(VENV)/.stamp-python $(VENV)/.stamp-java pyproject.toml requirements.lock
+# Spark and its Java are needed by development only: the demo installs neither. Java comes while pip is at work, and all cores compile.
+$(VENV)/.stamp-test: $(VENV)/.stamp-python pyproject.toml requirements.lock deploy/find-java.sh
 	@echo "installing tiered_index with the extras 'bench', 'demo', 'server', 'spark' and 'test' (versions from requirements.lock)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[bench,demo,server,spark,test]'
+	@bash deploy/find-java.sh & java=$$!; \
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c requirements.lock -e '.[bench,demo,server,spark,test]' \
+		|| { wait $$java; exit 1; }; \
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true; \
+	wait $$java
 	@touch $@ $(VENV)/.stamp-demo
 
 setup: $(VENV)/.stamp-test ## make the virtualenv with everything that development needs
