@@ -6,6 +6,7 @@ Tasks upload under names of their own and change nothing; the driver publishes w
 imported by who makes the session, so this package can be looked at without it.
 """
 
+from tiered_index.spark.audit import AuditResult, audit
 from tiered_index.spark.build import BuildResult, build
 from tiered_index.spark.compact import CompactReport, compact
 from tiered_index.spark.datasource_registration import register
@@ -16,6 +17,6 @@ from tiered_index.spark.metrics import JobMetrics, StageMetrics
 from tiered_index.spark.starting import open_session
 
 __all__ = [
-    "BuildResult", "CompactReport", "JobMetrics", "LookupResult", "MergeResult", "StageMetrics", "build", "compact",
+    "AuditResult", "BuildResult", "CompactReport", "JobMetrics", "LookupResult", "MergeResult", "StageMetrics", "audit", "build", "compact",
     "hash_key", "look_up", "lookup", "merge", "open_session", "register",
 ]  # fmt: skip

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.spark.sharing import Conf, Master, Ship, pairs, progress_of, spark_of
+from tiered_index.cli.spark.sharing import Conf, Master, Ship, progress_of, spark_of
+from tiered_index.cli.spark.source_options import Column, Constant, given_columns, spark_columns
 from tiered_index.cli.times import format_time, human_duration
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.spark.metrics import JobMetrics
@@ -30,12 +30,8 @@ def build(
     session: Session,
     source: Annotated[list[str], typer.Option(help="Parquet or NDJSON: files, folders, s3:// URIs; RocketMQ stores; archive:STORAGE-URI.")],
     window: Annotated[str, typer.Option(metavar="1h|1d|30d", help="Length of a window, from the epoch on.")] = "1d",
-    column: Annotated[
-        list[str] | None, typer.Option(metavar="FIELD=COLUMN", help="Which column a field is, as key=order_id; several times.")
-    ] = None,
-    constant: Annotated[
-        list[str] | None, typer.Option(metavar="FIELD=VALUE", help="A field that every entry has, as topic=orders; several times.")
-    ] = None,
+    column: Column = None,
+    constant: Constant = None,
     shards: Annotated[str, typer.Option(metavar="auto|N", help="Shards of a window.")] = "auto",
     mode: Annotated[str, typer.Option(metavar="error|append|replace", help="What to do where a window has tables already.")] = "error",
     max_windows: Annotated[int, typer.Option(min=1, help="More windows than this are an error.")] = 10_000,
@@ -64,34 +60,18 @@ def build(
         raise ConfigError("no storage is given: --storage URI")
     if shards != "auto" and not shards.isdecimal():
         raise InvalidArgument(f"--shards is auto or a number, not {shards!r}")
-    columns: dict[str, Any] = dict(pairs("--column", column))
-    constants = pairs("--constant", constant)
-    if both := sorted(columns.keys() & constants.keys()):
-        raise InvalidArgument(f"{both[0]} is given by --column and by --constant")
+    columns, constants = given_columns(column, constant)
     spark = spark_of(master, conf, ship=ship)
     from tiered_index.spark.build import build as build_tables
 
     begun = time.monotonic()
     result = build_tables(
         spark, source, storage=config.storage, window=window, shards="auto" if shards == "auto" else int(shards),
-        columns={**columns, **_literals(constants)}, mode=mode, config=config, max_windows=max_windows, skip_corrupt=skip_corrupt,
+        columns=spark_columns(columns, constants), mode=mode, config=config, max_windows=max_windows, skip_corrupt=skip_corrupt,
         dry_run=dry_run, progress=progress_of(session),
     )  # fmt: skip
     _print(session, result, time.monotonic() - begun)
     return 0
-
-
-def _literals(constants: Mapping[str, str]) -> dict[str, Any]:
-    """Return constants as Spark columns: text where a field is text, else whole numbers. Raises `InvalidArgument`."""
-    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
-
-    found = {}
-    for name, value in constants.items():
-        try:
-            found[name] = F.lit(value if name in ("topic", "key") else int(value))
-        except ValueError as error:
-            raise InvalidArgument(f"--constant {name}={value}: a whole number is needed") from error
-    return found
 
 
 def _print(session: Session, result: BuildResult, elapsed_s: float) -> None:

@@ -6,7 +6,7 @@ One thread.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.archived import SegmentTable
@@ -22,10 +22,11 @@ _PIECES = 16
 # read at once
 
 
-def check_segments(storage: Storage, state: LogState, report: Report, progress: Progress, *, deep: bool) -> None:
-    """Check size and table of every archived segment, with `deep` every byte. Raises `StorageError`."""
-    archive = SegmentArchive(storage, lambda: state, lambda: state)
-    for number, segment in enumerate(state.archive.values(), 1):
+def check_segments(storage: Storage, segments: Iterable[ArchivedSegment], report: Report, progress: Progress, *, deep: bool) -> None:
+    """Check size and table of archived segments, with `deep` every byte. Raises `StorageError`."""
+    nothing = LogState()
+    archive = SegmentArchive(storage, lambda: nothing, lambda: nothing)
+    for number, segment in enumerate(segments, 1):
         try:
             table = archive.table(segment)
             report.count("segments")

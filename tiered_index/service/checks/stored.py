@@ -5,7 +5,7 @@ Objects nobody names are notes: a running upload looks the same as what a crash 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from tiered_index.errors import CorruptFile, NotAnIndex, ObjectNotFound
@@ -23,11 +23,13 @@ from tiered_index.storage.base import Storage
 
 __all__ = ["CheckObjects", "check_object", "check_storage"]
 
+_TRAILER = ("file", "tail", "directory")
+# parts of a file without which no trailer can be read
 _LOCAL_FIELDS = ("count", "second_min", "second_max", "lane", "sequence")
 
 
-CheckObjects = Callable[[Sequence[StoredObject]], None]
-"""Checks objects of the log's last state and adds to the report what it finds."""
+CheckObjects = Callable[[LogState], None]
+"""Checks the objects and archived segments of a state of the log, and adds to the report what it finds."""
 
 
 def check_storage(
@@ -48,15 +50,15 @@ def check_storage(
     if state is None:
         return None
     check_tables(state, report)
-    stored = list(state.objects.values())
     if check_objects is not None:
-        check_objects(stored)
+        check_objects(state)
     else:
+        stored = list(state.objects.values())
         with ThreadPoolExecutor(1 if deep else threads, "tiered-index-verify") as pool:
             checks = pool.map(lambda one: check_object(storage, one, local.get(one.file_id), report, deep=deep), stored)
             for number, _ in enumerate(checks, 1):
                 progress(number, "objects")
-    check_segments(storage, state, report, progress, deep=deep)
+        check_segments(storage, state.archive.values(), report, progress, deep=deep)
     _check_strays(storage, state, report)
     note_stray_segments(storage, lambda: _refreshed(storage, state), report)
     known = {o.file_id for o in state.objects.values()}
@@ -140,9 +142,8 @@ class _ObjectCheck:
             if size != stored.size_bytes:
                 report.add(name, "object", f"it has {size:,} bytes, the log says {stored.size_bytes:,}")
                 return
-            if self._deep:
-                self._check_bytes(stored, local)
-            self._check_trailer(stored)
+            if not self._deep or self._check_bytes(stored, local):
+                self._check_trailer(stored)
         except ObjectNotFound:
             report.add(name, "object", "the log names it, the storage does not have it")
         except CorruptFile as error:
@@ -167,7 +168,8 @@ class _ObjectCheck:
         elif "slot_map" in meta.more:
             self._report.add(stored.name, "object", "it is a shard of a window table, the log says it is a file of its own")
 
-    def _check_bytes(self, stored: StoredObject, local: CompactedFile | None) -> None:
+    def _check_bytes(self, stored: StoredObject, local: CompactedFile | None) -> bool:
+        """Check every byte; return whether the trailer is sound, so that it can be compared with the log."""
         size, name = stored.size_bytes, stored.name
         mirror = local.local.data if local is not None and local.local is not None and local.local.size_bytes == size else None
         different: list[int] = []
@@ -177,13 +179,15 @@ class _ObjectCheck:
                 different.append(start)
 
         read = WindowedRead(lambda position, length: self._storage.get_range(name, position, length), size, compare)
-        self._report.add_all(name, (verify_shard if stored.shard is not None else verify_compacted)(read, size, name))
+        found = (verify_shard if stored.shard is not None else verify_compacted)(read, size, name)
+        self._report.add_all(name, found)
         read.finish()
         self._report.count("object_bytes", size)
         if mirror is not None:
             self._report.count("compared_bytes", size)
         if different:
             self._report.add(name, "copy", "the object and its local copy differ", min(different))
+        return not any(finding.part in _TRAILER for finding in found)
 
     def _check_local(self, stored: StoredObject, local: CompactedFile) -> None:
         assert local.local is not None

@@ -1,0 +1,224 @@
+"""Audits: a sound index has no finding, and each seeded defect of each kind is found, once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet as pq
+import pytest
+
+from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, write_parquet
+from tests.unit.format.test_verify_shard import items_in, rebuilt
+from tiered_index import IndexConfig
+from tiered_index.errors import InvalidArgument, NotAnIndex
+from tiered_index.format.names import log_name
+from tiered_index.service.log_records import LogRecord, StoredObject
+from tiered_index.spark import build
+from tiered_index.spark.audit import AuditResult, audit
+from tiered_index.spark.audit_report import report_table, write_report
+from tiered_index.storage.opening import open_storage
+
+COUNT = 3_000
+
+
+@pytest.fixture(scope="module")
+def table() -> pa.Table:
+    return messages(COUNT)
+
+
+@pytest.fixture(scope="module")
+def sound(spark: Any, table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A built index of two days, in `index`, and what it was built of, in `source.parquet`."""
+    folder = tmp_path_factory.mktemp("audited")
+    source = write_parquet(table, folder / "source.parquet")
+    build(spark, source, storage=f"file://{folder}/index", shards=2, config=IndexConfig(slots=64, items=100_000, max_late_s=10**10))
+    return folder
+
+
+@pytest.fixture
+def copy(sound: Path, tmp_path: Path) -> Path:
+    shutil.copytree(sound / "index", tmp_path / "index")
+    return tmp_path / "index"
+
+
+def audited(spark: Any, index: Path, source: Any = None, **more: Any) -> AuditResult:
+    return audit(spark, source, storage=f"file://{index}", **more)
+
+
+def newest(index: Path) -> StoredObject:
+    return max(states(f"file://{index}").objects.values(), key=lambda stored: stored.second_max)
+
+
+def test_a_sound_index_has_no_finding_and_holds_its_source(spark: Any, sound: Path) -> None:
+    result = audited(spark, sound / "index", str(sound / "source.parquet"))
+    assert (result.status, result.report.findings, result.entries, result.objects) == ("ok", [], COUNT, 4)
+    assert result.differences is not None and result.differences.counts == {"missing": 0, "extra": 0, "wrong": 0}
+    assert (result.differences.source_entries, result.differences.index_entries) == (COUNT, COUNT)
+    size = sum(stored.size_bytes for stored in states(f"file://{sound}/index").objects.values())
+    assert result.report.checked["object_bytes"] == size
+    assert result.metrics.bytes_read > 2 * size - 100_000  # once to check, once to compare
+
+
+def _flip(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def _rewritten(index: Path, change: Callable[[LogRecord], LogRecord]) -> None:
+    """Change the last record of a log that has no checkpoint of it."""
+    with open_storage(f"file://{index}") as storage:
+        name = log_name(states(f"file://{index}").number)
+        record = change(LogRecord.decode(storage.get(name), name))
+        storage.put(name, record.encode())
+        storage.delete_many([info.name for info in storage.list("checkpoint/")])
+
+
+def _changed(index: Path, name: str, change: Callable[[bytes], bytes]) -> None:
+    with open_storage(f"file://{index}") as storage:
+        storage.put(name, change(storage.get(name)))
+
+
+def damage_an_item(index: Path, stored: StoredObject) -> None:
+    _changed(index, stored.name, lambda data: _flip(data, 40))
+
+
+def damage_the_filter(index: Path, stored: StoredObject) -> None:
+    _changed(index, stored.name, lambda data: _flip(data, stored.trailer_position))
+
+
+def damage_the_trailer(index: Path, stored: StoredObject) -> None:
+    _changed(index, stored.name, lambda data: _flip(data, stored.size_bytes - 20))
+
+
+def cut_it_off(index: Path, stored: StoredObject) -> None:
+    _changed(index, stored.name, lambda data: data[:-1])
+
+
+def delete_it(index: Path, stored: StoredObject) -> None:
+    with open_storage(f"file://{index}") as storage:
+        storage.delete(stored.name)
+
+
+def miscount(index: Path, stored: StoredObject) -> None:
+    _rewritten(index, lambda record: replace(record, add=tuple(replace(o, count=o.count + (o.name == stored.name)) for o in record.add)))
+
+
+def name_a_shard_twice(index: Path, stored: StoredObject) -> None:
+    name = stored.name.replace(".index", "0.index")
+    with open_storage(f"file://{index}") as storage:
+        storage.put(name, storage.get(stored.name))
+    _rewritten(index, lambda record: replace(record, add=(*record.add, replace(stored, name=name))))
+
+
+def swap_two_items(index: Path, stored: StoredObject) -> None:
+    """Of one key: all checksums are right, only their order is not."""
+
+    def swap(data: bytes) -> bytes:
+        items = items_in(data)
+        row = int(np.flatnonzero((np.diff(items["key_hash"]) == 0) & (np.diff(items["offset"]) != 0))[0])
+        body = bytearray(data[: stored.trailer_position])
+        first, second = (slice(28 + items.itemsize * at, 28 + items.itemsize * (at + 1)) for at in (row, row + 1))
+        body[first], body[second] = body[second], body[first]
+        return rebuilt(data, body=bytes(body))
+
+    _changed(index, stored.name, swap)
+
+
+DEFECTS: dict[str, tuple[Callable[[Path, StoredObject], None], str]] = {
+    "an item's bit": (damage_an_item, "run"),
+    "the filter's bit": (damage_the_filter, "filter"),
+    "the trailer's bit": (damage_the_trailer, "tail"),
+    "cut off": (cut_it_off, "object"),
+    "deleted": (delete_it, "object"),
+    "counted wrong": (miscount, "object"),
+    "two shards of one range": (name_a_shard_twice, "table"),
+    "out of order": (swap_two_items, "order"),
+}
+
+
+@pytest.mark.parametrize(("seed", "part"), DEFECTS.values(), ids=DEFECTS.keys())
+def test_a_seeded_defect_is_found_once(spark: Any, copy: Path, seed: Callable[[Path, StoredObject], None], part: str) -> None:
+    stored = newest(copy)
+    seed(copy, stored)
+    result = audited(spark, copy)
+    assert result.status == "findings"
+    assert [(defect.part, stored.file_id in defect.file) for defect in result.report.findings] == [(part, True)]
+
+
+def test_a_damaged_log_is_a_finding(spark: Any, copy: Path) -> None:
+    _changed(copy, log_name(2), lambda data: _flip(data, 30))
+    result = audited(spark, copy)
+    assert [(defect.file, defect.part) for defect in result.report.findings] == [(log_name(2), "log")]
+
+
+def test_what_index_and_source_disagree_about_is_told_once_each(spark: Any, sound: Path, table: pa.Table, tmp_path: Path) -> None:
+    """Ten entries that the index lacks, ten that the source lacks, ten with another time and ten with another size."""
+    lacking = table.slice(10).to_pylist()
+    for row in lacking[:10]:
+        row["timestamp_ms"] += 5_000
+    for row in lacking[10:20]:
+        row["size"] += 1
+    added = [{**row, "offset": row["offset"] + 10**9} for row in lacking[20:30]]
+    same = [dict(lacking[40])]  # once more: an index keeps what is put twice
+    source = write_parquet(pa.Table.from_pylist(lacking + added + same, table.schema), tmp_path / "other.parquet")
+    result = audited(spark, sound / "index", source)
+    found = result.differences
+    assert found is not None and found.counts == {"missing": 10, "extra": 10, "wrong": 20} and found.unproven == 0
+    assert (result.status, result.report.findings) == ("findings", [])
+    by_kind = {kind: [d for d in found.listed if d.kind == kind] for kind in found.counts}
+    assert {(d.topic, d.key, d.queue_id, d.offset) for d in by_kind["missing"]} == {
+        (row["topic"], row["key"], row["queue_id"], row["offset"]) for row in added
+    }
+    assert {d.offset for d in by_kind["extra"]} == {row["offset"] for row in table.slice(0, 10).to_pylist()}
+    for d in by_kind["wrong"]:
+        assert d.expected is not None and d.found is not None and d.topic is not None
+        later, larger = d.expected["second"] - d.found["second"], d.expected["size"] - d.found["size"]
+        assert (later, larger) in ((5, 0), (0, 1))
+    few = audited(spark, sound / "index", source, most_listed=3)
+    assert few.differences is not None and few.differences.counts == found.counts and len(few.differences.listed) == 9
+    rows = report_table(result).to_pylist()
+    assert [row["kind"] for row in rows] == ["missing"] * 10 + ["extra"] * 10 + ["wrong"] * 20
+    assert all(json.loads(row["expected"]) for row in rows if row["kind"] != "extra")
+
+
+def test_what_damage_hides_is_not_missing(spark: Any, sound: Path, copy: Path) -> None:
+    stored = newest(copy)
+    damage_an_item(copy, stored)
+    result = audited(spark, copy, str(sound / "source.parquet"))
+    assert len(result.report.findings) == 1
+    assert result.differences is not None and result.differences.findings == 0 and 0 < result.differences.unproven <= stored.count
+
+
+def test_a_part_of_the_time_is_compared(spark: Any, sound: Path, table: pa.Table, tmp_path: Path) -> None:
+    first = table.filter(pa.compute.less(table["timestamp_ms"], BEGIN_MS + DAY_MS))
+    source = write_parquet(first, tmp_path / "first.parquet")
+    whole = audited(spark, sound / "index", source)
+    assert whole.differences is not None and whole.differences.counts["extra"] == COUNT - len(first)
+    day = audited(spark, sound / "index", source, begin_ms=BEGIN_MS, end_ms=BEGIN_MS + DAY_MS - 1)
+    assert day.status == "ok" and day.differences is not None and day.differences.index_entries == len(first)
+    with pytest.raises(InvalidArgument, match="lies after"):
+        audited(spark, sound / "index", source, begin_ms=2_000, end_ms=1_000)
+
+
+def test_the_report_is_one_parquet_file(spark: Any, copy: Path, tmp_path: Path) -> None:
+    damage_an_item(copy, newest(copy))
+    result = audited(spark, copy)
+    write_report(result, str(tmp_path / "report.parquet"))
+    write_report(result, f"file://{tmp_path}/elsewhere/report.parquet")
+    for path in (tmp_path / "report.parquet", tmp_path / "elsewhere" / "report.parquet"):
+        (row,) = pq.read_table(path).to_pylist()
+        assert (row["kind"], row["part"]) == ("finding", "run") and row["object"] == newest(copy).name and row["byte_offset"] is not None
+    with pytest.raises(InvalidArgument, match=r"report\.parquet"):
+        write_report(result, str(tmp_path / "report.csv"))
+
+
+def test_no_index_is_an_error(spark: Any, tmp_path: Path) -> None:
+    with pytest.raises(NotAnIndex):
+        audited(spark, tmp_path / "nothing")
