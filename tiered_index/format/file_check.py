@@ -1,4 +1,4 @@
-"""What the checks of compacted files (`verify`) and of shards (`verify_shard`) have in common: trailer, filter, header, blocks.
+"""What the checks of compacted files (`verify`) and of shards (`verify_shard`) have in common: trailer, filter, header, blocks, runs.
 
 Nothing is believed that wasn't checked, and everything that is found is reported. Pure: reads through `read(position, length)`; one thread.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,11 +37,16 @@ class Finding:
 
 
 class FileCheck(ABC):
-    """One file being checked; `findings` is what was found so far."""
+    """One file being checked; `findings` is what was found so far.
+
+    After its runs were read, `whole` says whether all were sound, `interval` is the first and the last second in those that were.
+    """
 
     def __init__(self, read: Read, file_size: int, file: str) -> None:
         self._read, self._size, self._file = read, file_size, file
         self.findings: list[Finding] = []
+        self.whole = True
+        self.interval: tuple[int, int] | None = None
 
     def _add(self, part: str, problem: str, offset: int | None = None) -> None:
         self.findings.append(Finding(part, problem, offset))
@@ -131,6 +137,46 @@ class FileCheck(ABC):
             used += int(group["blocks"])
         if used != len(blocks):
             self._add("directory", f"{len(blocks)} blocks, groups name {used}")
+
+    def _sound_runs(self, trailer: Trailer, words: Array | None) -> Iterator[tuple[Run, Array, Array, Array]]:
+        """Yield the runs whose bytes are sound: the run, its items, their seconds, and its items behind the last one of the run before.
+
+        Reports what is wrong with bytes, seconds, topics, block bounds and, with the filter's `words`, with the filter.
+        """
+        meta, dtype = trailer.metadata, trailer.metadata.layout.schema.item
+        bounds = {int(block["offset"]): block for block in trailer.directory.blocks}
+        topics = np.array(sorted({topic_id for topic_id, _ in meta.topics}), np.int64)
+        last = b""
+        denied = first_denied = 0
+        for run in trailer.directory.all_runs():
+            data = self._bytes("run", run.offset, run.length)
+            if data is None or zlib.crc32(data) != run.crc32:
+                if data is not None:
+                    self._add("run", f"CRC32 of {run.length} bytes does not match", run.offset)
+                self.whole, last = False, b""
+                continue
+            items = np.frombuffer(data, dtype)
+            seconds = items["time_diff_s"].astype(np.int64) + meta.begin_ms // 1000
+            low, high = self.interval or (int(seconds[0]), int(seconds[0]))
+            self.interval = min(low, int(seconds.min())), max(high, int(seconds.max()))
+            outside = (seconds < meta.second_min) | (seconds > meta.second_max)
+            self._report("interval", outside, "lie outside the file's interval", run, items)
+            if len(topics):
+                self._report("topic", ~np.isin(items["topic_id"], topics), "have a topic id without name", run, items)
+            if words is not None and len(absent := self._denied(items, meta, words)):
+                first_denied = run.offset + dtype.itemsize * int(absent[0]) if not denied else first_denied
+                denied += len(absent)
+            if run.offset in bounds:
+                self._block_bounds(run, bounds[run.offset], items, seconds)
+            yield run, items, seconds, np.frombuffer(last + data, dtype)
+            last = data[-dtype.itemsize :]
+        if denied:
+            self._add("filter", f"{denied} items are absent, says the filter", first_denied)
+
+    def _report(self, part: str, wrong: Array, problem: str, run: Run, items: Array) -> None:
+        """Report the items of a run that are `wrong` (bool, n), if any."""
+        if wrong.any():
+            self._add(part, f"{int(wrong.sum())} items {problem}", run.offset + items.itemsize * int(np.flatnonzero(wrong)[0]))
 
     def _denied(self, items: Array, meta: Metadata, words: Array) -> Array:
         """Return which items are absent, says the filter."""

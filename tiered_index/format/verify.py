@@ -18,7 +18,7 @@ from tiered_index.format.file_check import FileCheck, Finding
 from tiered_index.format.foreign import Read
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Header
-from tiered_index.format.trailer import Metadata, Run, Trailer
+from tiered_index.format.trailer import Metadata, Trailer
 
 __all__ = ["Finding", "SlotOf", "verify_compacted"]
 
@@ -99,54 +99,20 @@ class _CompactedCheck(FileCheck):
 
     def runs(self, trailer: Trailer, starts: Array, slot_of: SlotOf, words: Array | None) -> None:
         """Check every run's bytes and, where they are sound, its items; `words` are the filter's."""
-        meta, dtype = trailer.metadata, trailer.metadata.layout.schema.item
-        bounds = {int(block["offset"]): block for block in trailer.directory.blocks}
-        topics = np.array(sorted({topic_id for topic_id, _ in meta.topics}), np.int64)
-        seconds_seen: list[int] = []
-        whole = True
-        last = b""
-        denied = first_denied = 0
-        for run in trailer.directory.all_runs():
-            data = self._bytes("run", run.offset, run.length)
-            if data is None or zlib.crc32(data) != run.crc32:
-                if data is not None:
-                    self._add("run", f"CRC32 of {run.length} bytes does not match", run.offset)
-                whole, last = False, b""
-                continue
-            items = np.frombuffer(data, dtype)
-            seconds = items["time_diff_s"].astype(np.int64) + meta.begin_ms // 1000
-            seconds_seen += [int(seconds.min()), int(seconds.max())]
-            self._items(run, items, seconds, meta, starts, slot_of, topics)
-            if words is not None and len(absent := self._denied(items, meta, words)):
-                first_denied = run.offset + items.itemsize * int(absent[0]) if not denied else first_denied
-                denied += len(absent)
-            if run.offset in bounds:
-                self._block_bounds(run, bounds[run.offset], items, seconds)
+        meta = trailer.metadata
+        for run, items, _, joined in self._sound_runs(trailer, words):
+            lies_in = self._slots_at(run.offset, items, starts)
+            wrong = slot_of(normal_hashes(items["key_hash"])) != lies_in
+            self._report("slot", wrong, "lie in a slot that is not their hash's", run, items)
             if not meta.layout.preset.newest_first:
-                self._order(run.offset - len(last), np.frombuffer(last + data, dtype), meta, starts)
-            last = data[-dtype.itemsize :]
-        if denied:
-            self._add("filter", f"{denied} items are absent, says the filter", first_denied)
-        if whole and (not seconds_seen or (min(seconds_seen), max(seconds_seen)) != (meta.second_min, meta.second_max)):
-            found = (min(seconds_seen), max(seconds_seen)) if seconds_seen else None
-            self._add("interval", f"seconds are {found}, the metadata says {(meta.second_min, meta.second_max)}")
+                self._order(run.offset + items.nbytes - joined.nbytes, joined, meta, starts)
+        if self.whole and self.interval != (meta.second_min, meta.second_max):
+            self._add("interval", f"seconds are {self.interval}, the metadata says {(meta.second_min, meta.second_max)}")
 
     def _slots_at(self, offset: int, items: Array, starts: Array) -> Array:
         """Return the slot that each of the items from byte `offset` on lies in, by position."""
         positions = offset + items.itemsize * np.arange(len(items), dtype=np.int64)
         return np.searchsorted(starts[:-1], positions, "right") - 1
-
-    def _items(self, run: Run, items: Array, seconds: Array, meta: Metadata, starts: Array, slot_of: SlotOf, topics: Array) -> None:
-        size = items.itemsize
-        lies_in = self._slots_at(run.offset, items, starts)
-        for part, wrong, problem in (
-            ("slot", slot_of(normal_hashes(items["key_hash"])) != lies_in, "lie in a slot that is not their hash's"),
-            ("interval", (seconds < meta.second_min) | (seconds > meta.second_max), "lie outside the file's interval"),
-            ("topic", ~np.isin(items["topic_id"], topics) if len(topics) else np.zeros(len(items), bool), "have a topic id without name"),
-        ):
-            if wrong.any():
-                at = int(np.flatnonzero(wrong)[0])
-                self._add(part, f"{int(wrong.sum())} items {problem}", run.offset + size * at)
 
     def _order(self, offset: int, items: Array, meta: Metadata, starts: Array) -> None:
         """Report neighbours within a slot that are not in the order (hash, second desc, offset desc, queue, further identity)."""

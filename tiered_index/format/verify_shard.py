@@ -6,7 +6,6 @@ run of items. Pure: reads through `read(position, length)`; one thread. SPEC.md 
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from tiered_index.format.foreign import Read
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SHARD_MAGIC, Header
 from tiered_index.format.shard import answer_sorted, entry_checksum
-from tiered_index.format.trailer import Metadata, Run, Trailer
+from tiered_index.format.trailer import Metadata, Trailer
 
 __all__ = ["verify_shard"]
 
@@ -86,58 +85,28 @@ class _ShardCheck(FileCheck):
 
     def items(self, trailer: Trailer, words: Array | None) -> None:
         """Check every run's bytes and, where they are sound, its items; `words` are the filter's."""
-        meta, dtype = trailer.metadata, trailer.metadata.layout.schema.item
-        bounds = {int(block["offset"]): block for block in trailer.directory.blocks}
+        meta = trailer.metadata
         starts = trailer.directory.groups["offset"].astype(np.int64)
         first = np.append(trailer.directory.groups["first_slot"].astype(np.int64), meta.slot_range[1])
-        topics = np.array(sorted({topic_id for topic_id, _ in meta.topics}), np.int64)
-        seen: list[tuple[int, int]] = []
-        whole, last, last_slot = True, b"", -1
-        checksum = slots_in_use = denied = first_denied = 0
-        for run in trailer.directory.all_runs():
-            data = self._bytes("run", run.offset, run.length)
-            if data is None or zlib.crc32(data) != run.crc32:
-                if data is not None:
-                    self._add("run", f"CRC32 of {run.length} bytes does not match", run.offset)
-                whole, last = False, b""
-                continue
-            items = np.frombuffer(data, dtype)
-            seconds = items["time_diff_s"].astype(np.int64) + meta.begin_ms // 1000
-            seen.append((int(seconds.min()), int(seconds.max())))
+        checksum, slots_in_use, last_slot = 0, 0, -1
+        for run, items, seconds, joined in self._sound_runs(trailer, words):
             checksum += entry_checksum(items, seconds)
             slots = meta.slot_map.slots_of(normal_hashes(items["key_hash"]))
             slots_in_use += int(np.count_nonzero(np.diff(slots, prepend=last_slot)))
             last_slot = int(slots[-1])
             group = int(np.searchsorted(starts, run.offset, "right")) - 1
             wrong = (slots < first[group]) | (slots >= first[group + 1])
-            self._report("slot", wrong, "lie in a slot group that is not their hash's", run, dtype.itemsize)
-            wrong = (seconds < meta.second_min) | (seconds > meta.second_max)
-            self._report("interval", wrong, "lie outside the shard's interval", run, dtype.itemsize)
-            if len(topics):
-                self._report("topic", ~np.isin(items["topic_id"], topics), "have a topic id without name", run, dtype.itemsize)
-            if words is not None and len(absent := self._denied(items, meta, words)):
-                first_denied = run.offset + dtype.itemsize * int(absent[0]) if not denied else first_denied
-                denied += len(absent)
-            if run.offset in bounds:
-                self._block_bounds(run, bounds[run.offset], items, seconds)
-            self._order(run.offset - len(last), np.frombuffer(last + data, dtype), meta)
-            last = data[-dtype.itemsize :]
-        if denied:
-            self._add("filter", f"{denied} items are absent, says the filter", first_denied)
-        if not whole:
+            self._report("slot", wrong, "lie in a slot group that is not their hash's", run, items)
+            self._order(run.offset + items.nbytes - joined.nbytes, joined, meta)
+        if not self.whole:
             return
-        interval = (min(low for low, _ in seen), max(high for _, high in seen))
         for part, name, found, said in (
-            ("interval", "seconds are", interval, (meta.second_min, meta.second_max)),
+            ("interval", "seconds are", self.interval, (meta.second_min, meta.second_max)),
             ("metadata", "slots in use are", slots_in_use, meta.slots_in_use),
             ("checksum", "the entries' sum is", f"{checksum % 2**64:016x}", meta.more["checksum"]),
         ):
             if found != said:
                 self._add(part, f"{name} {found}, the metadata says {said}")
-
-    def _report(self, part: str, wrong: Array, problem: str, run: Run, item_size: int) -> None:
-        if wrong.any():
-            self._add(part, f"{int(wrong.sum())} items {problem}", run.offset + item_size * int(np.flatnonzero(wrong)[0]))
 
     def _order(self, offset: int, items: Array, meta: Metadata) -> None:
         """Report items that do not stand in a shard's order: one that a stable sort would move."""

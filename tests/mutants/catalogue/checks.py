@@ -45,7 +45,7 @@ MUTANTS = (
     ),
     Mutant(
         "items-that-the-filter-denies", "verify passes a filter that denies items of the file",
-        "format/verify.py", "        if denied:\n", "        if denied < 0:\n",
+        "format/file_check.py", "        if denied:\n", "        if denied < 0:\n",
         ("tests/unit/format/test_verify.py::test_every_bit_of_the_filter_counts",),
     ),
     Mutant(

@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     Mutant(
         "shard-order-unchecked", "verify passes over the border of two blocks",
-        "format/verify_shard.py", "            last = data[-dtype.itemsize :]\n", "            last = b\"\"\n",
+        "format/file_check.py", "            last = data[-dtype.itemsize :]\n", "            last = b\"\"\n",
         (f"{SHARD}::test_order_across_blocks",),
     ),
     Mutant(
