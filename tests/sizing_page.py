@@ -55,7 +55,8 @@ def sizing(given: Inputs, messages: float) -> dict[str, float]:
         + max(0.0, gib - _TIER_1_GIB - _TIER_2_GIB) * given["storage, above"]
     )
     compute_usd = (build_h + merge_h) * given["executor hour"]
-    year_gets = windows
+    # windows that are over, and days of the one that is not: between none and all of them
+    year_gets = 365 // given["days a window, merged"] + given["days a window, merged"] / 2
     return {
         "entries a year": entries,
         "executor hours a year, build": build_h,
@@ -90,7 +91,7 @@ _ARITHMETIC = {
     "PUTs a year": "2 × ⌈bytes ÷ part⌉ + 2 × (shards of days + objects): each byte is written twice, each shard begun and completed",
     "GETs of merges a year": "⌈bytes ÷ range⌉ + shards of days (directories) + shards of days and objects (HEAD after upload)",
     "GETs a lookup of a day": "windows in range",
-    "GETs a lookup of the year": "windows in range: ⌈365 ÷ days a window⌉",
+    "GETs a lookup of the year": "windows in range: ⌊365 ÷ days a window⌋ and, on average, days a window ÷ 2 of the one that is not over",
     "GETs a lookup of the year, not merged": "365 × files a day",
     "dollars a month: storage, at the year's end": "GiB × storage, by its tiers",
     "dollars a month: requests of builds and merges": "(PUTs × PUT + GETs × GET) ÷ 1,000 ÷ 12",

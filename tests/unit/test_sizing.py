@@ -40,9 +40,9 @@ def test_arithmetic_by_hand():
     # 13 windows of 4.92e9 bytes, 19 shards each
     assert year["objects at the year's end"] == 247
     assert year["PUTs a year"] == 2 * 3_815 + 2 * (365 + 247)
-    assert (year["GETs a lookup of the year"], year["GETs a lookup of the year, not merged"]) == (13, 8_760)
+    assert (year["GETs a lookup of the year"], year["GETs a lookup of the year, not merged"]) == (27, 8_760)
     assert year["dollars a month: storage, at the year's end"] == pytest.approx(59.6 * 0.023, rel=1e-3)
-    assert year["dollars a month: lookups"] == pytest.approx(10_000 * 365 / 12 * 13 * 0.0004 / 1000)
+    assert year["dollars a month: lookups"] == pytest.approx(10_000 * 365 / 12 * 27 * 0.0004 / 1000)
     assert year["dollars a month"] == pytest.approx(sum(value for name, value in year.items() if name.startswith("dollars a month:")))
 
 
