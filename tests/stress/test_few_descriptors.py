@@ -1,4 +1,4 @@
-"""A process may have 1,024 descriptors open, as Linux says by default.
+"""A process may have few descriptors open: 1,024, as Linux says by default, and here a quarter of that.
 
 Files that wait for compaction, for the storage or for their retirement must not use them up, and a root of more files must open.
 """
@@ -16,9 +16,10 @@ import tests
 REPOSITORY = Path(tests.__file__).parent.parent
 SCRIPT = """
 import resource, sys
-# the soft limit may be raised to the hard one: that must not be so high that 1,200 files could keep all they had when they were written
+limit = int(sys.argv[4])
+# the soft limit may be raised to the hard one: that must not be so high that the files could keep all they had when they were written
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 3000 if hard == resource.RLIM_INFINITY else min(3000, hard)))
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, 3 * limit if hard == resource.RLIM_INFINITY else min(3 * limit, hard)))
 from tests.stress.conftest import UnsyncedDisk
 from tiered_index import IndexReader, IndexService
 from tiered_index.storage.memory import MemoryStorage
@@ -51,8 +52,11 @@ print("well")
 """
 
 
+@pytest.mark.parametrize(
+    ("files", "limit"), [pytest.param(300, 256, id="few"), pytest.param(1200, 1024, id="default", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded"])
-def test_more_files_than_the_default_limit_wait(tmp_path, state):
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "root"), state, "1200"]
+def test_more_files_than_the_limit_wait(tmp_path, state, files, limit):
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "root"), state, str(files), str(limit)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=REPOSITORY, check=False)
     assert done.stdout == "well\n", done.stderr[-600:]

@@ -82,8 +82,8 @@ def live_through(open_index, folder: Path, files: int, items: int) -> None:
         ledger.check_whole(reader.query)
 
 
-def test_eight_hundred_files(open_index, tmp_path, many_descriptors):
-    live_through(open_index, tmp_path, 800, 6)
+def test_three_hundred_files(open_index, tmp_path, many_descriptors):
+    live_through(open_index, tmp_path, 300, 6)
 
 
 @pytest.mark.slow
