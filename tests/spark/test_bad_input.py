@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.spark.entries import BEGIN_MS, messages, states, write_parquet
+from tests.spark.denying import DenyingAddress
+from tests.spark.entries import BEGIN_MS, check, messages, states, write_parquet
 from tiered_index import IndexConfig
 from tiered_index.cli.main import run
-from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch, StorageMisconfigured
 from tiered_index.rocketmq.commitlog import CommitLogReader
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.service.log_records import Genesis
@@ -23,7 +24,7 @@ from tiered_index.spark import build, merge
 from tiered_index.spark import starting as session_module
 from tiered_index.spark.build_plan import plan_build
 from tiered_index.spark.census import CENSUS_COLUMNS, Census, count_batches
-from tiered_index.spark.executors import typed_errors
+from tiered_index.spark.executors import StorageAddress, typed_errors
 from tiered_index.spark.log_sources import SKIPPED, _entries
 from tiered_index.spark.packing import pack_batches
 from tiered_index.spark.windows import WindowScale
@@ -107,6 +108,35 @@ def test_an_error_of_a_task_reaches_the_caller(spark, storage, config):
     frame = spark.createDataFrame([tuple({**ROW, "size": None}.values())], PLAIN)
     with pytest.raises(InvalidArgument, match="column 'size' has 1 nulls"):
         build(spark, frame, storage=storage, config=config)
+
+
+def test_a_bucket_that_tasks_may_not_use(spark, storage, config, tmp_path, monkeypatch):
+    def deny(job, *operations):
+        denying = lambda uri, options: DenyingAddress(StorageAddress(uri, options), operations, os.getpid())  # noqa: E731
+        monkeypatch.setattr(sys.modules[f"tiered_index.spark.{job}"], "StorageAddress", denying)
+
+    table = messages(200)
+    path = write_parquet(table, tmp_path / "m.parquet")
+    deny("build", "put", "begin_upload")
+    with pytest.raises(StorageMisconfigured, match=r"building from .*AccessDenied.*grant s3:GetObject"):
+        build(spark, path, storage=storage, config=config)
+    assert not states(storage).objects
+    deny("build")
+    build(spark, path, storage=storage, config=config)
+    before = states(storage).number
+    deny("merge", "get_range", "get_ranges", "get_suffix", "get")
+    with pytest.raises(StorageMisconfigured, match=r"a task of the merge.*AccessDenied"):
+        merge(spark, storage=storage, window="30d")
+    assert states(storage).number == before
+    check(storage, table, keys=5)
+
+
+def test_null_keys_make_no_entry_and_are_counted(spark, storage, config):
+    schema = "topic string, queue_id int, key array<string>, offset long, size int, timestamp_ms long"
+    keys = [["a"], [], None, [None], ["b", None, "a"]]
+    frame = spark.createDataFrame([("t", 1, key, n, 1, BEGIN_MS) for n, key in enumerate(keys)], schema)
+    result = build(spark, frame, storage=storage, config=config)
+    assert (result.entries, result.without_key) == (3, 3)
 
 
 def test_an_empty_source_and_one_without_keys(spark, storage, config, tmp_path):

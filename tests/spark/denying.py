@@ -1,0 +1,42 @@
+"""Storages for tasks that their credentials may not use: the driver's requests pass, a task's are refused as S3 refuses them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from tiered_index.spark.executors import StorageAddress
+from tiered_index.storage.base import Storage
+from tiered_index.storage.s3_errors import translate
+from tiered_index.storage.wrappers import Call, WrapperStorage
+
+
+class Denying(WrapperStorage):
+    """Refuses the operations in `denied`."""
+
+    def __init__(self, inner: Storage, denied: tuple[str, ...]) -> None:
+        super().__init__(inner)
+        self._denied = denied
+
+    def _around(self, call: Call, act: Any) -> Any:
+        if call.operation in self._denied:
+            answer: Any = {"Error": {"Code": "AccessDenied", "Message": "Access Denied"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+            raise translate(ClientError(answer, call.operation), doing=call.operation, uri=self.uri, name=call.name)
+        return act()
+
+
+@dataclass(frozen=True)
+class DenyingAddress:
+    """Opens a storage on the driver as it is, in tasks as `Denying`."""
+
+    address: StorageAddress
+    denied: tuple[str, ...]
+    driver: int
+
+    def open(self) -> Storage:
+        """Return the storage."""
+        inner = self.address.open()
+        return inner if os.getpid() == self.driver else Denying(inner, self.denied)
