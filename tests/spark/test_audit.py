@@ -18,6 +18,7 @@ import pytest
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, write_parquet
 from tests.unit.format.test_verify_shard import items_in, rebuilt
 from tiered_index import IndexConfig
+from tiered_index.cli.main import run
 from tiered_index.errors import InvalidArgument, NotAnIndex
 from tiered_index.format.names import log_name
 from tiered_index.service.log_records import LogRecord, StoredObject
@@ -222,3 +223,39 @@ def test_the_report_is_one_parquet_file(spark: Any, copy: Path, tmp_path: Path) 
 def test_no_index_is_an_error(spark: Any, tmp_path: Path) -> None:
     with pytest.raises(NotAnIndex):
         audited(spark, tmp_path / "nothing")
+
+
+def _run(capfd: Any, *arguments: object) -> tuple[int, str, str]:
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        run(["spark", "audit", *map(str, arguments)])
+    printed = capfd.readouterr()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, printed.out, printed.err
+
+
+def test_the_command_tells_what_was_found_and_how_it_ended(spark: Any, sound: Path, copy: Path, tmp_path: Path, capfd: Any) -> None:
+    source = sound / "source.parquet"
+    code, out, _ = _run(capfd, "--storage", f"file://{sound}/index", "--source", source, "--quiet")
+    assert code == 0 and f"source: {COUNT:,} entries, index: {COUNT:,}; 0 missing, 0 extra, 0 wrong" in out
+    damage_an_item(copy, newest(copy))
+    code, out, _ = _run(capfd, "--storage", f"file://{copy}", "--report", tmp_path / "found.parquet", "--quiet")
+    assert code == 1 and f"FINDING {newest(copy).name}: run" in out and len(pq.read_table(tmp_path / "found.parquet")) == 1
+    code, out, _ = _run(capfd, "--storage", f"file://{copy}", "--json", "--quiet")
+    document = json.loads(out)
+    assert (code, document["status"], len(document["findings"]), document["differences"]) == (1, "findings", 1, None)
+    assert document["metrics"]["bytes_read"] >= document["checked"]["object_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((), "--storage"),
+        (("--storage", "file:///tmp/x", "--begin", "2026-01-01"), "--source"),
+        (("--storage", "file:///tmp/x", "--source", "s.parquet", "--constant", "size=much"), "size=much"),
+        (("--storage", "file:///tmp/x", "--report", "audit.csv"), "audit.csv"),
+    ],
+)
+def test_options_that_can_not_be_are_refused_before_spark_starts(arguments: tuple[str, ...], named: str, capfd: Any) -> None:
+    code, _, err = _run(capfd, *arguments)
+    assert code == 2 and named in err
