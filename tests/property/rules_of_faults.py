@@ -107,13 +107,17 @@ class StruckMachine(ReadingMachine):
 
     @rule(
         who=plain_askers, topic=asked_topics, key=asked_keys, limits=ranges, count=counts, many=st.booleans(), partial=st.booleans(),
-        nth=st.integers(1, 4), times=st.sampled_from([1, 2, None]), trouble=st.sampled_from(["fail", "fail all", "wrong", "short", "long"]),
+        nth=st.integers(1, 4), times=st.sampled_from([1, 2, None]),
+        trouble=st.sampled_from(["fail", "fail all", "wrong", "short", "long", "log"]),
     )  # fmt: skip
     def ask_a_storage_in_trouble(self, who, topic, key, limits, count, many, partial, nth, times, trouble):
         self.settle(who)
         self.index(who)
         if trouble.startswith("fail"):
             self.storage.fail("*" if trouble == "fail all" else "get_range", nth=nth, times=times)
+        elif trouble == "log":
+            self.clock.advance(11)  # so that a refresh is due
+            self.storage.corrupt("get", name_prefix="log/", times=times)
         else:
             self.storage.corrupt("get_range", mode=trouble, nth=nth, times=times)
         try:
