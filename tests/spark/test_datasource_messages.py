@@ -18,7 +18,7 @@ from tiered_index.rocketmq.archive import SegmentArchiver, closed_segments
 from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.layout import TRANSACTION_PREPARED
 from tiered_index.rocketmq.store_writer import StoreWriter
-from tiered_index.spark.datasource_messages import MessageSource
+from tiered_index.spark.datasource_commitlog import MessageSource
 
 SEGMENT = 20_000
 

@@ -1,4 +1,4 @@
-"""`spark.read.format("rocketmq_commitlog").load(PATH)` and `readStream`: the messages of a commit log as rows. docs/spark-sources.md.
+"""The messages of a commit log as rows: where they are, what a read of them plans, and how a task reads a stretch of them.
 
 PATH is a store directory, its commitlog folder, or ``archive:`` and a storage URI: the segments that the index there has archived. A
 segment is a partition. Every message that is stored whole is a row, those that consumers don't see included; bodies are checked.
@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -45,9 +45,10 @@ from tiered_index.spark.datasource_options import Options
 from tiered_index.spark.executors import StorageAddress
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = ["MessageSource", "Stretch", "read_stretch"]
+__all__ = ["OPTIONS", "MessageReader", "MessageSettings", "Stretch", "read_stretch"]
 
-_OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger")
+OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger")
+
 _COLUMNS: dict[str, DataType] = {
     "topic": StringType(), "queue_id": IntegerType(), "queue_offset": LongType(), "physical_offset": LongType(),
     "store_size": IntegerType(), "store_timestamp": TimestampType(), "born_timestamp": TimestampType(), "visible": BooleanType(),
@@ -71,32 +72,6 @@ class Stretch:
     address: StorageAddress | None = None
     archived: ArchivedSegment | None = None
     is_whole: bool = False
-
-
-class MessageSource(DataSource):
-    """Commit logs, in batch and as a stream."""
-
-    @classmethod
-    def name(cls) -> str:
-        """Return the name of the format."""
-        return "rocketmq_commitlog"
-
-    def schema(self) -> StructType:
-        """Return the columns of a message."""
-        return self._settings().columns
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch."""
-        return MessageReader(self._settings(), schema)
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return the reader of a stream."""
-        from tiered_index.spark.datasource_stream import MessageStreamReader
-
-        return MessageStreamReader(self._settings(), schema)
-
-    def _settings(self) -> MessageSettings:
-        return MessageSettings.of(Options(self.name(), dict(self.options), _OPTIONS))
 
 
 @dataclass(frozen=True, slots=True)

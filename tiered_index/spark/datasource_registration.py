@@ -21,8 +21,8 @@ def register(spark: SparkSession) -> None:
     Raises `ConfigError` where PySpark is missing or has no data sources in Python. docs/spark-sources.md says what the sources read.
     """
     try:
+        from tiered_index.spark.datasource_commitlog import MessageSource
         from tiered_index.spark.datasource_entries import ApartEntrySource, EntrySource
-        from tiered_index.spark.datasource_messages import MessageSource
     except ImportError as error:
         raise ConfigError(f"data sources need PySpark 4.2 or later: pip install 'tiered_index[spark]' ({error})") from error
 
