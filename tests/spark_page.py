@@ -88,7 +88,7 @@ def inputs(document: dict[str, Any]) -> str:
         ("merge", f"{figures[f'spark merge, {master}']:.0f}", "entries/s a core", f"{command}, figure `spark merge, {master}`"),
         ("bytes an entry", f"{figures['tiered_index: bytes an entry']:.2f}", "bytes", f"{command}, figure `tiered_index: bytes an entry`"),
     ]
-    return markdown(("input", "value", "unit", "from"), rows)
+    return f"{about(document['machine'])}.\n\n{markdown(('input', 'value', 'unit', 'from'), rows)}"
 
 
 def main(bench: dict[str, Any], scale: dict[str, Any] | None) -> None:
