@@ -25,10 +25,7 @@ ENTRY_POINTS = {"cli", "server", "spark", "rocketmq", "testing"}
 BETWEEN_ENTRY_POINTS = {("cli", "rocketmq"), ("cli", "spark"), ("cli", "server"), ("cli", "testing"), ("spark", "rocketmq")}
 LAZY = {
     ("storage/opening.py", "tiered_index.storage.s3"): "boto3 takes longer to load than everything else together",
-    (
-        "spark/datasource_registration.py",
-        "tiered_index.spark.datasource_entries",
-    ): "data sources are subclasses of PySpark's, which may be missing",
+    ("spark/datasource_registration.py", "tiered_index.spark.datasource_entries"): "sources are subclasses of what PySpark has",
     ("spark/datasource_registration.py", "tiered_index.spark.datasource_commitlog"): "the same",
 }
 LAZY_FOLDERS = {"cli": "a command loads only what it needs, so that --help is there at once"}

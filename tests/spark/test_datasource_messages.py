@@ -192,6 +192,24 @@ def test_a_stream_takes_bounded_bites_and_goes_on_where_it_was(store):
     assert stream.step() == []
 
 
+def test_a_stream_passes_blanks_and_damage_that_are_longer_than_a_bite(tmp_path):
+    with StoreWriter(tmp_path / "s", segment_bytes=SEGMENT) as writer:
+        puts = [
+            writer.put("t", 0, bytes(size), keys="k", store_ms=BEGIN_MS + n) for n, size in enumerate((9, 15_000, 9, 9, 18_000, 9, 18_000))
+        ]
+    stream = Stream(tmp_path / "s", maxBytesPerTrigger="300")
+    # a batch without rows is one that ended at a segment's end
+    taken = [offsets(stream.step()) for _ in range(20)]
+    assert [offset for bite in taken for offset in bite] == [put.offset for put in puts]
+    path = segments(tmp_path / "s")[1].path
+    data = path.read_bytes()
+    path.write_bytes(data[:200] + b"\xff" * (len(data) - 200))
+    skipping = Stream(tmp_path / "s", maxBytesPerTrigger="300", skipCorrupt="true")
+    passed = [offsets(skipping.step()) for _ in range(20)]
+    assert [offset for bite in passed for offset in bite] == offsets(rows_of(batch(tmp_path / "s", skipCorrupt="true"))) != taken
+    assert passed[-1] == [] and skipping.start["position"] == puts[-1].offset + puts[-1].size
+
+
 def test_a_stream_over_a_log_that_grows_and_does_not_exist_yet(tmp_path):
     store = tmp_path / "store"
     (store / "commitlog").mkdir(parents=True)

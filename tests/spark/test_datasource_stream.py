@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from pyspark.sql import functions as F
+from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
 from tests.spark.entries import BEGIN_MS
 from tiered_index.errors import CorruptFile

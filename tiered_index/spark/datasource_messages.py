@@ -6,6 +6,7 @@ segment is a partition. Every message that is stored whole is a row, those that 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ from tiered_index.spark.datasource_options import Options
 from tiered_index.spark.executors import StorageAddress
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = ["OPTIONS", "MessageReader", "MessageSettings", "Stretch", "read_stretch"]
+__all__ = ["OPTIONS", "MessageReader", "MessageSettings", "Stretch", "read_stretch", "reader_of"]
 
 OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger")
 
@@ -57,6 +58,7 @@ _COLUMNS: dict[str, DataType] = {
 _ARCHIVE = "archive:"
 _BATCH_ROWS = 4_096
 _BATCH_BYTES = 8 << 20
+_LEAST_BYTES, _MOST_BYTES = 1 << 16, 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +171,18 @@ def read_stretch(stretch: Stretch, settings: MessageSettings, schema: StructType
     Raises `CorruptFile` naming file and offset at the first damage, unless told to skip, and `MissingOffsets` where the log was cut.
     """
     if stretch.archived is None:
-        yield from _batches(CommitLogReader(Path(stretch.folder), check_crc=True), stretch, settings, schema)
+        yield from _batches(reader_of(Path(stretch.folder), stretch.end - stretch.begin), stretch, settings, schema)
         return
     assert stretch.address is not None
     with stretch.address.open() as storage:
         log = StorageLog(storage, SystemClock())
         archive = SegmentArchive(storage, lambda: log.state, log.open)
         yield from _batches(ArchivedLog(archive, stretch.archived, skip_corrupt=settings.skip_corrupt), stretch, settings, schema)
+
+
+def reader_of(folder: Path, size_bytes: int) -> CommitLogReader:
+    """Return a reader for so many bytes of a log, which reads no more at a time."""
+    return CommitLogReader(folder, min(max(size_bytes, _LEAST_BYTES), _MOST_BYTES), check_crc=True)
 
 
 def _batches(reader: CommitLogReader, stretch: Stretch, settings: MessageSettings, schema: StructType) -> Iterator[pa.RecordBatch]:
@@ -209,7 +216,8 @@ def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) 
                 # bytes that weren't written yet; what was seen behind them was written later, so a second reading sees them
                 if not stretch.is_whole and row == batch.messages and batch.state in (End.OPEN, End.TORN):
                     return
-                message = reader.read(offset)
+                with contextlib.suppress(MissingOffsets):  # deleted since, so nobody was writing it
+                    message = reader.read(offset)
             at = offset + message.size
             yield message
         if max(at, batch.end) >= stretch.end or _ends(batch, stretch):

@@ -21,14 +21,14 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.commitlog import MissingOffsets
 from tiered_index.rocketmq.index_columns import IndexBatch
 from tiered_index.rocketmq.layout import BLANK_BYTES
 from tiered_index.rocketmq.segments import Segment, list_segments
 from tiered_index.rocketmq.tail import EVERYTHING, Seen, proven_end, settled
 from tiered_index.rocketmq.walking import End
 from tiered_index.spark.datasource_entries import require_columns
-from tiered_index.spark.datasource_messages import MessageSettings, Stretch, read_stretch
+from tiered_index.spark.datasource_messages import MessageSettings, Stretch, read_stretch, reader_of
 
 __all__ = ["MessageStreamReader"]
 
@@ -138,13 +138,13 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _walk(self, segment: Segment, begin: int, bound: int, *, closed: bool) -> int:
         """Return the end of the last settled message of a segment within `bound`."""
-        reader = CommitLogReader(self._folder)
+        reader = reader_of(self._folder, bound - begin)
         position = begin
         proof = EVERYTHING if closed else proven_end(self._folder, position, reader.chunk_bytes)
         try:
             for batch, data in reader.stretches(position, skip_corrupt=self._settings.skip_corrupt):
-                if batch.begin >= segment.end:
-                    return position
+                if batch.begin >= segment.end:  # only a blank, or damage that is passed over, was left of this one
+                    return segment.end if position == begin else position
                 seen, self._seen = self._seen, None
                 whole, _, self._seen = settled(self._folder, batch, data, proof, seen)
                 ends = _ends(whole)
