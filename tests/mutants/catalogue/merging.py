@@ -61,7 +61,9 @@ MUTANTS = (
     ),
     Mutant(
         "merge-error-of-taking-back", "the error of taking back hides the one that counts",
-        "service/unpublished.py", "        with contextlib.suppress(StorageError):\n            if self.handle", "        with contextlib.suppress():\n            if self.handle",
+        "service/unpublished.py",
+        "        with contextlib.suppress(StorageError):\n            if self.handle",
+        "        with contextlib.suppress():\n            if self.handle",
         ("tests/faults/test_merge_faults.py::test_the_first_error_counts_not_that_of_taking_back",),
     ),
     Mutant(

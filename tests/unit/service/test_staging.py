@@ -191,6 +191,43 @@ def test_a_job_that_comes_between_upload_and_record_wins(open_spark, faulty, sto
     holds(storage, clock, 1)
 
 
+class Sneaks(FaultStorage):
+    """Something happens just before the next log record is put."""
+
+    before = None
+
+    def put_if_absent(self, name, data):
+        if name.startswith("log/") and self.before is not None:
+            before, self.before = self.before, None
+            before()
+        super().put_if_absent(name, data)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_job_that_takes_the_very_log_number_wins(open_spark, storage, clock, merged):
+    sneaks = Sneaks(storage)
+    index = open_spark(storage_backend=sneaks, refresh_interval_s=10_000)
+    fill(index, 1)
+    index.run_lifecycle()
+    clock.advance(601)
+    job = Job(storage, clock).look().compact()
+
+    def sneak():
+        assert len(job.publish()) == 1
+        if merged:
+            merge_all(storage, clock)
+
+    sneaks.before = sneak
+    index.run_lifecycle()
+    index.run_lifecycle()
+    assert sneaks.before is None and found(index) == [1]
+    assert index.log_state.positions == {"log": 1}
+    assert len(index.log_state.objects) == 1 and bool(index.log_state.tables) == merged
+    holds(storage, clock, 1)
+    if not merged:
+        assert names_below(storage, "data/") == list(index.log_state.objects)
+
+
 @pytest.mark.parametrize("when", ["staged", "compacted", "restarted"])
 def test_a_file_that_was_published_and_merged_away_does_not_come_again(open_spark, faulty, storage, clock, when):
     index = open_spark()
@@ -485,6 +522,19 @@ def test_damage_of_a_staged_file_stops_no_other_one(open_spark, faulty, storage,
     clock.advance(601)
     index.run_lifecycle()
     holds(storage, clock, 1, 2)
+
+
+def test_a_flipped_bit_among_staged_entries_is_found(open_spark, storage, clock):
+    index = open_spark()
+    fill(index, 1, 2, 3)
+    index.run_lifecycle()
+    job = Job(storage, clock).look()
+    (ticket,) = job.tickets
+    data = bytearray(storage.get(ticket.object))
+    data[ticket.entries_bytes - 1] ^= 4
+    storage.put(ticket.object, data)
+    assert job.compact().publish() == set() and job.results[0].corrupt and "do not match their CRC32" in job.reasons[0]
+    assert not names_below(storage, "data/")
 
 
 def test_a_damaged_ticket_is_told(open_spark, storage, clock):

@@ -1,0 +1,78 @@
+"""Defects of compaction by jobs: what is staged, who may publish it, when the local copy goes."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+STAGING = "tests/unit/service/test_staging.py"
+
+MUTANTS = (
+    Mutant(
+        "staged-though-it-may-go-on", "a file whose seal is not durable is staged",
+        "service/unsealed_file.py", "return self.sealed and not self.failed", "return self.sealed",
+        (f"{STAGING}::test_a_file_that_is_not_sealed_durably_is_compacted_here",),
+    ),
+    Mutant(
+        "fenced-file-compacted", "a job publishes files of a fenced writer",
+        "service/staging_jobs.py", "    if ticket.epoch != state.epoch:\n", "    if ticket.epoch > state.epoch:\n",
+        (f"{STAGING}::test_nothing_of_a_fenced_writer_is_published",),
+    ),
+    Mutant(
+        "compacted-twice", "a job publishes a file that is in the log already",
+        "service/staging_jobs.py", "    if state.object_of(ticket.file_id) is not None:\n", "    if False:\n",
+        (f"{STAGING}::test_two_jobs_publish_a_file_once",),
+    ),
+    Mutant(
+        "merged-file-compacted-again", "a job publishes a file that was published and merged away",
+        "service/staging_jobs.py", "if ticket.file_id in gone else", "if ticket.file_id is gone else",
+        (f"{STAGING}::test_a_file_that_was_published_and_merged_away_does_not_come_again[staged]",),
+    ),
+    Mutant(
+        "host-beside-a-job", "a host's upload and a job's publish one file under two names",
+        "service/storage_log.py",
+        "if state.object_of(o.file_id) is None and o.file_id not in", "if o.name not in state.objects and o.file_id not in",
+        (f"{STAGING}::test_a_job_that_takes_the_very_log_number_wins[False]",),
+    ),
+    Mutant(
+        "adopted-before-the-position", "the local copy that is the last to say a position goes",
+        "service/staging.py", "                if not says_more(kept, said):\n", "                if kept:\n",
+        (f"{STAGING}::test_positions_never_run_ahead_of_an_older_file",),
+    ),
+    Mutant(
+        "position-dropped-at-recovery", "a file that a job has published goes at a restart, and its position with it",
+        "service/recovery.py", "return later_positions(state.positions, journal.positions) != state.positions", "return False",
+        (f"{STAGING}::test_positions_never_run_ahead_of_an_older_file",),
+    ),
+    Mutant(
+        "adopted-unseen", "an object of another size than the log says is believed",
+        "service/staging.py", "        if size != stored.size_bytes:\n", "        if size is None:\n",
+        (f"{STAGING}::test_an_object_of_another_size_is_not_believed",),
+    ),
+    Mutant(
+        "staged-damage-compacted", "staged entries are believed without their CRC32",
+        "service/staged.py", "if len(data) == length and found == list(pieces):", "if len(data) == length:",
+        (f"{STAGING}::test_a_flipped_bit_among_staged_entries_is_found",),
+    ),
+    Mutant(
+        "waits-for-good", "a host never compacts what it has staged",
+        "service/staging.py", "return self._enabled and file.ended and not overdue", "return self._enabled and file.ended",
+        (f"{STAGING}::test_after_its_time_the_host_compacts_by_itself",),
+    ),
+    Mutant(
+        "ticket-not-renewed", "a root that is opened again sends its entries again",
+        "service/staging.py", "                keep = self._renew(file, infos)\n", "                pass\n",
+        (f"{STAGING}::test_a_restart_renews_tickets_and_keeps_their_time",),
+    ),
+    Mutant(
+        "staged-left-behind", "what was staged stays after the file was adopted",
+        "service/staging.py", "                self._leftovers += [staged.ticket.name, staged.ticket.object]\n", "",
+        (f"{STAGING}::test_a_file_is_staged_compacted_elsewhere_and_adopted",),
+    ),
+    Mutant(
+        "staged-swept-while-it-waits", "orphans are objects that a ticket asks for",
+        "service/orphans.py", "for name in (ticket.name, ticket.object)}", "for name in (ticket.name,)}",
+        (f"{STAGING}::test_orphans_know_what_is_staged",),
+    ),
+)  # fmt: skip
