@@ -156,7 +156,7 @@ def test_spark_is_measured_where_its_packages_are(in_process, tmp_path, monkeypa
     assert "suite spark is left out: pyspark, duckdb not installed" in capfd.readouterr().err
     monkeypatch.setattr(command, "missing_packages", dict)
     assert in_process("bench", *arguments) == 0
-    assert chosen == [list(GOALS), [*GOALS, "spark"]]
+    assert chosen == [list(GOALS), [*GOALS, "spark", "spark-lookup"]]
 
 
 def test_a_disk_without_room_is_found_out_before_anything_is_written(in_process, tmp_path, monkeypatch):

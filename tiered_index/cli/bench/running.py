@@ -12,6 +12,7 @@ from typing import Any
 from tiered_index.cli.bench.figures import Figure, Frame, Spec, Suite
 from tiered_index.cli.bench.meter import Meter
 from tiered_index.cli.bench.setting import Setting, scratch
+from tiered_index.cli.bench.spark_lookup import SparkLookup
 from tiered_index.cli.bench.suites.cold import Cold
 from tiered_index.cli.bench.suites.commitlog import CommitLog
 from tiered_index.cli.bench.suites.compact import Compact
@@ -25,7 +26,7 @@ from tiered_index.cli.bench.table import Table
 
 __all__ = ["SUITES", "run_suites"]
 
-_ALL: tuple[Suite, ...] = (Put(), Pause(), Compact(), Lookups(), Recovery(), Upload(), CommitLog(), Cold(), Spark())
+_ALL: tuple[Suite, ...] = (Put(), Pause(), Compact(), Lookups(), Recovery(), Upload(), CommitLog(), Cold(), Spark(), SparkLookup())
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
 _FRAMES = 8
 

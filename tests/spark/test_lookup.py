@@ -1,0 +1,243 @@
+"""Bulk lookups on Spark: rows in, answers out, as a reader's; bad keys, files that can't be read, an index that is merged meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import functions as F  # noqa: N812
+
+from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, sweep, write_parquet
+from tiered_index import IndexConfig, IndexReader, IndexService
+from tiered_index.cli.main import run
+from tiered_index.errors import BudgetExceeded, ConfigError, CorruptFile, InvalidArgument, NotAnIndex, StorageError
+from tiered_index.service.merge.run import MergeOptions
+from tiered_index.spark import build, look_up, lookup, merge
+from tiered_index.storage.local import LocalStorage
+
+KEYS = "topic string, key string, begin_ms long, end_ms long, id int"
+ENTRY = ("topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash", "fingerprint")
+
+
+@pytest.fixture(scope="module")
+def index(spark, tmp_path_factory):
+    """A storage with files of a live writer and tables that were built, and all that they hold."""
+    folder = tmp_path_factory.mktemp("index")
+    storage = f"file://{folder}/storage"
+    table = messages(2_000, days=3)
+    with IndexService.open(root=folder / "root", storage=storage, slots=64, items=700, background=False) as writer:
+        writer.put_batch(table)
+        writer.flush()
+        writer.seal()
+        writer.run_lifecycle()
+    more = messages(400, seed=5)
+    build(spark, write_parquet(more, folder / "m.parquet"), storage=storage, window="1d", config=IndexConfig(slots=64, items=100_000))
+    return storage
+
+
+@pytest.fixture
+def copied(index, tmp_path):
+    """A copy of that storage, which a test may harm."""
+    shutil.copytree(urlsplit(index).path, tmp_path / "storage")
+    return f"file://{tmp_path}/storage"
+
+
+ROWS = [
+    ("orders", "key-0", None, None, 1), ("orders", "key-0", None, None, 2), ("orders", "key-0", BEGIN_MS, BEGIN_MS + DAY_MS, 3),
+    ("orders", "key-7", None, BEGIN_MS + 2 * DAY_MS, 4), ("überweisung", "key-7", None, None, 5), ("orders", "nobody", None, None, 6),
+    ("nowhere", "key-0", None, None, 7), *(("payments", f"key-{n}", None, None, 100 + n) for n in range(40)),
+]  # fmt: skip
+
+
+def check(storage, rows, max_count):
+    """Assert that rows (of entries, with their id) are what a reader answers to `ROWS`."""
+    found = {}
+    for row in rows:
+        found.setdefault(row["id"], []).append(row)
+    assert sorted(found) == sorted(row[4] for row in ROWS)
+    with IndexReader.open(storage) as reader:
+        for topic, key, begin, end, number in ROWS:
+            answer = reader.query(topic, key, begin, end, max_count=max_count)
+            mine = sorted((row for row in found[number]), key=lambda row: row["position"] or 0)
+            assert {(row["topic"], row["key"], row["status"], row["failed"]) for row in mine} == {(topic, key, answer.status, None)}
+            entries = [tuple(row[name] for name in ENTRY) for row in mine if row["position"] is not None]
+            assert entries == [tuple(getattr(item, name) for name in ENTRY) for item in answer]
+
+
+def test_answers_are_a_readers(spark, index):
+    told = []
+    result = look_up(spark, spark.createDataFrame(ROWS, KEYS), storage=index, max_count=5, progress=lambda *said: told.append(said))
+    check(index, [row.asDict() for row in result.frame.collect()], 5)
+    assert (result.rows, result.skipped_null, result.plans, result.failed) == (len(ROWS), 0, 1, ())
+    # a repeated row is one lookup
+    assert sum(result.statuses.values()) == len(ROWS) - 1 and set(result.statuses) == {"complete", "truncated"}
+    objects = states(index).objects
+    assert result.objects == len(objects) and result.log_number == states(index).number
+    assert 2 * len(objects) <= result.requests < 10 * len(objects)
+    assert 0 < result.bytes_read < sum(stored.size_bytes for stored in objects.values()) and result.cost_usd > 0
+    assert {stage for stage, _, _ in told} == {"count", "search"}
+    result.release()
+
+
+def test_columns_by_name_constants_timestamps_and_nested_entries(spark, index):
+    frame = spark.createDataFrame([("key-0", "a"), ("key-1", "b")], "order_id string, `my id` string")
+    frame = frame.withColumn("since", F.timestamp_millis(F.lit(BEGIN_MS + DAY_MS)))
+    columns = {"key": "order_id", "begin_ms": "since", "topic": F.lit("orders")}
+    rows = lookup(spark, frame, storage=index, columns=columns, nested=True, max_count=1000).collect()
+    assert rows[0].__fields__ == ["order_id", "my id", "since", "topic", "status", "failed", "entries"]
+    with IndexReader.open(index) as reader:
+        for row in rows:
+            answer = reader.query("orders", row.order_id, BEGIN_MS + DAY_MS, max_count=1000)
+            assert [entry.offset for entry in row.entries] == [item.offset for item in answer]
+    assert {row["my id"] for row in rows} == {"a", "b"}
+
+
+def test_no_keys_and_no_files_in_range(spark, index):
+    empty = look_up(spark, spark.createDataFrame([], KEYS), storage=index)
+    assert (empty.frame.collect(), empty.rows, empty.requests, empty.statuses) == ([], 0, 0, {})
+    early = look_up(spark, spark.createDataFrame([("orders", "key-0", 0, 1000, 1)], KEYS), storage=index, nested=True)
+    (row,) = early.frame.collect()
+    assert (row.status, row.entries, early.requests, early.objects) == ("complete", [], 0, 0)
+
+
+def test_rows_with_nulls_are_named_or_counted(spark, index):
+    frame = spark.createDataFrame([("orders", "key-1", None, None, 1), ("orders", None, None, None, 2), (None, "k", None, None, 3)], KEYS)
+    with pytest.raises(InvalidArgument, match="column 'topic' has 1 nulls"):
+        lookup(spark, frame, storage=index)
+    with pytest.raises(InvalidArgument, match="column 'key' has 1 nulls"):
+        lookup(spark, frame.where("topic is not null"), storage=index)
+    result = look_up(spark, frame, storage=index, skip_null=True)
+    assert (result.rows, result.skipped_null) == (1, 2)
+    assert {row["id"] for row in result.frame.collect()} == {1}
+
+
+BAD = {
+    "missing": ("topic string", {}, "column 'key' is missing; the keys have topic"),
+    "missing_named": ("topic string, key string", {"key": "kye"}, r"column 'kye' \(key\) is missing"),
+    "unknown": ("topic string, key string", {"offset": "key"}, "'offset' is no field of a lookup"),
+    "number": ("topic string, key int", {}, "column 'key' is int; text is needed"),
+    "local time": ("topic string, key string, begin_ms timestamp_ntz", {}, "column 'begin_ms' is timestamp_ntz"),
+    "clash": ("topic string, key string, Offset int", {}, "column 'Offset' of the keys has the name of a column of answers"),
+    "twice": ("topic string, key string, a int, A int", {}, "two columns 'a'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_columns_are_named(spark, index, case):
+    schema, columns, message = BAD[case]
+    with pytest.raises(InvalidArgument, match=message):
+        lookup(spark, spark.createDataFrame([], schema), storage=index, columns=columns)
+
+
+def test_bad_calls_and_bad_rows(spark, index, tmp_path):
+    def ask(rows=(("orders", "key-1", None, None, 1),), **options):
+        return lookup(spark, spark.createDataFrame(list(rows), KEYS), **{"storage": index, **options})
+
+    with pytest.raises(InvalidArgument, match="max_count"):
+        ask(max_count=0)
+    with pytest.raises(InvalidArgument, match="max_bytes"):
+        ask(max_bytes=-1)
+    with pytest.raises(InvalidArgument, match="a dry run has no answers"):
+        ask(dry_run=True)
+    with pytest.raises(ConfigError, match="places in a commit log"):
+        ask(messages="archive")
+    with pytest.raises(NotAnIndex):
+        ask(storage=f"file://{tmp_path}/nothing")
+    with pytest.raises(InvalidArgument, match="begin_ms 5000 is after end_ms 4000"):
+        ask([("orders", "key-1", 5000, 4000, 1)])
+    with pytest.raises(InvalidArgument, match="UTF-16 code units"):
+        ask([("orders", "", None, None, 1)])
+    with pytest.raises(BudgetExceeded, match="max_requests"):
+        ask(max_requests=3)
+
+
+def test_a_source_that_changes_fails_and_is_no_short_answer(spark, index):
+    def changing(batches):
+        for batch in batches:
+            yield batch.set_column(1, "key", pa.array([os.urandom(4).hex() for _ in range(len(batch))]))
+
+    frame = spark.createDataFrame(ROWS[:4], KEYS)
+    random = frame.mapInArrow(changing, KEYS)
+    with pytest.raises(Exception, match="the keys change while they are read"):
+        lookup(spark, random, storage=index).collect()
+
+
+def test_a_file_that_is_denied(spark, copied):
+    """The storage can't be read in one place: which object it is, is told; answers that don't need it are whole."""
+    stored = next(stored for stored in states(copied).objects.values() if stored.shard is None)
+    (path,) = Path(urlsplit(copied).path).rglob(stored.name.rpartition("/")[2])
+    path.unlink()
+    path.symlink_to(path)
+    frame = spark.createDataFrame(ROWS, KEYS)
+    with pytest.raises(StorageError, match=stored.name):
+        lookup(spark, frame, storage=copied)
+    result = look_up(spark, frame, storage=copied, allow_partial=True, nested=True)
+    assert [file for file, _ in result.failed] == [stored.file_id]
+    rows = {row.id: row for row in result.frame.collect()}
+    assert {rows[1].status, rows[2].status} == {"partial"} and rows[1].failed[0].file == stored.file_id
+    assert result.statuses["partial"] == len([row for row in rows.values() if row.status == "partial"]) - 1
+
+
+def test_an_index_that_is_merged_meanwhile_and_an_object_that_is_lost(spark, copied, monkeypatch):
+    frame = spark.createDataFrame(ROWS, KEYS)
+    before = states(copied)
+    module = sys.modules[look_up.__module__]  # the package has a function of its name
+    real, calls = module.plan_lookup, []
+
+    def refreshing(*given, **more):
+        plan = real(*given, **more)
+        calls.append(plan.number)
+        if len(calls) == 1:
+            # between the plan and the reading of it
+            assert merge(spark, storage=copied, window="30d", options=MergeOptions(shard_bytes=1 << 20)).jobs > 0
+            sweep(copied)
+        return plan
+
+    monkeypatch.setattr(module, "plan_lookup", refreshing)
+    result = look_up(spark, frame, storage=copied, max_count=5)
+    assert calls == [before.number, states(copied).number] and result.plans == 2
+    check(copied, [row.asDict() for row in result.frame.collect()], 5)
+    monkeypatch.undo()
+    name = max(states(copied).objects.values(), key=lambda stored: stored.count).name
+    LocalStorage(Path(urlsplit(copied).path)).delete(name)
+    with pytest.raises(CorruptFile, match="the storage does not have it"):
+        lookup(spark, frame, storage=copied)
+    partial = look_up(spark, frame, storage=copied, allow_partial=True)
+    assert [file for file, _ in partial.failed] == [name] and partial.statuses["partial"] > 0
+
+
+def test_the_command(spark, index, tmp_path, capfd):
+    def told(*arguments, code=0):
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            run(["spark", "lookup", *arguments, "--storage", index, "--json", "--quiet"])
+        captured = capfd.readouterr()
+        assert ended.value.code == code, captured.err
+        return json.loads(captured.out if not code else captured.err.splitlines()[-1])
+
+    keys = tmp_path / "keys.ndjson"
+    keys.write_text("".join(json.dumps(dict(zip(("topic", "key", "begin_ms", "end_ms", "id"), row, strict=True))) + "\n" for row in ROWS))
+    planned = told("--keys", str(keys), "--dry-run")
+    assert (planned["status"], planned["rows"], planned["lookups"]) == ("planned", len(ROWS), {}) and planned["requests"] > 0
+    out = tmp_path / "answers"
+    done = told("--keys", str(keys), "--out", str(out), "--max", "5")
+    assert (done["status"], sum(done["lookups"].values()), done["failed"]) == ("done", len(ROWS) - 1, [])
+    assert done["requests"] <= planned["requests"] + 2 * done["objects"]
+    check(index, pq.read_table(out).to_pylist(), 5)
+    assert "exists already" in told("--keys", str(keys), "--out", str(out), code=2)["error"]["message"]
+    # CSV in, Parquet objects of a storage out
+    (tmp_path / "keys.csv").write_text("order_id,begin_ms\nkey-0,\nkey-1,0\n")
+    arguments = ("--keys", str(tmp_path / "keys.csv"), "--column", "key=order_id", "--topic", "orders", "--nested")
+    stored = f"sqlite:///{tmp_path}/out.db"
+    assert told(*arguments, "--out", stored)["rows"] == 2
+    assert "holds objects already" in told(*arguments, "--out", stored, code=2)["error"]["message"]
+    assert "no place for the answers" in told(*arguments, code=2)["error"]["message"]
+    assert "by --column and for all rows" in told(*arguments, "--column", "topic=order_id", "--dry-run", code=2)["error"]["message"]
+    assert "no such file" in told("--keys", str(tmp_path / "none.csv"), "--dry-run", code=2)["error"]["message"]

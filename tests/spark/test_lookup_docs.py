@@ -1,0 +1,80 @@
+"""The programs of docs/spark-lookup.md run; messages are joined to entries; the benchmark measures what it says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.rocketmq.archived_store import index_log
+from tiered_index import IndexService
+from tiered_index.cli.main import run
+from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.rocketmq.archive import SegmentArchiver
+from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.spark import look_up, lookup
+
+ROOT = Path(__file__).parents[2]
+BEGIN_MS = 1_700_000_000_000
+
+
+def test_the_programs_of_the_page_run(spark):
+    programs = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "spark-lookup.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(programs) == 2
+    for program in programs:
+        exec(compile(program, "docs/spark-lookup.md", "exec"), {})
+
+
+@pytest.fixture
+def store(tmp_path):
+    with StoreWriter(tmp_path / "store", segment_bytes=1 << 12) as writer:
+        for n in range(120):
+            writer.put("t", 0, b"body %d" % n, keys=[f"k{n % 10}"], tags="tag", store_ms=BEGIN_MS + n * 1000)
+    return tmp_path / "store"
+
+
+def test_messages_are_joined(spark, store, tmp_path):
+    storage = f"file://{tmp_path}/storage"
+    settings = {"slots": 97, "items": 5_000, "background": False, "offset_space": "commitlog", "max_late_s": 1e10}
+    with IndexService.open(root=tmp_path / "root", storage=storage, **settings) as index:
+        messages = {m.physical_offset: m for m in index_log(index, store)}
+        index.seal()
+        index.run_lifecycle()
+        archiver = SegmentArchiver(index, "here", store / "commitlog")
+        archiver.run_once()
+        archived = index.log_state.segments_of("here")[-1].end
+    frame = spark.createDataFrame([("t", "k3"), ("t", "k4"), ("t", "none")], "topic string, key string")
+    rows = lookup(spark, frame, storage=storage, messages=str(store), max_count=6).collect()
+    assert len(rows) == 13
+    for row in rows:
+        if row.position is None:
+            assert (row.key, row.message_state, row.message_body) == ("none", None, None)
+            continue
+        message = messages[row.offset]
+        assert (row.message_state, bytes(row.message_body), row.message_tags) == ("local", message.body(), "tag")
+        assert row.message_properties == dict(message.properties) and row.key in message.index_keys
+    answered = lookup(spark, frame, storage=storage, messages="archive").where("position is not null").collect()
+    assert {row.message_state for row in answered} <= {"archived", "missing"} and archived > 0
+    for row in answered:
+        assert row.message_state == ("archived" if row.offset < archived else "missing")
+        assert row.message_body == (messages[row.offset].body() if row.offset < archived else None)
+    with pytest.raises(InvalidArgument, match="not to nested"):
+        look_up(spark, frame, storage=storage, messages="archive", nested=True)
+    with pytest.raises(ConfigError, match="has no commitlog/"):
+        look_up(spark, frame, storage=storage, messages=str(tmp_path))
+
+
+def test_the_benchmark(spark, tmp_path, capfd):
+    amounts = ("--quick", "--entries", "4096", "--slots", "100", "--items", "2000", "--rounds", "1", "--root-dir", str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        run(["bench", "spark-lookup", *amounts, "--json", "--quiet"])
+    captured = capfd.readouterr()
+    assert ended.value.code == 0, captured.err
+    document = json.loads(captured.out)
+    figures = {figure["name"]: figure["median"] for figure in document["figures"]}
+    assert len(figures) == 8 and all(value > 0 for value in figures.values())
+    ((keys, found, requests, *_), (most, *_)) = document["tables"][0]["rows"]
+    assert (keys, most) == (1000, 2048) and 900 < found <= 1000 and requests == figures["lookup of 1,000 keys: requests"]
+    assert not list(tmp_path.iterdir())
