@@ -1,0 +1,174 @@
+"""Merges and a build by Spark on a real server: answers stay the model's, also where a merge is killed in its uploads or before it hears.
+
+Shards are large enough here that they are uploaded in parts, and what a killed merge leaves of them is listed and swept.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.real_s3.commands import finished, started
+from tests.real_s3.conftest import Server
+from tests.real_s3.gate import Gate
+from tests.real_s3.sample import PART_BYTES, Sample
+from tiered_index import IndexConfig, IndexReader, IndexService
+from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.service.log_records import LogState
+from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.service.orphans import delete_orphans, find_orphans
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.s3 import S3Storage
+
+pytestmark = pytest.mark.real_s3
+
+MESSAGES = 400_000
+DAY_S = 86_400
+_MERGE = f"""
+import sys
+from tiered_index.clock import SystemClock
+from tiered_index.service.merge import writing
+from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.opening import open_storage
+
+writing._PART_BYTES = {PART_BYTES}
+with open_storage(sys.argv[1]) as storage:
+    log = StorageLog(storage, SystemClock())
+    log.open()
+    print(merge(storage, log, SystemClock(), MergeOptions(window_s=30 * {DAY_S})).jobs)
+"""
+
+
+@pytest.fixture(scope="module")
+def sample() -> Sample:
+    return Sample.generate(MESSAGES)
+
+
+@pytest.fixture
+def filled(uri: str, storage: S3Storage, tmp_path: Path, sample: Sample) -> str:
+    """The sample as a live writer's files."""
+    settings = {"slots": 20_000, "items": 100_001, "local_keep_s": 0, "upload_part_bytes": PART_BYTES, "background": False}
+    with IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
+        for start in range(0, MESSAGES, 50_000):
+            index.put_batch(sample.workload.entry_batch(start, start + 50_000))
+        index.seal()
+        index.run_lifecycle()
+    assert len(state_of(storage).files) >= 4
+    return uri
+
+
+def state_of(storage: S3Storage) -> LogState:
+    return StorageLog(storage, SystemClock()).open()
+
+
+def check(storage: S3Storage, uri: str, sample: Sample) -> None:
+    assert sum(stored.count for stored in state_of(storage).objects.values()) == sample.workload.entries
+    with IndexReader.open(uri) as reader:
+        sample.check(reader, sample.questions(40))
+        begin_ms, end_ms = sample.hour()
+        for topic, key in sample.questions(20, seed=2):
+            sample.check_one(reader.query(topic, key, begin_ms, end_ms, max_count=10**6), topic, key, begin_ms, end_ms)
+
+
+def sweep(storage: S3Storage, *, days: float) -> tuple[int, int]:
+    """Sweep as if so many days had gone by; return how many objects and unfinished uploads that took away."""
+    clock = ManualClock(SystemClock().now_ms() + round(days * DAY_S * 1000))
+    log = StorageLog(storage, clock)
+    log.open()
+    found = find_orphans(storage, log, clock)
+    delete_orphans(storage, found)
+    return len(found.objects), len(found.uploads)
+
+
+def test_files_become_days_and_days_a_month(filled: str, storage: S3Storage, sample: Sample) -> None:
+    files = len(state_of(storage).files)
+    log = StorageLog(storage, SystemClock())
+    log.open()
+    with IndexReader.open(filled, refresh_interval_s=3600, block_cache_bytes=0) as running:
+        first = running.query("orders", sample.workload.keys[0], max_count=1_000)
+        for window_s, sources in ((DAY_S, files), (30 * DAY_S, None)):
+            report = merge(storage, log, SystemClock(), MergeOptions(window_s=window_s))
+            assert report.entries == sample.workload.entries and sources in (report.sources, None)
+            check(storage, filled, sample)
+            assert merge(storage, log, SystemClock(), MergeOptions(window_s=window_s)).jobs == 0
+            assert sweep(storage, days=0.9) == (0, 0)
+            assert sweep(storage, days=2) == (report.sources, 0)
+            # a reader that stood at the files goes on at the tables, and so does its cursor
+            sample.check(running, sample.questions(10))
+        rest = running.query("orders", sample.workload.keys[0], max_count=10**6, cursor=first.cursor)
+        found = [(item.timestamp_ms, item.queue_id, item.offset, item.size) for item in (*first, *rest)]
+        assert found == sample.answers.answer("orders", sample.workload.keys[0], None, None) and len(first) == 1_000
+    assert [info.name for info in storage.list("data/")] == sorted(state_of(storage).objects)
+
+
+MOMENTS: dict[str, tuple[str, str, bool]] = {
+    "before the second part": ("PUT", r"partNumber=2\b", False),
+    "before completion": ("POST", r"/data/.*uploadId=", False),
+    "completed, unheard": ("POST", r"/data/.*uploadId=", True),
+    "before its record": ("PUT", r"/log/", False),
+    "its record, unheard": ("PUT", r"/log/", True),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_merge_that_is_killed(
+    server: Server, place: str, server_gate: Gate, filled: str, storage: S3Storage, sample: Sample, moment: str
+) -> None:
+    method, path, answer = MOMENTS[moment]
+    files, command = len(state_of(storage).files), [sys.executable, "-c", _MERGE]
+    server_gate.hold(method, path, answer=answer)
+    with started([*command, server.uri(place, server_gate.endpoint_url)], os.environ) as process:
+        server_gate.wait()
+        assert process.poll() is None
+        process.kill()
+        process.wait()
+    # what the gate holds stays there: let go of now, it would still arrive
+    merged = moment == "its record, unheard"
+    assert (not state_of(storage).files) == merged
+    check(storage, filled, sample)
+    unfinished = len(list(storage.list_uploads("data/")))
+    assert unfinished == (moment in ("before the second part", "before completion"))
+    assert sweep(storage, days=0.9) == (0, 0)
+    gone = sweep(storage, days=2)
+    assert gone == (files if merged else int(not unfinished), unfinished)
+    assert list(storage.list_uploads("data/")) == []
+    assert finished([*command, filled], os.environ).strip() == ("0" if merged else "1")
+    assert [len(shards) for shards in state_of(storage).tables.values()] == [1] and not state_of(storage).files
+    check(storage, filled, sample)
+    assert sweep(storage, days=2) == (0 if merged else files, 0)
+
+
+@pytest.fixture
+def spark() -> Iterator[object]:
+    from tiered_index.spark import open_session
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        session = open_session("local[2]", settings={"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"})
+        session.sparkContext.setLogLevel("OFF")
+        yield session
+        session.stop()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_build_and_a_merge_by_spark(spark: object, uri: str, storage: S3Storage, sample: Sample, tmp_path: Path) -> None:
+    from tiered_index.spark import build
+    from tiered_index.spark import merge as merge_by_spark
+
+    path = tmp_path / "messages.parquet"
+    sample.workload.write_parquet(path, 0, MESSAGES, group_rows=100_000)
+    config = IndexConfig(slots=20_000)
+    built = build(spark, str(path), storage=uri, window="1d", columns={"key": "keys"}, config=config)  # type: ignore[arg-type]
+    assert (built.entries, built.quarantined) == (sample.workload.entries, 0) and len(built.windows) >= 3
+    check(storage, uri, sample)
+    report = merge_by_spark(spark, storage=uri, window="30d")  # type: ignore[arg-type]
+    assert (report.entries, report.sources) == (sample.workload.entries, built.shards)
+    check(storage, uri, sample)
+    assert sweep(storage, days=2) == (built.shards, 0)
+    assert [info.name for info in storage.list("data/")] == sorted(state_of(storage).objects)
+    assert list(storage.list_uploads()) == []
