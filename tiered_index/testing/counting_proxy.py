@@ -48,6 +48,7 @@ class Request:
 
     @property
     def ranged(self) -> bool:
+        """Whether a range is asked for."""
         return "range" in self.headers
 
 
@@ -145,14 +146,17 @@ class CountingProxy:
         return {kind: Count(number, answered[kind]) for kind, number in requests.items()}
 
     def action(self, request: Request) -> Action:
+        """Return what is done with a request."""
         with self._lock:
             return (self.fault(request) if self.fault is not None else None) or Action()
 
     def connected(self) -> None:
+        """Count a connection."""
         with self._lock:
             self.connections += 1
 
     def count(self, request: Request, status: int | None, sent: int) -> None:
+        """Write down what a request was answered with."""
         with self._lock:
             self._exchanges.append(Exchange(request.method, request.ranged, request.key, status, sent))
 
