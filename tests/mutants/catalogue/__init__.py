@@ -17,6 +17,7 @@ from tests.mutants.catalogue import (
     recovery,
     segments,
     several,
+    spark_sources,
     spending,
     staging,
     stale,
@@ -46,4 +47,5 @@ MUTANTS = (
     *stale.MUTANTS,
     *storages.MUTANTS,
     *spending.MUTANTS,
+    *spark_sources.MUTANTS,
 )
