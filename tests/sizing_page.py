@@ -40,13 +40,15 @@ def sizing(given: Inputs, messages: float) -> dict[str, float]:
     entries = messages * given["keys a message"]
     stored = entries * given["bytes an entry"]
     windows = math.ceil(365 / given["days a window, merged"])
-    shard, part, span = given["MiB a shard"] * _MIB, given["MiB a part"] * _MIB, given["MiB a range of a merge"] * _MIB
+    shard, part = given["MiB a shard"] * _MIB, given["MiB a part"] * _MIB
     day_shards = 365 * math.ceil(stored / 365 / shard)
     objects = windows * math.ceil(stored / windows / shard)
     build_h = entries / given["build"] / _HOUR_S
     merge_h = entries / given["merge"] / _HOUR_S
     puts = 2 * math.ceil(stored / part) + 2 * (day_shards + objects)
-    gets = math.ceil(stored / span) + day_shards + (day_shards + objects)
+    # a range of each day's table a piece, two directories a shard (its neighbours' tasks share it), a HEAD after each upload
+    ranges = math.ceil(entries / given["entries a piece"]) * given["days a window, merged"]
+    gets = ranges + 2 * day_shards + (day_shards + objects)
     writes_usd = puts * given["PUT"] / 1000 + gets * given["GET"] / 1000
     gib = stored / _GIB
     storage_usd = (
@@ -89,7 +91,7 @@ _ARITHMETIC = {
     "objects at the year's end": "windows × ⌈bytes ÷ windows ÷ shard⌉; windows = ⌈365 ÷ days a window⌉",
     "GiB of directories": "bytes ÷ slot group × directory entry ÷ 2^30",
     "PUTs a year": "2 × ⌈bytes ÷ part⌉ + 2 × (shards of days + objects): each byte is written twice, each shard begun and completed",
-    "GETs of merges a year": "⌈bytes ÷ range⌉ + shards of days (directories) + shards of days and objects (HEAD after upload)",
+    "GETs of merges a year": "⌈entries ÷ piece⌉ × days a window + 2 × shards of days (directories) + shards of days and objects (HEAD)",
     "GETs a lookup of a day": "windows in range",
     "GETs a lookup of the year": "windows in range: ⌊365 ÷ days a window⌋ and, on average, days a window ÷ 2 of the one that is not over",
     "GETs a lookup of the year, not merged": "365 × files a day",

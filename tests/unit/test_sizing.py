@@ -8,7 +8,7 @@ from tests.measured_pages import ROOT, shown
 from tests.sizing_page import PAGE, SIZES, computed, inputs_of, sizing
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.trailer import GROUP_DTYPE
-from tiered_index.service.merge import estimate, writing
+from tiered_index.service.merge import estimate, task, writing
 from tiered_index.storage.prices import PriceTable
 
 _TEXT = PAGE.read_text()
@@ -24,7 +24,9 @@ def test_inputs_are_what_the_code_has():
     assert (_GIVEN["PUT"], _GIVEN["GET"]) == (prices.put_per_1000_usd, prices.get_per_1000_usd)
     assert f"list prices as of {prices.as_of};" in _TEXT
     assert _GIVEN["MiB a part"] * 2**20 == writing._PART_BYTES == estimate._PART_BYTES
-    assert _GIVEN["MiB a range of a merge"] * 2**20 == estimate._SPAN_BYTES
+    assert _GIVEN["entries a piece"] == task.PIECE_ITEMS
+    # a piece's range of one day is less than what is read at once
+    assert task.PIECE_ITEMS / _GIVEN["days a window, merged"] * _GIVEN["bytes an entry"] < estimate._SPAN_BYTES
     assert (_GIVEN["KiB a slot group"] * 1024, _GIVEN["bytes a directory entry"]) == (GROUP_BYTES, GROUP_DTYPE.itemsize)
     assert "shard_bytes: Annotated" in (ROOT / "tiered_index/cli/spark/merge.py").read_text()
     assert f"= {_GIVEN['MiB a shard']:.0f} << 20" in (ROOT / "tiered_index/cli/spark/merge.py").read_text()
@@ -40,6 +42,7 @@ def test_arithmetic_by_hand():
     # 13 windows of 4.92e9 bytes, 19 shards each
     assert year["objects at the year's end"] == 247
     assert year["PUTs a year"] == 2 * 3_815 + 2 * (365 + 247)
+    assert year["GETs of merges a year"] == 1_908 * 30 + 2 * 365 + (365 + 247)
     assert (year["GETs a lookup of the year"], year["GETs a lookup of the year, not merged"]) == (27, 8_760)
     assert year["dollars a month: storage, at the year's end"] == pytest.approx(59.6 * 0.023, rel=1e-3)
     assert year["dollars a month: lookups"] == pytest.approx(10_000 * 365 / 12 * 27 * 0.0004 / 1000)

@@ -184,7 +184,7 @@ def _our_readers(uri: str) -> Iterator[tuple[str, Opened]]:
             yield find
 
     yield OURS, lambda: opened(1 << 30, 1)
-    yield FILTERS, lambda: opened(1, 400)
+    yield FILTERS, lambda: opened(1, 64)
     yield OURS + FRESH, lambda: opened(1 << 30, 0)
 
 
