@@ -8,7 +8,6 @@ uploaded, so that no sweep takes away what is about to be published.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import random
 import threading
 from collections import Counter
@@ -38,7 +37,7 @@ from tiered_index.testing.model import ModelEntry
 from tiered_index.testing.storage_faults import FaultStorage
 from tiered_index.types import Lookup
 
-__all__ = ["DAY_MS", "MONTH_END_MS", "Beside", "Dated", "Died", "Spread", "as_table"]
+__all__ = ["DAY_MS", "MONTH_END_MS", "Beside", "Dated", "Died", "Spread", "as_table", "check_records"]
 
 HOUR_S, DAY_S = 3_600, 86_400
 DAY_MS = DAY_S * 1_000
@@ -47,6 +46,21 @@ _PAUSE_S = 0.01
 _MONTH_MS = 30 * DAY_MS
 MONTH_END_MS = (NOW_MS // _MONTH_MS + 1) * _MONTH_MS
 """Where the window of 30 days ends in which nearly everything lies."""
+
+
+def check_records(log: StorageLog) -> None:
+    """Each object was added once and removed once at most, each merge added what it removed, and the state is what is left."""
+    counts: dict[str, int] = {}
+    gone: set[str] = set()
+    for record, _ in log._records_to_the_end(1):
+        added = {stored.name: stored.count for stored in record.add}
+        assert not added.keys() & counts.keys() and not gone & set(record.remove)
+        assert set(record.remove) <= counts.keys()
+        if record.kind == "merge":
+            assert sum(added.values()) == sum(counts[name] for name in record.remove)
+        counts |= added
+        gone |= set(record.remove)
+    assert counts.keys() - gone == set(log.refresh().objects)
 
 
 class Died(BaseException):
@@ -337,7 +351,7 @@ class Beside:
         assert {info.name for info in self.storage.list("data/")} == set(state.objects)
         assert not list(self.storage.list_uploads())
         self._check_everything()
-        self.check_records()
+        check_records(self.log())
 
     def _check_everything(self) -> None:
         state = self.log().state
@@ -354,17 +368,3 @@ class Beside:
         for topic, key in self.stored.names:
             for m in self.stored._keys[topic, key].messages:
                 yield ModelEntry(topic, key, m.queue_id, m.offset, m.size, m.timestamp_ms // 1000)
-
-    def check_records(self) -> None:
-        """Each object was added once and removed once at most, and each merge added as many entries as it removed."""
-        counts: dict[str, int] = {}
-        gone: set[str] = set()
-        for record in self.records():
-            added = {stored.name: stored.count for stored in record.add}
-            assert not added.keys() & counts.keys() and not gone & set(record.remove)
-            assert set(record.remove) <= counts.keys()
-            if record.kind == "merge":
-                assert sum(added.values()) == sum(counts[name] for name in record.remove)
-            counts |= added
-            gone |= set(record.remove)
-        assert all(one < other for one, other in itertools.pairwise(record.number for record in self.records()))

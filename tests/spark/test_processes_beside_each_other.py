@@ -17,6 +17,7 @@ from tests.property.published import Published, mark
 from tests.s3_server import S3Server
 from tests.spark.beside_program import BUILT_ROWS, KEYS, TOPIC, built, message
 from tests.spark.entries import sweep
+from tests.spark.side_by_side import check_records
 from tiered_index import IndexReader
 from tiered_index.clock import SystemClock
 from tiered_index.errors import NotAnIndex
@@ -137,7 +138,7 @@ def test_kills_now_and_then(tmp_path: Path, s3: S3Server, monkeypatch: pytest.Mo
         kills = {role.name: role.kills for role in running.values()}
         state = log.refresh()
         assert state.positions == {"log": MESSAGES}
-        _check_records(storage, log)
+        check_records(log)
         published = Published(storage, [f"k{key}" for key in range(KEYS)], keyed=True)
         found = Counter(mark(entry, keyed=True) for stored in state.objects.values() for entry in published.entries(stored))
     expected = model()
@@ -154,20 +155,6 @@ def test_kills_now_and_then(tmp_path: Path, s3: S3Server, monkeypatch: pytest.Mo
             assert [Answer.of(item) for item in reader.query(TOPIC, f"k{key}", max_count=10**6)] == expected.query(
                 TOPIC, f"k{key}", max_count=None
             )
-
-
-def _check_records(storage: object, log: StorageLog) -> None:
-    """Each object was added once and removed once at most, and each merge added as many entries as it removed."""
-    counts: dict[str, int] = {}
-    gone: set[str] = set()
-    for record, _ in log._records_to_the_end(1):
-        added: dict[str, int] = {stored.name: stored.count for stored in record.add}
-        assert not added.keys() & counts.keys() and not gone & set(record.remove)
-        if record.kind == "merge":
-            assert sum(added.values()) == sum(counts[name] for name in record.remove)
-        counts |= added
-        gone |= set(record.remove)
-    assert {name for name in counts if name not in gone} == set(log.state.objects)
 
 
 def test_messages_say_where_they_belong() -> None:
