@@ -11,8 +11,8 @@ import typer
 
 from tiered_index.cli.output import counted, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.spark.sharing import Conf, Master, progress_of, spark_of
-from tiered_index.errors import ConfigError
+from tiered_index.cli.spark.sharing import Conf, Master, Ship, progress_of, spark_of
+from tiered_index.cli.stored_index import storage_uri
 
 if TYPE_CHECKING:
     from tiered_index.spark.compact import CompactReport
@@ -29,6 +29,7 @@ def compact(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is staged; change nothing, start no Spark.")] = False,
     master: Master = None,
     conf: Conf = None,
+    ship: Ship = False,
 ) -> int:
     """Compact the files that writers with setting compaction = "spark" have staged, and publish them with one log record.
 
@@ -41,19 +42,16 @@ def compact(
       tiered-index spark compact --storage s3://bucket/index --dry-run --json
     """
     config = session.config()
-    if config.storage is None:
-        raise ConfigError("no storage is given: --storage URI")
+    uri = storage_uri(config)
     from tiered_index.spark.compact import compact as compact_staged_files
     from tiered_index.spark.compact import plan_compaction
 
     begun = time.monotonic()
     if dry_run:
-        report = plan_compaction(storage=config.storage, s3=config.s3)
+        report = plan_compaction(storage=uri, s3=config.s3)
     else:
-        spark = spark_of(master, conf)
-        report = compact_staged_files(
-            spark, storage=config.storage, s3=config.s3, prices=config.prices, progress=progress_of(session)
-        )
+        spark = spark_of(master, conf, ship=ship)
+        report = compact_staged_files(spark, storage=uri, s3=config.s3, prices=config.prices, progress=progress_of(session))
     elapsed_s = time.monotonic() - begun
     if session.out.as_json:
         status = "planned" if dry_run else "compacted" if report.files else "nothing to do"
