@@ -60,7 +60,9 @@ def life(request, tmp_path, monkeypatch):
 def lookups_of(made, *, max_count=64):
     names = [*sorted(made.asked), ("t", "nobody"), ("nowhere", "k1"), ("t", "xAa"), ("other", "xBB")]
     ranges = [*made.ranges(), (BASE_MS + HOUR_MS, BASE_MS + 5 * HOUR_MS), (BASE_MS - 500 * DAY_MS, BASE_MS)]
-    return [
+    # a range that ends where a file begins
+    edge = Lookup(topic="t", key="xAa", begin_ms=BASE_MS + 4 * DAY_MS - 2000, end_ms=BASE_MS + 4 * DAY_MS, max_count=max_count)
+    return [edge] + [
         Lookup(topic=t, key=k, begin_ms=b, end_ms=e, max_count=max_count)
         for number, (t, k) in enumerate(names)
         for b, e in (ranges if number % 5 == 0 else ranges[number % 7 : number % 7 + 1])

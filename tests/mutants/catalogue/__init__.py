@@ -17,6 +17,7 @@ from tests.mutants.catalogue import (
     recovery,
     segments,
     several,
+    spark_lookup,
     spark_sources,
     spending,
     staging,
@@ -47,5 +48,6 @@ MUTANTS = (
     *stale.MUTANTS,
     *storages.MUTANTS,
     *spending.MUTANTS,
+    *spark_lookup.MUTANTS,
     *spark_sources.MUTANTS,
 )

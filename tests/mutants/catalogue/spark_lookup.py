@@ -1,0 +1,42 @@
+"""Defects of bulk lookups on Spark: questions, plans, searches, answers."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+HERE = "tests/spark/test_lookup_answers.py"
+
+MUTANTS = (
+    Mutant(
+        "lookup-slot-border", "a shard's last base slot is asked for nothing",
+        "spark/lookup_plan.py", "(base_slots < self.base_high)", "(base_slots < self.base_high - 1)",
+        (f"{HERE}::test_answers_equal_a_readers[native-3]",),
+    ),
+    Mutant(
+        "lookup-file-of-one-second", "a file that begins at a question's last second is passed over",
+        "spark/lookup_plan.py", '(questions["second_max"] >= stored.second_min)', '(questions["second_max"] > stored.second_min)',
+        (f"{HERE}::test_answers_equal_a_readers[native-10000]",),
+    ),
+    Mutant(
+        "lookup-cut-too-early", "an answer of as many as asked and more is told as complete",
+        "spark/lookup_search.py", "self._plan.topics, self._plan.max_count + 1)", "self._plan.topics, self._plan.max_count)",
+        (f"{HERE}::test_answers_equal_a_readers[native-3]",),
+    ),
+    Mutant(
+        "lookup-forgets-a-failure", "a file that can't be read is passed over in silence",
+        "spark/lookup_answers.py", '        status[list(self._failed)] = "partial"\n', "",
+        (f"{HERE}::test_a_file_that_cannot_be_read_fails_or_is_named[native-denied]",),
+    ),
+    Mutant(
+        "lookup-goes-on-without-an-object", "an object that a merge removed is taken for one that holds nothing",
+        "spark/lookup_tasks.py", "                report.missing = error.name\n                return\n", "                continue\n",
+        (f"{HERE}::test_an_object_that_a_merge_removed_ends_the_plan[native]",),
+    ),
+    Mutant(
+        "lookup-filter-at-any-price", "a filter of megabytes is read for one key",
+        "spark/lookup_search.py", "(stored.filter_length + request) * _FILTER_SHARE > wanted", "wanted < 0",
+        (f"{HERE}::test_a_filter_is_read_where_it_spares_more",),
+    ),
+)
