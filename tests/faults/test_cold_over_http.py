@@ -162,11 +162,13 @@ def _key(made: ColdIndex, answer: QueryResult) -> str:
 
 
 def _settle(reader: IndexReader) -> None:
-    """Wait until no search runs: as many tasks as there are threads have been through the pool."""
+    """Wait until no search runs: the pool's threads have ended."""
     engine: Any = reader._engine
     pool = engine._files._pool
     if pool is not None:
-        pool.shutdown(wait=True)
+        pool.close()
+        for thread in pool._threads:
+            thread.join(60)
         engine._files._pool = None
 
 

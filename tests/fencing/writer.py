@@ -77,8 +77,9 @@ class HeldStorage(WrapperStorage):
 
 
 def say(**document: object) -> None:
-    """Print one line."""
-    print(json.dumps(document), flush=True)
+    """Print one line, whole: two threads may have something to say."""
+    sys.stdout.write(json.dumps(document) + "\n")
+    sys.stdout.flush()
 
 
 def put(index: IndexService, number: int, topic: str = "old") -> None:

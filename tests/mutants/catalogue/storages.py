@@ -120,7 +120,7 @@ MUTANTS = (
     ),
     Mutant(
         "s3-attempts-past-the-deadline", "botocore sends a repeat after the caller's deadline",
-        "storage/s3_retry.py", """check_deadline(f"sending {sending['event_name'].rpartition('.')[2]}")""", "sending.clear()",
+        "storage/s3_retry.py", """check_deadline(f"sending {about['event_name'].rpartition('.')[2]}")""", "about.clear()",
         (f"{DEADLINE}::test_an_attempt_that_a_wait_left_no_time_for_is_not_sent",),
     ),
     Mutant(
