@@ -27,27 +27,29 @@ def _figures(document: dict[str, Any]) -> dict[str, float]:
     return {figure["name"]: figure["median"] for figure in document["figures"]}
 
 
-def _rate(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}"
+def _rate(value: float) -> str:
+    return f"{value:,.0f}"
 
 
 def rates(document: dict[str, Any]) -> str:
     """Return entries a second and core of every way, by where it ran."""
     figures = _figures(document)
+    masters = [master for master in MASTERS if f"spark build, {master}" in figures]
+    none = [""] * len(masters)
     rows: list[tuple[str, ...]] = []
     for way in ("spark build", PLAIN, TUNED, "spark merge"):
         name = way if way.startswith("spark") else f"{way} (written by Spark)"
-        rows.append((name, "", "", *(_rate(figures.get(f"{way}, {master}")) for master in MASTERS)))
-    rows.append(("`put_batch` and life cycle", _rate(figures["put_batch and life cycle, one process"]), "", "", "", ""))
-    rows.append(("`tiered-index merge`", _rate(figures["merge, one process"]), _rate(figures["merge, 2 threads, one process"]), "", "", ""))
-    return markdown(("entries/s a core", "one process, 1 core", "2 threads", *(f"`{master}`" for master in MASTERS)), rows)
+        rows.append((name, "", "", *(_rate(figures[f"{way}, {master}"]) for master in masters)))
+    rows.append(("`put_batch` and life cycle", _rate(figures["put_batch and life cycle, one process"]), "", *none))
+    rows.append(("`tiered-index merge`", _rate(figures["merge, one process"]), _rate(figures["merge, 2 threads, one process"]), *none))
+    return markdown(("entries/s a core", "one process, 1 core", "2 threads", *(f"`{master}`" for master in masters)), rows)
 
 
 def lookups(document: dict[str, Any]) -> str:
     """Return GETs, LISTs and KiB a lookup, by who reads and what is asked."""
     cells = {tuple(row[:3]): row[4:] for row in table_rows(document, "requests and bytes a lookup")}
     asked = [("one day", "one day"), ("one day", "all days"), ("all days", "all days"), ("no day", "all days")]
-    columns = ["read by", "bytes an entry"]
+    columns = ["read by", "bytes an entry, stored"]
     columns += [f"key in {kind}, range of {span}: GETs (KiB)" for kind, span in asked]
     figures = _figures(document)
     rows = []
