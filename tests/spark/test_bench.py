@@ -27,7 +27,7 @@ from tiered_index.cli.bench.spark.lookups import (
     place_of_uri,
 )
 from tiered_index.cli.bench.spark.messages import ABSENT, BEGIN_S, TOPIC, key_in_all, key_in_one, message_frame
-from tiered_index.cli.bench.spark.parquet import PLAIN, TUNED, hashes_of, write_parquet
+from tiered_index.cli.bench.spark.parquet import TUNED, hashes_of, write_parquet
 from tiered_index.cli.bench.spark.year import DAY_S, YearOfFiles
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark import build
@@ -47,14 +47,12 @@ def test_amounts_follow_from_the_setting():
 
 @pytest.fixture(scope="module")
 def made(spark, tmp_path_factory):
-    """The folder with the index and the Parquet files of one source, and the hashes of the keys that are asked for."""
+    """The folder with the index and the tuned Parquet files of the same messages, and the hashes of the keys that are asked for."""
     folder = tmp_path_factory.mktemp("bench")
-    source = str(folder / "messages")
-    message_frame(spark, AMOUNTS.entries, AMOUNTS.days, 2).write.parquet(source)
+    source = message_frame(spark, AMOUNTS.entries, AMOUNTS.days, 2)
     built = build(spark, source, storage=f"file://{folder}/index", window="1d", config=IndexConfig(slots=64, items=2_000, max_late_s=1e10))
     assert (built.entries, len(built.windows)) == (AMOUNTS.entries, AMOUNTS.days)
-    for layout in (PLAIN, TUNED):
-        write_parquet(spark, source, folder / layout, layout, AMOUNTS.days, AMOUNTS.a_day)
+    write_parquet(source, folder / TUNED, TUNED, AMOUNTS.days, AMOUNTS.a_day)
     keys = asked_keys(AMOUNTS)
     flat = [key for pairs in keys.values() for key, _ in pairs]
     return folder, Asked(keys, dict(zip(flat, hashes_of(spark, TOPIC, flat), strict=True)))
@@ -71,17 +69,16 @@ def test_messages_are_where_their_numbers_say(made):
 
 def test_lookups_are_counted_by_the_proxy(made, s3):
     folder, asked = made
-    cells = measure_lookups(folder, Place(s3.endpoint_url, s3.new_bucket(), "", REGION), AMOUNTS, asked)
+    cells = measure_lookups(folder, Place(s3.endpoint_url, s3.new_bucket(), "", REGION), AMOUNTS, asked, (TUNED,))
     gets = {way: cell.gets / cell.lookups for way, cell in cells.items()}
     for kind in ("one day", "all days", "no day"):
         assert gets[OURS, kind, "all days"] == AMOUNTS.days
         assert gets[OURS, kind, "one day"] == 1
         # a lookup that knows nothing opens the log, too
         assert gets[OURS + FRESH, kind, "all days"] > AMOUNTS.days
-        for layout in (PLAIN, TUNED):
-            assert gets[layout, kind, "all days"] >= (AMOUNTS.days if kind == "all days" else 1)
-            assert cells[layout + FRESH, kind, "all days"].lists >= 1
-            assert cells[layout, kind, "all days"].lists == 0
+        assert gets[TUNED, kind, "all days"] >= (AMOUNTS.days if kind == "all days" else 1)
+        assert cells[TUNED + FRESH, kind, "all days"].lists >= 1
+        assert cells[TUNED, kind, "all days"].lists == 0
     assert gets[FILTERS, "no day", "all days"] < 1
     assert gets[FILTERS, "one day", "all days"] < 2
     assert gets[FILTERS, "all days", "all days"] == AMOUNTS.days

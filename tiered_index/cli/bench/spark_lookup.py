@@ -74,7 +74,7 @@ class SparkLookup:
             config = IndexConfig.load(preset=layout.preset.name, slots=layout.slots, max_late_s=1e10)
             built = build(spark, source, storage=index, window="1d", config=config)
             require(built.entries, entries, "entries built")
-            write_parquet(spark, source, table, PLAIN, _DAYS, entries // _DAYS)
+            write_parquet(spark.read.parquet(source), table, PLAIN, _DAYS, entries // _DAYS)
             keys = {count: _write_keys(spark, folder, count, entries) for count in _counts(setting)}
             # once each, uncounted: classes are loaded, workers are forked
             _looked_up(spark, keys[min(keys)], index, config)

@@ -114,7 +114,7 @@ def run_job(spark: SparkSession, job: Job, tell: Tell) -> None:
         for layout in (PLAIN, TUNED):
             target = folder / layout if keep else Path(tempfile.mkdtemp(prefix="parquet-", dir=folder)) / "files"
             begun = time.perf_counter()
-            write_parquet(spark, source, target, layout, job.days, job.entries // job.days)
+            write_parquet(spark.read.parquet(source), target, layout, job.days, job.entries // job.days)
             tell(layout, elapsed_s=time.perf_counter() - begun, entries=job.entries, bytes=_size(target))
             if not keep:
                 shutil.rmtree(target.parent)

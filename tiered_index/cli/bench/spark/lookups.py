@@ -107,7 +107,9 @@ def asked_keys(amounts: SparkAmounts) -> dict[str, list[tuple[str, int]]]:
     }
 
 
-def measure_lookups(folder: Path, place: Place, amounts: SparkAmounts, asked: Asked) -> dict[tuple[str, str, str], Cell]:
+def measure_lookups(
+    folder: Path, place: Place, amounts: SparkAmounts, asked: Asked, layouts: Sequence[str] = (PLAIN, TUNED)
+) -> dict[tuple[str, str, str], Cell]:
     """Put `folder`'s index and Parquet files on the server, look keys up, take everything away again.
 
     Return cells by (read by, key in, range).
@@ -119,7 +121,7 @@ def measure_lookups(folder: Path, place: Place, amounts: SparkAmounts, asked: As
             uri = f"s3://{place.bucket}/{mark}/index?endpoint_url={proxy.endpoint_url}&region={place.region}&addressing_style=path"
             for name, opened in _our_readers(uri):
                 _measure(name, opened, proxy, amounts, asked, cells)
-        for layout in (PLAIN, TUNED):
+        for layout in layouts:
             with _uploaded(_files(folder / layout), place, f"{mark}/parquet") as names:
                 for name, opened in _ducks(layout, names, proxy, place, f"{place.bucket}/{mark}/parquet", asked):
                     _measure(name, opened, proxy, amounts, asked, cells)

@@ -24,11 +24,11 @@ _FILE_ROWS = 8_000_000
 _GROUP_BYTES, _GROUP_ROWS = 1 << 20, 32_768
 
 
-def write_parquet(spark: SparkSession, source: str, target: Path, layout: str, days: int, a_day: int) -> None:
-    """Read the messages in `source` (Parquet) and write them to `target`/day=.../*.parquet, the files of a day by ranges of keys."""
+def write_parquet(messages: DataFrame, target: Path, layout: str, days: int, a_day: int) -> None:
+    """Write messages to `target`/day=.../*.parquet, the files of a day by ranges of keys."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-    frame = spark.read.parquet(source).withColumn("day", F.to_date(F.timestamp_millis("timestamp_ms")))
+    frame = messages.withColumn("day", F.to_date(F.timestamp_millis("timestamp_ms")))
     options = {"compression": "zstd"}
     order: tuple[str, ...] = ("topic", "key")
     if layout == TUNED:
