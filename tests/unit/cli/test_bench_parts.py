@@ -186,7 +186,8 @@ def test_goals_of_whole_files_count_at_full_size_only(name, setting):
     small_goals, goals = ({s.name for s in SUITES[name].specs(at) if s.goal is not None} for at in (setting, full))
     extra = {"compact": 3, "recovery": 2, "cold": 6}.get(name, 0)
     assert len(goals) == len(small_goals) + extra
-    assert all(s.sections for s in SUITES[name].specs(full) if s.goal is not None and s.unit != "MiB")
+    if name != "spark":  # its goals are of requests and memory, which no profile of time explains
+        assert all(s.sections for s in SUITES[name].specs(full) if s.goal is not None and s.unit != "MiB")
 
 
 def test_annotations_of_the_suites_are_those_of_the_protocol():
