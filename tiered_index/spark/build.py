@@ -45,7 +45,7 @@ from tiered_index.storage.probe import probe_put_if_absent
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["BuildResult", "build"]
+__all__ = ["BuildResult", "build", "stored_genesis"]
 
 _UPLOAD_BYTES = 16 << 20
 
@@ -116,7 +116,7 @@ def build(
         log = StorageLog(opened, present)
         wanted = wanted_genesis(_fitting(settings, source), None)
         with meter.stage("plan"):
-            genesis = _stored_genesis(log, settings, opened.uri) or wanted
+            genesis = stored_genesis(log, settings, opened.uri) or wanted
         with typed_errors(f"reading {_name_of(source)}"):
             with meter.stage("plan"):
                 frame = frame_of(spark, source, meter.sources(settings.s3), skip_corrupt=skip_corrupt)
@@ -167,7 +167,7 @@ def _fitting(config: IndexConfig, source: SourceLike) -> IndexConfig:
     return config
 
 
-def _stored_genesis(log: StorageLog, config: IndexConfig, where: str) -> Genesis | None:
+def stored_genesis(log: StorageLog, config: IndexConfig, where: str) -> Genesis | None:
     """Return what the index in the storage is, or None where there is none. Raises `SchemaMismatch` where another one is asked for."""
     try:
         stored = log.open().genesis

@@ -22,7 +22,7 @@ from tiered_index.spark.log_sources import SKIPPED
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["FIELDS", "entry_frame"]
+__all__ = ["FIELDS", "check_kind", "entry_frame"]
 
 FIELDS = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
 """What every message has; `topic_id` is optional."""
@@ -64,12 +64,15 @@ def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: S
         selected.append(F.col(SKIPPED))
     entries = frame.select(*selected)
     for name in wanted:
-        kinds, expected = _KINDS.get(name, ((), ""))
-        found = entries.schema[name].dataType.simpleString()
-        if kinds and found not in kinds:
-            given = columns.get(name, name)
-            named = f"{given!r} ({name})" if isinstance(given, str) and given != name else f"{name!r}"
-            raise InvalidArgument(f"column {named} is {found}; {expected} needed")
+        check_kind(name, entries.schema[name].dataType.simpleString(), columns.get(name, name))
     if entries.schema["key"].dataType.simpleString() != "string":
         entries = entries.withColumn("key", F.explode_outer(F.array_compact(F.array_distinct("key"))))
     return entries
+
+
+def check_kind(field: str, found: str, given: object) -> None:
+    """Raise `InvalidArgument` where Spark's type `found` can't be that of `field`; `given` is what the user calls the column."""
+    kinds, expected = _KINDS.get(field, ((), ""))
+    if kinds and found not in kinds:
+        named = f"{given!r} ({field})" if isinstance(given, str) and given != field else f"{field!r}"
+        raise InvalidArgument(f"column {named} is {found}; {expected} needed")

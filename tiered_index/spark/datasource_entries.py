@@ -1,4 +1,4 @@
-"""`spark.read.format("tiered_index").load(URI)`: the entries of an index as rows. docs/spark-sources.md.
+"""`spark.read.format("tiered_index").load(URI)`: the entries of an index as rows. docs/spark-sources.md. `datasource_writing` writes.
 
 The driver pins one log position when a read is planned; tasks open the storage from its URI, with the credentials that the executor finds.
 What Spark calls runs in Python workers, on the driver (`schema`, `reader`, `pushFilters`, `partitions`) and in tasks (`read`); a reader is
@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamWriter, DataSourceWriter, Filter, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
@@ -37,7 +37,7 @@ from pyspark.sql.types import (
 )
 
 from tiered_index.clock import SystemClock
-from tiered_index.errors import SchemaMismatch
+from tiered_index.errors import InvalidArgument, SchemaMismatch
 from tiered_index.format.schema import Schema
 from tiered_index.service.log_records import LogState
 from tiered_index.service.storage_log import StorageLog
@@ -45,6 +45,7 @@ from tiered_index.spark.datasource_filters import Selection
 from tiered_index.spark.datasource_options import Options
 from tiered_index.spark.datasource_plan import TaskPlan, plan_tasks
 from tiered_index.spark.datasource_reading import read_task
+from tiered_index.spark.datasource_writing import STREAM_OPTIONS, WRITE_OPTIONS, EntryStreamWriter, EntryWriter
 from tiered_index.spark.executors import StorageAddress
 
 __all__ = ["ApartEntrySource", "EntrySource", "columns_of", "is_pushing", "require_columns"]
@@ -92,8 +93,18 @@ class EntrySource(DataSource):
             return EntryReader(address, selection, size, schema)
         return PushedEntryReader(address, selection, size, schema, prunes=mode == "on" or (mode == "auto" and self.scans_are_apart))
 
-    def _options(self) -> Options:
-        return Options(self.name(), dict(self.options), _OPTIONS)
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the writer of a DataFrame."""
+        return EntryWriter(self._options(WRITE_OPTIONS), schema, "replace" if overwrite else "append")
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+        """Return the writer of a micro-batch."""
+        if overwrite:
+            raise InvalidArgument("a stream appends to an index: take outputMode append")
+        return EntryStreamWriter(self._options(STREAM_OPTIONS), schema)
+
+    def _options(self, known: tuple[str, ...] = _OPTIONS) -> Options:
+        return Options(self.name(), dict(self.options), known)
 
 
 class ApartEntrySource(EntrySource):

@@ -1,32 +1,89 @@
-"""The end of a build: uploads completed, then one log record with its tables. Driver only.
+"""The end of a build or a write: uploads completed, then one log record with its tables. Driver only.
 
 `mode` is decided again by the state that the record follows, so of two builds of one window with ``error`` only one is published, whatever
-their order. Quarantine windows, which all builds share, are appended to under every mode.
+their order. Quarantine windows, which all builds share, are appended to under every mode. So is whether a micro-batch was published before:
+the record carries (stream, number of the batch) as a source position, which the log keeps for good.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.log_records import LogRecord, LogState
-from tiered_index.service.merge.publish import complete
+from tiered_index.service.merge.publish import abandon, complete
 from tiered_index.service.merge.writing import FinishedShard
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark.build_plan import BuildPlan
 from tiered_index.spark.windows import QUARANTINE_S
 from tiered_index.storage.base import Storage
 
-__all__ = ["MODES", "check_windows", "publish_tables"]
+__all__ = ["MODES", "MicroBatch", "check_windows", "publish_batch", "publish_shards", "publish_tables"]
 
 MODES = ("error", "append", "replace")
 
 
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Batch `number` of a stream; numbers rise, and a batch is repeated only while no later one was begun."""
+
+    stream: str
+    number: int
+
+    def is_in(self, state: LogState) -> bool:
+        """Return whether the batch, or a later one, has been published."""
+        return state.positions.get(self.stream, -1) >= self.number
+
+
 def check_windows(state: LogState, plan: BuildPlan, mode: str) -> tuple[str, ...]:
     """Return the names of the objects that a build in `mode` replaces. Raises `InvalidArgument` where it must not be published."""
+    return _replaced(state, _planned(plan), mode)
+
+
+def publish_tables(
+    plan: BuildPlan, shards: Sequence[FinishedShard], mode: str, storage: Storage, log: StorageLog
+) -> tuple[LogState, int]:
+    """Complete the uploads and append the record; return the state with it and how many objects it removed.
+
+    Raises as `check_windows`, `CorruptFile`, what the storage raises.
+    """
+    return _published(_planned(plan), shards, mode, storage, log, None)
+
+
+def publish_shards(shards: Sequence[FinishedShard], mode: str, storage: Storage, log: StorageLog) -> LogState:
+    """Publish what tasks wrote without a plan in common: the windows are those that the shards have. As `publish_tables`."""
+    return _published(_written(shards), shards, mode, storage, log, None)[0]
+
+
+def publish_batch(shards: Sequence[FinishedShard], batch: MicroBatch, storage: Storage, log: StorageLog) -> bool:
+    """Publish a micro-batch unless it was before; return False and take the uploads back then. Raises as `publish_tables`."""
+    state = log.refresh()
+    if not batch.is_in(state):
+        state, _ = _published(_written(shards), shards, "append", storage, log, batch)
+    if all(shard.stored.name in state.objects for shard in shards):
+        return True
+    abandon(shards, storage)
+    return False
+
+
+Windows = list[tuple[int, int]]
+"""Begin and end of each, in order, without quarantine windows."""
+
+
+def _planned(plan: BuildPlan) -> Windows:
+    return sorted((t.window.begin_s, t.window.begin_s + t.window.window_s) for t in plan.tables if not t.quarantined)
+
+
+def _written(shards: Sequence[FinishedShard]) -> Windows:
+    tables = [one.stored.shard for one in shards if one.stored.shard is not None]
+    return sorted({(table.begin_s, table.begin_s + table.window_s) for table in tables if table.window_s != QUARANTINE_S})
+
+
+def _replaced(state: LogState, windows: Windows, mode: str) -> tuple[str, ...]:
+    """Return the names of the objects that tables of `windows` replace in `mode`. Raises `InvalidArgument`."""
     if mode == "append":
         return ()
-    windows = sorted((t.window.begin_s, t.window.begin_s + t.window.window_s) for t in plan.tables if not t.quarantined)
     replaced: list[str] = []
     for shards in state.tables.values():
         shard = shards[0].shard
@@ -47,13 +104,9 @@ def check_windows(state: LogState, plan: BuildPlan, mode: str) -> tuple[str, ...
     return tuple(replaced)
 
 
-def publish_tables(
-    plan: BuildPlan, shards: Sequence[FinishedShard], mode: str, storage: Storage, log: StorageLog
+def _published(
+    windows: Windows, shards: Sequence[FinishedShard], mode: str, storage: Storage, log: StorageLog, batch: MicroBatch | None
 ) -> tuple[LogState, int]:
-    """Complete the uploads and append the record; return the state with it and how many objects it removed.
-
-    Raises as `check_windows`, `CorruptFile`, what the storage raises.
-    """
     complete(shards, storage)
     added = {shard.stored.name for shard in shards}
     removed: tuple[str, ...] = ()
@@ -62,7 +115,10 @@ def publish_tables(
         nonlocal removed
         if added <= state.objects.keys():
             return None  # an earlier try got as far as the log
-        removed = check_windows(state, plan, mode)
-        return LogRecord(0, "build", 0, "", 0, tuple(shard.stored for shard in shards), removed)
+        if batch is not None and batch.is_in(state):
+            return None
+        removed = _replaced(state, windows, mode)
+        positions = {} if batch is None else {batch.stream: batch.number}
+        return LogRecord(0, "build", 0, "", 0, tuple(shard.stored for shard in shards), removed, positions)
 
     return log.append("a build", None, make), len(removed)

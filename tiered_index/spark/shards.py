@@ -22,7 +22,7 @@ from tiered_index.spark.metrics import Address
 from tiered_index.spark.spool import Spool
 from tiered_index.storage.base import Storage
 
-__all__ = ["RESULT_SCHEMA", "PartitionResult", "write_partition"]
+__all__ = ["RESULT_SCHEMA", "PartitionResult", "write_blocks", "write_partition"]
 
 RESULT_SCHEMA = "result binary"
 Array = npt.NDArray[Any]
@@ -41,6 +41,12 @@ def write_partition(
     batches: Iterable[pa.RecordBatch], plan: BuildPlan, address: Address, now_ms: int
 ) -> Iterator[pa.RecordBatch]:
     """Yield one row with the `PartitionResult` of blocks (columns piece, items, checksum; sorted by piece)."""
+    result = write_blocks(batches, plan, address, now_ms)
+    yield pa.record_batch({"result": pa.array([pickle.dumps(result)], pa.binary())})
+
+
+def write_blocks(batches: Iterable[pa.RecordBatch], plan: BuildPlan, address: Address, now_ms: int) -> PartitionResult:
+    """Write the shards of blocks, as `write_partition`; what was uploaded is taken back where that fails."""
     checksum = 0
     with address.open() as storage:
         writer = _PartitionWriter(plan, storage, now_ms)
@@ -56,8 +62,7 @@ def write_partition(
         except BaseException:
             writer.abandon()
             raise
-    result = PartitionResult(writer.entries, checksum % 2**64, shards)
-    yield pa.record_batch({"result": pa.array([pickle.dumps(result)], pa.binary())})
+    return PartitionResult(writer.entries, checksum % 2**64, shards)
 
 
 def _cells(column: Any, dtype: np.dtype[Any]) -> Array:

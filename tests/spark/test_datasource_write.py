@@ -1,0 +1,166 @@
+"""DataFrames written through Spark: appended, overwritten by window, refused; tasks that fail once; micro-batches that are repeated."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+from tests.spark.entries import BEGIN_MS, DAY_MS, check, joined, messages, states, sweep, total
+from tiered_index import IndexReader
+from tiered_index.errors import InvalidArgument, NotAnIndex, SchemaMismatch
+from tiered_index.spark import register
+from tiered_index.spark.executors import typed_errors
+
+
+@pytest.fixture
+def session(spark):
+    register(spark)
+    return spark
+
+
+def write(frame, uri, mode="append", **options):
+    with typed_errors("writing"):
+        frame.write.format("tiered_index").mode(mode).options(**{"slots": 64, "items": 100_000, **options}).save(uri)
+
+
+def test_append_and_overwrite_by_window(session, storage):
+    first, second = messages(600, days=2), messages(300, days=1, seed=2, begin_ms=BEGIN_MS + DAY_MS)
+    write(session.createDataFrame(first).coalesce(1), storage, slots="64")
+    assert len(states(storage).tables) == 2
+    check(storage, first, keys=10)
+    write(session.createDataFrame(second).repartition(2), storage)
+    assert (len(states(storage).tables), states(storage).number) == (4, 3)
+    check(storage, joined([first, second]), keys=10)
+    # an answer has the second day's entries of the last frame only, and the first day is as it was
+    third = messages(200, days=1, seed=3, begin_ms=BEGIN_MS + DAY_MS)
+    write(session.createDataFrame(third).coalesce(1), storage, "overwrite")
+    day_one = first.filter([time < BEGIN_MS + DAY_MS for time in first["timestamp_ms"].to_pylist()])
+    assert (len(states(storage).tables), total(storage)) == (2, len(day_one) + 200)
+    check(storage, joined([day_one, third]), keys=10)
+    assert session.read.format("tiered_index").load(storage).count() == len(day_one) + 200
+    assert sweep(storage) == 3  # the tables that were replaced
+
+
+def test_lists_of_keys_timestamps_and_times_that_are_wrong(session, storage):
+    at = F.when(F.col("id") == 7, F.timestamp_seconds(F.lit(9_000_000_000))).otherwise(F.timestamp_seconds(F.col("id") + BEGIN_MS // 1000))
+    keys = F.when(F.col("id") % 4 == 3, F.lit(None)).when(F.col("id") % 4 == 2, F.array(F.lit(None).cast("string")))
+    keys = keys.otherwise(F.array(F.lit("a"), F.concat(F.lit("k-"), F.col("id")), F.lit("a"), F.lit(None)))
+    frame = session.range(8).select(
+        F.lit("t").alias("topic"), keys.alias("keys"), F.lit(0).alias("queue_id"), F.col("id").alias("offset"),
+        F.lit(5).alias("size"), at.alias("timestamp_ms"),
+    )  # fmt: skip
+    frame = frame.withColumn("keys", F.when(F.col("offset") == 7, F.array(F.lit("late"))).otherwise(F.col("keys")))
+    write(frame.coalesce(1), storage, window="1h")
+    with IndexReader.open(storage) as reader:
+        assert [item.offset for item in reader.query("t", "a")] == [5, 4, 1, 0]
+        assert [item.offset for item in reader.query("t", "k-4")] == [4]
+        assert [item.timestamp_ms for item in reader.query("t", "late")] == [9_000_000_000_000]
+    assert total(storage) == 9
+    assert sorted(o.shard.window_s for o in states(storage).objects.values() if o.shard is not None) == [3600, 1 << 31]
+    write(frame.where("offset = 7"), storage, "overwrite", window="1h")
+    assert total(storage) == 10  # quarantine windows are appended to
+
+
+BAD = {
+    "missing": (lambda f: f.drop("size"), InvalidArgument, "column 'size' is missing; the DataFrame has"),
+    "unknown": (lambda f: f.withColumn("colour", F.lit(1)), InvalidArgument, "column 'colour' is no field of an entry"),
+    "type": (lambda f: f.withColumn("offset", F.col("offset").cast("string")), InvalidArgument, "column 'offset' is string; integers are"),
+    "null": (lambda f: f.withColumn("size", F.lit(None).cast("int")), InvalidArgument, "column 'size' has .* nulls"),
+    "null_time": (lambda f: f.withColumn("timestamp_ms", F.lit(None).cast("long")), InvalidArgument, "'timestamp_ms' has .* nulls"),
+    "range": (lambda f: f.withColumn("size", F.lit(1 << 40)), InvalidArgument, "size 1099511627776 in row 0 is outside"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_no_entry_is_refused_and_named(session, storage, case):
+    change, kind, text = BAD[case]
+    with pytest.raises(kind, match=text):
+        write(change(session.createDataFrame(messages(20))).coalesce(1), storage)
+    if case in ("missing", "unknown", "type"):
+        with pytest.raises(NotAnIndex):
+            states(storage)
+    else:
+        assert total(storage) == sweep(storage) == 0
+
+
+def test_options_are_those_of_the_index(session, storage):
+    frame = session.createDataFrame(messages(50, days=3)).coalesce(1)
+    with pytest.raises(InvalidArgument, match="unknown option 'slot'; the options are path, window, maxWindows, slots"):
+        write(frame, storage, slot=3)
+    with pytest.raises(InvalidArgument, match="a window is like 1h"):
+        write(frame, storage, window="often")
+    with pytest.raises(InvalidArgument, match="in more than 2 windows of 86,400 s: choose longer windows"):
+        write(frame, storage, maxWindows=2)
+    write(frame, storage)
+    with pytest.raises(SchemaMismatch, match="64 slots, not native and 65"):
+        write(frame, storage, slots=65)
+    with pytest.raises(InvalidArgument, match="build windows that are as long"):
+        write(frame, storage, "overwrite", window="1h")
+    assert total(storage) == 50
+    assert sweep(storage) == 0  # the refused one took its uploads back
+
+
+def failing_once(mark, value):
+    """Return a column like `value` whose first evaluation anywhere fails."""
+
+    def fail(numbers):
+        for batch in numbers:
+            try:
+                Path(mark).touch(exist_ok=False)
+            except FileExistsError:
+                yield batch
+            else:
+                raise OSError("struck on purpose")
+
+    return value.mapInArrow(fail, value.schema)
+
+
+def micro_batches(session, frame_folder, uri, checkpoint, change=lambda frame: frame):
+    schema = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
+    source = change(session.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(frame_folder)))
+    writer = source.writeStream.format("tiered_index").options(slots=64, items=100_000, checkpointLocation=str(checkpoint))
+    query = writer.trigger(availableNow=True).start(uri)
+    try:
+        with typed_errors("streaming"):
+            query.awaitTermination()
+    finally:
+        query.stop()
+
+
+def test_a_repeated_micro_batch_is_published_once(session, storage, tmp_path):
+    tables = [messages(200, days=1), messages(150, days=2, seed=2)]
+    folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    for table in tables:
+        session.createDataFrame(table).coalesce(1).write.mode("append").parquet(str(folder))
+    micro_batches(session, folder, storage, checkpoint)
+    check(storage, joined(tables), keys=10)
+    before = states(storage)
+    [(stream, last)] = before.positions.items()
+    assert last == 1 and stream.startswith("spark:") and total(storage) == 350
+    # the driver died after its record and before Spark's own: the batch comes again
+    for name in ("1", ".1.crc"):
+        (checkpoint / "commits" / name).unlink()
+    micro_batches(session, folder, storage, checkpoint)
+    assert (checkpoint / "commits" / "1").exists()
+    assert states(storage).objects == before.objects and sweep(storage) == 0
+    # in a new checkpoint it is another query
+    shutil.rmtree(checkpoint)
+    micro_batches(session, folder, storage, checkpoint)
+    assert (total(storage), len(states(storage).positions)) == (700, 2)
+    check(storage, joined(tables), keys=5)
+
+
+def test_a_micro_batch_whose_task_failed_is_published_once_when_it_comes_again(session, storage, tmp_path):
+    table = messages(200)
+    folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    session.createDataFrame(table).coalesce(1).write.parquet(str(folder))
+    mark = str(tmp_path / "mark")
+    with pytest.raises(Exception, match="struck on purpose"):
+        micro_batches(session, folder, storage, checkpoint, lambda frame: failing_once(mark, frame))
+    assert total(storage) == 0
+    micro_batches(session, folder, storage, checkpoint, lambda frame: failing_once(mark, frame))
+    assert total(storage) == 200
+    check(storage, table, keys=10)

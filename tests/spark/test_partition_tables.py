@@ -1,0 +1,217 @@
+"""What a task of a write does, and its driver, in this process: tables of windows from spooled batches, commits struck at every request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from tests.spark.entries import BEGIN_MS, DAY_MS, messages
+from tests.spark.in_process import GENESIS, SCALE, Address
+from tiered_index import IndexReader
+from tiered_index.clock import ManualClock
+from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.format.schema import KEYED_SCHEMA
+from tiered_index.service.merge import writing
+from tiered_index.service.orphans import delete_orphans, find_orphans
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.spark import build_plan, packing, partition_tables
+from tiered_index.spark.datasource_writing import EntryStreamWriter, EntryWriter, Written
+from tiered_index.spark.entry_batches import EntryColumns
+from tiered_index.spark.partition_tables import PartitionJob, write_tables
+from tiered_index.spark.publishing import MicroBatch, publish_batch, publish_shards
+from tiered_index.storage.base import Storage
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.model import Answer, ReferenceModel
+from tiered_index.testing.storage_faults import FaultStorage
+
+TABLE = messages(2_000, days=3)
+FIRST, SECOND = MicroBatch("spark:q", 0), MicroBatch("spark:q", 1)
+
+
+@pytest.fixture(autouse=True)
+def uploads_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "_PART_BYTES", 500)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(BEGIN_MS + 10 * DAY_MS)
+
+
+def job(storage: Storage, **more: Any) -> PartitionJob:
+    return replace(PartitionJob(Address(storage), GENESIS, SCALE, 3, 100, 0), **more)  # type: ignore[arg-type]
+
+
+def written(table: pa.Table, storage: Storage) -> Any:
+    return list(write_tables(table.to_batches(300), job(storage)).shards)
+
+
+def opened(storage: Storage, clock: ManualClock) -> StorageLog:
+    log = StorageLog(storage, clock)
+    log.create(GENESIS)
+    return log
+
+
+def left_over(storage: Storage, clock: ManualClock) -> int:
+    later = ManualClock(clock.now_ms() + 300 * 365 * DAY_MS)
+    log = StorageLog(storage, later)
+    log.open()
+    found = find_orphans(storage, log, later)
+    delete_orphans(storage, found)
+    assert {info.name for info in storage.list("data/")} == set(log.state.objects)
+    return len(found.objects) + len(found.uploads)
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_a_task_writes_a_table_for_each_window(monkeypatch: pytest.MonkeyPatch, clock: ManualClock, small: bool) -> None:
+    if small:  # several rounds of packing, pieces and hot keys that are spooled once more
+        monkeypatch.setattr(packing, "_HELD_ITEMS", 256)
+        monkeypatch.setattr(packing, "_BLOCK_ITEMS", 16)
+        monkeypatch.setattr(build_plan, "PIECE_ITEMS", 100)
+    storage = MemoryStorage()
+    log = opened(storage, clock)
+    shuffled = TABLE.take(pa.array(np.random.default_rng(1).permutation(len(TABLE))))
+    shards = written(shuffled, storage)
+    assert (len(shards) > 3) == small and len({shard.stored.shard.table for shard in shards}) == 3
+    publish_shards(shards, "append", storage, log)
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        for topic, key in (("orders", "key-0"), *zip(TABLE["topic"].to_pylist()[:60:3], TABLE["key"].to_pylist()[:60:3], strict=True)):
+            model = ReferenceModel()
+            for row in TABLE.filter((pc.field("topic") == topic) & (pc.field("key") == key)).to_pylist():
+                model.put(topic, row["queue_id"], key, row["offset"], row["size"], row["timestamp_ms"])
+            assert [Answer.of(item) for item in reader.query(topic, key, max_count=10_000)] == model.query(topic, key, max_count=None)
+    assert left_over(storage, clock) == 0
+
+
+def test_a_list_of_keys_is_an_entry_for_each_different_one() -> None:
+    kinds = [("topic", "string"), ("keys", "array<string>"), ("timestamp_ms", "timestamp"), ("size", "int"), ("offset", "bigint")]
+    columns = EntryColumns.of([*kinds, ("queue_id", "smallint")], KEYED_SCHEMA)
+    keys = pa.array([["a", "b", None, "a"], [], None, ["c"]], pa.list_(pa.string()))
+    number = pa.array([0, 1, 2, 3])
+    batch = pa.record_batch({"topic": pa.array(list("wxyz")), "keys": keys, "timestamp_ms": number, "size": number, "offset": number,
+                             "queue_id": number})  # fmt: skip
+    [entries] = columns.batches([batch.slice(3), batch.slice(0, 3)][1:])
+    assert sorted(zip(entries["topic"].to_pylist(), entries["key"].to_pylist(), strict=True)) == [("w", "a"), ("w", "b")]
+    [entries] = columns.batches([batch.slice(1)])
+    assert entries.to_pylist() == [{"topic": "z", "queue_id": 3, "key": "c", "offset": 3, "size": 3, "timestamp_ms": 3}]
+
+
+def test_a_batch_is_in_the_log_once_and_what_came_again_is_taken_back(clock: ManualClock) -> None:
+    storage = MemoryStorage()
+    log = opened(storage, clock)
+    assert publish_batch(written(TABLE, storage), FIRST, storage, log)
+    objects = dict(log.state.objects)
+    assert not publish_batch(written(TABLE, storage), FIRST, storage, StorageLog(storage, clock))
+    assert publish_batch(written(TABLE.slice(0, 10), storage), SECOND, storage, log)
+    # a driver that was held up while another one went on
+    assert not publish_batch(written(TABLE, storage), FIRST, storage, StorageLog(storage, clock))
+    assert sum(stored.count for stored in log.refresh().objects.values()) == 2_010 and objects.items() <= log.state.objects.items()
+    assert left_over(storage, clock) == 0
+
+
+def test_a_batch_stays_published_when_its_objects_are_gone(clock: ManualClock) -> None:
+    storage = MemoryStorage()
+    log = StorageLog(storage, clock, checkpoint_every=1)
+    log.create(GENESIS)
+    publish_batch(written(TABLE, storage), FIRST, storage, log)
+    log.publish(0, (), remove=tuple(log.state.objects))
+    fresh = StorageLog(storage, clock)
+    assert not publish_batch(written(TABLE, storage), FIRST, storage, fresh)
+    assert not fresh.refresh().objects and fresh.state.positions == {"spark:q": 0}
+
+
+def test_two_drivers_publish_one_batch_at_once(clock: ManualClock) -> None:
+    storage = FaultStorage(MemoryStorage())
+    log = opened(storage, clock)
+    mine, other = written(TABLE, storage), written(TABLE, storage)
+
+    def first() -> None:
+        assert publish_batch(other, FIRST, storage.inner, StorageLog(storage.inner, clock))
+
+    state = log.refresh()
+    assert not FIRST.is_in(state)
+    original, done = storage.put_if_absent, []
+
+    def raced(name: str, data: bytes) -> Any:
+        if not done:
+            done.append(first())
+        return original(name, data)
+
+    storage.put_if_absent = raced  # type: ignore[method-assign]
+    assert not publish_batch(mine, FIRST, storage, log)
+    assert set(log.state.objects) == {shard.stored.name for shard in other}
+    assert left_over(storage, clock) == 0
+
+
+class Killed(BaseException):
+    """The driver's end."""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("operation", ["complete_upload", "head", "put_if_absent"])
+def test_a_driver_killed_while_it_commits_a_batch(clock: ManualClock, operation: str, when: Any) -> None:
+    inner = MemoryStorage()
+    opened(inner, clock)
+    shards = written(TABLE, inner)
+    struck = FaultStorage(inner)
+    struck.fail(operation, when=when, error=Killed)
+    with pytest.raises(Killed):
+        publish_batch(shards, FIRST, struck, StorageLog(struck, clock))
+    was = (operation, when) == ("put_if_absent", "after")
+    assert publish_batch(written(TABLE, inner), FIRST, inner, StorageLog(inner, clock)) != was
+    log = StorageLog(inner, clock)
+    assert sum(stored.count for stored in log.open().objects.values()) == 2_000
+    assert left_over(inner, clock) == (0 if was else len(shards))
+
+
+def a_writer(kind: Any, storage: Storage) -> Any:
+    """Return a writer as it comes to `commit` and `abort`: without what Spark calls to make it."""
+    writer = object.__new__(kind)
+    writer._job, writer._columns, writer._mode = job(storage), None, "append"
+    return writer
+
+
+@pytest.mark.parametrize("kind", [EntryWriter, EntryStreamWriter])
+def test_abort_takes_back_what_is_certainly_not_published(clock: ManualClock, kind: Any) -> None:
+    storage = FaultStorage(MemoryStorage())
+    opened(storage, clock)
+    writer, number = a_writer(kind, storage), (0,) * (kind is EntryStreamWriter)
+    writer.abort([Written(tuple(written(TABLE, storage)), "q"), None], *number)
+    assert left_over(storage, clock) == 0
+    with pytest.raises(StorageUnavailable, match="1 of 2 tasks gave no result"):
+        writer.commit([Written((), "q"), None], *number)
+    # the record is there, its answer is lost: Spark calls abort after such a commit
+    messages = [Written(tuple(written(TABLE, storage)), "q")]
+    storage.fail("put_if_absent", when="after")
+    with pytest.raises(StorageUnavailable):
+        writer.commit(messages, *number)
+    writer.abort(messages, *number)
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        assert len(reader.query("orders", "key-0", max_count=10_000).items) == sum(key == "key-0" for key in TABLE["key"].to_pylist())
+
+
+def test_a_task_that_fails_takes_back_what_it_uploaded(clock: ManualClock) -> None:
+    storage = FaultStorage(MemoryStorage())
+    opened(storage, clock)
+    storage.fail("upload_part", nth=5)
+    with pytest.raises(StorageUnavailable):
+        written(TABLE, storage)
+    assert not list(storage.list("data/")) and not list(storage.list_uploads())
+    with pytest.raises(InvalidArgument, match="more than 2 windows"):
+        write_tables(TABLE.to_batches(), job(storage, max_windows=2))
+    assert write_tables([], job(storage)).shards == ()
+
+
+@pytest.mark.parametrize(("lie", "what"), [({"read_checksum": 1}, "other entries"), ({"shards": ()}, "another number of entries")])
+def test_tables_that_are_not_what_was_read_are_refused(monkeypatch: pytest.MonkeyPatch, lie: Any, what: str) -> None:
+    storage = MemoryStorage()
+    real = partition_tables.write_blocks
+    monkeypatch.setattr(partition_tables, "write_blocks", lambda blocks, *more: replace(real(blocks, *more), **lie))
+    with pytest.raises(CorruptFile, match=f"wrote {what} than it read"):
+        written(TABLE, storage)
+    assert bool(list(storage.list_uploads())) == ("shards" in lie)
