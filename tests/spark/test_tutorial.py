@@ -1,0 +1,45 @@
+"""docs/tutorial.md, cell by cell: each prints what stands below it."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
+_CELL = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+_ZONE = "spark.sql.session.timeZone"
+
+
+@pytest.fixture
+def session(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The shared session, as it was found; commands are those of this interpreter."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    zone = spark.conf.get(_ZONE)
+    yield spark
+    spark.conf.set(_ZONE, zone)
+
+
+def test_each_cell_prints_what_the_page_shows(session: Any) -> None:
+    page = _PAGE.read_text()
+    cells = _CELL.findall(page)
+    assert len(cells) == page.count("```python\n") and sum(bool(expected) for _, expected in cells) == page.count("```text\n") >= 15
+    names: dict[str, Any] = {}
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    try:
+        for cell, expected in cells:
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                exec(compile(cell, str(_PAGE), "exec"), names)
+            shown = printed.getvalue()
+            assert doctest.OutputChecker().check_output(expected.strip() or "\n", shown.strip() or "\n", options), f"{cell}\n{shown}"
+    finally:
+        if "index" in names:
+            names["index"].close()
