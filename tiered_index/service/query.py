@@ -104,9 +104,9 @@ class QueryEngine:
                 check_schema(rows, self._schema, handle.file_id)
             return budget.add(rows)
 
-        scan = Scan(look, lambda handle: handle.excludes(question), budget.spares, budget.missing, allow_partial, account)
         # what is newer than the cursor was answered on the pages before
         newest = question.second_max if question.after is None else min(question.second_max, question.after[0])
+        scan = Scan(look, lambda handle: handle.excludes(question), budget.spares, budget.missing, newest, allow_partial, account)
         self._read(scan, handles(question.second_min, newest), lost)
         rows, more = budget.answers()
         failed = tuple([report for report, _ in scan.errors])
@@ -159,7 +159,7 @@ class QueryEngine:
             beside.append(Spent.of(page.explain))
             return page
 
-        scan = Scan(look, lambda handle: handle.excludes_all(batch), lambda second_max: False, lambda: len(batch), allow_partial, account)
+        scan = Scan(look, lambda handle: handle.excludes_all(batch), lambda second_max: False, lambda: 0, 0, allow_partial, account)
         pages = {i: alone(q) for i, q in enumerate(lookups) if q.cursor is not None}
         if len(lookups) > len(pages):
             try:

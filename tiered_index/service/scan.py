@@ -3,6 +3,8 @@
 Files are taken newest first (by greatest second). A file is skipped when the answer can't change by it any more, or when its filter or
 topic table, being at hand, say that it holds nothing. As many stored files are searched at once as answers are missing, since each is
 likely to hold one, and twice as many after each that held none, up to the bound: so `max_count` stops needless reads before they are made.
+Once none is missing, files that the answers at hand don't spare must be searched whatever the others hold: as many as the bound allows.
+The same goes for files that reach to the newest second an answer may have.
 
 Threads: one scan belongs to one lookup; the pool is shared by all lookups of an index.
 """
@@ -34,13 +36,15 @@ class Scan:
     """One pass.
 
     `look` searches a file and takes in what it holds, returning how many rows that was; `excludes` says why a file needn't be searched;
-    `spares` says by a file's greatest second whether the answer can't change by it any more; `missing` how many answers are still sought.
+    `spares` says by a file's greatest second whether the answer can't change by it any more; `missing` how many answers are sought before
+    it can spare any, 0 where none are; `newest` is the last second that an answer may have.
     """
 
     look: Callable[[Handle], int]
     excludes: Callable[[Handle], str | None]
     spares: Callable[[int], bool]
     missing: Callable[[], int]
+    newest: int
     allow_partial: bool
     account: Account | None = None
     reports: list[FileReport] = field(default_factory=list)
@@ -138,6 +142,7 @@ class FileReader:
         ordered = sorted(handles, key=lambda h: (-h.second_max, -h.sequence, h.file_id)) if len(handles) > 1 else handles
         searching: dict[Future[None], _Search] = {}
         width = 1
+        newest = min(scan.newest, ordered[0].second_max) if ordered else 0
         try:
             for handle in ordered:
                 if scan.errors and scan.failed:
@@ -151,9 +156,12 @@ class FileReader:
                 if handle.is_local:
                     if not handle.asks_storage:
                         _look(scan, handle)
-                    else:
+                        continue
+                    if scan.remaining_s() is None:
                         self._search(_Search(scan, handle))
-                    continue
+                        continue
+                    if self._search_local_copy(_Search(scan, handle)):
+                        continue
                 excluded = scan.excludes(handle)
                 if excluded is not None:
                     _skipped(scan, handle, f"skipped_{excluded}")
@@ -161,11 +169,20 @@ class FileReader:
                 if handle is ordered[-1] and not searching and scan.remaining_s() is None:
                     self._search(_Search(scan, handle))  # the only one: nobody to share the work with
                     continue
-                while len(searching) >= min(self._threads, max(width, scan.missing())) or not _affordable(scan, handle, searching.values()):
+                while True:
+                    missing = 0 if handle.second_max >= newest else scan.missing()
+                    room = min(self._threads, max(width, missing)) if missing else self._threads
+                    if len(searching) < room and _affordable(scan, handle, searching.values()):
+                        break
                     if not (ended := self._collect(scan, searching)):
                         break
                     if any(search.matched == 0 for search in ended):
                         width *= 2
+                    if scan.spares(handle.second_max):
+                        break
+                if scan.spares(handle.second_max):
+                    _skipped(scan, handle, "skipped_budget")
+                    continue
                 if scan.account is not None and scan.remaining_s() == 0:
                     _late(scan, _Search(scan, handle))
                     continue
@@ -223,6 +240,22 @@ class FileReader:
             search.end("failed", error=error)
             return
         search.end("read", matched=search.matched)
+
+    def _search_local_copy(self, search: _Search) -> bool:
+        """Search a local copy in the caller's thread; return False, having told nothing, where the storage would have to be asked.
+
+        That may take longer than the lookup has, and only what runs in another thread can be given up.
+        """
+        try:
+            with measured(self._storages, Usage(max_requests=0)):
+                search.matched = search.scan.look(search.handle)
+        except BudgetExceeded:
+            return False
+        except TieredIndexError as error:
+            search.end("failed", error=error)
+            return True
+        search.end("read", matched=search.matched)
+        return True
 
     def _submit(self, search: _Search) -> Future[None]:
         context = contextvars.copy_context()  # so that requests are counted to this query

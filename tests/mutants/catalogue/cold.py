@@ -12,6 +12,7 @@ BUDGETS = f"{HERE}/test_budgets.py"
 FILTERS = f"{HERE}/test_filters.py"
 CACHE = f"{HERE}/test_local_cache.py"
 PARALLEL = f"{HERE}/test_parallel_reads.py"
+WIDTH = f"{HERE}/test_reads_at_once.py"
 
 MUTANTS = (
     Mutant(
@@ -96,8 +97,28 @@ MUTANTS = (
     ),
     Mutant(
         "all-files-at-once", "files are searched as fast as threads allow, however few answers are missing",
-        "service/scan.py", "min(self._threads, max(width, scan.missing()))", "self._threads",
+        "service/scan.py", "min(self._threads, max(width, missing)) if missing else self._threads", "self._threads",
         (f"{BUDGETS}::test_early_pages_stay_within_what_they_need",),
+    ),
+    Mutant(
+        "needed-files-one-by-one", "files that nothing spares are searched one after another once the answer is full",
+        "service/scan.py", "max(width, missing)) if missing else self._threads", "max(width, missing))",
+        (f"{WIDTH}::test_files_that_the_answers_at_hand_do_not_spare_are_read_side_by_side",),
+    ),
+    Mutant(
+        "newest-second-unknown", "files that reach to the end of the range wait for one another",
+        "service/scan.py", "0 if handle.second_max >= newest else scan.missing()", "scan.missing()",
+        (f"{WIDTH}::test_files_that_reach_to_the_end_of_the_range_are_read_at_once",),
+    ),
+    Mutant(
+        "batch-as-wide-as-its-keys", "a batch reads as many files at once as it has keys",
+        "service/query.py", "lambda second_max: False, lambda: 0, 0,", "lambda second_max: False, lambda: len(batch), 1 << 62,",
+        (f"{WIDTH}::test_a_batch_of_any_size_reads_as_many_files_at_once_as_may_be[1]",),
+    ),
+    Mutant(
+        "damaged-copy-outlasts-the-timeout", "the storage behind a damaged local copy is asked in the caller's thread",
+        "service/scan.py", "with measured(self._storages, Usage(max_requests=0)):", "with measured(self._storages, Usage()):",
+        (f"{WIDTH}::test_a_storage_that_hangs_behind_a_damaged_copy_is_given_up",),
     ),
     Mutant(
         "given-up-search-goes-on", "a search that nobody waits for any more goes on asking the storage",

@@ -1,0 +1,183 @@
+"""How many files are read at once: all that are needed whatever the others hold, and no more of the rest than answers are missing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from tests.cold_index import BASE_MS, ColdIndex, Read, cold_index, publish, put
+from tiered_index import IndexReader, IndexService, Lookup
+from tiered_index.clock import ManualClock
+from tiered_index.errors import BudgetExceeded
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.model import Answer
+from tiered_index.testing.storage_faults import FaultStorage
+
+T = TypeVar("T")
+THREADS = 4
+FILES = 13
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
+    """Files of one hour, as many brokers write them: "k" is in each, early; each ends a second before the one made after it."""
+    made = cold_index(tmp_path_factory.mktemp("cold") / "root", files=0)
+    with made.writer() as writer:
+        for number in range(FILES):
+            put(made, writer, {
+                "topic": ["t", "t"], "queue_id": np.zeros(2, int), "key": ["k", f"end{number}"],
+                "offset": [2 * number, 2 * number + 1], "size": [1, 1],
+                "timestamp_ms": [BASE_MS + 1000 * number, BASE_MS + 3_000_000 + 1000 * number],
+            })  # fmt: skip
+            writer.seal()
+        publish(made, writer)
+    return made
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
+    """Files whose times do not overlap; "all" is in each."""
+    return cold_index(tmp_path_factory.mktemp("cold") / "root", files=FILES, entries=3)
+
+
+@pytest.fixture
+def reader_of() -> Iterator[Callable[[ColdIndex], IndexReader]]:
+    readers: list[IndexReader] = []
+
+    def opened(made: ColdIndex) -> IndexReader:
+        """Return a reader that knows every directory and keeps no group."""
+        reader = made.reader(query_threads=THREADS, block_cache_bytes=0, filter_after_probes=10**6)
+        readers.append(reader)
+        made.storage.gate = None
+        reader.query_many([Lookup(topic="t", key="warm")])
+        made.storage.reset()
+        return reader
+
+    yield opened
+    for reader in readers:
+        reader.close()
+
+
+def in_rounds(made: ColdIndex, ask: Callable[[], T], *, alone: int = 0) -> T:
+    """Return what `ask` returns, whose requests, but for the first `alone`, wait for as many as may travel at once, round after round."""
+    rounds = threading.Barrier(THREADS)
+    lock = threading.Lock()
+    begun = 0
+    last = alone + (FILES - alone) // THREADS * THREADS
+
+    def gate(read: Read) -> None:
+        nonlocal begun
+        with lock:
+            begun += 1
+            number = begun
+        if alone < number <= last:
+            rounds.wait(30)
+
+    made.storage.gate = gate
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(ask).result(60)
+
+
+@pytest.mark.parametrize("keys", [1, 2, 20])
+def test_a_batch_of_any_size_reads_as_many_files_at_once_as_may_be(
+    days: ColdIndex, reader_of: Callable[[ColdIndex], IndexReader], keys: int
+) -> None:
+    reader = reader_of(days)
+    asked = [Lookup(topic="t", key="all")] + [Lookup(topic="t", key=f"k{number}-0") for number in range(keys - 1)]
+    answers = in_rounds(days, lambda: reader.query_many(asked))
+    for q, answer in zip(asked, answers, strict=True):
+        assert [Answer.of(item) for item in answer] == days.expected("t", q.key)
+    assert (days.storage.most_at_once, len(days.storage.reads)) == (THREADS, FILES)
+
+
+def test_files_that_the_answers_at_hand_do_not_spare_are_read_side_by_side(
+    brokers: ColdIndex, reader_of: Callable[[ColdIndex], IndexReader]
+) -> None:
+    reader = reader_of(brokers)
+    # the first search fills the answer, and no other file ends before that
+    answer = in_rounds(brokers, lambda: reader.query("t", "k", max_count=1), alone=1)
+    assert [Answer.of(item) for item in answer] == brokers.expected("t", "k", max_count=1)
+    assert (brokers.storage.most_at_once, len(brokers.storage.reads)) == (THREADS, FILES)
+    assert answer.status == "truncated"
+
+
+def test_files_that_reach_to_the_end_of_the_range_are_read_at_once(
+    brokers: ColdIndex, reader_of: Callable[[ColdIndex], IndexReader]
+) -> None:
+    reader = reader_of(brokers)
+    end_ms = BASE_MS + 2_000_000
+    answer = in_rounds(brokers, lambda: reader.query("t", "k", end_ms=end_ms, max_count=1))
+    assert [Answer.of(item) for item in answer] == brokers.expected("t", "k", max_count=1)
+    assert (brokers.storage.most_at_once, len(brokers.storage.reads)) == (THREADS, FILES)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_files_that_answers_to_come_may_spare_wait_for_them(
+    days: ColdIndex, reader_of: Callable[[ColdIndex], IndexReader], count: int
+) -> None:
+    reader = reader_of(days)
+    answer = reader.query("t", "all", max_count=count)
+    assert [Answer.of(item) for item in answer] == days.expected("t", "all", max_count=count)
+    assert len(days.storage.reads) == answer.explain.requests == count
+    assert days.storage.most_at_once <= count
+
+
+def test_a_small_budget_reads_items_and_not_directories_alone(brokers: ColdIndex) -> None:
+    """Full width would spend it on the directories of many files."""
+    brokers.storage.gate = None
+    with brokers.reader(query_threads=THREADS, block_cache_bytes=0, filter_after_probes=10**6) as reader:
+        batch = reader.query_many([Lookup(topic="t", key="k")], max_requests=6, allow_partial=True)
+        assert (batch.explain.requests, len(batch[0]), len(batch[0].failed)) == (6, 3, FILES - 3)
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Iterator[tuple[IndexService, FaultStorage, Path]]:
+    """A writer with one file in root and storage."""
+    storage = FaultStorage(MemoryStorage())
+    clock = ManualClock(BASE_MS)
+    with IndexService.open(
+        root=tmp_path / "root", storage_backend=storage, slots=100, items=1000, background=False, block_cache_bytes=0, clock=clock
+    ) as writer:
+        for number in range(50):
+            writer.put("t", 0, ["k"], number, 1, BASE_MS + number * 1000)
+        writer.seal()
+        writer.run_lifecycle()
+        writer.run_lifecycle()
+        (path,) = (tmp_path / "root" / "uploaded").glob("*.index")
+        yield writer, storage, path
+
+
+def damage(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(28 + 800)
+        items = file.read(1000)
+        file.seek(28 + 800)
+        file.write(bytes(255 - byte for byte in items))
+
+
+def test_a_storage_that_hangs_behind_a_damaged_copy_is_given_up(damaged: tuple[IndexService, FaultStorage, Path]) -> None:
+    writer, storage, path = damaged
+    damage(path)
+    assert len(writer.query("t", "k", timeout_s=600)) == 50
+    hanging = storage.hang("get_range", times=None)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(writer.query, "t", "k", timeout_s=0.3)
+        try:
+            with pytest.raises(BudgetExceeded, match="timeout_s"):
+                asked.result(20)
+        finally:
+            hanging.release.set()
+
+
+def test_a_whole_copy_is_searched_in_the_callers_thread(damaged: tuple[IndexService, FaultStorage, Path]) -> None:
+    writer, _, _ = damaged
+    before = set(threading.enumerate())
+    answer = writer.query("t", "k", timeout_s=600)
+    assert (len(answer), answer.explain.requests) == (50, 0)
+    assert set(threading.enumerate()) <= before
