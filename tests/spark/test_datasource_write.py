@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, check, joined, messages, states, sweep, total
+from tests.spark.streaming_program import failing_once
 from tiered_index import IndexReader
 from tiered_index.errors import InvalidArgument, NotAnIndex, SchemaMismatch
 from tiered_index.spark import register
@@ -103,21 +103,6 @@ def test_options_are_those_of_the_index(session, storage):
     assert sweep(storage) == 0  # the refused one took its uploads back
 
 
-def failing_once(mark, value):
-    """Return a column like `value` whose first evaluation anywhere fails."""
-
-    def fail(numbers):
-        for batch in numbers:
-            try:
-                Path(mark).touch(exist_ok=False)
-            except FileExistsError:
-                yield batch
-            else:
-                raise OSError("struck on purpose")
-
-    return value.mapInArrow(fail, value.schema)
-
-
 def micro_batches(session, frame_folder, uri, checkpoint, change=lambda frame: frame):
     schema = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
     source = change(session.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(frame_folder)))
@@ -157,10 +142,10 @@ def test_a_micro_batch_whose_task_failed_is_published_once_when_it_comes_again(s
     table = messages(200)
     folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
     session.createDataFrame(table).coalesce(1).write.parquet(str(folder))
-    mark = str(tmp_path / "mark")
+    mark = tmp_path / "mark"
     with pytest.raises(Exception, match="struck on purpose"):
-        micro_batches(session, folder, storage, checkpoint, lambda frame: failing_once(mark, frame))
+        micro_batches(session, folder, storage, checkpoint, lambda frame: failing_once(frame, mark))
     assert total(storage) == 0
-    micro_batches(session, folder, storage, checkpoint, lambda frame: failing_once(mark, frame))
+    micro_batches(session, folder, storage, checkpoint, lambda frame: failing_once(frame, mark))
     assert total(storage) == 200
     check(storage, table, keys=10)

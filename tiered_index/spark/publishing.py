@@ -32,8 +32,14 @@ class MicroBatch:
     number: int
 
     def is_in(self, state: LogState) -> bool:
-        """Return whether the batch, or a later one, has been published."""
-        return state.positions.get(self.stream, -1) >= self.number
+        """Return whether the batch has been published. Raises `InvalidArgument` where a later one has: this one may be of other rows."""
+        last = state.positions.get(self.stream, -1)
+        if last > self.number:
+            raise InvalidArgument(
+                f"the index has micro-batch {last} of this query already, and {self.number} comes now: its checkpoint is older than the "
+                "index, or another driver goes on with it; begin with a new checkpoint"
+            )
+        return last == self.number
 
 
 def check_windows(state: LogState, plan: BuildPlan, mode: str) -> tuple[str, ...]:
@@ -57,11 +63,15 @@ def publish_shards(shards: Sequence[FinishedShard], mode: str, storage: Storage,
 
 
 def publish_batch(shards: Sequence[FinishedShard], batch: MicroBatch, storage: Storage, log: StorageLog) -> bool:
-    """Publish a micro-batch unless it was before; return False and take the uploads back then. Raises as `publish_tables`."""
+    """Publish a micro-batch unless it was before; return False and take the uploads back then.
+
+    Raises as `publish_tables`, and `InvalidArgument` where a later batch was published.
+    """
     state = log.refresh()
-    if not batch.is_in(state):
+    names = {shard.stored.name for shard in shards}
+    if not names <= state.objects.keys() and not batch.is_in(state):
         state, _ = _published(_written(shards), shards, "append", storage, log, batch)
-    if all(shard.stored.name in state.objects for shard in shards):
+    if names <= state.objects.keys():
         return True
     abandon(shards, storage)
     return False

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 __all__ = ["MUTANTS"]
 
+WRITING = "tests/spark/test_partition_tables.py"
 READING, MESSAGES = "tests/spark/test_datasource_reading.py", "tests/spark/test_datasource_messages.py"
 
 MUTANTS = (
@@ -33,5 +34,25 @@ MUTANTS = (
         "stream-stuck-at-a-blank", "a blank that is longer than a micro-batch stops a stream for ever",
         "spark/datasource_stream.py", "return segment.end if position == begin else position", "return position",
         (f"{MESSAGES}::test_a_stream_passes_blanks_and_damage_that_are_longer_than_a_bite",),
+    ),
+    Mutant(
+        "abort-after-a-commit", "objects of a record whose answer was lost are deleted",
+        "spark/datasource_writing.py", "    if len(written) == len(messages):\n", "    if not written:\n",
+        (f"{WRITING}::test_abort_takes_back_what_is_certainly_not_published",),
+    ),
+    Mutant(
+        "batch-not-said", "a micro-batch that comes again is published again",
+        "spark/publishing.py", "{} if batch is None else {batch.stream: batch.number}", "{}",
+        (f"{WRITING}::test_a_batch_is_in_the_log_once_and_what_came_again_is_taken_back",),
+    ),
+    Mutant(
+        "batch-before-the-log", "two drivers of one query publish one batch",
+        "spark/publishing.py", "        if batch is not None and batch.is_in(state):\n", "        if batch is None:\n",
+        (f"{WRITING}::test_two_drivers_publish_one_batch_at_once",),
+    ),
+    Mutant(
+        "older-batch-dropped", "a checkpoint that is older than the index loses messages without a word",
+        "spark/publishing.py", "        if last > self.number:\n", "        if last < -1:\n",
+        (f"{WRITING}::test_a_batch_is_in_the_log_once_and_what_came_again_is_taken_back",),
     ),
 )  # fmt: skip

@@ -1,0 +1,67 @@
+"""A query from a commit log into an index; run as a program by test_streaming_example.py, which kills it.
+
+    streaming_program.py MASTER FOLDER ENDLESS|UP-TO-NOW [MARK]
+
+FOLDER has `store`, and gets `index` and `checkpoint`. Where the file MARK isn't there, the first task makes it, and fails.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql.streaming import StreamingQuery
+
+from tiered_index.spark import open_session, register
+
+__all__ = ["entries_of", "failing_once", "start"]
+
+
+def entries_of(spark: SparkSession, store: str, max_bytes: str) -> DataFrame:
+    """Return a commit log's entries as a stream."""
+    log = spark.readStream.format("rocketmq_commitlog").options(body="none", maxBytesPerTrigger=max_bytes).load(store)
+    named = {"offset": "physical_offset", "size": "store_size", "timestamp_ms": "store_timestamp"}
+    return log.filter("visible").select("topic", "queue_id", "keys", *(F.col(old).alias(new) for new, old in named.items()))
+
+
+def start(entries: DataFrame, folder: Path, *, endless: bool, **options: object) -> StreamingQuery:
+    """Start the query into FOLDER/index."""
+    settings = {"slots": "64", "items": "100000", "offsetSpace": "commitlog", **{name: str(value) for name, value in options.items()}}
+    sink = entries.writeStream.format("tiered_index").options(**settings).option("checkpointLocation", str(folder / "checkpoint"))
+    return (sink if endless else sink.trigger(availableNow=True)).start(f"file://{folder}/index")
+
+
+def failing_once(entries: DataFrame, mark: Path) -> DataFrame:
+    """Return the same rows, but the first task anywhere fails after it gave some."""
+
+    def fail(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch
+            try:
+                mark.touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            raise OSError("struck on purpose")
+
+    return entries.mapInArrow(fail, entries.schema)
+
+
+def _main(master: str, folder: Path, how: str, mark: str | None) -> None:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = open_session(master, settings={"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.memory": "1g"})
+    spark.sparkContext.setLogLevel("OFF")
+    register(spark)
+    entries = entries_of(spark, str(folder / "store"), "10k")
+    if mark is not None:
+        entries = failing_once(entries, Path(mark))
+    start(entries, folder, endless=how == "ENDLESS").awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4] if len(sys.argv) > 4 else None)

@@ -1,0 +1,135 @@
+"""From a commit log to an index that is looked up in meanwhile: the query fails, is killed and begun again; nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark.entries import BEGIN_MS, DAY_MS, states, sweep, total
+from tests.spark.streaming_program import entries_of, start
+from tiered_index import IndexReader
+from tiered_index.errors import InvalidArgument, NotAnIndex
+from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.spark import register
+from tiered_index.spark.executors import typed_errors
+from tiered_index.testing.model import Answer, ReferenceModel
+
+_ROOT = Path(__file__).parents[2]
+_PATIENCE_S = 300.0
+
+
+class Broker:
+    """Fills a store, and knows what an index of it must answer."""
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self.model = ReferenceModel()
+        self.entries = 0
+
+    def fill(self, count: int, step_ms: int = 1000) -> None:
+        with StoreWriter(self._store, segment_bytes=20_000) as writer:
+            for _ in range(count):
+                keys, at = [f"k-{self.entries % 9}", "all"], BEGIN_MS + self.entries // 2 * step_ms
+                put = writer.put("orders", 0, b"body", keys=keys, store_ms=at)
+                for key in keys:
+                    self.model.put("orders", 0, key, put.offset, put.size, at)
+                self.entries += 2
+
+    def check(self, uri: str) -> None:
+        assert total(uri) == self.entries
+        with IndexReader.open(uri) as reader:
+            for key in ("all", *(f"k-{n}" for n in range(9))):
+                answer = reader.query("orders", key, max_count=100_000)
+                assert [Answer.of(item) for item in answer.items] == self.model.query("orders", key, max_count=None)
+
+
+def test_the_program_of_the_page_runs(spark: Any) -> None:
+    [program] = re.findall(r"^```python\n(.*?)^```", (_ROOT / "docs" / "spark-streaming.md").read_text(), re.MULTILINE | re.DOTALL)
+    exec(compile(program, "docs/spark-streaming.md", "exec"), {})
+
+
+def test_a_query_whose_sink_failed_goes_on(spark: Any, tmp_path: Path) -> None:
+    register(spark)
+    broker, uri = Broker(tmp_path / "store"), f"file://{tmp_path}/index"
+    broker.fill(100)
+
+    def run(**options: object) -> None:
+        query = start(entries_of(spark, str(tmp_path / "store"), "1m"), tmp_path, endless=False, **options)
+        with typed_errors("streaming"):
+            query.awaitTermination()
+
+    run(maxWindows=1)
+    broker.check(uri)
+    before, done = states(uri), broker.entries
+    broker.fill(100, step_ms=DAY_MS // 50)
+    with pytest.raises(InvalidArgument, match="more than 1 windows"):
+        run(maxWindows=1)
+    assert (total(uri), states(uri).objects) == (done, before.objects)
+    run()
+    broker.check(uri)
+    assert list(states(uri).positions.values()) == [1] and sweep(uri) == 0
+
+
+@pytest.mark.slow
+def test_a_query_that_is_killed_while_it_is_looked_up_in(tmp_path: Path) -> None:
+    broker, uri = Broker(tmp_path / "store"), f"file://{tmp_path}/index"
+    broker.fill(600)
+    mark = tmp_path / "mark"
+    seen = 0
+    for round_number in range(3):
+        with _program(tmp_path, "ENDLESS", str(mark)) as process:
+            least = seen + 1
+            end = time.monotonic() + _PATIENCE_S
+            while seen < least:
+                assert process.poll() is None and time.monotonic() < end
+                seen = max(seen, _found(uri, seen))
+                time.sleep(0.05)
+            broker.fill(50)
+            if round_number == 1:  # killed with a batch in the making, most probably
+                objects = len(states(uri).objects)
+                while len(states(uri).objects) == objects and time.monotonic() < end:
+                    time.sleep(0.01)
+        assert process.returncode == -signal.SIGKILL
+    assert mark.exists()  # a task failed, and was repeated
+    with _program(tmp_path, "UP-TO-NOW") as process:
+        assert process.wait(_PATIENCE_S) == 0
+    broker.check(uri)
+    sweep(uri)
+    broker.check(uri)
+    assert len(states(uri).positions) == 1
+
+
+def _found(uri: str, before: int) -> int:
+    """Return how many entries a reader finds; each is there once, and there are not fewer than before."""
+    try:
+        with IndexReader.open(uri) as reader:
+            answer = reader.query("orders", "all", max_count=100_000)
+            stored = sum(stored.count for stored in reader.log_state.objects.values())
+    except NotAnIndex:
+        return 0
+    assert answer.status == "complete" and stored == 2 * len(answer.items) >= 2 * before
+    assert max(Counter(item.offset for item in answer.items).values(), default=1) == 1
+    return len(answer.items)
+
+
+@contextlib.contextmanager
+def _program(folder: Path, how: str, *mark: str) -> Any:
+    """Run the program in a group of processes that is killed in the end."""
+    command = [sys.executable, "-m", "tests.spark.streaming_program", "local[2,2]", str(folder), how, *mark]
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
+    with subprocess.Popen(command, cwd=_ROOT, env=environment, start_new_session=True, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
