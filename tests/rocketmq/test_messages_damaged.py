@@ -120,7 +120,7 @@ def test_nothing_is_called_expired_while_the_log_can_not_be_read(index, store, s
     messages = index_log(index, store)
     delete_segments(store, BEGIN_OF_LAST)
     wanted = next(m for m in messages if m.is_visible and m.uniq_key)
-    storage.fail("get", times=None, name_prefix="log/")
+    storage.fail("list", times=None, name_prefix="log/")
     with pytest.raises(StorageUnavailable):
         index.messages(wanted.topic, wanted.uniq_key, source=source_of(index, store))
     storage.clear()

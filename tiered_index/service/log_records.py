@@ -209,10 +209,14 @@ class LogState:
 
     def fold(self, records: Iterable[tuple[LogRecord, str]]) -> LogState:
         """Return the state after `records`, each with its name, in order; one copy is made for all. Errors as `apply`."""
-        fold = _Fold(self)
+        fold = self.folding()
         for record, file in records:
             fold.add(record, file)
         return fold.state() if fold.number > self.number else self
+
+    def folding(self) -> Fold:
+        """Return this state as one that records can be added to, one after the other."""
+        return Fold(self)
 
     def object_of(self, file_id: str) -> StoredObject | None:
         """Return the object that holds file `file_id`, or None."""
@@ -288,7 +292,7 @@ class LogState:
             raise CorruptFile(file, f"checkpoint is not what this version writes: {error!r}") from error
 
 
-class _Fold:
+class Fold:
     """A state that changes in place while records are added to it."""
 
     def __init__(self, begun: LogState) -> None:

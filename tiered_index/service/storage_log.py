@@ -8,19 +8,20 @@ Threads: every method from any thread; appends of one process are serialised by 
 
 from __future__ import annotations
 
-import itertools
 import secrets
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import replace
 from functools import partial
 
 from tiered_index.clock import Clock
 from tiered_index.errors import (
+    BudgetExceeded,
     CorruptFile,
     NotAnIndex,
     ObjectExists,
     ObjectNotFound,
+    StorageError,
     StorageUnavailable,
     WriterFenced,
 )
@@ -56,24 +57,46 @@ class StorageLog:
 
     def open(self) -> LogState:
         """Read the newest checkpoint and the records behind it: three requests, and one more a record. Raises `NotAnIndex`."""
-        state = self._checkpoints.newest()
-        last = state.number
-        for info in self._storage.list(LOG_PREFIX, start_after=log_name(state.number) if state.number else ""):
-            number = number_of(info.name)
-            if number != last + 1:
-                raise CorruptFile(info.name, "the log has a hole before this record", expected=last + 1, found=number)
-            last = number
-        state = state.fold(self._records(range(state.number + 1, last + 1)))
-        if not state.number:
+        if not self._read_on(self._checkpoints.newest()):
             raise NotAnIndex(f"{self._storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
-        self._advance(state)
         return self._state
 
     def refresh(self) -> LogState:
-        """Read records that others have added since; costs one request where there are none."""
-        state = self._state
-        self._advance(state.fold(self._records_to_the_end(state.number + 1)))
+        """Read records that others have added since: one request, and one more for each.
+
+        What was read before an error of the storage, or a spent budget, is not read again. Raises `CorruptFile` where a record is missing.
+        """
+        self._read_on(self._state)
         return self._state
+
+    def _read_on(self, state: LogState) -> int:
+        """Read what follows `state` and go there, as far as it can be read; return the number reached."""
+        fold = state.folding()
+        try:
+            for name in self._names_behind(state.number):
+                fold.add(self._record(name), name)
+        except (StorageError, BudgetExceeded):
+            self._advance(fold.state())
+            raise
+        self._advance(fold.state())
+        return fold.number
+
+    def _names_behind(self, last: int) -> list[str]:
+        """Return the names of the records behind `last`. Raises `CorruptFile` where one is missing among them."""
+        names: list[str] = []
+        # a listing, since the first record that isn't there need not be the end
+        for info in self._storage.list(LOG_PREFIX, start_after=log_name(last) if last else ""):
+            number, expected = number_of(info.name), last + 1 + len(names)
+            if number != expected:
+                raise CorruptFile(info.name, "the log has a hole before this record", expected=expected, found=number)
+            names.append(info.name)
+        return names
+
+    def _record(self, name: str) -> LogRecord:
+        try:
+            return LogRecord.decode(self._storage.get(name), name)
+        except ObjectNotFound as error:
+            raise CorruptFile(name, "record is listed, but the storage does not have it") from error
 
     def create(self, genesis: Genesis) -> LogState:
         """Write record 1 unless there is one; return the state with whoever's genesis it is."""
@@ -203,16 +226,6 @@ class StorageLog:
         with self._advance_lock:
             if state.number > self._state.number:
                 self._state = state
-
-    def _records(self, numbers: Iterable[int]) -> Iterator[tuple[LogRecord, str]]:
-        for name in map(log_name, numbers):
-            yield LogRecord.decode(self._storage.get(name), name), name
-
-    def _records_to_the_end(self, first: int) -> Iterator[tuple[LogRecord, str]]:
-        try:
-            yield from self._records(itertools.count(first))
-        except ObjectNotFound:
-            return
 
 
 def fenced(uri: str, newer: int, epoch: int) -> WriterFenced:

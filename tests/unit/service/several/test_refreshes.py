@@ -74,7 +74,7 @@ def test_logs_are_read_side_by_side(cluster, opened, clock, how):
 @pytest.mark.parametrize("how", ["due", "asked"])
 def test_no_more_logs_are_read_at_once_than_may(cluster, opened, clock, how):
     with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10, query_threads=2) as reader:
-        hangs = [of(opened, uri).hang("get", name_prefix=LOG) for uri in reader.sources]
+        hangs = [of(opened, uri).hang("list", name_prefix=LOG) for uri in reader.sources]
         clock.advance(11)
         asking = Asking(reader.refresh if how == "asked" else lambda: reader.query("t", "k", max_count=1000))
         assert hangs[0].entered.wait(30) and hangs[1].entered.wait(30)

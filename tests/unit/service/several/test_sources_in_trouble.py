@@ -39,7 +39,7 @@ def test_a_log_that_was_due_and_could_not_be_read_leaves_no_answer_complete(clus
     """What the log has gained since may hold answers; what was known is still told where a part is asked for."""
     clock = ManualClock(BASE_MS)
     with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10) as reader:
-        of(opened, cluster.uris[0]).fail("get", times=None)
+        of(opened, cluster.uris[0]).fail("list", times=None)
         clock.advance(11)
         with pytest.raises(StorageUnavailable):
             reader.query("t", "k", max_count=1000)
