@@ -35,7 +35,9 @@ class ByteCache(Generic[K, V]):
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._entries: OrderedDict[K, tuple[V, int, int]] = OrderedDict()
+        # value, bytes, when it was last used
+        self._reserved: dict[K, int] = {}
         self._size_bytes = self._hits = self._misses = self._evictions = 0
 
     def get(self, key: K) -> V | None:
@@ -46,8 +48,14 @@ class ByteCache(Generic[K, V]):
                 self._misses += 1
                 return None
             self._hits += 1
+            self._entries[key] = entry[0], entry[1], self.now
             self._entries.move_to_end(key)
             return entry[0]
+
+    @property
+    def now(self) -> int:
+        """The present moment, which each `get` ends; what is used later has a greater one."""
+        return self._hits + self._misses
 
     def takes(self, size_bytes: int) -> bool:
         """Return whether a value of `size_bytes` would be kept."""
@@ -60,12 +68,33 @@ class ByteCache(Generic[K, V]):
         with self._lock:
             old = self._entries.pop(key, None)
             self._size_bytes += size_bytes - (old[1] if old is not None else 0)
-            self._entries[key] = value, size_bytes
+            self._entries[key] = value, size_bytes, self.now
             while self._size_bytes > self._max_bytes:
-                _, (_, freed) = self._entries.popitem(last=False)
+                _, (_, freed, _) = self._entries.popitem(last=False)
                 self._size_bytes -= freed
                 self._evictions += 1
         return True
+
+    def reserve(self, key: K, size_bytes: int, since: int) -> bool:
+        """Hold room for a value to come until `release`, if it throws out nothing that was used at or after the moment `since`.
+
+        Others who reserve count it as there; `put` doesn't.
+        """
+        with self._lock:
+            needed = self._size_bytes + sum(self._reserved.values()) + size_bytes - self._max_bytes
+            for _, freed, used in self._entries.values():
+                if needed <= 0 or used >= since:
+                    break
+                needed -= freed
+            if needed > 0 or not self.takes(size_bytes):
+                return False
+            self._reserved[key] = size_bytes
+            return True
+
+    def release(self, key: K) -> None:
+        """Let go of what was reserved."""
+        with self._lock:
+            self._reserved.pop(key, None)
 
     def clear(self) -> None:
         """Let go of everything."""

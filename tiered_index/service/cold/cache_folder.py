@@ -110,6 +110,18 @@ class CacheFolder:
         self._room.added(size - replaced)
         return True
 
+    def takes(self, length: int) -> bool:
+        """Return whether an entry of `length` bytes may be written."""
+        return self._room.takes(_stored_bytes(length))
+
+    def reserve(self, name: str, kind: Kind, length: int, since_s: float) -> bool:
+        """Hold room for an entry until `release`, if none must go for it that was used after `since_s` (epoch seconds)."""
+        return self._room.reserve(self._path(name, kind), _stored_bytes(length), since_s)
+
+    def release(self, name: str, kind: Kind) -> None:
+        """Let go of what was reserved."""
+        self._room.release(self._path(name, kind))
+
     def _path(self, name: str, kind: Kind) -> Path:
         return self._mine / f"{name.replace('/', ',')}.{kind}"  # a comma is in no object's name
 

@@ -39,7 +39,9 @@ class CacheRoom:
         self.read_only = read_only
         self._lock = threading.Lock()
         self._size_bytes = self._uncounted_bytes = 0
-        self._counted = False
+        self._counted_at: float | None = None
+        self._reserved: dict[Path, int] = {}
+        self._ages: list[tuple[float, int]] = []
         self._touched: dict[str, float] = {}
         self._told: set[str] = set()
 
@@ -61,19 +63,50 @@ class CacheRoom:
         with self._lock:
             self._size_bytes += size_bytes
             self._uncounted_bytes += abs(size_bytes)
-            if self._counted and self._size_bytes <= self.max_bytes and self._uncounted_bytes * _COUNTED_AFTER <= self.max_bytes:
+            known = self._counted_at is not None and self._uncounted_bytes * _COUNTED_AFTER <= self.max_bytes
+            if known and self._size_bytes <= self.max_bytes:
                 return
-            entries = sorted(self._entries())
-            self._size_bytes, self._uncounted_bytes, self._counted = sum(size for _, size, _ in entries), 0, True
+            entries = self._count()
             if self._size_bytes <= self.max_bytes:
                 return
-            for _, size, path in entries:
+            for number, (_, size, path) in enumerate(entries):
                 if self._size_bytes <= self.max_bytes * _SLACK:
+                    self._ages = self._ages[number:]
                     break
                 with contextlib.suppress(OSError):
                     os.unlink(path)
                     self._touched.pop(path, None)
                     self._size_bytes -= size
+
+    def reserve(self, path: Path, size_bytes: int, since_s: float) -> bool:
+        """Hold room for an entry to come until `release`, if none must go for it that was used after `since_s` (epoch seconds).
+
+        A tenth of the bound is left to entries that come without asking. A time of use may be `_TOUCH_S` behind.
+        """
+        with self._lock:
+            if self._counted_at is None or time.monotonic() - self._counted_at > _TOUCH_S:
+                self._count()
+            needed = self._size_bytes + sum(self._reserved.values()) + size_bytes - self.max_bytes * _SLACK
+            for used_s, size in self._ages:
+                if needed <= 0 or used_s >= since_s - _TOUCH_S:
+                    break
+                needed -= size
+            if needed > 0 or not self.takes(size_bytes):
+                return False
+            self._reserved[path] = size_bytes
+            return True
+
+    def release(self, path: Path) -> None:
+        """Let go of what was reserved."""
+        with self._lock:
+            self._reserved.pop(path, None)
+
+    def _count(self) -> list[tuple[float, int, str]]:
+        """Look at all entries; return them, the one used longest ago first."""
+        entries = sorted(self._entries())
+        self._size_bytes, self._uncounted_bytes, self._counted_at = sum(size for _, size, _ in entries), 0, time.monotonic()
+        self._ages = [(used_s, size) for used_s, size, _ in entries]
+        return entries
 
     def tell(self, what: str, error: OSError) -> None:
         """Say once of each kind that the folder is of no use; lookups go on without it."""

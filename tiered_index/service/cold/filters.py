@@ -3,12 +3,17 @@
 A filter is megabytes and a probe looks at 32 bytes of it, so what lies in the local cache is read by verified pieces of 4 KiB; without
 a local cache whole filters are kept in memory, within its bound. A filter is worth fetching for a file that was probed in vain
 `after_probes` times: by then it would have spared more requests than it costs.
+
+Where not all filters fit, those at hand stay: one is fetched only if it throws out nothing that was of use while its file was read in
+vain. One that was fetched twice all the same takes twice as many reads in vain each further time, up to `2**_DOUBLINGS` as many.
 Threads: any number.
 """
 
 from __future__ import annotations
 
 import threading
+import time
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +28,16 @@ __all__ = ["Filters"]
 _BLOCKS_A_PIECE = PIECE_BYTES // FILTER_BLOCK_BYTES
 _WHOLE = -1
 # in place of a piece's number
+_DOUBLINGS = 10
+
+
+@dataclass(slots=True)
+class _InVain:
+    """Reads in vain of one file, and when they began: as the memory and as the local cache count time."""
+
+    keys: int
+    since: int
+    since_s: float
 
 
 class Filters:
@@ -36,7 +51,8 @@ class Filters:
         self._index_id = index_id
         self._after_probes = after_probes
         self._lock = threading.Lock()
-        self._in_vain: dict[str, int] = {}
+        self._in_vain: dict[str, _InVain] = {}
+        self._fetches: dict[str, int] = {}
         self._too_large: set[str] = set()
         # files whose filters neither the local cache nor the memory took
 
@@ -78,20 +94,48 @@ class Filters:
         if self._block(stored, block_number(hash64, blocks)) is not None:
             return
         with self._lock:
-            self._in_vain[stored.name] = self._in_vain.get(stored.name, 0) + keys
+            seen = self._in_vain.setdefault(stored.name, _InVain(0, self._memory.now, time.time()))
+            seen.keys += keys
 
     def claim(self, stored: StoredObject) -> bool:
-        """Return whether the file was read in vain often enough for the caller, and nobody else, to fetch its filter now."""
-        if self._in_vain.get(stored.name, 0) < self._after_probes:
+        """Return whether the caller, and nobody else, is to fetch the file's filter now, for which room is held until `release`.
+
+        The file was read in vain often enough, and what must go for the filter was of no use meanwhile; else they are counted anew.
+        """
+        name = stored.name
+        if not self._is_due(name):
             return False
         with self._lock:
-            return self._in_vain.pop(stored.name, 0) >= self._after_probes
+            if not self._is_due(name):
+                return False
+            seen = self._in_vain.pop(name)
+        if self._folder is not None and self._folder.takes(stored.filter_length):
+            held = self._folder.reserve(name, "filter", stored.filter_length, seen.since_s)
+        else:
+            held = self._memory.reserve((self._index_id, name, _WHOLE), stored.filter_length, seen.since)
+        if held:
+            with self._lock:
+                self._fetches[name] = self._fetches.get(name, 0) + 1
+        return held
+
+    def release(self, stored: StoredObject) -> None:
+        """Say that the filter that was claimed is at hand, or can't be had."""
+        if self._folder is not None:
+            self._folder.release(stored.name, "filter")
+        self._memory.release((self._index_id, stored.name, _WHOLE))
 
     def keep(self, stored: StoredObject, data: bytes) -> None:
         """Take in a file's verified filter."""
         kept = self._folder is not None and self._folder.write(stored.name, "filter", data)
         if not kept and not self._memory.put((self._index_id, stored.name, _WHOLE), data, len(data)):
             self._too_large.add(stored.name)
+
+    def _is_due(self, name: str) -> bool:
+        seen = self._in_vain.get(name)
+        if seen is None or seen.keys < self._after_probes:
+            return False
+        again = min(max(0, self._fetches.get(name, 0) - 1), _DOUBLINGS)
+        return seen.keys >= self._after_probes << again
 
     def _block(self, stored: StoredObject, number: int) -> bytes | None:
         whole = self._memory.get((self._index_id, stored.name, _WHOLE))

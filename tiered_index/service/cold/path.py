@@ -170,6 +170,8 @@ class ColdPath:
         except (BudgetExceeded, CorruptFile, StorageError) as error:
             _log.warning("the filter of %s is not used: %s", stored.name, error)
             return False
+        finally:
+            self.filters.release(stored)
         return True
 
     def _filter(self, stored: StoredObject) -> bytes:

@@ -1,0 +1,37 @@
+"""Defects of the room for filters: what is fetched though it doesn't fit."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+ROOM = "tests/unit/service/cold/test_filters_without_room.py"
+
+MUTANTS = (
+    Mutant(
+        "filters-in-use-thrown-out", "a filter throws out others that are of use as much",
+        "service/cold/byte_cache.py", "if needed <= 0 or used >= since:", "if needed <= 0:",
+        (f"{ROOM}::test_those_that_fit_stay_and_the_rest_is_read[memory]",),
+    ),
+    Mutant(
+        "cached-filters-in-use-thrown-out", "a filter takes the room of others on the disk that are of use as much",
+        "service/cold/cache_room.py", "if needed <= 0 or used_s >= since_s - _TOUCH_S:", "if needed <= 0:",
+        (f"{ROOM}::test_those_that_fit_stay_and_the_rest_is_read[cache_dir]",),
+    ),
+    Mutant(
+        "filters-again-and-again", "a filter that was thrown out is fetched as soon as the first time",
+        "service/cold/filters.py", "again = min(max(0, self._fetches.get(name, 0) - 1), _DOUBLINGS)", "again = 0",
+        (f"{ROOM}::test_changing_lookups_fetch_a_filter_ever_more_rarely",),
+    ),
+    Mutant(
+        "room-promised-twice", "filters that are fetched side by side are promised the same room",
+        "service/cold/byte_cache.py", "self._size_bytes + sum(self._reserved.values()) + size_bytes", "self._size_bytes + size_bytes",
+        (f"{ROOM}::test_room_is_held_while_filters_are_under_way",),
+    ),
+    Mutant(
+        "room-never-let-go", "a filter that can't be had holds its room for good",
+        "service/cold/path.py", "            self.filters.release(stored)\n", "            pass\n",
+        (f"{ROOM}::test_a_filter_that_can_not_be_had_holds_no_room",),
+    ),
+)  # fmt: skip
