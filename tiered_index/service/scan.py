@@ -18,18 +18,23 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.service.account import Account, measured
 from tiered_index.service.catalog import Handle
 from tiered_index.service.daemon_pool import DaemonPool
+from tiered_index.service.side_by_side import by_threads
 from tiered_index.storage.metering import MeteredStorage, Usage
 from tiered_index.types import FileReport
 
 __all__ = ["FileReader", "Scan"]
 
+T = TypeVar("T")
 _REQUESTS = 2
 # that a search usually makes where it knows nothing of its file
+
 
 @dataclass
 class Scan:
@@ -187,7 +192,7 @@ class FileReader:
                     _late(scan, _Search(scan, handle))
                     continue
                 search = _Search(scan, handle)
-                future = self._submit(search)
+                future = self._submit(partial(self._search_late, search))
                 searching[future] = search
                 future.add_done_callback(scan.done.put)
             while searching and not all(scan.spares(search.handle.second_max) for search in searching.values()):
@@ -234,7 +239,7 @@ class FileReader:
         try:
             search.usage = Usage(self._storages[0].prices)
             scan.usages.append(search.usage)
-            with measured(self._storages, search.usage):
+            with measured(self._storages, search.usage), by_threads(self._submit):
                 search.matched = scan.look(handle)
         except TieredIndexError as error:
             search.end("failed", error=error)
@@ -257,14 +262,14 @@ class FileReader:
         search.end("read", matched=search.matched)
         return True
 
-    def _submit(self, search: _Search) -> Future[None]:
+    def _submit(self, call: Callable[[], T]) -> Future[T]:
         context = contextvars.copy_context()  # so that requests are counted to this query
         with self._pool_lock:  # so that a close comes before or after it, never in between
             if self._closed:
                 raise InvalidArgument("the index was closed during the lookup")
             if self._pool is None:
                 self._pool = DaemonPool(self._threads, "tiered-index-query")
-            return self._pool.submit(context.run, self._search_late, search)
+            return self._pool.submit(context.run, call)
 
 
 def _affordable(scan: Scan, handle: Handle, searching: Collection[_Search]) -> bool:

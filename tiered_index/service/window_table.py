@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from tiered_index.service.compacted_file import StorageBytes
 from tiered_index.service.file_search import question_hash
 from tiered_index.service.log_records import StoredObject, TableShard
 from tiered_index.service.rows import Array, Question, concatenate, first_answers
+from tiered_index.service.side_by_side import side_by_side
 
 __all__ = ["WindowTable"]
 
@@ -85,9 +87,9 @@ class WindowTable:
         return rows if rows is not None else np.empty(0, "i8")
 
     def search_many(self, batch: QuestionBatch) -> Found:
-        """Return the rows that answer each question, in no order; every slot group is read and checked once."""
-        found = [StorageBytes(self._cold, stored).search_many(batch, away) for stored, away in self._excluded(batch)]
-        found = [part for part in found if len(part.rows)]
+        """Return the rows that answer each question, in no order; shards side by side, every slot group is read and checked once."""
+        searches = [partial(StorageBytes(self._cold, stored).search_many, batch, away) for stored, away in self._excluded(batch)]
+        found = [part for part in side_by_side(searches) if len(part.rows)]
         if not found:
             return Found(np.zeros(0, np.int64), np.zeros(0, np.int64))
         return Found(np.concatenate([part.questions for part in found]), np.concatenate([part.rows for part in found]))

@@ -116,6 +116,11 @@ MUTANTS = (
         (f"{WIDTH}::test_a_batch_of_any_size_reads_as_many_files_at_once_as_may_be[1]",),
     ),
     Mutant(
+        "shards-one-after-another", "a batch reads the shards of a table one after another",
+        "service/window_table.py", "for part in side_by_side(searches)", "for part in [search() for search in searches]",
+        ("tests/unit/service/merge/test_shards_at_once.py::test_shards_of_a_table_are_read_side_by_side[3]",),
+    ),
+    Mutant(
         "damaged-copy-outlasts-the-timeout", "the storage behind a damaged local copy is asked in the caller's thread",
         "service/scan.py", "with measured(self._storages, Usage(max_requests=0)):", "with measured(self._storages, Usage()):",
         (f"{WIDTH}::test_a_storage_that_hangs_behind_a_damaged_copy_is_given_up",),

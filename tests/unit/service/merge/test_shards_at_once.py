@@ -1,0 +1,149 @@
+"""The shards of a table that a batch needs are read side by side and within the bound of the reader."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.cold_index import Read, Recorder
+from tests.merging import BASE_MS, DAY_S, HOUR_MS, Merging
+from tiered_index import IndexReader, Lookup
+from tiered_index.errors import CorruptFile
+from tiered_index.service.log_records import Genesis
+from tiered_index.service.merge import plan as plan_module
+from tiered_index.service.side_by_side import by_threads, side_by_side
+from tiered_index.storage.base import Storage
+from tiered_index.storage.memory import MemoryStorage
+
+SHARDS = 8
+KEYS = [f"k{number}" for number in range(200)]
+ASKED = [Lookup(topic="t", key=key) for key in KEYS]
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Merging]:
+    """One table of eight shards: such small ones that no merge would make."""
+    life = Merging(tmp_path_factory.mktemp("merge"), settings={"slots": 64})
+    make = plan_module._job
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan_module, "_job", lambda *plan: make(*plan[:-1], _shard_bytes(*plan[1:-1])))
+        for hour in range(2):
+            life.put((BASE_MS + hour * HOUR_MS + 1000 * number, key) for number, key in enumerate(KEYS))
+            life.publish()
+        life.later()
+        life.merge(DAY_S)
+    (shards,) = life.state.tables.values()
+    assert len(shards) == SHARDS
+    yield life
+    life.close()
+
+
+def _shard_bytes(counts: dict[int, int], window_s: int, genesis: Genesis) -> int:
+    return -(-max(counts.values()) * genesis.layout.schema.item.itemsize // SHARDS)
+
+
+def reader(life: Merging, storage: Storage | None, threads: int) -> tuple[Recorder, IndexReader]:
+    recorder = Recorder(storage or life.storage)
+    settings = {"query_threads": threads, "block_cache_bytes": 0, "filter_after_probes": 10**6, "refresh_interval_s": 10**6}
+    return recorder, IndexReader.open(storage_backend=recorder, clock=life.clock, **settings)
+
+
+def ask_in_rounds(recorder: Recorder, opened: IndexReader, threads: int, requests: int) -> list[int]:
+    """Ask the batch, each request waiting for as many as may travel at once; return how many answers each lookup has."""
+    rounds = threading.Barrier(threads)
+    seen = threading.Semaphore(requests // threads * threads)
+
+    def gate(read: Read) -> None:
+        if seen.acquire(blocking=False):
+            rounds.wait(30)
+
+    recorder.reset()
+    recorder.gate = gate
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(opened.query_many, ASKED).result(60).counts.tolist()
+    finally:
+        recorder.gate = None
+
+
+@pytest.mark.parametrize("threads", [1, 3, 8])
+def test_shards_of_a_table_are_read_side_by_side(life: Merging, threads: int) -> None:
+    recorder, opened = reader(life, None, threads)
+    with opened:
+        opened.query_many(ASKED)  # for the directories
+        # the lookup's own thread searches beside those of the reader; ranges are bounded by these
+        assert ask_in_rounds(recorder, opened, threads, SHARDS) == [2] * len(KEYS)
+        assert (recorder.most_at_once, len(recorder.reads)) == (threads, SHARDS)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_a_fresh_reader_reads_directories_and_items_of_shards_side_by_side(life: Merging, threads: int) -> None:
+    recorder, opened = reader(life, None, threads)
+    with opened:
+        answers = opened.query_many(ASKED, timeout_s=600)
+        for q, answer in zip(ASKED, answers, strict=True):
+            assert life.answers(answer) == life.model.query("t", q.key, max_count=None)
+        assert (answers.explain.requests, len(recorder.reads)) == (2 * SHARDS, 2 * SHARDS)
+        assert recorder.most_at_once <= threads
+        (report,) = [report for report in answers.explain.files if report.outcome == "read"]
+        assert (report.requests, report.matched) == (2 * SHARDS, 2 * len(KEYS))
+
+
+def test_a_shard_that_is_damaged_fails_the_table_and_not_half_of_it(life: Merging) -> None:
+    inner = MemoryStorage()
+    for info in life.storage.list():
+        inner.put(info.name, life.storage.get(info.name))
+    (shards,) = life.state.tables.values()
+    damaged = shards[SHARDS // 2]
+    data = bytearray(inner.get(damaged.name))
+    data[: damaged.trailer_position] = bytes(damaged.trailer_position)
+    inner.put(damaged.name, bytes(data))
+    _, opened = reader(life, inner, 4)
+    with opened:
+        with pytest.raises(CorruptFile) as caught:
+            opened.query_many(ASKED)
+        assert caught.value.file == damaged.name
+        answers = opened.query_many(ASKED, allow_partial=True)
+        assert answers.counts.tolist() == [0] * len(KEYS)
+        assert [report.error for report in answers.failed] == [str(caught.value)]
+
+
+def test_parts_within_parts_need_no_free_thread() -> None:
+    """Two threads, and parts that have parts, three deep: whoever waited for a free thread would wait for ever."""
+    with ThreadPoolExecutor(2) as pool:
+
+        def count(depth: int) -> int:
+            return 1 if not depth else sum(side_by_side([lambda: count(depth - 1)] * 4))
+
+        def run(depth: int) -> int:
+            with by_threads(lambda call: pool.submit(_within, call)):
+                return count(depth)
+
+        def _within(call):  # type: ignore[no-untyped-def]
+            with by_threads(lambda call: pool.submit(_within, call)):
+                return call()
+
+        asked = ThreadPoolExecutor(3)
+        assert [future.result(60) for future in [asked.submit(run, 3) for _ in range(3)]] == [64] * 3
+        asked.shutdown()
+
+
+def test_the_first_error_ends_the_parts() -> None:
+    begun: list[int] = []
+
+    def part(number: int) -> int:
+        begun.append(number)
+        if number == 1:
+            raise KeyError(number)
+        return number
+
+    with ThreadPoolExecutor(1) as pool:
+        held = threading.Event()
+        pool.submit(held.wait, 30)
+        with by_threads(pool.submit), pytest.raises(KeyError):
+            side_by_side([lambda number=number: part(number) for number in range(5)])  # type: ignore[misc]
+        held.set()
+    assert begun == [0, 1]
