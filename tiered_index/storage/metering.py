@@ -6,7 +6,7 @@ time. The scope travels in a context variable: work handed to another thread cou
 
 Counts are of requests as an object store sees them (a listing: one a page of 1,000; a range of length 0: none), made when the
 call is made, so failed ones count; repeats inside a backend that tells of them (`attempts`) are counted as they are sent. Bytes are payload
-that was delivered.
+that was delivered; a body that broke off counts whole.
 
 A `Usage` with limits admits each call before it is passed on: what would pass a limit raises `BudgetExceeded`, is not sent and not
 counted, by no usage in scope. Admitting and counting are one step, and bytes that calls under way have asked for are held.
@@ -201,7 +201,7 @@ class MeteredStorage(WrapperStorage):
 
 
 class _Repeats:
-    """Counts the requests of one call beyond those that were counted when it began, each before it is sent."""
+    """Counts the requests of one call beyond those that were counted when it began, each before it is sent, and bytes that came in vain."""
 
     def __init__(self, usages: Sequence[Usage], call: Call) -> None:
         self._usages = usages
@@ -209,12 +209,16 @@ class _Repeats:
         self._counted = call.requests
         self._lock = threading.Lock()
 
-    def __call__(self) -> None:
+    def sending(self) -> None:
         with self._lock:
             if self._counted:
                 self._counted -= 1
                 return
         _begin(self._usages, self._again)
+
+    def came_in_vain(self, size_bytes: int) -> None:
+        for usage in self._usages:
+            usage.end(self._again, read=size_bytes)
 
 
 def _begin(usages: Sequence[Usage], call: Call) -> None:

@@ -15,6 +15,7 @@ from botocore.exceptions import BotoCoreError
 from urllib3.exceptions import HTTPError
 
 from tiered_index.errors import InvalidArgument, StorageUnavailable
+from tiered_index.storage.attempts import came_in_vain
 from tiered_index.storage.s3_client import S3Calls
 from tiered_index.storage.s3_errors import PassingFault
 from tiered_index.storage.s3_retry import RetryPolicy
@@ -110,9 +111,11 @@ class VerifiedReads:
             data: bytes = body.read() if _status(answer) == 200 else _read_exactly(body, length or 0)
         except (BotoCoreError, HTTPError, OSError) as error:
             self._refuse(answer)
+            came_in_vain(length or 0)
             raise PassingFault(f"{what} in {self._calls.uri}: the body broke off: {error}") from error
         if length is not None and len(data) != length:
             self._refuse(answer)
+            came_in_vain(length)
             raise PassingFault(f"{what} in {self._calls.uri}: a body of {len(data)} bytes instead of {length}")
         return data
 

@@ -80,8 +80,8 @@ MUTANTS = (
     ),
     Mutant(
         "log-record-lost", "a log with a hole is read as if nothing were missing",
-        "service/storage_log.py", "if number != last + 1:", "if number is None:",
-        (f"{DAMAGED_LOG}::test_a_hole_in_the_log_is_damage",),
+        "service/storage_log.py", "if number != expected:", "if number is None:",
+        ("tests/unit/service/test_checkpoints.py::test_a_record_that_is_lost_is_found_by_whoever_reads_on_or_writes",),
     ),
     Mutant(
         "log-number-unchecked", "a record that stands under another number is believed",
