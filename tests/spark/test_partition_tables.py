@@ -101,6 +101,24 @@ def test_a_list_of_keys_is_an_entry_for_each_different_one() -> None:
     assert entries.to_pylist() == [{"topic": "z", "queue_id": 3, "key": "c", "offset": 3, "size": 3, "timestamp_ms": 3}]
 
 
+BAD = {
+    "null": ("size", pa.nulls(2_000, pa.int32()), "column 'size' has 300 nulls"),
+    "no_topic": ("topic", pa.nulls(2_000, pa.string()), "column 'topic' has .* nulls in rows that have a key"),
+    "no_time": ("timestamp_ms", pa.nulls(2_000, pa.int64()), "column 'timestamp_ms' has .* nulls in rows that have a key"),
+    "large": ("size", pa.array([1 << 40] * 2_000), "size 1099511627776 in row 0 is outside"),
+    "year": ("timestamp_ms", pa.array([1 << 50] * 2_000), "timestamp_ms 1125899906842624 is outside"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_values_that_no_entry_has_are_refused_and_named(case: str) -> None:
+    name, values, text = BAD[case]
+    storage = MemoryStorage()
+    with pytest.raises(InvalidArgument, match=text):
+        written(TABLE.set_column(TABLE.schema.get_field_index(name), name, values), storage)
+    assert not list(storage.list("data/")) and not list(storage.list_uploads())
+
+
 def test_a_batch_is_in_the_log_once_and_what_came_again_is_taken_back(clock: ManualClock) -> None:
     storage = MemoryStorage()
     log = opened(storage, clock)
