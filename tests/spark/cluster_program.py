@@ -2,6 +2,8 @@
 
     cluster_program.py MASTER FOLDER ENTRIES TROUBLE...      prints one JSON line a trouble and job
 
+Where the trouble is ``none``, what was built is also read back in every way (`cluster_reading`): the job ``read``.
+
 Executors are processes of their own. What goes wrong is decided by how tasks open their storage: `Troubled` stands for the address and
 counts openings by files in a folder, which all processes see.
 """
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.spark.cluster_reading import read_back
 from tests.spark.entries import check, messages, states, sweep, total, write_parquet
 from tiered_index import IndexConfig
 from tiered_index.errors import StorageUnavailable
@@ -127,6 +130,8 @@ def main(master: str, folder: Path, troubles: list[str], count: int) -> None:
             check(storage, table, keys=5)
             line = {"trouble": trouble, "job": job, "struck": struck, "shards": done.shards, "objects": len(states(storage).objects)}
             print(json.dumps({**line, "swept": swept}), flush=True)
+            if (trouble, job) == ("none", "build"):
+                print(json.dumps({"trouble": trouble, "job": "read", **read_back(spark, storage, table, path, folder)}), flush=True)
     spark.stop()
 
 

@@ -1,4 +1,4 @@
-"""Builds and merges on executors that are processes of their own, and fail: each result counts once, leftovers are swept.
+"""Builds and merges on executors that are processes of their own, and fail: each result counts once, leftovers are swept. All is read back.
 
 The programs run apart, for a process has one Spark at a time. Speculation needs executors on different hosts, since Spark never runs two
 attempts on one: it is tested on a cluster of two workers on loopback addresses.
@@ -29,10 +29,17 @@ def run(master: str, folder: Path, entries: int, *troubles: str) -> list[dict[st
     ended = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=400)
     assert ended.returncode == 0, ended.stderr[-3000:]
     lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
-    assert [(line["trouble"], line["job"]) for line in lines] == [(t, job) for t in troubles for job in ("build", "merge")]
+    jobs = {trouble: ("build", "read", "merge") if trouble == "none" else ("build", "merge") for trouble in troubles}
+    assert [(line["trouble"], line["job"]) for line in lines] == [(trouble, job) for trouble in troubles for job in jobs[trouble]]
     for line in lines:
-        assert line["objects"] == line["shards"]
+        assert line["job"] == "read" or line["objects"] == line["shards"]
     return lines
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    """What one session did: undisturbed, then with tasks that fail, then with a worker that is killed."""
+    return run("local-cluster[2,1,1024]", tmp_path_factory.mktemp("session"), 3_000, "none", "fail", "worker")
 
 
 @pytest.mark.slow
@@ -43,11 +50,22 @@ def test_failing_tasks_and_a_killed_executor(tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_workers_failing_tasks_and_nothing_at_all(tmp_path):
-    quiet, _, failed, _, killed, _ = run("local-cluster[2,1,1024]", tmp_path, 3_000, "none", "fail", "worker")
+def test_killed_workers_failing_tasks_and_nothing_at_all(session):
+    quiet, failed, killed = (line for line in session if line["job"] == "build")
     assert (quiet["struck"], quiet["swept"]) == ([], 0)
     assert (failed["struck"], failed["swept"]) == (["a", "b"], 0)  # a task that fails takes back what it uploaded
     assert killed["struck"] == ["killed"] and killed["swept"] >= 1
+
+
+@pytest.mark.slow
+def test_lookups_audits_and_data_sources(session):
+    """Each equals the model and `query`, or the program ends with what differs."""
+    (told,) = (line for line in session if line["job"] == "read")
+    assert sum(told["statuses"].values()) == told["lookups"] >= 30 and told["statuses"].keys() == {"complete", "truncated"}
+    assert told["tasks"] >= 2 and told["objects"] >= 4
+    assert (told["audit"], told["differences"]) == ("ok", {"missing": 0, "extra": 0, "wrong": 0})
+    assert told["scanned"] == 3_000 and told["partitions"] >= 2 and told["of_key"] > 500
+    assert told["messages"] == 300 and told["segments"] >= 2
 
 
 @pytest.mark.slow
