@@ -22,6 +22,8 @@ from tiered_index.storage.base import Storage
 __all__ = ["MODES", "MicroBatch", "check_windows", "publish_batch", "publish_shards", "publish_tables"]
 
 MODES = ("error", "append", "replace")
+_Windows = list[tuple[int, int]]
+# begin and end of each, in order, without quarantine windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +79,16 @@ def publish_batch(shards: Sequence[FinishedShard], batch: MicroBatch, storage: S
     return False
 
 
-Windows = list[tuple[int, int]]
-"""Begin and end of each, in order, without quarantine windows."""
-
-
-def _planned(plan: BuildPlan) -> Windows:
+def _planned(plan: BuildPlan) -> _Windows:
     return sorted((t.window.begin_s, t.window.begin_s + t.window.window_s) for t in plan.tables if not t.quarantined)
 
 
-def _written(shards: Sequence[FinishedShard]) -> Windows:
+def _written(shards: Sequence[FinishedShard]) -> _Windows:
     tables = [one.stored.shard for one in shards if one.stored.shard is not None]
     return sorted({(table.begin_s, table.begin_s + table.window_s) for table in tables if table.window_s != QUARANTINE_S})
 
 
-def _replaced(state: LogState, windows: Windows, mode: str) -> tuple[str, ...]:
+def _replaced(state: LogState, windows: _Windows, mode: str) -> tuple[str, ...]:
     """Return the names of the objects that tables of `windows` replace in `mode`. Raises `InvalidArgument`."""
     if mode == "append":
         return ()
@@ -115,7 +113,7 @@ def _replaced(state: LogState, windows: Windows, mode: str) -> tuple[str, ...]:
 
 
 def _published(
-    windows: Windows, shards: Sequence[FinishedShard], mode: str, storage: Storage, log: StorageLog, batch: MicroBatch | None
+    windows: _Windows, shards: Sequence[FinishedShard], mode: str, storage: Storage, log: StorageLog, batch: MicroBatch | None
 ) -> tuple[LogState, int]:
     complete(shards, storage)
     added = {shard.stored.name for shard in shards}
