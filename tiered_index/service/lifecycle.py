@@ -109,7 +109,9 @@ class Lifecycle:
             progress = Progress()
             self._flusher.roll_older_than(self._clock.now_ms() - self._config.seal_after_s * 1000)
             has_root = self._step("root", self._root.check)
-            for file in [file for file in self._sealed() if not self._staging.waits(file)] if has_root else ():
+            sealed = self._sealed()
+            self._staging.begin_clocks(sealed)
+            for file in [file for file in sealed if not self._staging.waits(file)] if has_root else ():
                 progress.compacted += self._step(file.file_id, partial(self._compact, file))
             lacks_room = any(isinstance(error, BackPressure) for error in (self._flusher.error, *self._failed.values()))
             if self._step("storage", self._claim) and has_root:

@@ -65,7 +65,7 @@ class Staging:
         self._suspect, self._refresh, self._drop = suspect, refresh, drop
         self._recovered = set(recovered)
         self._resumed = False
-        self._since_ms: dict[str, int] = {}  # since when a file is staged, or should be
+        self._since_ms: dict[str, int] = {}  # since when a sealed file is staged, or should be
         self._staged: dict[str, _Staged] = {}
         self._removals: Removals | None = None
         self._published: dict[str, UnsealedFile] = {}
@@ -81,6 +81,11 @@ class Staging:
         # either way round: a clock that is put back must not make a file wait for good
         overdue = since_ms is not None and abs(self._clock.now_ms() - since_ms) >= self._timeout_ms
         return self._enabled and file.ended and not overdue
+
+    def begin_clocks(self, files: Iterable[UnsealedFile]) -> None:
+        """Let the time of each sealed file of this root run from when it is first told: whatever fails later, it comes to an end."""
+        now_ms = self._clock.now_ms()
+        self._since_ms = {file.file_id: self._since_ms.get(file.file_id, now_ms) for file in files}
 
     def tend(self, file: UnsealedFile) -> None:
         """Do what is next for a sealed file. Raises what the storage raises, `CorruptFile`; it may be repeated."""
@@ -119,7 +124,6 @@ class Staging:
 
     def _stage(self, file: UnsealedFile) -> None:
         """Send the entries, then the ticket, as far as that is not done."""
-        self._since_ms.setdefault(file.file_id, self._clock.now_ms())
         known = self._staged.get(file.file_id)
         if known is not None and known.told:
             return
@@ -129,9 +133,7 @@ class Staging:
             sealed, entries = sealed_form(file), file.entries()
             now_ms = self._clock.now_ms()
             self._looked_back()  # from before anybody else can publish the file
-            ticket = send_entries(
-                session.storage, sealed, entries, epoch=session.epoch, now_ms=now_ms, part_bytes=self._part_bytes
-            )
+            ticket = send_entries(session.storage, sealed, entries, epoch=session.epoch, now_ms=now_ms, part_bytes=self._part_bytes)
             self._staged[file.file_id] = known = _Staged(ticket, told=False)
             self._since_ms[file.file_id] = now_ms
         self._suspect(file.file_id)
@@ -183,7 +185,6 @@ class Staging:
             self._refresh()  # what it was merged into is shown before it goes
             self._catalog.remove(file.file_id, lambda: self._drop(file))
         del self._published[file.file_id]
-        self._since_ms.pop(file.file_id, None)
 
     def _sweep(self) -> None:
         """Delete tickets and staged objects of files that are published and let go of, whoever compacted them."""
@@ -192,7 +193,6 @@ class Staging:
             if not (isinstance(handle, UnsealedFile) or (isinstance(handle, CompactedFile) and handle.folder == COMPACTED)):
                 self._leftovers += [staged.ticket.name, staged.ticket.object]
                 del self._staged[file_id]
-                self._since_ms.pop(file_id, None)
         if not self._staged:
             self._removals = None
         while self._leftovers:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 
 import pytest
 
 from tests.staging import Job, names_below
 from tiered_index import IndexConfig, IndexReader
-from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageUnavailable, WriterFenced
+from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageMisconfigured, StorageUnavailable, WriterFenced
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.service.orphans import delete_orphans, find_orphans
 from tiered_index.service.storage_log import StorageLog
@@ -491,6 +492,23 @@ def test_a_storage_that_is_down_holds_nothing_up_but_staging(open_spark, faulty,
     assert found(index) == [1, 2]
     faulty.clear()
     assert index.run_lifecycle().staged == 2
+
+
+@pytest.mark.parametrize("operation", ["list", "list_uploads", "put"])
+def test_a_storage_that_refuses_staging_for_good_makes_the_host_compact_in_time(open_spark, faulty, storage, clock, operation):
+    """All files at once: the clock of each runs since it was sealed, not since those before it had their turn."""
+    index = open_spark()
+    for start in (0, 10, 20):
+        fill(index, start, start + 1)
+    faulty.fail(operation, name_prefix="staging/", times=None, error=StorageMisconfigured)
+    for seconds, left in ((599, 3), (1, 3), (0, 0)):
+        assert places(index).count("unsealed") == 3
+        with contextlib.suppress(StorageMisconfigured):
+            index.run_lifecycle()
+        assert places(index).count("unsealed") == left, seconds
+        clock.advance(seconds)
+    assert places(index) == ["uploaded"] * 3 and index.log_state.positions == {"log": 21}
+    holds(storage, clock, 0, 1, 10, 11, 20, 21)
 
 
 def test_a_bound_on_the_disk_pushes_back_until_jobs_make_room(open_spark, storage, clock):
