@@ -1,4 +1,4 @@
-"""The program of docs/spark.md runs, and README's jobs "On Spark" print what it shows. In this process, which has a session already."""
+"""The program of docs/spark.md runs, README's jobs "On Spark" print what it shows, links hold. In this process, which has a session already."""
 
 from __future__ import annotations
 
@@ -19,6 +19,21 @@ def test_the_program_of_the_page_runs(spark):
     programs = re.findall(r"^```python\n(.*?)^```", (_ROOT / "docs" / "spark.md").read_text(), re.MULTILINE | re.DOTALL)
     assert len(programs) == 1
     exec(compile(programs[0], "docs/spark.md", "exec"), {})
+
+
+def test_every_page_about_spark_is_linked_and_links_lead_somewhere():
+    docs = _ROOT / "docs"
+    pages = sorted([*docs.glob("spark*.md"), docs / "tutorial.md"])
+    links = {page.name: re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text()) for page in pages}
+    assert {page.name for page in pages} <= {"spark.md", *(target for target, _ in links["spark.md"])}
+    for name, found in links.items():
+        for target, anchor in found:
+            if "://" in target:
+                continue
+            page = (docs / (target or name)).resolve()
+            assert page.is_file(), f"{name} leads to {target}"
+            heads = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE) if anchor else []
+            assert not anchor or anchor in {re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads}, f"{name}: #{anchor}"
 
 
 def test_the_jobs_of_the_readme_print_what_it_shows(spark, tmp_path, monkeypatch, capfd):
