@@ -101,6 +101,7 @@ class FileReport:
 
     `outcome` is ``read`` or ``failed``, or why the file was not read: ``skipped_time``, ``skipped_topic``, ``skipped_filter``,
     ``skipped_budget`` (the answer could not change by it any more); ``refreshed`` is the storage's log, where it was read meanwhile.
+    ``outdated`` is a file that was read before the log turned out to have moved on, so that the lookup was begun again.
     `place` is where it was read: ``buffer``, ``unsealed``, ``compacted``, ``uploaded`` (a local copy), ``cache`` (a stored file, no request
     was needed) or ``storage``. `source` is the URI of the file's index where several are read together. `cost_usd` is by the index's
     price table.

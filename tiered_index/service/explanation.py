@@ -21,8 +21,8 @@ class Spent:
     cost_usd: float
 
     @classmethod
-    def of(cls, explain: Explain) -> Spent:
-        """Return what a lookup cost by its own account of it."""
+    def of(cls, explain: Explain | FileReport) -> Spent:
+        """Return what a lookup cost by its own account of it, or what one file did."""
         return cls(explain.requests, explain.bytes, explain.cost_usd)
 
     def __add__(self, other: Spent) -> Spent:
@@ -36,7 +36,8 @@ NOTHING = Spent(0, 0, 0.0)
 
 
 def explain_scan(scan: Scan, started: float, elsewhere: Spent = NOTHING) -> Explain:
-    """Return what a lookup did since `started`; what its account says beyond its files and `elsewhere` went to the log."""
+    """Return what a lookup did since `started`; what its account says beyond its files, those of passes that were given
+    up among them, and `elsewhere` went to the log."""
     # the account first: a search that nobody waits for any more may still make a request
     account = NOTHING
     if scan.account is not None:
@@ -51,6 +52,9 @@ def explain_scan(scan: Scan, started: float, elsewhere: Spent = NOTHING) -> Expl
             sum([usage.cost_usd for usage in scan.usages]),
         )
     reports = scan.reports
+    if scan.outdated:
+        reports = [*reports, *scan.outdated]
+        spent = sum(map(Spent.of, scan.outdated), spent)
     if len(reports) > 1:
         reports = sorted(reports, key=lambda r: (-r.end_ms, r.file))
     if account.requests > spent.requests:

@@ -17,8 +17,9 @@ from tiered_index.service.catalog import Catalog, Handle
 from tiered_index.service.cold.byte_cache import CacheUse
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.log_records import LogState
+from tiered_index.service.lost_objects import Lost, past_lost_objects
 from tiered_index.service.messages import Asked, MessageSource, MessagesResult, find_messages
-from tiered_index.service.query import Lost, QueryEngine, past_lost_objects
+from tiered_index.service.query import QueryEngine
 from tiered_index.service.validation import check_lookups
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.types import Lookup, QueryResult

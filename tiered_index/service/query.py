@@ -1,43 +1,35 @@
 """Queries: many files, one thread-safe budget, one deterministic answer.
 
 A file is skipped only when `max_count` answers are strictly newer than its greatest second, so the answer never depends on which thread was
-faster. `scan` reads the files; what a lookup may spend, and what becomes of lost objects, is decided here.
+faster. `scan` reads the files, `lost_objects` says what becomes of those that are gone; what a lookup may spend is decided here.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from tiered_index.errors import BudgetExceeded, CorruptFile, PartialAnswer, StorageError, StorageUnavailable, TieredIndexError
+from tiered_index.errors import BudgetExceeded, PartialAnswer, StorageUnavailable, TieredIndexError
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.format.schema import Schema
 from tiered_index.service.account import Account
 from tiered_index.service.answer_budget import AnswerBudget
 from tiered_index.service.batch_query import Found, QueryResults, QuestionBatch, TooManyPairs, best_answers
-from tiered_index.service.catalog import Catalog, Handle
-from tiered_index.service.cold.path import MissingObject
+from tiered_index.service.catalog import Handle
 from tiered_index.service.cursor import decode_cursor, encode_cursor, query_digest
 from tiered_index.service.explanation import NOTHING, Spent, explain_scan, explain_together
-from tiered_index.service.log_records import LogState
+from tiered_index.service.lost_objects import Lost
 from tiered_index.service.rows import OrderKey, Question, check_schema, item_maker, order_key
 from tiered_index.service.scan import FileReader, Scan
 from tiered_index.service.validation import check_key, check_range, check_topic
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.types import IndexItem, Lookup, QueryResult
 
-__all__ = ["LOG_RETRIES", "Handles", "Lost", "QueryEngine", "ask", "past_lost_objects"]
+__all__ = ["Handles", "QueryEngine", "ask"]
 
 Handles = Callable[[int, int], Sequence[Handle]]
 """What may hold answers in an inclusive range of epoch seconds."""
-Lost = Mapping[tuple[str, str], TieredIndexError]
-"""Objects (storage's URI, name) that the storage doesn't have, each with what that means for the lookup: lost, or why nobody knows."""
-_NOTHING_LOST: Lost = {}
-LOG_RETRIES = 100
-"""How often a lookup is begun again because objects vanish; each time the log has moved on or one more object is known to be lost."""
 
 
 def ask(
@@ -84,14 +76,14 @@ class QueryEngine:
         cursor: str | None,
         allow_partial: bool,
         *,
-        lost: Lost = _NOTHING_LOST,
+        lost: Lost | None = None,
         account: Account | None = None,
         spent: Spent = NOTHING,
     ) -> QueryResult:
         """Answer one lookup over what `handles` yields for it. Arguments and errors as `IndexService.query`.
 
-        An object that is not there raises `MissingObject` even where partial answers are allowed, since the log may have moved on;
-        `lost` names those of which the caller has found out that it hasn't. `account` is open and holds the lookup's limits; `spent` is
+        `lost` finds out what objects mean that are not there; without it such a one raises `MissingObject` even where partial answers are
+        allowed. `account` is open and holds the lookup's limits; `spent` is
         what of it went to other lookups.
         """
         started = time.perf_counter()
@@ -126,7 +118,7 @@ class QueryEngine:
         lookups: Sequence[Lookup],
         allow_partial: bool,
         *,
-        lost: Lost = _NOTHING_LOST,
+        lost: Lost | None = None,
         account: Account | None = None,
     ) -> QueryResults:
         """Answer many lookups; arguments and errors as `query`. Files are not skipped by budget: each is read once for all."""
@@ -175,18 +167,13 @@ class QueryEngine:
             raise BudgetExceeded(str(short[0]), failed=results.failed, result=results) from short[0]
         return _affordable(scan, results)
 
-    def _read(self, scan: Scan, handles: Sequence[Handle], lost: Lost) -> None:
+    def _read(self, scan: Scan, handles: Sequence[Handle], lost: Lost | None) -> None:
         """Search the handles; raise what can't be passed over. A spent budget is told by `_affordable`, with what was found."""
+        lost = lost or Lost()
+        lost.note(scan)
         self._files.read(scan, handles)
-        if not scan.errors:
-            return
-        for number, (report, error) in enumerate(scan.errors):
-            if isinstance(error, MissingObject):
-                if (error.uri, error.name) not in lost:
-                    raise error
-                meant = lost[error.uri, error.name]
-                scan.errors[number] = (replace(report, error=str(meant)), meant)
-        if scan.failed:
+        lost.settle(scan)
+        if scan.errors and scan.failed:
             raise _error(scan)
 
 
@@ -201,62 +188,6 @@ def _affordable(scan: Scan, result: R) -> R:
     left = len(scan.errors)
     files = f"{left} of the files it needed were" if left > 1 else f"{report.file} was"
     raise BudgetExceeded(f"{error}; {files} not read", failed=result.failed, result=result) from error
-
-
-T = TypeVar("T")
-
-
-def past_lost_objects(
-    catalogs: Sequence[Catalog],
-    read_log: Callable[[str], LogState],
-    allow_partial: bool,
-    ask_engine: Callable[[Lost], T],
-) -> T:
-    """Return what `ask_engine` answers; where an object is gone, the log is read on and the lookup begun again, a bounded number of times.
-
-    `read_log` reads on the log of a storage, by its URI. `ask_engine` is given the objects that are known to be lost.
-    Where the lookup can't afford to read the log, the object's file is one that its budget did not reach for.
-    Raises `CorruptFile` where one is lost and partial answers are not allowed.
-    """
-    lost: dict[tuple[str, str], TieredIndexError] = {}
-    uri = ""
-    for _ in range(LOG_RETRIES):
-        try:
-            with catalogs[0].reading() if len(catalogs) == 1 else _reading(catalogs):
-                return ask_engine(lost)
-        except MissingObject as error:
-            uri = error.uri
-            try:
-                state = read_log(uri)
-            except BudgetExceeded as spent:
-                lost[uri, error.name] = spent
-            except (StorageError, CorruptFile) as unread:
-                if not allow_partial:
-                    raise
-                lost[uri, error.name] = unread  # nobody knows what became of it
-            else:
-                lost |= check_lost(error, state, allow_partial)
-    raise StorageUnavailable(f"{uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
-
-
-@contextlib.contextmanager
-def _reading(catalogs: Sequence[Catalog]) -> Iterator[None]:
-    with contextlib.ExitStack() as reading:
-        for catalog in catalogs:
-            reading.enter_context(catalog.reading())
-        yield
-
-
-def check_lost(error: MissingObject, state: LogState, allow_partial: bool) -> dict[tuple[str, str], TieredIndexError]:
-    """Say what an object that is not there means, given the log's state read since: return it as lost, or nothing where it was removed.
-
-    Raises `CorruptFile` where it is lost and the caller did not allow partial answers.
-    """
-    if error.name not in state.objects:
-        return {}
-    if not allow_partial:
-        raise CorruptFile(error.name, "the log names this object, but the storage does not have it") from error
-    return {(error.uri, error.name): error}
 
 
 def _cursor(question: Question, last: OrderKey) -> str:

@@ -42,7 +42,8 @@ class Scan:
 
     `look` searches a file and takes in what it holds, returning how many rows that was; `excludes` says why a file needn't be searched;
     `spares` says by a file's greatest second whether the answer can't change by it any more; `missing` how many answers are sought before
-    it can spare any, 0 where none are; `newest` is the last second that an answer may have.
+    it can spare any, 0 where none are; `newest` is the last second that an answer may have. `outdated` is what earlier passes of the lookup
+    cost, which were given up.
     """
 
     look: Callable[[Handle], int]
@@ -55,6 +56,7 @@ class Scan:
     reports: list[FileReport] = field(default_factory=list)
     errors: list[tuple[FileReport, TieredIndexError]] = field(default_factory=list)
     usages: list[Usage] = field(default_factory=list)
+    outdated: Sequence[FileReport] = ()
     stop: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
     done: queue.SimpleQueue[Future[None]] = field(default_factory=queue.SimpleQueue)

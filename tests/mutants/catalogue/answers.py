@@ -111,19 +111,18 @@ MUTANTS = (
     ),
     Mutant(
         "failure-is-a-short-list", "a file that can't be read makes the answer short instead of an error",
-        "service/query.py", "if scan.failed:\n            raise _error(scan)",
-        "if scan.failed and not scan.reports:\n            raise _error(scan)",
+        "service/query.py", "if scan.errors and scan.failed:\n            raise _error(scan)",
+        "if scan.errors and scan.failed and not scan.reports:\n            raise _error(scan)",
         (f"{DAMAGE}::test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept",),
     ),
     Mutant(
         "lost-object-is-a-short-list", "an object that is gone though the log names it is passed over",
-        "service/query.py", "    if not allow_partial:\n        raise CorruptFile(error.name",
-        "    if error.name is None:\n        raise CorruptFile(error.name",
+        "service/lost_objects.py", "if lost and not self._allow_partial:", "if lost and self._read_log is None:",
         (f"{DAMAGE}::test_a_lost_object_is_a_failure_never_a_short_list",),
     ),
     Mutant(
         "removed-object-not-looked-up-again", "a lookup fails where an object was removed by a later record",
-        "service/query.py", "if error.name not in state.objects:", "if not state.objects and not state.number:",
+        "service/lost_objects.py", "if error.name in state.objects]", "if state.objects or state.number]",
         (f"{DAMAGE}::test_an_object_that_a_later_record_removed_makes_a_reader_look_again[False]",),
     ),
     Mutant(

@@ -121,6 +121,16 @@ MUTANTS = (
         ("tests/unit/service/merge/test_shards_at_once.py::test_shards_of_a_table_are_read_side_by_side[3]",),
     ),
     Mutant(
+        "lost-objects-one-by-one", "each object that is gone makes a lookup look at the log and begin again",
+        "service/lost_objects.py", "return len(lost) < len(missing)", "return True",
+        ("tests/unit/service/cold/test_lost_objects.py::test_any_number_of_lost_objects_costs_one_pass_and_one_look_at_the_log",),
+    ),
+    Mutant(
+        "given-up-passes-are-the-logs", "what was read of files before the log had moved on counts as read of the log",
+        "service/lost_objects.py", "self._told, scan.outdated = True, self._outdated", "self._told = True",
+        ("tests/unit/service/cold/test_lost_objects.py::test_a_file_that_a_record_removed_makes_one_more_pass_whose_rows_say_so",),
+    ),
+    Mutant(
         "damaged-copy-outlasts-the-timeout", "the storage behind a damaged local copy is asked in the caller's thread",
         "service/scan.py", "with measured(self._storages, Usage(max_requests=0)):", "with measured(self._storages, Usage()):",
         (f"{WIDTH}::test_a_storage_that_hangs_behind_a_damaged_copy_is_given_up",),

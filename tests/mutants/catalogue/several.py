@@ -96,7 +96,7 @@ MUTANTS = (
     ),
     Mutant(
         "lost-object-beside-a-damaged-log", "an object is gone, the log damaged: no partial answer is to be had",
-        "service/query.py", "lost[uri, error.name] = unread  # nobody knows what became of it", "raise",
+        "service/lost_objects.py", "meant = unread  # nobody knows what became of it", "raise",
         (f"{LOGS}::test_an_object_that_is_gone_and_a_damaged_log",),
     ),
     Mutant(
