@@ -10,7 +10,7 @@ from tests.spark.entries import BEGIN_MS, DAY_MS, messages
 from tests.spark.in_process import planned, shards_of, written
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
-from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectExists, StorageUnavailable
 from tiered_index.service.merge import writing
 from tiered_index.service.orphans import delete_orphans, find_orphans
 from tiered_index.service.storage_log import StorageLog
@@ -96,6 +96,29 @@ def test_an_append_whose_answer_was_lost_is_found_and_not_repeated(clock):
     state, removed = publish_tables(plan, [_completed(shard) for shard in shards], "error", storage, log)
     assert (len(state.objects), removed) == (len(shards), 0)
     assert count(storage, clock) == 900
+
+
+@pytest.mark.parametrize("damaged", [1, 2])
+def test_a_record_that_comes_back_damaged_is_not_taken_for_one_that_is_not_there(clock, damaged):
+    """The put's answer is lost, the storage's own retry finds the record, and reading it goes wrong once, or twice."""
+    inner = MemoryStorage()
+    opened(inner, clock)
+    storage = FaultStorage(inner)
+    log = StorageLog(storage, clock)
+    log.open()
+    plan = planned(TABLE)
+    shards = shards_of(written(TABLE, plan, storage))
+    storage.fail("put_if_absent", name_prefix="log/", when="after", error=lambda text: ObjectExists("log/2", text))
+    storage.corrupt("get", name_prefix="log/", times=damaged)
+    if damaged == 1:
+        state, _ = publish_tables(plan, shards, "error", storage, log)
+        assert len(state.objects) == len(shards)
+    else:
+        # an error of the storage: nobody takes the objects back
+        with pytest.raises(StorageUnavailable, match="not known"):
+            publish_tables(plan, shards, "error", storage, log)
+    assert count(inner, clock) == 900
+    assert left_over(inner, clock) == 0
 
 
 def _completed(shard):

@@ -18,6 +18,7 @@ from tiered_index.clock import Clock
 from tiered_index.errors import (
     BudgetExceeded,
     CorruptFile,
+    InvalidArgument,
     NotAnIndex,
     ObjectExists,
     ObjectNotFound,
@@ -181,7 +182,7 @@ class StorageLog:
         `epoch` is the writer's; None for jobs (merge, erase), which no writer fences: `make` decides by the state.
 
         Raises `WriterFenced` where the log holds a higher epoch than `epoch`, `StorageUnavailable` where the outcome is unknown:
-        repeat the call, it finds its own record.
+        repeat the call, it finds its own record. After any error that is no `StorageError` the record certainly is not there.
         """
         with self._append_lock:
             attempt = secrets.token_hex(8)
@@ -194,18 +195,34 @@ class StorageLog:
                 if made is None:
                     return state
                 record = replace(made, number=state.number + 1, attempt=attempt, created_ms=self._clock.now_ms())
-                try:
-                    self._storage.put_if_absent(log_name(record.number), record.encode())
-                except ObjectExists:
-                    winner = LogRecord.decode(self._storage.get(log_name(record.number)), log_name(record.number))
-                    if winner.attempt != attempt:
-                        state = state.apply(winner, log_name(winner.number))
-                        self._advance(state)
-                        continue
-                self._advance(state.apply(record, log_name(record.number)))
+                after = state.apply(record, log_name(record.number))
+                winner = self._put(record)
+                if winner.attempt != attempt:
+                    state = state.apply(winner, log_name(winner.number))
+                    self._advance(state)
+                    continue
+                self._advance(after)
                 self._checkpoints.write(self._state)
                 return self._state
         raise StorageUnavailable(f"{self._storage.uri}: lost {_MAX_RACES} log numbers in a row while appending {what}")
+
+    def _put(self, record: LogRecord) -> LogRecord:
+        """Return the record that is there under the number of `record`: this one, or who came first. Raises `StorageError` alone."""
+        name = log_name(record.number)
+        try:
+            try:
+                self._storage.put_if_absent(name, record.encode())
+            except ObjectExists:
+                return self._winner(name)
+        except (CorruptFile, InvalidArgument) as error:
+            raise StorageUnavailable(f"{self._storage.uri}: whether {name} is the record that was put is not known: {error}") from error
+        return record
+
+    def _winner(self, name: str) -> LogRecord:
+        try:
+            return LogRecord.decode(self._storage.get(name), name)
+        except CorruptFile:  # damage on the way is not damage of the object
+            return LogRecord.decode(self._storage.get(name), name)
 
     def check_end(self) -> None:
         """Raise `StorageUnavailable` where the newest record known is gone; records never are deleted.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiered_index.clock import ManualClock
-from tiered_index.errors import CorruptFile, LockHeld, NotAnIndex, StorageUnavailable, UnsupportedVersion, WriterFenced
+from tiered_index.errors import CorruptFile, InvalidArgument, LockHeld, NotAnIndex, StorageUnavailable, UnsupportedVersion, WriterFenced
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.names import checkpoint_name, log_name
 from tiered_index.service.lease import Lease, check_lease
@@ -119,6 +119,29 @@ def test_a_claim_whose_answer_was_lost_is_recognised(storage, clock):
     assert log.claim_epoch() == 1
     assert log.state.number == 2
     assert StorageLog(storage, clock).open() == log.state
+
+
+@pytest.mark.parametrize("error", [lambda text: CorruptFile("db", text), InvalidArgument])
+def test_an_error_of_the_put_of_a_record_leaves_its_outcome_unknown_whatever_it_is(log, storage, clock, error):
+    """Callers take back what they uploaded only after errors that are none of the storage's."""
+    faulty = FaultStorage(storage)
+    other = StorageLog(faulty, clock)
+    epoch = other.claim_epoch() if other.open() else 0
+    faulty.fail("put_if_absent", when="after", error=error)
+    with pytest.raises(StorageUnavailable, match="not known"):
+        other.publish(epoch, (an_object(1),))
+    assert list(log.refresh().objects) == [an_object(1).name]
+    number = log.state.number
+    assert other.publish(epoch, (an_object(1),)).number == number
+
+
+def test_a_record_that_contradicts_the_state_is_not_written(log):
+    epoch = log.claim_epoch()
+    log.publish(epoch, (an_object(1),))
+    number = log.state.number
+    with pytest.raises(CorruptFile, match="exists already"):
+        log.append("twice", epoch, lambda state: LogRecord(0, "publish", epoch, "", 0, (an_object(1),)))
+    assert log.refresh().number == number
 
 
 def test_two_creators_agree(storage, clock):
