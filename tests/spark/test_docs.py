@@ -1,4 +1,4 @@
-"""The program of docs/spark.md runs, README's jobs "On Spark" print what it shows, links hold. In this process, which has a session already."""
+"""The program of docs/spark.md runs, README's jobs "On Spark" print what it shows, links hold. This process has a session already."""
 
 from __future__ import annotations
 
