@@ -55,6 +55,21 @@ MUTANTS = (
         (f"{HERE}/test_sources_of_tasks.py::test_a_directory_is_read_by_the_tasks_that_need_it",),
     ),
     Mutant(
+        "merge-tasks-of-all-windows", "a task holds parts of an upload for each window of a job",
+        "service/merge/cuts.py", "if sum(sizes.values()) <= runs * _HELD_BYTES:", "if True:",
+        (f"{HERE}/test_groups_of_windows.py::test_uploads_hold_as_much_for_many_windows_as_for_few[40]",),
+    ),
+    Mutant(
+        "merge-group-reads-its-neighbours", "a file that lies in two groups of windows is read whole by both",
+        "service/merge/pieces.py", " & (times >= seconds[0]) & (times <= seconds[1])", "",
+        (f"{HERE}/test_groups_of_windows.py::test_uploads_hold_as_much_for_many_windows_as_for_few[40]",),
+    ),
+    Mutant(
+        "merge-groups-read-all", "a task reads files that have no entries of its windows",
+        "service/merge/plan.py", "if stored.second_min < end_s and stored.second_max >= begin_s]", "]",
+        (f"{HERE}/test_groups_of_windows.py::test_uploads_hold_as_much_for_many_windows_as_for_few[40]",),
+    ),
+    Mutant(
         "merge-never-folds", "each late file adds a table to its window for good",
         "service/merge/plan.py", "len(tables) >= _MAX_TABLES)", "False)",
         (f"{ANSWERS}::test_small_tables_are_folded_before_there_are_too_many",),

@@ -1,7 +1,8 @@
 """What a merge will cost, by its plan: requests, bytes and dollars before anything is read. Pure.
 
 The counts follow from how a task works: a range to the end of each source for its directory, a range a source and piece (8 MiB at most),
-and for each shard one put, or the parts of an upload. Entries are taken to be spread evenly over tasks; what is so small that it fits fewer
+and for each shard one put, or the parts of an upload. A source that lies in
+several groups of windows is read for each. Entries are taken to be spread evenly over tasks; what is so small that it fits fewer
 pieces or shards costs less, and a hot key more.
 """
 
@@ -24,7 +25,10 @@ _RECORD = {"get": 1, "head": 1, "put_if_absent": 1, "put": 1}
 
 @dataclass(frozen=True, slots=True)
 class MergeCost:
-    """Estimates. `requests` by operation; bytes are of items: directories and filters add some 5% to either side."""
+    """Estimates. `requests` by operation; bytes are of items: directories and filters add some 5% to either side.
+
+    `read_bytes` count what is read for several groups of windows as often.
+    """
 
     shards: int
     requests: dict[str, int]
@@ -36,17 +40,21 @@ class MergeCost:
 def estimate(job: MergeJob, prices: PriceTable) -> MergeCost:
     """Return what a job will cost."""
     item_size = job.tasks[0].genesis.layout.schema.item.itemsize
-    tasks = len(job.tasks)
+    runs = len({task.base_low for task in job.tasks})
     readers = Counter(source.name for task in job.tasks for source in task.sources)
+    times = Counter(name for name, _ in {(source.name, task.windows[0].begin_s) for task in job.tasks for source in task.sources})
+    moved = sum(source.count * times[source.name] for source in job.sources)
     requests: Counter[str] = Counter(_RECORD)
-    pieces = max(1, -(-job.entries // (tasks * PIECE_ITEMS)))
-    # a task reads of each source that has entries in its run the directory, and a range a piece
-    spans = sum(max(pieces * readers[source.name], -(-source.count * item_size // _SPAN_BYTES)) for source in job.sources)
+    pieces = max(1, -(-moved // (len(job.tasks) * PIECE_ITEMS)))
+    # a task reads of each source that has entries for it the directory, and a range a piece
+    spans = sum(
+        max(pieces * readers[source.name], -(-source.count * times[source.name] * item_size // _SPAN_BYTES)) for source in job.sources
+    )
     requests["get_range"] += readers.total() + spans
     shards = 0
     for window in job.windows:
         # a window of few entries has no more shards than entries
-        made = min(tasks, window.entries)
+        made = min(runs, window.entries)
         size = window.entries * item_size // made
         shards += made
         requests["head"] += made
@@ -56,5 +64,4 @@ def estimate(job: MergeJob, prices: PriceTable) -> MergeCost:
             requests["begin_upload"] += made
             requests["upload_part"] += made * -(-size // _PART_BYTES)
             requests["complete_upload"] += made
-    moved = job.entries * item_size
-    return MergeCost(shards, dict(requests), moved, moved, prices.cost_usd(requests, moved))
+    return MergeCost(shards, dict(requests), moved * item_size, job.entries * item_size, prices.cost_usd(requests, moved * item_size))

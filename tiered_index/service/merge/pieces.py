@@ -28,6 +28,7 @@ Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 _READERS = 8
 # sources read at the same time
+_ALWAYS = (-(2**62), 2**62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,20 @@ class Piece:
 
 
 class SourceReader:
-    """Reads the run of base slots [`low`, `high`) of every source. Raises `SchemaMismatch`, and what reading raises."""
+    """Reads the run of base slots [`low`, `high`) of every source, and of that the inclusive range `seconds`.
 
-    def __init__(self, cold: ColdPath, sources: Sequence[StoredObject], schema: Schema, base: int, low: int, high: int, step: int) -> None:
+    Raises `SchemaMismatch`, and what reading raises.
+    """
+
+    def __init__(
+        self, cold: ColdPath, sources: Sequence[StoredObject], schema: Schema, base: int, low: int, high: int, step: int,
+        seconds: tuple[int, int] = _ALWAYS,
+    ) -> None:  # fmt: skip
         self._cold = cold
         self._sources = sources
         self._schema = schema
         self._base, self._low, self._high, self._step = base, low, high, step
+        self._seconds = seconds
         with ThreadPoolExecutor(_READERS) as pool:
             self._trailers: list[Trailer] = list(pool.map(cold.trailer, sources))
         for stored, trailer in zip(sources, self._trailers, strict=True):
@@ -66,7 +74,7 @@ class SourceReader:
         """Yield everything in pieces of about `most` entries, in order of base slots."""
         for low, high, count in self._cuts(most):
             if count <= 2 * most:
-                parts = self._side_by_side(low, high, None)
+                parts = self._side_by_side(low, high, self._seconds)
                 yield self._piece(low, high, parts, None)
             else:
                 yield from self._giant(low, high, count, most)
@@ -100,24 +108,22 @@ class SourceReader:
         begins = begins // self._step
         return begins, np.maximum(begins + 1, -(-ends // self._step)), trailer.directory.groups["count"].astype(np.int64)
 
-    def _side_by_side(self, low: int, high: int, seconds: tuple[int, int] | None) -> list[tuple[Array, Int64]]:
+    def _side_by_side(self, low: int, high: int, seconds: tuple[int, int]) -> list[tuple[Array, Int64]]:
         """Return what `_read` does for each source; some are asked at once, since each is a request or a few."""
         with ThreadPoolExecutor(_READERS) as pool:
             return list(pool.map(lambda index: self._read(index, low, high, seconds), range(len(self._sources))))
 
-    def _read(self, index: int, low: int, high: int, seconds: tuple[int, int] | None) -> tuple[Array, Int64]:
-        """Return the items of base slots [low, high) of one source, and their seconds; with `seconds` those of an inclusive range only."""
+    def _read(self, index: int, low: int, high: int, seconds: tuple[int, int]) -> tuple[Array, Int64]:
+        """Return the items of base slots [low, high) of one source that lie in an inclusive range of seconds, and their seconds."""
         trailer = self._trailers[index]
         metadata = trailer.metadata
         first, last = metadata.slot_map.slots_of_base(low, high)
-        runs = trailer.directory.runs_between(first, last, *(seconds or (-(2**62), 2**62)))
+        runs = trailer.directory.runs_between(first, last, *seconds)
         dtype = self._schema.item
         items = np.frombuffer(b"".join(self._cold.verified(self._sources[index], runs)), dtype)
         base_slots = normal_hashes(items["key_hash"]).astype(np.int64) % self._base
         times = items["time_diff_s"].astype(np.int64) + metadata.begin_ms // 1000
-        kept = (base_slots >= low) & (base_slots < high)
-        if seconds is not None:
-            kept &= (times >= seconds[0]) & (times <= seconds[1])
+        kept = (base_slots >= low) & (base_slots < high) & (times >= seconds[0]) & (times <= seconds[1])
         if not kept.all():
             items, times = items[kept], times[kept]
         self.read_counts[self._sources[index].name] += len(items)
@@ -142,7 +148,7 @@ class SourceReader:
         bounds = []
         for trailer in self._trailers:
             first, last = trailer.metadata.slot_map.slots_of_base(low, high)
-            bounds += [(run.second_min, run.second_max, run.count) for run in trailer.directory.runs_between(first, last, -(2**62), 2**62)]
+            bounds += [(run.second_min, run.second_max, run.count) for run in trailer.directory.runs_between(first, last, *self._seconds)]
         # a run's entries are taken to be spread evenly; ranges of time end where a piece is full
         edges = _time_edges(bounds, self._interval(), most)
         for part, (second_min, second_max) in enumerate(edges):
@@ -152,8 +158,8 @@ class SourceReader:
 
     def _interval(self) -> tuple[int, int]:
         return (
-            min(trailer.metadata.second_min for trailer in self._trailers),
-            max(trailer.metadata.second_max for trailer in self._trailers),
+            max(self._seconds[0], min(trailer.metadata.second_min for trailer in self._trailers)),
+            min(self._seconds[1], max(trailer.metadata.second_max for trailer in self._trailers)),
         )
 
 

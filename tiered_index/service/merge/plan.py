@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.slot_map import SlotMap
 from tiered_index.service.log_records import Genesis, LogState, StoredObject
+from tiered_index.service.merge.cuts import cut_windows
 
 __all__ = ["MergeJob", "MergePlan", "MergeTask", "Window", "plan_merge"]
 
@@ -42,9 +43,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """One run of base slots, [`base_low`, `base_high`), of every source that has some: a shard for each window that has entries there.
+    """One run of base slots, [`base_low`, `base_high`), and a group of windows, of every source that may have entries of both.
 
-    `sequence` is the shards': the greatest of all of the job's sources.
+    A shard is written for each window that has some; other entries are another task's. `sequence` is the shards': the greatest
+    of all of the job's sources.
     """
 
     number: int
@@ -54,6 +56,11 @@ class MergeTask:
     sources: tuple[StoredObject, ...]
     windows: tuple[Window, ...]
     genesis: Genesis
+
+    @property
+    def seconds(self) -> tuple[int, int]:
+        """The first and the last second of the windows."""
+        return self.windows[0].begin_s, self.windows[-1].begin_s + self.windows[-1].window_s - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +142,25 @@ def _job(sources: Sequence[StoredObject], counts: dict[int, int], window_s: int,
         Window(secrets.token_hex(8), begin * window_s, window_s, SlotMap.for_count(base, max(count, least)), count)
         for begin, count in sorted(counts.items())
     )
-    shards = -(-max(counts.values()) * item_size // shard_bytes)
     step = max(window.slots.join for window in windows)
     units = -(-base // step)
-    cuts = sorted({min(base, units * number // shards * step) for number in range(shards)} | {base})
+    sizes = {begin: count * item_size for begin, count in counts.items()}
+    spans = [(stored.second_min // window_s, stored.second_max // window_s, stored.count * item_size) for stored in sources]
+    runs, groups = cut_windows(sizes, spans, shard_bytes, units)
+    cuts = sorted({min(base, units * number // runs * step) for number in range(runs)} | {base})
     ordered = tuple(sorted(sources, key=lambda stored: stored.name))
     sequence = max(stored.sequence for stored in ordered)
-    # a directory is read once for each task that needs it: of large tables only those of neighbouring shards
-    tasks = tuple(
-        MergeTask(number, low, high, sequence, tuple(stored for stored in ordered if _has(stored, low, high)), windows, genesis)
-        for number, (low, high) in enumerate(itertools.pairwise(cuts))
-    )
-    return MergeJob(ordered, windows, tasks)
+    by_begin = {window.begin_s: window for window in windows}
+    tasks: list[MergeTask] = []
+    for group in groups:
+        mine = tuple(by_begin[begin * window_s] for begin in group)
+        begin_s, end_s = group[0] * window_s, (group[-1] + 1) * window_s
+        inside = [stored for stored in ordered if stored.second_min < end_s and stored.second_max >= begin_s]
+        for low, high in itertools.pairwise(cuts):
+            # a directory is read once for each task that needs it: of large tables only those of neighbouring shards
+            has = tuple(stored for stored in inside if _has(stored, low, high))
+            tasks.append(MergeTask(len(tasks), low, high, sequence, has, mine, genesis))
+    return MergeJob(ordered, windows, tuple(tasks))
 
 
 def _has(stored: StoredObject, low: int, high: int) -> bool:

@@ -1,8 +1,8 @@
-"""One task of a merge: its run of base slots of every source, sorted and written as shards, uploaded but not published.
+"""One task of a merge: its run of base slots and its windows of every source, sorted and written as shards, uploaded but not published.
 
 The shards' names are unique to the attempt, and nothing refers to them until the job's log record does: a task may be repeated, run twice
-at once or die at any moment. Memory: one piece of the sources, its sort, and for each window that is being written one part of an upload
-and 8 bytes an entry. Threads: one task is run by one thread; any number of tasks by as many threads or processes.
+at once or die at any moment. Memory: one piece of the sources, its sort, and for each window of the task two parts of an upload and 8 bytes
+an entry; `cuts` bounds these. Threads: one task is run by one thread; any number of tasks by as many threads or processes.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ def _run(task: MergeTask, cold: ColdPath, storage: Storage, now_ms: int, progres
         return TaskResult(task.number, {}, 0, ())
     schema = task.genesis.layout.schema
     step = max(window.slots.join for window in task.windows)
-    reader = SourceReader(cold, task.sources, schema, task.genesis.layout.slots, task.base_low, task.base_high, step)
+    reader = SourceReader(cold, task.sources, schema, task.genesis.layout.slots, task.base_low, task.base_high, step, task.seconds)
     most = sum(source.count for source in task.sources)
     tables = [
-        TableRun(task.genesis, window, (task.base_low, task.base_high), reader.topics, task.sequence, most, storage, now_ms)
+        TableRun(
+            task.genesis, window, (task.base_low, task.base_high), reader.topics, task.sequence, most, storage, now_ms, len(task.windows)
+        )
         for window in task.windows
     ]
     checksum = 0

@@ -1,6 +1,6 @@
 """Shards on their way into the storage: pieces of sorted-to-be entries in, uploaded but unpublished objects out.
 
-Names are unique to the attempt, and nothing refers to an object until a log record does. Memory: one piece, its sort, one part of an
+Names are unique to the attempt, and nothing refers to an object until a log record does. Memory: one piece, its sort, two parts of an
 upload and 8 bytes an entry of a shard. Threads: one run is written by one thread; any number of runs by as many threads or processes.
 """
 
@@ -19,6 +19,7 @@ from tiered_index.format.names import data_name, new_file_id
 from tiered_index.format.shard import ShardWriter, answer_sorted
 from tiered_index.format.trailer import Tail
 from tiered_index.service.log_records import Genesis, StoredObject, TableShard
+from tiered_index.service.merge.cuts import FULL_WINDOWS
 from tiered_index.service.merge.pieces import Piece
 from tiered_index.service.merge.plan import Window
 from tiered_index.service.unpublished import FinishedObject, Upload
@@ -48,16 +49,18 @@ class TableRun:
     """One window's run of base slots: the shard that is being written, and those that are finished.
 
     Pieces come in order of base slots, a giant's parts newest first. `topics` are the names of ids, `most` bounds the entries to come.
+    `beside` is how many runs are written at once: the more, the smaller are the parts of their uploads.
     """
 
     def __init__(
         self, genesis: Genesis, window: Window, base_slots: tuple[int, int], topics: Mapping[int, str], sequence: int, most: int,
-        storage: Storage, now_ms: int,
+        storage: Storage, now_ms: int, beside: int = 1,
     ) -> None:  # fmt: skip
         self.finished: list[FinishedShard] = []
         self._genesis, self._window, self._topics, self._storage, self._now_ms = genesis, window, topics, storage, now_ms
         self._schema = genesis.layout.schema
         self._sequence, self._most = sequence, most
+        self._part_bytes = _PART_BYTES * FULL_WINDOWS // max(FULL_WINDOWS, beside)
         self._open: _OpenShard | None = None
         self._uploads: list[Upload] = []
         self._low, self._high = base_slots
@@ -85,7 +88,8 @@ class TableRun:
             self._close(piece.high)
             return
         if self._open is None:
-            self._open = self._begin(self._low, self._high, min(self._most, 2 * window.entries + len(items)))
+            share = window.entries * (self._high - self._low) // window.slots.base
+            self._open = self._begin(self._low, self._high, min(self._most, share + len(items)))
         self._write(items)
 
     def finish(self) -> None:
@@ -101,7 +105,7 @@ class TableRun:
         window, layout = self._window, self._genesis.layout
         begin_ms = window.begin_s * 1000
         file_id = new_file_id(begin_ms)
-        upload = Upload(self._storage, data_name(file_id, secrets.token_hex(8)), _PART_BYTES)
+        upload = Upload(self._storage, data_name(file_id, secrets.token_hex(8)), self._part_bytes)
         self._uploads.append(upload)
         end_ms = (window.begin_s + window.window_s) * 1000 - 1
         writer = ShardWriter(layout, window.slots, window.slots.slots_of_base(low, high), begin_ms, end_ms, capacity)
