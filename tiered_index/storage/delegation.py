@@ -27,7 +27,8 @@ class Call:
     """One call of a storage: the operation (the method's name), the object or prefix, and what it sends.
 
     `requests` is how many requests it would be on an object store; `sent_bytes` counts the payload. `asked_bytes` is the most payload
-    that the answer may hold: the sum of the ranges, 0 for what reads no object, None where nobody knows (a whole object).
+    that the answer may hold: the sum of the ranges, 0 for what reads no object, None where nobody knows (a whole object). `is_further` says
+    that it asks for what follows a full page of a listing: no request where that page was the last.
     """
 
     operation: str
@@ -35,6 +36,7 @@ class Call:
     requests: int = 1
     sent_bytes: int = 0
     asked_bytes: int | None = 0
+    is_further: bool = False
 
 
 class WrapperStorage(Storage):
@@ -134,8 +136,8 @@ class WrapperStorage(Storage):
         self.inner.close()
 
     def _pages(self, prefix: str, infos: Iterator[ObjectInfo]) -> Iterator[ObjectInfo]:
-        while True:
-            page = self._around(Call("list", prefix), lambda: tuple(islice(infos, PAGE)))
+        page = self._around(Call("list", prefix), lambda: tuple(islice(infos, PAGE)))
+        yield from page
+        while len(page) == PAGE:
+            page = self._around(Call("list", prefix, is_further=True), lambda: tuple(islice(infos, PAGE)))
             yield from page
-            if len(page) < PAGE:
-                return

@@ -164,6 +164,8 @@ class MeteredStorage(WrapperStorage):
         super().__init__(inner)
         self.prices = prices or PriceTable()
         self.total = Usage(self.prices)
+        self._tells = False
+        # the backend tells of the requests that it sends
 
     @contextlib.contextmanager
     def measure(self, into: Usage | None = None) -> Iterator[Usage]:
@@ -186,11 +188,20 @@ class MeteredStorage(WrapperStorage):
 
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
         usages = [self.total, *(usage for owner, usage in _scopes.get() if owner is self)]
-        _begin(usages, call)
+        # whether it is a request at all shows only when it is sent or, with a backend that doesn't tell, by what was found
+        begun = replace(call, requests=0) if call.is_further else call
+        _begin(usages, begun)
         try:
-            with listening(_Repeats(usages, call)):
+            repeats = _Repeats(usages, begun)
+            with listening(repeats):
                 result = act()
-        except BaseException:
+            self._tells |= repeats.told
+            if call.is_further and result and not self._tells:
+                _begin(usages, call)
+        except BaseException as error:
+            if call.is_further and not self._tells and not isinstance(error, BudgetExceeded):
+                for usage in usages:
+                    usage._count(call)
             for usage in usages:
                 usage.end(call)
             raise
@@ -208,9 +219,11 @@ class _Repeats:
         self._again = replace(call, requests=1, sent_bytes=0, asked_bytes=0)
         self._counted = call.requests
         self._lock = threading.Lock()
+        self.told = False
 
     def sending(self) -> None:
         with self._lock:
+            self.told = True
             if self._counted:
                 self._counted -= 1
                 return

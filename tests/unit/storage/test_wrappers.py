@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextvars
 import statistics
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
-from tiered_index.storage.base import ByteRange
+from tiered_index.errors import BudgetExceeded, InvalidArgument, ObjectExists, ObjectNotFound, StorageUnavailable
+from tiered_index.storage.attempts import sending
+from tiered_index.storage.base import ByteRange, ObjectInfo
+from tiered_index.storage.delegation import PAGE
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.wrappers import LatencyStorage, MeteredStorage, PrefixedStorage, PriceTable, Usage
+from tiered_index.testing.storage_faults import FaultStorage
 
 
 def test_every_kind_of_call_is_counted_and_priced() -> None:
@@ -67,6 +71,42 @@ def test_a_listing_costs_a_request_a_page() -> None:
         assert sum(1 for _ in listing) == 2499
     assert usage.requests_by_kind == {"list": 3}
     assert usage.cost_usd == pytest.approx(3 * 0.005 / 1000)
+
+
+class Telling(MemoryStorage):
+    """Tells of each request of a listing, as an object store's client does: none follows a page that was the last."""
+
+    def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
+        found = sorted(super().list(prefix, start_after=start_after), key=lambda info: info.name)
+        for begin in range(0, max(1, len(found)), PAGE):
+            sending()
+            yield from found[begin : begin + PAGE]
+
+
+@pytest.mark.parametrize("backend", [MemoryStorage, Telling])
+@pytest.mark.parametrize(("objects", "pages"), [(0, 1), (1, 1), (999, 1), (1000, 1), (1001, 2), (2000, 2), (2001, 3)])
+def test_no_request_is_counted_behind_a_listings_last_page(backend: type[MemoryStorage], objects: int, pages: int) -> None:
+    inner = backend()
+    for n in range(objects):
+        inner.put(f"{n:04d}", b"")
+    metered = MeteredStorage(inner)
+    with metered.measure(Usage(max_requests=pages)) as usage:
+        assert len(list(metered.list())) == objects
+    assert usage.requests == pages
+    with metered.measure(Usage(max_requests=pages - 1)) as usage, pytest.raises(BudgetExceeded):
+        list(metered.list())
+    assert usage.requests == pages - 1
+
+
+def test_a_further_page_that_fails_is_counted() -> None:
+    faulty = FaultStorage(MemoryStorage())
+    for n in range(1001):
+        faulty.put(f"{n:04d}", b"")
+    faulty.fail("list", nth=2)
+    metered = MeteredStorage(faulty)
+    with pytest.raises(StorageUnavailable):
+        list(metered.list())
+    assert metered.total.requests == 2
 
 
 def test_a_failed_call_costs_its_request_and_no_bytes() -> None:
