@@ -9,21 +9,81 @@ Threads: `submit` and `close` from any.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
-__all__ = ["DaemonPool"]
+from tiered_index.errors import InvalidArgument, StorageUnavailable
+
+__all__ = ["DaemonPool", "NoThread", "closing_together"]
 
 T = TypeVar("T")
 _CLOSE_S = 1.0
 # that a close waits for what is under way
+_until_s: ContextVar[float | None] = ContextVar("tiered_index_pools_close_until_s", default=None)
 
-_Work = tuple[Future[Any], Callable[[], Any]]
+_Item = tuple[Future[Any], Callable[[], Any]]
+
+
+class NoThread(StorageUnavailable):
+    """The process can't start the thread that would ask the storage, and there is none that could be waited for. Retry later."""
+
+
+@contextlib.contextmanager
+def closing_together() -> Iterator[None]:
+    """Let all pools that are closed until the block ends share the moment that one of them would wait."""
+    token = _until_s.set(time.monotonic() + _CLOSE_S)
+    try:
+        yield
+    finally:
+        _until_s.reset(token)
+
+
+class _Work:
+    """What a pool and its threads share: no reference to the pool, so that one that is forgotten ends."""
+
+    def __init__(self) -> None:
+        self.queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self.threads: list[threading.Thread] = []
+        # those that were started
+        self._lock = threading.Lock()
+        self._left = 0
+        # calls that were submitted and have not ended
+
+    def count(self, more: int) -> int:
+        """Count calls; return how many are left."""
+        with self._lock:
+            self._left += more
+            return self._left
+
+    def end(self) -> None:
+        """Have each thread end behind what is queued."""
+        for _ in self.threads:
+            self.queue.put(None)
+
+    def run(self) -> None:
+        """Make calls until the end is met."""
+        while (item := self.queue.get()) is not None:
+            future, call = item
+            if not future.set_running_or_notify_cancel():
+                self.count(-1)
+            else:
+                try:
+                    result = call()
+                except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
+                    self.count(-1)
+                    future.set_exception(error)
+                else:
+                    self.count(-1)
+                    future.set_result(result)
+                    del result
+            del item, future, call
 
 
 class DaemonPool:
@@ -33,60 +93,45 @@ class DaemonPool:
         self._most = threads
         self._name = name
         self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
-        self._idle = threading.Semaphore(0)
-        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._work = _Work()
         self._closed = False
-        self._end = weakref.finalize(self, _end, self._queue, self._threads)
+        self._end = weakref.finalize(self, self._work.end)
         self._end.atexit = False
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Have `call(*arguments)` run. Raises `RuntimeError` where the pool is closed."""
+        """Have `call(*arguments)` run.
+
+        Where no further thread can be started the call waits for one that is there. Raises `InvalidArgument` where the pool is closed,
+        `NoThread` where it has none and can't start one: nothing is left behind then, and the next call tries again.
+        """
         future: Future[T] = Future()
+        work = self._work
         with self._lock:
             if self._closed:
-                raise RuntimeError("the pool is closed")
-            self._queue.put((future, lambda: call(*arguments)))
-            if not self._idle.acquire(blocking=False) and len(self._threads) < self._most:
-                thread = threading.Thread(
-                    target=_work, args=(self._queue, self._idle), name=f"{self._name}_{len(self._threads)}", daemon=True
-                )
-                self._threads.append(thread)
-                thread.start()
+                raise InvalidArgument("it was closed meanwhile, and reads nothing more")
+            if work.count(1) > len(work.threads) < self._most:
+                try:
+                    self._start()
+                except RuntimeError as error:
+                    if not work.threads:
+                        work.count(-1)
+                        raise NoThread(f"no thread for {self._name}: {error}") from error
+            work.queue.put((future, lambda: call(*arguments)))
         return future
+
+    def _start(self) -> None:
+        work = self._work
+        thread = threading.Thread(target=work.run, name=f"{self._name}_{len(work.threads)}", daemon=True)
+        thread.start()
+        work.threads.append(thread)  # only now: one that was not started is neither ended nor waited for
 
     def close(self) -> None:
         """Take nothing more and wait a moment for what is under way; what was submitted still runs. Idempotent."""
         with self._lock:
             self._closed = True
             self._end()
-        until_s = time.monotonic() + _CLOSE_S
-        for thread in self._threads:
+        shared_s = _until_s.get()
+        until_s = shared_s if shared_s is not None else time.monotonic() + _CLOSE_S
+        for thread in self._work.threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, until_s - time.monotonic()))
-
-
-def _end(work: queue.SimpleQueue[_Work | None], threads: list[threading.Thread]) -> None:
-    for _ in threads:
-        work.put(None)
-
-
-def _work(work: queue.SimpleQueue[_Work | None], idle: threading.Semaphore) -> None:
-    # it holds no reference to the pool, so that one that is forgotten ends
-    while True:
-        try:
-            item = work.get_nowait()
-        except queue.Empty:
-            idle.release()
-            item = work.get()
-        if item is None:
-            return
-        future, call = item
-        if future.set_running_or_notify_cancel():
-            try:
-                result = call()
-            except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-        del item, future, call

@@ -4,7 +4,8 @@ A view stands at one position of the log and moves on when it is refreshed. It n
 
 A lookup that is held to a time does not wait for the log longer than half of what is left of it, so that it can still be answered from
 where the view stands. The reading goes on behind it, in a thread of its own and without a deadline: so the view moves on however short the
-times are.
+times are. A lookup that is held to no time waits for the reading that another one has begun. Where the log was due to be read for too long
+already, a lookup is told that a file, the log, could not be afforded.
 Threads: every method from any thread.
 """
 
@@ -15,7 +16,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,8 +29,9 @@ from tiered_index.service.cold.cache_folder import CacheFolder
 from tiered_index.service.cold.cache_room import CacheRoom
 from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.path import ColdPath, ColdSettings
+from tiered_index.service.cold.travel import Travel
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile
-from tiered_index.service.daemon_pool import DaemonPool
+from tiered_index.service.daemon_pool import DaemonPool, NoThread
 from tiered_index.service.limits import allow_many_files
 from tiered_index.service.log_records import Genesis, LogState
 from tiered_index.service.root import Marker, Root
@@ -49,27 +51,47 @@ __all__ = ["IndexView", "ReaderParts"]
 T = TypeVar("T")
 _RETRY_S = 1.0
 # a storage that did not answer is asked again after this time at the latest
+_OVERDUE_S = 30.0
+# that a refresh may be late, or as long as the interval itself: then no answer is complete
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderParts:
-    """What the views of one reader share: the caches in memory, the one on disk if there is one, and the threads that read logs."""
+    """What the views of one reader share: caches in memory, the one on disk if any, the bound of ranges, and the threads that read logs."""
 
     caches: Caches
     room: CacheRoom | None
+    travel: Travel
     threads: DaemonPool
 
     def begin(self, read: Callable[[], T]) -> Future[T]:
-        """Have a log read in another thread, without the lookup's deadline; its requests are counted to the lookup."""
+        """Have a log read in another thread, without the lookup's deadline; its requests are counted to the lookup.
+
+        Raises `InvalidArgument` where the reader is closed, `NoThread` where there is no thread.
+        """
 
         def act() -> T:
             with no_deadline():
                 return read()
 
-        try:
-            return self.threads.submit(contextvars.copy_context().run, act)
-        except RuntimeError as error:
-            raise InvalidArgument("the reader is closed") from error
+        return self.threads.submit(contextvars.copy_context().run, act)
+
+    def side_by_side(self, calls: Sequence[Callable[[], T]]) -> list[Future[T]]:
+        """Make calls, each in a thread of its own as far as there are any, the rest in the caller's; return them when all have ended."""
+        made: list[Future[T]] = []
+        for call in calls:
+            try:
+                made.append(self.begin(call))
+            except NoThread:
+                made.append(_made(call))
+        wait(made)
+        return made
+
+    def close(self) -> None:
+        """Let go of threads and memory. Idempotent."""
+        self.threads.close()
+        self.travel.close()
+        self.caches.clear()
 
 
 class IndexView:
@@ -86,6 +108,9 @@ class IndexView:
         self._parts = parts
         self._refreshing = threading.Lock()
         # taken by whoever begins a refresh that is due, and released by the thread that ends it
+        self._tries = 0
+        # to read the log that came to an end, good or bad
+        self._lookup = threading.local()
         self._joining = threading.Lock()
         self._waiting: Future[LogState] | None = None
         # a reading of the log that has not begun
@@ -119,6 +144,7 @@ class IndexView:
                 settings=ColdSettings.of(config),
                 folder=CacheFolder(parts.room, index_id) if parts.room is not None else None,
                 caches=parts.caches,
+                travel=parts.travel,
                 index_id=index_id,
             )
             show_stored(self.catalog, [], self._log.state, self.cold, lambda _: None)
@@ -175,25 +201,51 @@ class IndexView:
             except TimeoutError as error:
                 raise BudgetExceeded(f"timeout_s was reached while reading the log of {self.storage.uri}") from error
 
-    def claim_refresh(self) -> Callable[[], None] | None:
-        """Return what refreshes where `refresh_interval_s` has passed, to be called once; None where it hasn't, or somebody is at it.
+    @property
+    def tries(self) -> int:
+        """How often the log was read, or could not be."""
+        return self._tries
+
+    def claim_refresh(self) -> bool:
+        """Return whether `refresh_interval_s` has passed and nobody is at it: then the caller has `refresh_claimed` called, or releases."""
+        if not self._is_due() or not self._refreshing.acquire(blocking=False):
+            return False  # whoever refreshes does it for all
+        if not self._is_due():
+            self._refreshing.release()
+            return False
+        return True
+
+    def release_claim(self) -> None:
+        """Leave what was claimed to the next lookup."""
+        self._refreshing.release()
+
+    def refresh_claimed(self) -> None:
+        """Refresh, having claimed it.
 
         A storage that can't be asked is told by the lookups that need it. A lookup that can't afford it answers from where the view
         stands; the next one tries again.
         """
-        if not self._is_due() or not self._refreshing.acquire(blocking=False):
-            return None  # whoever refreshes does it for all
-        if not self._is_due():
-            self._refreshing.release()
-            return None
-        return self._refresh_as_claimed
-
-    def _refresh_as_claimed(self) -> None:
         try:
-            with contextlib.suppress(BudgetExceeded):
-                self._try(self.refresh)
+            self._refresh_due()
         finally:
             self._refreshing.release()
+
+    def catch_up(self, tries: int) -> None:
+        """Wait for a refresh that is due, whoever does it, and do it where nobody did; not where `tries` have become more meanwhile."""
+        if self._tries == tries and self._is_due():
+            with self._refreshing:
+                if self._tries == tries and self._is_due():
+                    self._refresh_due()
+
+    def note_age(self) -> None:
+        """Find out, for the lookup that begins in this thread, whether the view stands too far back for a complete answer."""
+        age_s = self._clock.monotonic_s() - self._refreshed_s
+        interval_s = self._config.refresh_interval_s
+        self._lookup.behind_s = age_s if age_s > interval_s + max(interval_s, _OVERDUE_S) else None
+
+    def _refresh_due(self) -> None:
+        with contextlib.suppress(BudgetExceeded):
+            self._try(self.refresh)
 
     def _is_due(self) -> bool:
         return self._clock.monotonic_s() - self._refreshed_s >= self._config.refresh_interval_s
@@ -212,13 +264,22 @@ class IndexView:
         self._log_error = None
         show_stored(self.catalog, self.catalog.all(), state, self.cold, lambda _: None)
         self._refreshed_s = self._clock.monotonic_s()
+        self._tries += 1
         return state
 
     def handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
-        """Return what may hold answers in an inclusive range of epoch seconds."""
+        """Return what may hold answers in an inclusive range of epoch seconds; for lookups, which call `note_age` before."""
         if self._root_view is None:
-            return [*self.catalog.overlapping(second_min, second_max), *self._unread(self._log_error)]
-        return [handle for handle in self.all_handles() if handle.second_min <= second_max and handle.second_max >= second_min]
+            return [*self.catalog.overlapping(second_min, second_max), *_unread(self._log_error or self._too_old())]
+        found, error = self._local_and_stored(self._root_view)
+        near = [handle for handle in found if handle.second_min <= second_max and handle.second_max >= second_min]
+        return near + _unread(error or self._too_old())
+
+    def _too_old(self) -> TieredIndexError | None:
+        behind_s: float | None = getattr(self._lookup, "behind_s", None)
+        if behind_s is None:
+            return None
+        return BudgetExceeded(f"the log of {self.storage.uri} was last read {behind_s:.0f} s ago, and this lookup could not wait for it")
 
     def _try(self, read: Callable[[], LogState]) -> None:
         """Read the log; where it can't be read, or not believed, lookups say so until one of the next tries succeeds."""
@@ -226,16 +287,22 @@ class IndexView:
             read()
         except (StorageError, CorruptFile) as error:
             self._log_error = error
+            self._tries += 1
             self._refreshed_s = self._clock.monotonic_s() - max(0.0, self._config.refresh_interval_s - _RETRY_S)
 
     def all_handles(self) -> list[Handle]:
         """Return the handles of all files. Closing empties the catalog: whoever asks looks afterwards whether it was closed meanwhile."""
         if self._root_view is None:
             return self.catalog.all()
+        found, error = self._local_and_stored(self._root_view)
+        return found + _unread(error)
+
+    def _local_and_stored(self, root_view: RootView) -> tuple[list[Handle], TieredIndexError | None]:
+        """Return the files of root and storage, and why the log could not be read where that was necessary."""
         # Local files first, then the log: a file that leaves the root in between is in at least one of them. Files leave the root only
         # by way of its folders, so where these, after the look, are as they were before the log was last read, it needn't be read again.
-        local = {handle.file_id: handle for handle in self._root_view.look()}
-        changes = self._root_view.changes()
+        local = {handle.file_id: handle for handle in root_view.look()}
+        changes = root_view.changes()
         unread: TieredIndexError | None = self._log_error
         if (changes is None or changes != self._changes) and unread is None:
             try:
@@ -247,14 +314,7 @@ class IndexView:
         stored = {handle.file_id: handle for handle in self.catalog.all()}
         handles = [_backed(handle, stored.pop(file_id, None)) for file_id, handle in local.items()]
         handles += stored.values()
-        return handles + self._unread(unread)
-
-    def _unread(self, error: TieredIndexError | None) -> list[Handle]:
-        """Return a handle that fails for the log where it could not be read when it was due: no answer is complete then."""
-        if error is None:
-            return []
-        file = error.file if isinstance(error, CorruptFile) else "log"
-        return [DamagedFile(file, "storage", 0, MAX_TIMESTAMP_MS // 1000, error)]
+        return handles, unread
 
     def close(self) -> None:
         """Release threads and connections. Idempotent."""
@@ -274,3 +334,20 @@ def _backed(local: Handle, stored: Handle | None) -> Handle:
         # the view keeps its handles from look to look, so this is done once a file
         local.stored = stored.stored
     return local
+
+
+def _unread(error: TieredIndexError | None) -> list[Handle]:
+    """Return a handle that fails for the log where it could not be read when it was due: no answer is complete then."""
+    if error is None:
+        return []
+    file = error.file if isinstance(error, CorruptFile) else "log"
+    return [DamagedFile(file, "storage", 0, MAX_TIMESTAMP_MS // 1000, error)]
+
+
+def _made(call: Callable[[], T]) -> Future[T]:
+    future: Future[T] = Future()
+    try:
+        future.set_result(call())
+    except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+        future.set_exception(error)
+    return future

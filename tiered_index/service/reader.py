@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +22,8 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.catalog import Handle
 from tiered_index.service.cold.cache_room import CacheRoom
 from tiered_index.service.cold.caches import Caches
-from tiered_index.service.daemon_pool import DaemonPool
+from tiered_index.service.cold.travel import Travel
+from tiered_index.service.daemon_pool import DaemonPool, NoThread, closing_together
 from tiered_index.service.index_view import IndexView, ReaderParts
 from tiered_index.service.log_records import ArchivedSegment, Genesis, LogState
 from tiered_index.service.lookups import Lookups
@@ -69,15 +70,17 @@ class IndexReader(Lookups):
         self._parts = ReaderParts(
             Caches(config.block_cache_bytes, config.directory_cache_bytes),
             _cache_room(config),
+            Travel(config.query_threads),
             DaemonPool(config.query_threads, "tiered-index-log"),
         )
         self._open_view = partial(_open_view, clock=clock, parts=self._parts)
         with contextlib.ExitStack() as undo:
+            undo.callback(self._parts.close)
             if storages is None:
                 self._views = self._open_views(storage, undo)
             else:
                 opening = [partial(self._open_view, config.model_copy(update={"storage": uri})) for uri in storages]
-                self._views = tuple(_side_by_side(opening, config.query_threads, undo))
+                self._views = tuple(self._opened(opening, undo))
             self._schema = _common_schema(self._views)
             self._names = {source_number(view.genesis.index_id): view.storage.uri for view in self._views}
             if len(self._names) < len(self._views):
@@ -131,9 +134,8 @@ class IndexReader(Lookups):
         self._check_open()
         if len(self._views) == 1:
             return self._views[0].refresh()
-        reading = [self._parts.begin(view.refresh) for view in self._views]
-        wait(reading)  # all of them, whichever fails
-        states = [future.result() for future in reading]
+        # all of them, whichever fails
+        states = [future.result() for future in self._parts.side_by_side([view.refresh for view in self._views])]
         return states[0]
 
     def files(self) -> list[Handle]:
@@ -176,13 +178,12 @@ class IndexReader(Lookups):
     def close(self) -> None:
         """Release threads and connections. Idempotent."""
         self._closed = True
-        with contextlib.ExitStack() as each:
+        with closing_together(), contextlib.ExitStack() as each:
             if self._shared is not None:
                 each.callback(self._shared.close)
-            each.callback(self._parts.caches.clear)
             for view in self._views:
                 each.callback(view.close)
-            each.callback(self._parts.threads.close)
+            each.callback(self._parts.close)
             self._engine.close()
 
     def __enter__(self) -> IndexReader:
@@ -217,11 +218,19 @@ class IndexReader(Lookups):
             if len(children) > _MAX_CHILDREN:
                 raise InvalidArgument(f"{shared.uri} has more than {_MAX_CHILDREN} folders: name the indexes that are meant") from None
             opening = [partial(_view_below, partial(self._open_view, config, child), child) for child in children]
-            views = [view for view in _side_by_side(opening, config.query_threads, undo) if view is not None]
+            views = [view for view in self._opened(opening, undo) if view is not None]
             if not views:
                 raise NotAnIndex(f"{error}, and nothing directly below it is one") from None
         self._shared = shared
         return tuple(views)
+
+    def _opened(self, opening: Sequence[Callable[[], T]], undo: contextlib.ExitStack) -> list[T]:
+        """Return what each call returns, in order, made side by side; `undo` closes all. Raises the first one's error."""
+        futures = self._parts.side_by_side(opening)
+        for future in futures:
+            if future.exception() is None and (view := future.result()) is not None:
+                undo.callback(view.close)
+        return [future.result() for future in futures]
 
     def _check_open(self) -> None:
         if self._closed:
@@ -233,15 +242,32 @@ class IndexReader(Lookups):
 
     def _prepare(self) -> None:
         """Do the refreshes that are due, side by side; a lookup held to a time waits for half of it, and they go on behind it."""
-        due = [refresh for view in self._views if (refresh := view.claim_refresh()) is not None]
         left_s = remaining_s()
-        if len(due) == 1 and left_s is None:
-            due[0]()  # nobody to share the work with
-        elif due:
-            refreshing = [self._parts.begin(refresh) for refresh in due]
-            ended, _ = wait(refreshing, left_s / 2 if left_s is not None else None)
+        tries = [view.tries for view in self._views]
+        if left_s is not None or len(self._views) > 1:
+            ended, _ = wait(self._begin_refreshes(), left_s / 2 if left_s is not None else None)
             for future in ended:
                 future.result()
+        for view, before in zip(self._views, tries, strict=True):
+            if left_s is None:
+                view.catch_up(before)
+            view.note_age()
+
+    def _begin_refreshes(self) -> list[Future[None]]:
+        """Begin the refreshes that are due and that nobody is at, as far as there are threads for them."""
+        claimed: list[IndexView] = []
+        begun: list[Future[None]] = []
+        try:
+            for view in self._views:
+                if view.claim_refresh():
+                    claimed.append(view)
+                    begun.append(self._parts.begin(view.refresh_claimed))
+        except NoThread:
+            pass  # who can wait does it itself; who can't answers from where the view stands, and the next one tries again
+        finally:
+            for view in claimed[len(begun) :]:
+                view.release_claim()
+        return begun
 
     def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
         if not self._several:
@@ -293,13 +319,3 @@ def _view_below(open_view: Callable[[], IndexView], child: Storage) -> IndexView
         if next(iter(child.list(epoch_name(1))), None) is not None:
             raise CorruptFile(f"{child.uri}: {epoch_name(1)}", "is of an index whose log is not there") from None
         return None
-
-
-def _side_by_side(opening: Sequence[Callable[[], T]], threads: int, undo: contextlib.ExitStack) -> list[T]:
-    """Return what each call returns, in order, made in up to `threads` threads; `undo` closes all. Raises the first one's error."""
-    with ThreadPoolExecutor(min(threads, max(1, len(opening))), "tiered-index-open") as pool:
-        futures = [pool.submit(call) for call in opening]
-    for future in futures:
-        if future.exception() is None and (view := future.result()) is not None:
-            undo.callback(view.close)
-    return [future.result() for future in futures]

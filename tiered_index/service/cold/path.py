@@ -4,13 +4,12 @@ A look-up in a file costs one range request once the file's directory is known; 
 memory or in the local cache. A filter at hand makes it none where the key can't be. What fails its CRC32 is fetched once more (a
 transfer may go wrong), then it is `CorruptFile`.
 
-Threads: any number. At most `parallel_reads` ranges travel at once, whoever asks.
+Threads: any number. At most `query_threads` ranges travel at once, whoever asks, also of several indexes that are read as one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import logging
 import threading
 import zlib
@@ -36,7 +35,8 @@ from tiered_index.service.cold.cache_folder import CacheFolder
 from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.filters import Filters
 from tiered_index.service.cold.spans import Span, spans_of
-from tiered_index.service.daemon_pool import DaemonPool
+from tiered_index.service.cold.travel import Travel
+from tiered_index.service.daemon_pool import NoThread
 from tiered_index.service.log_records import StoredObject
 from tiered_index.storage.base import Storage
 from tiered_index.storage.deadline import check_deadline, remaining_s
@@ -82,7 +82,7 @@ class ColdPath:
     """Reads the stored files of one index.
 
     `keyed` says whether its entries have fingerprints; `folder` is the local cache, if there is one. `caches` are those in memory, where
-    several indexes, each with its `index_id`, share them; whoever made them clears them.
+    several indexes, each with its `index_id`, share them, and `travel` what bounds their ranges; whoever made them clears and closes them.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class ColdPath:
         settings: ColdSettings | None = None,
         folder: CacheFolder | None = None,
         caches: Caches | None = None,
+        travel: Travel | None = None,
         index_id: str = "",
     ) -> None:
         self.storage = storage
@@ -100,13 +101,13 @@ class ColdPath:
         self.settings = settings or ColdSettings()
         self._folder = folder
         self._index_id = index_id
-        self._shared = caches is not None
+        self._own_caches = caches is None
         self._caches = caches or Caches(self.settings.block_cache_bytes, self.settings.directory_cache_bytes)
         self.filters = Filters(folder, self._caches.filters, index_id, self.settings.filter_after_probes)
-        self._travelling = threading.BoundedSemaphore(self.settings.query_threads)
+        self._own_travel = travel is None
+        self._travel = travel or Travel(self.settings.query_threads)
         self._lock = threading.Lock()
         self._fetches: dict[str, Future[Trailer]] = {}
-        self._pool: DaemonPool | None = None
         self._closed = False
 
     def trailer(self, stored: StoredObject) -> Trailer:
@@ -199,12 +200,10 @@ class ColdPath:
 
     def close(self) -> None:
         """Let go of threads and memory. Idempotent."""
-        with self._lock:
-            self._closed = True
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()
-        if not self._shared:
+        self._closed = True
+        if self._own_travel:
+            self._travel.close()
+        if self._own_caches:
             self._caches.clear()
 
     def _fetch_for_all(self, stored: StoredObject, fetch: Future[Trailer]) -> Trailer:
@@ -262,46 +261,44 @@ class ColdPath:
         return check(self._get(stored, start, length))
 
     def _get(self, stored: StoredObject, start: int, length: int) -> bytes:
-        if not self._travelling.acquire(timeout=remaining_s()):
-            raise BudgetExceeded(f"timeout_s was reached while waiting to read {stored.name}")
         try:
-            check_deadline(f"reading {stored.name}")
-            data = self.storage.get_range(stored.name, start, length)
+            with self._travel.place(stored.name):
+                check_deadline(f"reading {stored.name}")
+                data = self.storage.get_range(stored.name, start, length)
         except ObjectNotFound as error:
             raise MissingObject(stored.name, self.storage.uri) from error
         except InvalidArgument as error:  # our own ranges lie within what the log says
             if self._closed:
                 raise
             raise CorruptFile(stored.name, f"shorter than the log says ({error})", expected=stored.size_bytes) from error
-        finally:
-            self._travelling.release()
         if len(data) != length:
             raise CorruptFile(stored.name, "a range came back with another length", offset=start, expected=length, found=len(data))
         return data
 
     def _side_by_side(self, tasks: Sequence[Callable[[], T]]) -> Iterator[T]:
-        """Yield what the tasks return, in order; the first runs in the caller's thread, the rest in the pool."""
-        futures = [self._submit(task) for task in tasks[1:]]
+        """Yield what the tasks return, in order; the first, and those for which there is no thread, run in the caller's."""
+        futures = [None, *(self._submit(task) for task in tasks[1:])]
         try:
-            for task in tasks[:1]:
-                yield task()
-            for future in futures:
+            for task, future in zip(tasks, futures, strict=False):
+                if future is None:
+                    yield task()
+                    continue
                 wait([future], remaining_s())
                 if not future.done():
                     raise BudgetExceeded("timeout_s was reached while waiting for ranges")
                 yield future.result()
         finally:
             for future in futures:
-                future.cancel()
+                if future is not None:
+                    future.cancel()
 
-    def _submit(self, task: Callable[[], T]) -> Future[T]:
-        context = contextvars.copy_context()  # so that requests are counted to their look-up
-        with self._lock:
-            if self._closed:
-                raise InvalidArgument("the index was closed during the lookup")
-            if self._pool is None:
-                self._pool = DaemonPool(self.settings.query_threads, "tiered-index-ranges")
-            return self._pool.submit(context.run, task)
+    def _submit(self, task: Callable[[], T]) -> Future[T] | None:
+        if self._closed:
+            raise InvalidArgument("the index was closed during the lookup")
+        try:
+            return self._travel.submit(task)
+        except NoThread:
+            return None
 
 
 def check_run(piece: memoryview, run: Run, file: str) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from tests.several_indexes import Cluster, rows
+from tests.cold_index import Recorder
+from tests.several_indexes import BASE_MS, Cluster, rows
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import BudgetExceeded
+from tiered_index.service import daemon_pool
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.wrappers import PrefixedStorage
 
 SEVERAL = 3
 
@@ -115,3 +121,49 @@ def test_one_bound_on_disk_over_all(cluster, tmp_path):
             assert used() <= largest
     # no index was held to a part of it
     assert used() > whole // 2
+
+
+def test_one_bound_of_ranges_that_travel_over_all(tmp_path, prefix):
+    made = Cluster(tmp_path, {"slots": 300, "items": 6000})
+    storage = Recorder(open_storage(prefix))
+    for number in range(SEVERAL):
+        messages = [("t", 0, f"k{n}", n, 10, BASE_MS + n) for n in range(5000)]
+        made.add(f"{prefix}/{number}", messages, PrefixedStorage(storage, str(number)))
+    how = {"query_threads": 2, "block_cache_bytes": 0, "coalesce_gap_bytes": 0, "filter_after_probes": 10**6, "refresh_interval_s": 10**6}
+    too_many = threading.Event()
+
+    def gate(_):
+        if storage._at_once > 2:
+            too_many.set()
+        too_many.wait(0.02)
+
+    with IndexReader.open(storage_backend=storage, **how) as reader:
+        assert len(reader.sources) == SEVERAL
+        asked = [Lookup(topic="t", key=f"k{n}") for n in range(0, 5000, 1237)]  # apart in each file
+        reader.query_many(asked)
+        storage.reset()
+        storage.gate = gate
+        assert all(len(result) == SEVERAL for result in reader.query_many(asked))
+        assert (len(storage.reads) > 2 * SEVERAL, storage.most_at_once) == (True, 2)
+        ranges = [thread for thread in threading.enumerate() if thread.name.startswith("tiered-index-ranges")]
+        assert len(ranges) <= 2
+
+
+def test_a_close_waits_once_for_all(cluster, monkeypatch):
+    closed = []
+    real = threading.Thread.join
+
+    def join(thread, timeout=None):
+        closed.append(timeout)
+        real(thread, timeout)
+
+    with cluster.reader() as reader:
+        reader.query("t", "k", max_count=1000)
+        reader.refresh()
+        monkeypatch.setattr(daemon_pool, "_CLOSE_S", 30.0)
+        monkeypatch.setattr(threading.Thread, "join", join)
+        reader.close()
+        monkeypatch.undo()
+    # of all threads of all pools: what is left of one moment, less and less of it
+    assert len(closed) > 1 and closed == sorted(closed, reverse=True)
+    assert len(set(closed)) == len(closed)

@@ -1,0 +1,32 @@
+"""A process that can't start threads for a moment."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+__all__ = ["ThreadLimit"]
+
+
+class ThreadLimit:
+    """Refuses, when told, to start threads of some name, as the interpreter does at the process's limit."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._refusals: dict[str, int] = {}
+        self.refused = 0
+        start = threading.Thread.start
+
+        def limited(thread: threading.Thread) -> None:
+            for prefix, left in self._refusals.items():
+                if left and thread.name.startswith(prefix):
+                    self._refusals[prefix] -= 1
+                    self.refused += 1
+                    raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", limited)
+
+    def refuse(self, prefix: str, times: int = 1) -> None:
+        """Refuse the next threads whose names begin so."""
+        self._refusals[prefix] = times

@@ -1,0 +1,166 @@
+"""How far behind its log a complete answer may stand: by an interval without a bound in time, by a second one (30 s at least) with one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cold_index import BASE_MS, ColdIndex, cold_index, columns, put
+from tiered_index import IndexReader, Lookup, QueryResult
+from tiered_index.clock import ManualClock
+from tiered_index.errors import BudgetExceeded, InvalidArgument
+from tiered_index.service import index_view
+from tiered_index.service import reader as reader_module
+from tiered_index.storage.deadline import remaining_s
+from tiered_index.testing.model import Answer
+from tiered_index.testing.storage_faults import FaultStorage
+
+LONG_S = 300.0
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> ColdIndex:
+    return cold_index(tmp_path / "root", files=2)
+
+
+@pytest.fixture
+def storage(made: ColdIndex) -> Iterator[FaultStorage]:
+    storage = FaultStorage(made.inner)
+    hang = storage.hang("list", name_prefix="log/", nth=10**9)
+    yield storage
+    hang.release.set()
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short_s() -> float | None:
+        left_s = remaining_s()
+        return None if left_s is None else min(left_s, 0.02)
+
+    for module in (reader_module, index_view):
+        monkeypatch.setattr(module, "remaining_s", short_s)
+
+
+def publish_more(made: ColdIndex) -> None:
+    with made.writer() as writer:
+        put(made, writer, columns(2, 5))
+        writer.seal()
+        writer.run_lifecycle()
+
+
+@pytest.mark.parametrize("beside_the_root", [False, True])
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("interval_s", [10, 100])
+def test_a_refresh_that_hangs_for_too_long(
+    made: ColdIndex, storage: FaultStorage, many: bool, interval_s: int, beside_the_root: bool
+) -> None:
+    clock = ManualClock(BASE_MS)
+    root = made.root if beside_the_root else None
+    with made.reader(storage, clock=clock, refresh_interval_s=interval_s, root=root) as reader:
+
+        def ask(**how: Any) -> QueryResult:
+            return reader.query_many([Lookup(topic="t", key="all")], **how)[0] if many else reader.query("t", "all", **how)
+
+        before = made.expected("t", "all")
+        assert [Answer.of(item) for item in ask()] == before
+        publish_more(made)
+        hangs = [storage.hang(what, name_prefix="log/", times=None) for what in ("get", "list")]
+        late_s = max(interval_s, 30)
+        clock.advance(interval_s + late_s)
+        if not beside_the_root:  # which sees that its folders have changed, and wants the log itself
+            assert ask(timeout_s=LONG_S).status == "complete"
+        clock.advance(1)
+        for _ in range(2):
+            with pytest.raises(BudgetExceeded, match="log") as caught:
+                ask(timeout_s=LONG_S)
+            assert [report.file for report in caught.value.failed] == ["log"]
+            result = ask(timeout_s=LONG_S, allow_partial=True)
+            assert (result.status, [report.file for report in result.failed]) == ("partial", ["log"])
+            assert {Answer.of(item) for item in result} >= set(before)
+        storage.clear()
+        for hang in hangs:
+            hang.release.set()
+        # one without a bound of time waits for what hung
+        result = ask()
+        assert (result.status, [Answer.of(item) for item in result]) == ("complete", made.expected("t", "all"))
+
+
+def test_one_that_may_make_no_request_is_not_complete_either(made: ColdIndex) -> None:
+    clock = ManualClock(BASE_MS)
+    with made.reader(clock=clock, refresh_interval_s=10) as reader:
+        reader.query("t", "all")
+        clock.advance(40)
+        assert reader.query("t", "all", max_requests=0).status == "complete"
+        clock.advance(1)
+        with pytest.raises(BudgetExceeded, match=r"log of memory.* 41 s ago"):
+            reader.query("t", "all", max_requests=0)
+        assert reader.query("t", "all").status == "complete"
+        assert reader.query("t", "all", max_requests=0).status == "complete"
+
+
+def test_files_are_listed_whatever_the_age(made: ColdIndex) -> None:
+    clock = ManualClock(BASE_MS)
+    with made.reader(clock=clock, refresh_interval_s=10) as reader:
+        clock.advance(1000)
+        with pytest.raises(BudgetExceeded):
+            reader.query("t", "all", max_requests=0)
+        assert [handle.file_id for handle in reader.files()] == [stored.file_id for stored in made.stored]
+
+
+def test_who_joins_a_refresh_that_came_to_nothing_does_it(made: ColdIndex, storage: FaultStorage) -> None:
+    """The one that began it may make no request; the other one, which waits for it, may."""
+    clock = ManualClock(BASE_MS)
+    with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
+        reader.query("t", "all")
+        publish_more(made)
+        clock.advance(11)
+        (view,) = reader._views
+        assert view.claim_refresh()
+        found: list[QueryResult] = []
+        joining = threading.Thread(target=lambda: found.append(reader.query("t", "all")), daemon=True)
+        joining.start()
+        joining.join(0.02)
+        assert not found
+        view.release_claim()
+        joining.join(30)
+        assert [Answer.of(item) for item in found[0]] == made.expected("t", "all")
+        tries = view.tries
+        reader.query("t", "all")
+        assert view.tries == tries
+
+
+def test_an_interval_of_nothing_reads_the_log_once_a_lookup(made: ColdIndex, storage: FaultStorage) -> None:
+    with made.reader(storage, refresh_interval_s=0) as reader:
+        (view,) = reader._views
+        for timeout_s in (None, LONG_S, None):
+            tries = view.tries
+            reader.query("t", "all", timeout_s=timeout_s)
+            assert view.tries <= tries + 1
+            if timeout_s is None:
+                assert view.tries == tries + 1
+
+
+def test_a_join_of_a_closed_reader_ends(made: ColdIndex, storage: FaultStorage) -> None:
+    clock = ManualClock(BASE_MS)
+    reader: IndexReader = made.reader(storage, clock=clock, refresh_interval_s=10)
+    clock.advance(11)
+    (view,) = reader._views
+    assert view.claim_refresh()
+    ends: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            reader.query("t", "all")
+        except InvalidArgument as error:
+            ends.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    reader.close()
+    view.release_claim()
+    asking.join(30)
+    assert ends and "closed" in str(ends[0])

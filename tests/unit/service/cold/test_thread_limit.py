@@ -1,0 +1,110 @@
+"""A thread that can't be started: lookups go on without it or say so, the next one does what was left, and a close closes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cold_index import BASE_MS, ColdIndex, cold_index, columns, put
+from tests.thread_limit import ThreadLimit
+from tiered_index import IndexReader
+from tiered_index.clock import ManualClock
+from tiered_index.errors import StorageUnavailable
+from tiered_index.storage.children import child_storages
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.wrappers import PrefixedStorage
+from tiered_index.testing.model import Answer
+from tiered_index.testing.storage_faults import FaultStorage
+
+LONG_S = 300.0
+MANY = 10**6
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> ThreadLimit:
+    return ThreadLimit(monkeypatch)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(BASE_MS)
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Iterator[FaultStorage]:
+    """A prefix with two indexes below it."""
+    storage = FaultStorage(MemoryStorage())  # as an object store: one namespace
+    for name in ("a", "b"):
+        cold_index(tmp_path / name, files=2, storage=PrefixedStorage(storage, name))
+    assert len(list(child_storages(storage))) == 2
+    yield storage
+
+
+def publish_more(made: ColdIndex, number: int) -> None:
+    with made.writer() as writer:
+        put(made, writer, columns(number, 5))
+        writer.seal()
+        writer.run_lifecycle()
+
+
+@pytest.mark.parametrize("timeout_s", [None, LONG_S])
+def test_a_due_refresh_without_a_thread_is_done_by_the_next_lookup(
+    tmp_path: Path, limit: ThreadLimit, clock: ManualClock, timeout_s: float | None
+) -> None:
+    made = cold_index(tmp_path / "root", files=3)
+    with made.reader(clock=clock, refresh_interval_s=10) as reader:
+        before = [Answer.of(item) for item in reader.query("t", "all")]
+        publish_more(made, 3)
+        clock.advance(11)
+        limit.refuse("tiered-index-log")
+        # the log is due since a second: the answer is that of where the reader stands
+        result = reader.query("t", "all", timeout_s=LONG_S)
+        assert ([Answer.of(item) for item in result], result.status, limit.refused) == (before, "complete", 1)
+        result = reader.query("t", "all", timeout_s=timeout_s)
+        assert [Answer.of(item) for item in result] == made.expected("t", "all") != before
+
+
+def test_refreshes_of_several_indexes_without_threads(several: FaultStorage, limit: ThreadLimit, clock: ManualClock) -> None:
+    with IndexReader.open(storage_backend=several, clock=clock, refresh_interval_s=10) as reader:
+        clock.advance(11)
+        # those that opened the indexes would do it
+        reader._parts.threads._work.end()
+        reader._parts.threads._work.threads.clear()
+        limit.refuse("tiered-index-log", MANY)
+        before = [view.tries for view in reader._views]
+        assert len(reader.query("t", "all")) == 4
+        assert [view.tries for view in reader._views] == [tries + 1 for tries in before]
+        assert reader.refresh() == reader._views[0].log_state
+        assert [view.tries for view in reader._views] == [tries + 2 for tries in before]
+
+
+def test_opening_without_threads(several: FaultStorage, limit: ThreadLimit) -> None:
+    limit.refuse("tiered-index-log", MANY)
+    with IndexReader.open(storage_backend=several) as reader:
+        assert len(reader.sources) == 2
+        assert limit.refused == 2
+
+
+def test_a_search_without_a_thread(tmp_path: Path, limit: ThreadLimit) -> None:
+    made = cold_index(tmp_path / "root", files=3)
+    with made.reader() as reader:
+        limit.refuse("tiered-index-query")
+        try:
+            found = [Answer.of(item) for item in reader.query("t", "all")]
+        except StorageUnavailable as error:
+            assert "can't start new thread" in str(error)
+        else:
+            assert found == made.expected("t", "all")
+        assert limit.refused == 1
+        assert [Answer.of(item) for item in reader.query("t", "all")] == made.expected("t", "all")
+
+
+def test_ranges_without_threads_are_read_by_the_lookup(tmp_path: Path, limit: ThreadLimit) -> None:
+    made = cold_index(tmp_path / "root", files=1)
+    with made.reader() as reader:
+        limit.refuse("tiered-index-ranges", MANY)
+        cold = reader._cold_paths[0]
+        assert list(cold._side_by_side([lambda: 1, lambda: 2, lambda: 3])) == [1, 2, 3]
+        assert limit.refused == 2

@@ -1,0 +1,131 @@
+"""Pools of threads that nobody waits for: one that can't be started costs nothing but itself, and a close of several waits once."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import wait
+from typing import Any
+
+import pytest
+
+from tests.thread_limit import ThreadLimit
+from tiered_index.errors import InvalidArgument, StorageUnavailable
+from tiered_index.service import daemon_pool
+from tiered_index.service.daemon_pool import DaemonPool, closing_together
+
+NAME = "tested-pool"
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> ThreadLimit:
+    return ThreadLimit(monkeypatch)
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith(NAME)]
+
+
+def test_the_first_thread_cant_be_started(limit: ThreadLimit) -> None:
+    pool = DaemonPool(2, NAME)
+    made: list[int] = []
+    limit.refuse(NAME)
+    with pytest.raises(StorageUnavailable, match="can't start new thread"):
+        pool.submit(made.append, 1)
+    pool.submit(made.append, 2).result(30)
+    # what raised was not done behind it, and the count of what is left is right: two at once still have two threads
+    assert made == [2]
+    both = threading.Barrier(2)
+    for future in [pool.submit(both.wait, 30) for _ in range(2)]:
+        future.result(30)
+    pool.close()
+    assert not threads()
+
+
+def test_a_further_thread_cant_be_started(limit: ThreadLimit) -> None:
+    pool = DaemonPool(3, NAME)
+    hang = threading.Event()
+    first = pool.submit(hang.wait, 30)
+    limit.refuse(NAME)
+    second = pool.submit(threading.current_thread)
+    assert len(threads()) == 1
+    # the next one begins a thread, which does what is queued first
+    third = pool.submit(threading.current_thread)
+    assert second.result(30) in threads() and third.result(30) in threads()
+    assert not first.done()
+    hang.set()
+    assert first.result(30)
+    pool.close()
+    assert not threads()
+
+
+def test_no_thread_is_begun_while_one_is_free_and_none_is_missing() -> None:
+    pool = DaemonPool(8, NAME)
+    for _ in range(50):
+        pool.submit(int).result(30)
+    assert len(threads()) == 1
+    hang = threading.Event()
+    hung = [pool.submit(hang.wait, 30) for _ in range(7)]
+    assert pool.submit(lambda: "ran").result(30) == "ran"
+    hang.set()
+    wait(hung, 30)
+    pool.close()
+
+
+def test_a_closed_pool_says_so() -> None:
+    pool = DaemonPool(1, NAME)
+    pool.close()
+    pool.close()
+    with pytest.raises(InvalidArgument, match="closed"):
+        pool.submit(int)
+
+
+def test_cancelled_calls_are_counted_off() -> None:
+    pool = DaemonPool(2, NAME)
+    hang = threading.Event()
+    hung = [pool.submit(hang.wait, 30) for _ in range(2)]
+    for _ in range(5):
+        assert pool.submit(int).cancel()
+    hang.set()
+    wait(hung, 30)
+    pool.submit(int).result(30)
+    assert pool._work.count(0) == 0
+    pool.close()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_pools_closed_together_wait_once(together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = JoinClock(monkeypatch)
+    hang = threading.Event()
+    pools = [DaemonPool(2, NAME) for _ in range(3)]
+    hung = [pool.submit(hang.wait, 30) for pool in pools for _ in range(2)]
+    if together:
+        with closing_together():
+            for pool in pools:
+                pool.close()
+    else:
+        for pool in pools:
+            pool.close()
+    assert waits.waited_s == pytest.approx(daemon_pool._CLOSE_S * (1 if together else 3))
+    monkeypatch.undo()
+    hang.set()
+    wait(hung, 30)
+
+
+class JoinClock:
+    """A clock that moves only by the waits for threads, which end at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waited_s = 0.0
+        clock = self
+
+        class Time:
+            @staticmethod
+            def monotonic() -> float:
+                return clock.waited_s
+
+        def join(thread: threading.Thread, timeout: float | None = None) -> Any:
+            assert timeout is not None and thread.is_alive()
+            clock.waited_s += timeout
+
+        monkeypatch.setattr(daemon_pool, "time", Time)
+        monkeypatch.setattr(threading.Thread, "join", join)
