@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tiered_index.errors import CorruptFile, ObjectNotFound
+from tiered_index.errors import CorruptFile, ObjectNotFound, TieredIndexError
 from tiered_index.format.names import STAGING_PREFIX, TICKET_SUFFIX, data_name
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.log_records import LogRecord, LogState
@@ -29,12 +29,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StagedResult:
-    """What became of one file: `finished`, or why it was `left`; `corrupt` says that its staged object is damaged."""
+    """What became of one file: `finished`, or why it was `left`; `corrupt`: its staged object is damaged; `failed`: an error stopped it."""
 
     ticket: Ticket
     finished: FinishedObject | None = None
     left: str = ""
     corrupt: bool = False
+    failed: bool = False
 
 
 def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[StagedResult]]:
@@ -70,9 +71,10 @@ def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[
 
 
 def compact_staged(ticket: Ticket, storage: Storage, now_ms: int) -> StagedResult:
-    """Compact one file and send it, unpublished. Raises what the storage raises; what was sent is taken back then.
+    """Compact one file and send it, unpublished; what was sent is taken back where that fails.
 
-    A file that is damaged, or gone because it was published meanwhile, stands in the way of no other one: the result says so.
+    No file stands in the way of another: one that is damaged, or gone because it was published meanwhile, and whatever error storage or
+    disk raise is what the result says.
     """
     upload = Upload(storage, data_name(ticket.file_id, secrets.token_hex(8)))
     try:
@@ -90,6 +92,8 @@ def compact_staged(ticket: Ticket, storage: Storage, now_ms: int) -> StagedResul
             return StagedResult(ticket, left=f"its staged object is gone: {error}")
         if isinstance(error, CorruptFile):
             return StagedResult(ticket, left=str(error), corrupt=True)
+        if isinstance(error, TieredIndexError | OSError):
+            return _failed(ticket, error)
         raise
     stored = stored_file(upload.name, trailer, upload.size_bytes, now_ms)
     return StagedResult(ticket, FinishedObject(stored, upload.handle, tuple(upload.parts)))
@@ -98,8 +102,8 @@ def compact_staged(ticket: Ticket, storage: Storage, now_ms: int) -> StagedResul
 def publish_staged(results: Sequence[StagedResult], storage: Storage, log: StorageLog) -> tuple[LogState, list[StagedResult]]:
     """Complete the uploads and append one record with all files that still may come; return the log's state and what became of each.
 
-    Files that may not come any more are told as left, and taken back. Raises `CorruptFile`, what the storage raises: what was sent stays
-    then, since the record's outcome may be unknown; `orphans` decides.
+    Files that may not come any more are told as left, and taken back, and those whose upload can't be completed as failed. Raises what the
+    log raises: what was sent stays then, since the record's outcome may be unknown; `orphans` decides.
     """
     done = [_completed(result, storage) for result in results]
     finished = [result.finished for result in done if result.finished is not None]
@@ -132,7 +136,14 @@ def _completed(result: StagedResult, storage: Storage) -> StagedResult:
         complete([result.finished], storage)
     except ObjectNotFound:
         return StagedResult(result.ticket, left="its upload is gone: somebody has swept it")
+    except (TieredIndexError, OSError) as error:
+        return _failed(result.ticket, error)
     return result
+
+
+def _failed(ticket: Ticket, error: Exception) -> StagedResult:
+    _log.error("%s is not compacted: %s", ticket.file_id, error)
+    return StagedResult(ticket, left=f"{type(error).__name__}: {error}", failed=True)
 
 
 def _removals(log: StorageLog, tickets: Sequence[Ticket]) -> Removals:

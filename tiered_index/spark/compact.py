@@ -33,7 +33,10 @@ _DRIVEN = "plan and publish"
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """What was published, or with `dry_run` what would be tried. `left` and `damaged` are (file id, why) of files that were not."""
+    """What was published, or with `dry_run` what would be tried.
+
+    (file id, why) of files that were not: `left`, they may not come now; `damaged`, their staged object; `failed`, an error stopped them.
+    """
 
     files: int = 0
     entries: int = 0
@@ -41,6 +44,7 @@ class CompactReport:
     written_bytes: int = 0
     left: tuple[tuple[str, str], ...] = ()
     damaged: tuple[tuple[str, str], ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()
     log_number: int = 0
     dry_run: bool = False
     metrics: JobMetrics = field(default_factory=JobMetrics)
@@ -59,8 +63,8 @@ def compact(
     """Compact and publish every file that writers have staged in `storage`. Return what was done; `progress` as in `merge`.
 
     Repeating it is harmless, and so are two at once. With `dry_run` nothing is changed. Raises `NotAnIndex`, `ConfigError`, what the
-    storage raises: nothing is published then, unless the answer to the log record was lost. A damaged staged file is told, and stands in
-    the way of no other one: its writer compacts it.
+    storage raises to the driver: nothing is published then, unless the answer to the log record was lost. A damaged staged file, and one
+    whose task met an error of storage or disk, are told, and stand in the way of no other one: later jobs try again, or their writer.
     """
     if dry_run:
         return plan_compaction(storage=storage, s3=s3, clock=clock)
@@ -101,8 +105,9 @@ def _report(tickets: Sequence[Ticket], left: Sequence[StagedResult]) -> CompactR
         files=len(tickets),
         entries=sum(ticket.count for ticket in tickets),
         read_bytes=sum(ticket.size_bytes for ticket in tickets),
-        left=tuple((result.ticket.file_id, result.left) for result in left if not result.corrupt),
+        left=tuple((result.ticket.file_id, result.left) for result in left if not (result.corrupt or result.failed)),
         damaged=tuple((result.ticket.file_id, result.left) for result in left if result.corrupt),
+        failed=tuple((result.ticket.file_id, result.left) for result in left if result.failed),
     )
 
 

@@ -458,6 +458,7 @@ JOB_CALLS = [
     ("list", "staging/", 1), ("get", "staging/", 1), ("get_range", "staging/", 1), ("get_range", "staging/", 3), ("put", "data/", 1),
     ("head", "data/", 1), ("head", "data/", 2), ("put_if_absent", "log/", 1),
 ]  # fmt: skip
+OF_ONE_FILE = {("get_range", "staging/"), ("put", "data/"), ("head", "data/")}
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -468,8 +469,13 @@ def test_the_storage_fails_once_at_any_call_of_a_job(open_spark, faulty, storage
     fill(index, 2, 3)
     index.run_lifecycle()
     faulty.fail(operation, nth=nth, when=when, name_prefix=prefix)
-    with pytest.raises(StorageUnavailable):
-        Job(faulty, clock).run()
+    if (operation, prefix) in OF_ONE_FILE:
+        job = Job(faulty, clock)
+        assert len(job.run()) == 1
+        assert [r.left.startswith("StorageUnavailable: ") for r in job.results if r.failed] == [True]
+    else:
+        with pytest.raises(StorageUnavailable):
+            Job(faulty, clock).run()
     index.run_lifecycle()
     assert found(index) == [1, 2, 3]
     Job(faulty, clock).run()
@@ -540,6 +546,25 @@ def test_damage_of_a_staged_file_stops_no_other_one(open_spark, faulty, storage,
     clock.advance(601)
     index.run_lifecycle()
     holds(storage, clock, 1, 2)
+
+
+@pytest.mark.parametrize("error", [StorageUnavailable, lambda text: OSError(28, text)], ids=["storage", "disk"])
+def test_a_file_whose_task_fails_again_and_again_stops_no_other_one(open_spark, storage, clock, error):
+    index = open_spark()
+    for offset in (1, 2, 3):
+        fill(index, offset)
+    index.run_lifecycle()
+    *others, last = (handle.file_id for handle in index.files())
+    faulty = FaultStorage(storage)
+    faulty.fail("get_range", name_prefix=f"staging/{last}", times=None, error=error)
+    job = Job(faulty, clock)
+    assert job.run() == set(others)
+    assert [result.ticket.file_id for result in job.results if result.failed] == [last]
+    assert Job(faulty, clock).run() == set()
+    assert names_below(storage, "data/") == sorted(job.log.state.objects) and len(job.log.state.objects) == 2
+    assert Job(storage, clock).run() == {last}
+    index.run_lifecycle()
+    holds(storage, clock, 1, 2, 3)
 
 
 def test_a_flipped_bit_among_staged_entries_is_found(open_spark, storage, clock):

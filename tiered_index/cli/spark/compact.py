@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["compact"]
 
 _SHOWN = 5
-_CORRUPT = 4
+_UNAVAILABLE, _CORRUPT = 3, 4
 
 
 @command
@@ -33,7 +33,8 @@ def compact(
 ) -> int:
     """Compact the files that writers with setting compaction = "spark" have staged, and publish them with one log record.
 
-    A cron job that runs it takes compaction off the writers' hosts. Exit code 4 where a staged file is damaged: it is left to its writer.
+    A cron job that runs it takes compaction off the writers' hosts. Exit code 4 where a staged file is damaged: it is left to its writer;
+    3 where storage or disk failed a file: the others are published, the next run tries it again.
 
     [bold]Examples[/bold]
 
@@ -55,14 +56,14 @@ def compact(
     elapsed_s = time.monotonic() - begun
     if session.out.as_json:
         status = "planned" if dry_run else "compacted" if report.files else "nothing to do"
-        lists = {name: [list(pair) for pair in getattr(report, name)] for name in ("left", "damaged")}
+        lists = {name: [list(pair) for pair in getattr(report, name)] for name in ("left", "damaged", "failed")}
         document = asdict(replace(report, metrics=type(report.metrics)()))
         session.out.document(
             {"status": status, **document, **lists, "metrics": report.metrics.to_json(), "elapsed_s": round(elapsed_s, 3)}
         )
     else:
         _print(session, report, elapsed_s)
-    return _CORRUPT if report.damaged else 0
+    return _CORRUPT if report.damaged else _UNAVAILABLE if report.failed else 0
 
 
 def _print(session: Session, report: CompactReport, elapsed_s: float) -> None:
@@ -75,6 +76,7 @@ def _print(session: Session, report: CompactReport, elapsed_s: float) -> None:
         session.out.line("nothing to compact")
     _note(session, "left as it is", report.left)
     _note(session, "damaged, left to its writer", report.damaged)
+    _note(session, "failed", report.failed)
 
 
 def _note(session: Session, what: str, files: Sequence[tuple[str, str]]) -> None:
