@@ -56,6 +56,7 @@ class Journal:
     positions: dict[str, int] = field(default_factory=dict)
     sealed: bool = False
     valid_length: int = 0
+    log_number: int = 0
 
     @property
     def count(self) -> int:
@@ -89,16 +90,19 @@ def encode_open(
     offset_space: str,
     created_ms: int = 0,
     predecessor: tuple[str, int] | None = None,
+    log_number: int = 0,
 ) -> bytes:
     """Return the first bytes of a journal.
 
     `sequence` orders the files of one root by when they were begun, `created_ms` is that time by the writer's clock. `predecessor` is
     the lane's file before this one and how many durable entries it had: a journal that was cut short since is found out by it.
+    `log_number` is that of a record of the storage's log before any that names the file; 0 where none is known.
     """
     start = _START.pack(_MAGIC, JOURNAL_VERSION)
     return start + _record({
         "kind": "open", "file_id": file_id, "layout": layout.to_json(), "begin_ms": begin_ms, "lane": lane, "sequence": sequence,
         "offset_space": offset_space, "created_ms": created_ms, **({"predecessor": list(predecessor)} if predecessor else {}),
+        **({"log_number": log_number} if log_number else {}),
     })  # fmt: skip
 
 
@@ -174,7 +178,7 @@ def _apply(journal: Journal | None, document: dict[str, Any], file: str, positio
         return Journal(
             document["file_id"], Layout.from_json(document["layout"]), int(document["begin_ms"]), document["lane"],
             int(document["sequence"]), document["offset_space"], int(document["created_ms"]),
-            (str(before[0]), int(before[1])) if before else None,
+            (str(before[0]), int(before[1])) if before else None, log_number=int(document.get("log_number", 0)),
         )  # fmt: skip
     if kind == "batch":
         batch = BatchRecord(*(int(document[name]) for name in ("first", "count", "crc32", "second_min", "second_max", "end_ms")))

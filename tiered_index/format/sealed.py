@@ -20,7 +20,10 @@ __all__ = ["SealedFile"]
 
 @dataclass(frozen=True, kw_only=True)
 class SealedFile:
-    """`begin_ms` and `end_ms` are the header's, `created_ms` is when the file was begun; `writer` is told in the metadata."""
+    """`begin_ms` and `end_ms` are the header's, `created_ms` is when the file was begun; `writer` is told in the metadata.
+
+    `log_number` is that of a record of the storage's log before any that names the file; 0 where none is known.
+    """
 
     file_id: str
     layout: Layout
@@ -35,6 +38,7 @@ class SealedFile:
     topics: tuple[tuple[int, str], ...]
     positions: dict[str, int]
     writer: str
+    log_number: int = 0
 
     def compacted(self, entries: npt.NDArray[Any]) -> Iterator[bytes | memoryview]:
         """Yield the compacted file in pieces, the trailer last; `entries` as `Compaction` takes them."""
@@ -46,7 +50,7 @@ class SealedFile:
             offset_space=self.offset_space,
             writer=self.writer,
             more={"sequence": self.sequence, "predecessor": list(self.predecessor) if self.predecessor else None,
-                  "created_ms": self.created_ms},
+                  "created_ms": self.created_ms, **self._log_number_json()},
         )  # fmt: skip
 
     @property
@@ -61,8 +65,12 @@ class SealedFile:
             "count": self.count, "lane": self.lane, "sequence": self.sequence,
             "predecessor": list(self.predecessor) if self.predecessor else None, "created_ms": self.created_ms,
             "offset_space": self.offset_space, "topics": [list(pair) for pair in self.topics], "positions": self.positions,
-            "writer": self.writer,
+            "writer": self.writer, **self._log_number_json(),
         }  # fmt: skip
+
+    def _log_number_json(self) -> dict[str, int]:
+        """Return the optional member: none where no number is known, as in files of older versions."""
+        return {"log_number": self.log_number} if self.log_number else {}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> SealedFile:
@@ -74,4 +82,5 @@ class SealedFile:
             predecessor=(str(before[0]), int(before[1])) if before else None, created_ms=int(document["created_ms"]),
             offset_space=str(document["offset_space"]), topics=tuple((int(i), str(name)) for i, name in document["topics"]),
             positions={str(k): int(v) for k, v in document["positions"].items()}, writer=str(document["writer"]),
+            log_number=int(document.get("log_number", 0)),
         )  # fmt: skip

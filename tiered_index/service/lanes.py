@@ -36,7 +36,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class LaneContext:
-    """What the lanes of one root share. `admit` is asked before disk space is taken and raises `BackPressure` where there is none."""
+    """What the lanes of one root share. `admit` is asked before disk space is taken and raises `BackPressure` where there is none.
+
+    `log_number` says how much of the storage's log is known: files begin with it.
+    """
 
     root: Root
     catalog: Catalog
@@ -45,6 +48,7 @@ class LaneContext:
     offset_space: str
     sequence: itertools.count[int]
     admit: Callable[[int], None]
+    log_number: Callable[[], int]
 
 
 class Lane:
@@ -147,6 +151,7 @@ class Lane:
                 self._context.offset_space,
                 self._context.clock.now_ms(),
                 self._last,
+                self._context.log_number(),
             )
         except OSError as error:
             reserve.discard()

@@ -176,7 +176,10 @@ def _assemble(
                 "uploads or retirement must make room first"
             )
 
-    context = LaneContext(root, catalog, topics, clock, marker.offset_space, itertools.count(recovered.next_sequence), admit)
+    context = LaneContext(
+        root, catalog, topics, clock, marker.offset_space, itertools.count(recovered.next_sequence), admit,
+        log_number=lambda: session.log.state.number,
+    )  # fmt: skip
     small = Layout(layout.preset, layout.schema, layout.slots, min(layout.items, _QUARANTINE_ITEMS))
     main = Lane(MAIN, layout, context, reserves=True, known=lambda: flusher.positions)
     quarantine = Lane(QUARANTINE, small, context, reserves=False)

@@ -1,4 +1,7 @@
-"""Which files the log has removed: what its state, which names only what exists, doesn't say. Threads: one."""
+"""Which files the log has removed: what its state, which names only what exists, doesn't say. Threads: one.
+
+Where to look is told by numbers of the log, never by times: clocks of different hosts differ, and are put right.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,33 @@ from tiered_index.service.storage_log import StorageLog
 
 __all__ = ["CLOCK_SLACK_MS", "Removals"]
 
-CLOCK_SLACK_MS = 86_400_000
-"""By which a writer's clock may have been put back."""
+CLOCK_SLACK_MS = 0
 
 
 class Removals:
-    """The files of which a record behind number `after`, and not made before `since_ms`, has removed an object.
+    """The files of which a record has removed an object. Each record is read once, at a request each."""
 
-    Each record is read once, at a request each; asked again, only what the log has gained since.
-    """
-
-    def __init__(self, log: StorageLog, *, since_ms: int = 0, after: int = 0) -> None:
+    def __init__(self, log: StorageLog, *, since_ms: int = 0) -> None:
         self._log = log
-        self._since_ms = since_ms
-        self._after = after
+        self._first = self._last = 0  # records behind `_first` up to `_last` have been read
         self._files: set[str] = set()
 
-    def files(self, state: LogState) -> set[str]:
-        """Return the ids of those files as of `state`. Raises what the storage raises; what was read is read again then."""
-        if state.number > self._after:
-            for record in self._log.records_back(state.number, after=self._after, since_ms=self._since_ms):
-                self._files.update(name.split("/")[1] for name in record.remove if name.startswith(DATA_PREFIX))
-            self._after = state.number
+    def files(self, state: LogState, after: int = 0) -> set[str]:
+        """Return the ids of the files that records behind number `after`, up to `state`'s, have removed, and maybe older ones'.
+
+        Raises what the storage raises; what was read before is not read again.
+        """
+        if after >= self._last:
+            self._files = set()
+            self._first = self._last = max(state.number, after)
+        while self._last < state.number:
+            self._read(self._last + 1)
+            self._last += 1
+        while self._first > after:
+            self._read(self._first)
+            self._first -= 1
         return self._files
+
+    def _read(self, number: int) -> None:
+        removed = self._log.record(number).remove
+        self._files.update(name.split("/")[1] for name in removed if name.startswith(DATA_PREFIX))

@@ -39,7 +39,10 @@ _PIECES_A_RANGE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """Says that `object` has file `file_id`, staged by the writer of `epoch`. `created_ms` is the file's, `staged_ms` the object's."""
+    """Says that `object` has file `file_id`, staged by the writer of `epoch`. `created_ms` is the file's, `staged_ms` the object's.
+
+    `log_number` is that of a record of the log before any that names the file; 0, as in older tickets, where none is known.
+    """
 
     file_id: str
     epoch: int
@@ -49,6 +52,7 @@ class Ticket:
     count: int
     created_ms: int
     staged_ms: int
+    log_number: int = 0
 
     @property
     def name(self) -> str:
@@ -64,6 +68,7 @@ class Ticket:
         """Return the ticket in `data`. Raises `CorruptFile`, `UnsupportedVersion`."""
         document = decode_document(data, file)
         try:
+            document.setdefault("log_number", 0)
             values: dict[str, Any] = {n: str(document[n]) if n in ("file_id", "object") else int(document[n]) for n in cls.__slots__}
             ticket = cls(**values)
         except MALFORMED as error:
@@ -79,6 +84,7 @@ def sealed_form(file: UnsealedFile) -> SealedFile:
         file_id=file.file_id, layout=file.layout, begin_ms=file.table.begin_ms, end_ms=file.table.end_ms, count=file.count, lane=file.lane,
         sequence=file.sequence, predecessor=file.predecessor, created_ms=file.created_ms, offset_space=file.offset_space,
         topics=tuple(sorted(file.topics.items())), positions=dict(file.positions), writer=f"tiered_index {__version__}",
+        log_number=file.log_number,
     )  # fmt: skip
 
 
@@ -109,7 +115,7 @@ def send_entries(storage: Storage, sealed: SealedFile, entries: Array, *, epoch:
         raise
     return Ticket(
         file_id=sealed.file_id, epoch=epoch, object=name, size_bytes=upload.size_bytes, entries_bytes=len(data), count=len(entries),
-        created_ms=sealed.created_ms, staged_ms=now_ms,
+        created_ms=sealed.created_ms, staged_ms=now_ms, log_number=sealed.log_number,
     )  # fmt: skip
 
 

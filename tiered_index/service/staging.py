@@ -27,7 +27,7 @@ from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.compacted_file import CompactedFile, open_stored
 from tiered_index.service.log_records import StoredObject
 from tiered_index.service.positions import durable_positions, positions_of, says_more
-from tiered_index.service.removals import CLOCK_SLACK_MS, Removals
+from tiered_index.service.removals import Removals
 from tiered_index.service.session import StorageSession
 from tiered_index.service.staged import Ticket, sealed_form, send_entries
 from tiered_index.service.unsealed_file import UnsealedFile
@@ -67,7 +67,7 @@ class Staging:
         self._resumed = False
         self._since_ms: dict[str, int] = {}  # since when a sealed file is staged, or should be
         self._staged: dict[str, _Staged] = {}
-        self._removals: Removals | None = None
+        self._removals = Removals(session.log)
         self._published: dict[str, UnsealedFile] = {}
         self._leftovers: list[str] = []
         self.staged = 0
@@ -101,7 +101,7 @@ class Staging:
             self._resume()
         if file.file_id in self._recovered or file.file_id in self._staged:
             state = self._session.log.state
-            if file.file_id in self._looked_back().files(state):
+            if file.file_id in self._removals.files(state, file.log_number):
                 self._take_as_published(file)
                 return
             self._recovered.discard(file.file_id)
@@ -132,7 +132,6 @@ class Staging:
         if known is None:
             sealed, entries = sealed_form(file), file.entries()
             now_ms = self._clock.now_ms()
-            self._looked_back()  # from before anybody else can publish the file
             ticket = send_entries(session.storage, sealed, entries, epoch=session.epoch, now_ms=now_ms, part_bytes=self._part_bytes)
             self._staged[file.file_id] = known = _Staged(ticket, told=False)
             self._since_ms[file.file_id] = now_ms
@@ -140,17 +139,6 @@ class Staging:
         session.storage.put(known.ticket.name, known.ticket.encode())
         self._staged[file.file_id] = replace(known, told=True)
         self.staged += 1
-
-    def _looked_back(self) -> Removals:
-        """Return where to look which files were merged away: from when the oldest recovered file was begun, else from here on."""
-        if self._removals is None:
-            recovered = [h for h in self._catalog.all() if isinstance(h, UnsealedFile) and h.file_id in self._recovered]
-            log = self._session.log
-            if recovered:
-                self._removals = Removals(log, since_ms=min(file.created_ms for file in recovered) - CLOCK_SLACK_MS)
-            else:
-                self._removals = Removals(log, after=log.state.number)
-        return self._removals
 
     def _adopt(self, file: UnsealedFile, stored: StoredObject) -> None:
         """Believe a job's object: it has the size that the log says and the trailer of this file."""
@@ -193,8 +181,6 @@ class Staging:
             if not (isinstance(handle, UnsealedFile) or (isinstance(handle, CompactedFile) and handle.folder == COMPACTED)):
                 self._leftovers += [staged.ticket.name, staged.ticket.object]
                 del self._staged[file_id]
-        if not self._staged:
-            self._removals = None
         while self._leftovers:
             self._session.storage.delete(self._leftovers[0])
             del self._leftovers[0]

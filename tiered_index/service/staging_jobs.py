@@ -16,7 +16,7 @@ from tiered_index.errors import CorruptFile, ObjectNotFound, TieredIndexError
 from tiered_index.format.names import STAGING_PREFIX, TICKET_SUFFIX, data_name
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.log_records import LogRecord, LogState
-from tiered_index.service.removals import CLOCK_SLACK_MS, Removals
+from tiered_index.service.removals import Removals
 from tiered_index.service.staged import Ticket, read_sealed, staged_entries
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.service.unpublished import FinishedObject, Upload, abandon, complete, stored_file
@@ -41,7 +41,7 @@ class StagedResult:
 def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[StagedResult]]:
     """Return the tickets whose files can be compacted now, oldest first, and those that are left.
 
-    Costs a listing, a request a ticket, and one for each log record since the oldest file was begun.
+    Costs a listing, a request a ticket, and one for each log record since the oldest of the files was begun.
     """
     tickets: list[Ticket] = []
     left: list[StagedResult] = []
@@ -59,7 +59,7 @@ def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[
             left.append(StagedResult(damaged, left=str(error), corrupt=True))
     # the log after the tickets: what was published meanwhile is known
     state = log.refresh()
-    gone = _removals(log, tickets).files(state) if tickets else set()
+    gone = Removals(log).files(state, _before(tickets)) if tickets else set()
     ready = []
     for ticket in sorted(tickets, key=lambda ticket: (ticket.staged_ms, ticket.file_id)):
         reason = _reason(ticket, state, gone)
@@ -109,11 +109,11 @@ def publish_staged(results: Sequence[StagedResult], storage: Storage, log: Stora
     finished = [result.finished for result in done if result.finished is not None]
     if not finished:
         return log.state, done
-    removals = _removals(log, [result.ticket for result in done])
+    removals, before = Removals(log), _before([result.ticket for result in done])
     reasons: dict[str, str] = {}
 
     def make(state: LogState) -> LogRecord | None:
-        gone = removals.files(state)
+        gone = removals.files(state, before)
         reasons.clear()
         reasons.update((r.ticket.file_id, why) for r in done if (why := _reason(r.ticket, state, gone)))
         add = tuple(one.stored for one in finished if one.stored.file_id not in reasons)
@@ -146,8 +146,8 @@ def _failed(ticket: Ticket, error: Exception) -> StagedResult:
     return StagedResult(ticket, left=f"{type(error).__name__}: {error}", failed=True)
 
 
-def _removals(log: StorageLog, tickets: Sequence[Ticket]) -> Removals:
-    return Removals(log, since_ms=min(ticket.created_ms for ticket in tickets) - CLOCK_SLACK_MS)
+def _before(tickets: Sequence[Ticket]) -> int:
+    return min(ticket.log_number for ticket in tickets)
 
 
 def _reason(ticket: Ticket, state: LogState, gone: set[str]) -> str:

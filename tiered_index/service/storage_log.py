@@ -8,6 +8,7 @@ Threads: every method from any thread; appends of one process are serialised by 
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import threading
 from collections.abc import Callable, Container, Iterator
@@ -34,6 +35,7 @@ from tiered_index.storage.base import Storage
 
 __all__ = ["Genesis", "LogRecord", "LogState", "StorageLog", "StoredObject", "fenced"]
 
+_LISTED = 1000
 _MAX_RACES = 1000
 # numbers that may be lost to other writers in one append before it gives up
 
@@ -168,13 +170,21 @@ class StorageLog:
 
         return self.append("an archived segment", epoch, make)
 
-    def records_back(self, last: int, *, after: int = 0, since_ms: int = 0) -> Iterator[LogRecord]:
-        """Yield records `last`, `last` - 1 ... down to behind `after`, or to the first one made before `since_ms`; a request each."""
-        for number in range(last, after, -1):
-            record = LogRecord.decode(self._storage.get(log_name(number)), log_name(number))
-            yield record
-            if record.created_ms < since_ms:
-                break
+    def record(self, number: int) -> LogRecord:
+        """Return record `number`: a request. Raises `CorruptFile`, what the storage raises."""
+        return LogRecord.decode(self._storage.get(log_name(number)), log_name(number))
+
+    def numbers_since(self, last: int, since_ms: int) -> Iterator[int]:
+        """Yield `last` and the numbers before it of records that were put since `since_ms` by the storage's clock; a listing a thousand."""
+        while last > 0:
+            after = max(0, last - _LISTED)
+            listed = self._storage.list(LOG_PREFIX, start_after=log_name(after) if after else "")
+            ages = ((number_of(info.name), info.modified_ms) for info in itertools.islice(listed, last - after))
+            young = [number for number, modified_ms in ages if number <= last and modified_ms >= since_ms]
+            yield from reversed(young)
+            if len(young) < last - after:
+                return
+            last = after
 
     def append(self, what: str, epoch: int | None, make: Make) -> LogState:
         """Append what `make` returns for the state at the end of the log; None means there is nothing left to do.

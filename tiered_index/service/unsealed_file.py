@@ -93,6 +93,7 @@ class UnsealedFile(AlwaysRead):
         self.published = False  # by a job that compacted it elsewhere: the storage has it, or what it was merged into
         self.created_ms = journal.created_ms
         self.predecessor = journal.predecessor
+        self.log_number = journal.log_number
         self._journal_length = journal.valid_length
         self._descriptor: int | None = descriptor
         self._journal_descriptor: int | None = journal_descriptor
@@ -101,13 +102,13 @@ class UnsealedFile(AlwaysRead):
     @classmethod
     def begin(
         cls, root: Root, reserve: Reserve, begin_ms: int, lane: str, sequence: int, offset_space: str, created_ms: int,
-        predecessor: tuple[str, int] | None = None,
+        predecessor: tuple[str, int] | None = None, log_number: int = 0,
     ) -> UnsealedFile:
         """Turn reserved space into a file: header, journal with its open record, then both get their names, the journal first."""
         disk, layout = root.disk, reserve.layout
         file_id = new_file_id(begin_ms)
         table = UnsealedTable(layout, begin_ms)
-        record = encode_open(file_id, layout, begin_ms, lane, sequence, offset_space, created_ms, predecessor)
+        record = encode_open(file_id, layout, begin_ms, lane, sequence, offset_space, created_ms, predecessor, log_number)
         temporary = root.temporary(UNSEALED)
         journal_descriptor = disk.create(temporary)
         try:
@@ -124,7 +125,10 @@ class UnsealedFile(AlwaysRead):
                 with contextlib.suppress(OSError):
                     disk.unlink(path)
             raise
-        journal = Journal(file_id, layout, begin_ms, lane, sequence, offset_space, created_ms, predecessor, valid_length=len(record))
+        journal = Journal(
+            file_id, layout, begin_ms, lane, sequence, offset_space, created_ms, predecessor, valid_length=len(record),
+            log_number=log_number,
+        )  # fmt: skip
         return cls(root, journal, table, reserve.descriptor, journal_descriptor)
 
     @classmethod

@@ -10,6 +10,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from tiered_index.clock import Clock
@@ -22,7 +23,7 @@ from tiered_index.service.deletions import Deletions
 from tiered_index.service.local_checks import verify_runs, verify_tables
 from tiered_index.service.log_records import LogState, StoredObject
 from tiered_index.service.positions import durable_positions, says_more
-from tiered_index.service.removals import CLOCK_SLACK_MS, Removals
+from tiered_index.service.removals import Removals
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.session import StorageSession
 from tiered_index.service.storage_log import fenced
@@ -47,7 +48,8 @@ class Uploads:
         self._clock = clock
         self._part_bytes = part_bytes
         self._refresh = refresh
-        self._unheard: dict[str, Removals | None] = dict.fromkeys(recovered)
+        self._unheard = set(recovered)
+        self._removals = Removals(session.log)
         self._sent: dict[str, str] = {}  # file id -> object that was uploaded whole and is not known to be in the log
 
     def upload(self, file: CompactedFile) -> None:
@@ -69,7 +71,7 @@ class Uploads:
             raise fenced(storage.uri, state.epoch, epoch)
         known = state.object_of(file.file_id)
         may_be_gone = known is None and (sent is not None or file.file_id in self._unheard)
-        if may_be_gone and file.file_id in self._removals(file).files(state):
+        if may_be_gone and file.file_id in self._removals.files(state, _log_number(file)):
             self._let_go(file)
             return
         if known is None:
@@ -105,29 +107,22 @@ class Uploads:
                 storage.delete(name)
         target = self._move(file)
         self._sent.pop(file.file_id, None)
-        self._unheard.pop(file.file_id, None)
+        self._unheard.discard(file.file_id)
         if known == replace(stored, name=known.name, published_ms=known.published_ms):
             self._cold.keep(known, file.local.data)  # else another version's compaction: its bytes are not these
         self._catalog.put(open_local(target, StorageBytes(self._cold, known)))
 
     def suspect(self, file_id: str) -> None:
         """Take note that others may publish a file from now on."""
-        self._unheard.setdefault(file_id, None)
+        self._unheard.add(file_id)
 
     def _publish(self, file: CompactedFile, stored: StoredObject) -> StoredObject | None:
         """Append the record, unless others were first; return what the log has, None where a merge has removed it since."""
         log = self._session.log
-        removed = self._removals(file).files if file.file_id in self._unheard else _none
+        before = _log_number(file)
+        removed = partial(self._removals.files, after=before) if file.file_id in self._unheard else _none
         positions = durable_positions(file, self._catalog.all())
         return log.publish(self._session.epoch, (stored,), positions=positions, removed=removed).object_of(file.file_id)
-
-    def _removals(self, file: CompactedFile) -> Removals:
-        """Return where to look whether a file was merged away; what has been looked at once is not looked at again."""
-        removals = self._unheard.get(file.file_id)
-        if removals is None:
-            created_ms = int(file.metadata().more.get("created_ms", 0))
-            removals = self._unheard[file.file_id] = Removals(self._session.log, since_ms=created_ms - CLOCK_SLACK_MS)
-        return removals
 
     def _move(self, file: CompactedFile) -> Path:
         """Move a file to ``uploaded``, durably; return where it is."""
@@ -151,7 +146,7 @@ class Uploads:
         self._refresh()
         log.say(self._session.epoch, durable_positions(file, self._catalog.all()))
         self._sent.pop(file.file_id, None)
-        self._unheard.pop(file.file_id, None)
+        self._unheard.discard(file.file_id)
         if says_more(file, log.state.positions):
             target = self._move(file)
             self._catalog.put(open_local(target))
@@ -190,6 +185,11 @@ class Uploads:
                     storage.abort_upload(handle)
                     swept += 1
         return swept
+
+
+def _log_number(file: CompactedFile) -> int:
+    """Return the number of a record before any that names the file; 0, the log's beginning, for files of older versions."""
+    return int(file.metadata().more.get("log_number", 0))
 
 
 def _none(state: LogState) -> Container[str]:

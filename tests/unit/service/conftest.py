@@ -31,11 +31,11 @@ def open_index(tmp_path, clock, storage):
     numbers = itertools.count()
 
     def make(root=None, **settings):
-        chosen = {"slots": 7, "items": 20, "background": False, "query_threads": 2, **settings}
+        chosen = {"slots": 7, "items": 20, "background": False, "query_threads": 2, "clock": clock, **settings}
         backend = chosen.pop("storage_backend", storage)
         folder = tmp_path / (root or f"root{next(numbers)}")
         chosen = {name: value for name, value in chosen.items() if value is not ...}
-        opened.append(IndexService.open(root=folder, storage_backend=backend, clock=clock, disk=FaultDisk(), **chosen))
+        opened.append(IndexService.open(root=folder, storage_backend=backend, disk=FaultDisk(), **chosen))
         return opened[-1]
 
     yield make

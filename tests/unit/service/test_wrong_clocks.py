@@ -1,0 +1,187 @@
+"""Files are published once, and what was just removed stays for its readers, whatever the clocks of hosts say."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.staging import Job
+from tiered_index import IndexReader
+from tiered_index.clock import ManualClock
+from tiered_index.errors import StorageUnavailable
+from tiered_index.format.names import log_name
+from tiered_index.service.log_records import decode_document, encode_document
+from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.service.orphans import find_orphans
+from tiered_index.service.removals import Removals
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.storage_faults import FaultStorage
+
+DAYS_S = 3 * 86_400
+T = 1_700_000_000_000 - 36_000_000
+SETTINGS = {"refresh_interval_s": 0, "compact_timeout_s": 600, "max_late_s": 10**9}
+
+
+@pytest.fixture
+def storage(clock):
+    return MemoryStorage(clock=clock)
+
+
+@pytest.fixture
+def faulty(storage):
+    return FaultStorage(storage)
+
+
+@pytest.fixture
+def open_ahead(open_index, faulty, clock):
+    """Open an index whose host's clock is `ahead_s` ahead of everybody else's."""
+
+    def make(ahead_s, **settings):
+        wrong = ManualClock(clock.now_ms() + ahead_s * 1000)
+        return open_index("root", **{"storage_backend": faulty, "clock": wrong, "compaction": "spark", **SETTINGS, **settings})
+
+    return make
+
+
+def fill(index):
+    for offset in (1, 2, 3):
+        index.put("t", 0, "k", offset, 1, T + offset, source="log", source_position=offset)
+    index.seal()
+
+
+def merge_all(storage, clock):
+    log = StorageLog(storage, clock)
+    log.open()
+    assert merge(storage, log, clock, MergeOptions(window_s=3600, min_age_s=0, shard_bytes=1 << 20), threads=1).sources == 1
+
+
+def say(storage, clock, step):
+    log = StorageLog(storage, clock)
+    log.open()
+    log.say(log.state.epoch, {"elsewhere": step})
+
+
+def entries(storage, clock):
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        return sum(handle.count for handle in reader.files())
+
+
+@pytest.mark.parametrize("ahead_s", [DAYS_S, 0, -DAYS_S])
+@pytest.mark.parametrize("later_s", [0, -DAYS_S, DAYS_S])
+@pytest.mark.parametrize("older", [False, True])
+def test_two_jobs_publish_a_file_once(open_ahead, storage, clock, ahead_s, later_s, older):
+    """By the second one the file is merged away, and a host with another time has said something. `older`: tickets without a number."""
+    fill(index := open_ahead(ahead_s))
+    index.run_lifecycle()
+    if older:
+        for info in list(storage.list("staging/")):
+            if info.name.endswith(".ticket"):
+                document = decode_document(storage.get(info.name), "ticket")
+                assert document.pop("log_number") > 0
+                document.pop("version")
+                storage.put(info.name, encode_document(document))
+    jobs = [Job(storage, clock).look().compact() for _ in range(2)]
+    assert len(jobs[0].publish()) == 1
+    merge_all(storage, clock)
+    say(storage, ManualClock(clock.now_ms() + later_s * 1000), 1)
+    assert jobs[1].publish() == set() and jobs[1].reasons == ["was published and merged meanwhile"]
+    assert Job(storage, clock).run() == set()
+    assert entries(storage, clock) == 3
+
+
+@pytest.mark.parametrize("compaction", ["spark", "local"])
+@pytest.mark.parametrize("ahead_s", [DAYS_S, -DAYS_S])
+def test_a_host_whose_clock_was_put_right_publishes_nothing_again(open_ahead, faulty, storage, clock, compaction, ahead_s):
+    """Its file was published, by a job or by a record whose answer was lost, and merged; the host comes back after a crash."""
+    fill(index := open_ahead(ahead_s, compaction=compaction))
+    if compaction == "local":
+        faulty.fail("put_if_absent", name_prefix="log/", when="after")
+        with pytest.raises(StorageUnavailable):
+            index.run_lifecycle()
+    else:
+        index.run_lifecycle()
+        assert len(Job(storage, clock).run()) == 1
+    index.abandon()
+    merge_all(storage, clock)
+    say(storage, ManualClock(clock.now_ms() - DAYS_S * 1000), 1)
+    again = open_ahead(0, compaction=compaction)
+    again.run_lifecycle()
+    again.run_lifecycle()
+    Job(storage, clock).run()
+    assert entries(storage, clock) == 3
+    assert sum(handle.count for handle in again.files()) == 3
+    assert again.log_state.positions["log"] == 3
+
+
+def test_what_was_removed_a_moment_ago_is_no_orphan_though_a_record_behind_it_says_long_ago(open_ahead, storage, clock):
+    fill(index := open_ahead(0, compaction="local"))
+    index.run_lifecycle()
+    index.abandon()
+    [name] = [info.name for info in storage.list("data/")]
+    clock.advance(DAYS_S)
+    merge_all(storage, clock)
+    say(storage, ManualClock(clock.now_ms() - DAYS_S * 1000), 1)
+    log = StorageLog(storage, clock)
+    log.open()
+    assert not find_orphans(storage, log, clock).objects
+    clock.advance(86_401)
+    assert [info.name for info in find_orphans(storage, log, clock).objects] == [name]
+
+
+def test_numbers_of_young_records_are_found_a_listing_at_a_time(storage, clock, monkeypatch):
+    monkeypatch.setattr("tiered_index.service.storage_log._LISTED", 3)
+    for number in range(1, 11):
+        clock.advance(10)
+        storage.put(log_name(number), b"x")
+    log = StorageLog(storage, clock)
+    for age_s, last in ((0, 10), (25, 10), (65, 10), (1000, 10), (65, 7), (1000, 3), (5, 4), (1000, 0)):
+        young = [n for n in range(last, 0, -1) if (10 - n) * 10 <= age_s]
+        assert list(log.numbers_since(last, clock.now_ms() - age_s * 1000)) == young
+
+
+def test_a_record_is_read_once_by_whoever_looks_back(open_ahead, storage, clock):
+    fill(index := open_ahead(0, compaction="local"))
+    index.run_lifecycle()
+    file_id = next(iter(index.log_state.files))
+    merge_all(storage, clock)
+    counted = FaultStorage(storage)
+    log = StorageLog(counted, clock)
+    log.open()
+    for step in range(5):
+        log.say(log.state.epoch, {"elsewhere": step})
+    removals = Removals(log)
+
+    def gets(after):
+        before = counted.calls("get")
+        files = removals.files(log.state, after)
+        return counted.calls("get") - before, file_id in files
+
+    last = log.state.number
+    assert gets(last - 2) == (2, False)
+    assert gets(last - 2) == (0, False)
+    assert gets(0) == (last - 2, True)
+    assert gets(last - 2) == (0, True), "older ones may be told, too"
+    log.say(log.state.epoch, {"elsewhere": 9})
+    assert gets(1) == (1, True)
+    assert gets(last + 1) == (0, False), "what lies behind is forgotten"
+    counted.fail("get", nth=4)
+    with pytest.raises(StorageUnavailable):
+        gets(0)
+    assert gets(0) == (last + 1 - 3, True), "what was read before an error is kept"
+
+
+def test_a_file_says_how_much_of_the_log_it_is_younger_than(open_ahead, storage, clock):
+    for step in range(20):
+        if step == 0:
+            index = open_ahead(0)
+        say(storage, clock, step)
+    index._lifecycle.refresh()
+    fill(index)
+    index.run_lifecycle()
+    counted = FaultStorage(storage)
+    job = Job(counted, clock)
+    [ticket] = job.look().tickets
+    assert ticket.log_number == index.log_state.number == job.log.state.number
+    before = counted.calls("get")
+    Job(counted, clock).look()
+    assert counted.calls("get") - before == 2, "a checkpoint and a ticket, no record"
