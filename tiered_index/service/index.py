@@ -21,6 +21,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.buffer import BufferedChunk
 from tiered_index.service.catalog import Handle
 from tiered_index.service.compacted_file import DamagedFile
+from tiered_index.service.daemon_pool import closing_together
 from tiered_index.service.lifecycle import Progress
 from tiered_index.service.log_records import ArchivedSegment, LogState
 from tiered_index.service.lookups import Lookups
@@ -292,8 +293,9 @@ class IndexService(Lookups):
     # Inside
 
     def _release(self, *, keep_reserve: bool = False) -> None:
-        self._engine.close()
-        self._cold.close()
+        with closing_together():
+            self._engine.close()
+            self._cold.close()
         for handle in self._catalog.all():
             if isinstance(handle, UnsealedFile):
                 handle.release()

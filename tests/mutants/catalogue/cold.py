@@ -42,7 +42,7 @@ MUTANTS = (
     ),
     Mutant(
         "ranges-without-bound", "more ranges travel at once than may",
-        "service/cold/path.py", "threading.BoundedSemaphore(self.settings.query_threads)", "threading.BoundedSemaphore(1 << 20)",
+        "service/cold/travel.py", "threading.BoundedSemaphore(ranges)", "threading.BoundedSemaphore(1 << 20)",
         (f"{PARALLEL}::test_lookups_of_one_file_each_share_the_bound",),
     ),
     Mutant(

@@ -13,6 +13,9 @@ OPENING = f"{HERE}/test_opening.py"
 SHARED = f"{HERE}/test_shared_bounds.py"
 REFRESHES = f"{HERE}/test_refreshes.py"
 LOGS = "tests/unit/service/cold/test_hanging_logs.py"
+OVERDUE = "tests/unit/service/cold/test_overdue_logs.py"
+LIMIT = "tests/unit/service/cold/test_thread_limit.py"
+POOL = "tests/unit/service/test_daemon_pool.py"
 CACHE = "tests/unit/service/cold/test_local_cache.py"
 PARALLEL = "tests/unit/service/cold/test_parallel_reads.py"
 
@@ -81,7 +84,8 @@ MUTANTS = (
     ),
     Mutant(
         "only-the-first-error-of-a-refresh", "a refresh succeeds although a later index's log could not be read",
-        "service/reader.py", "states = [future.result() for future in reading]", "states = [reading[0].result()]",
+        "service/reader.py", "states = [future.result() for future in self._parts.side_by_side([view.refresh for view in self._views])]",
+        "states = [self._parts.side_by_side([view.refresh for view in self._views])[0].result()]",
         (f"{REFRESHES}::test_a_refresh_that_is_asked_for_does_all_and_tells_the_first_error",),
     ),
     Mutant(
@@ -108,5 +112,41 @@ MUTANTS = (
         "closed-reader-fills-its-catalog", "a log read behind a close brings back the files that closing has let go of",
         "service/index_view.py", "if self._closed:", "if not self._parts:",
         (f"{LOGS}::test_a_close_does_not_wait_for_a_request_that_hangs[get]",),
+    ),
+    Mutant(
+        "bound-of-ranges-for-each-index", "each index of a reader has a bound of ranges of its own",
+        "service/index_view.py", "travel=parts.travel,", "travel=None,",
+        (f"{SHARED}::test_one_bound_of_ranges_that_travel_over_all",),
+    ),
+    Mutant(
+        "claim-kept-without-a-thread", "a refresh whose thread can't be started stays claimed: nobody reads the log any more",
+        "service/reader.py", "view.release_claim()", "pass",
+        (f"{LIMIT}::test_a_due_refresh_without_a_thread_is_done_by_the_next_lookup[300.0]",),
+    ),
+    Mutant(
+        "thread-listed-that-never-started", "a close waits for a thread that could not be started",
+        "service/daemon_pool.py", "        thread.start()\n        work.threads.append(thread)",
+        "        work.threads.append(thread)\n        thread.start()",
+        (f"{POOL}::test_the_first_thread_cant_be_started",),
+    ),
+    Mutant(
+        "refused-call-counted", "a call that no thread could be had for counts as under way for ever",
+        "service/daemon_pool.py", "                        work.count(-1)\n", "                        work.count(0)\n",
+        (f"{POOL}::test_no_thread_is_left_behind_a_refused_call",),
+    ),
+    Mutant(
+        "pools-wait-one-after-another", "a close waits a second for each pool",
+        "service/daemon_pool.py", "until_s = shared_s if shared_s is not None else", "until_s =",
+        (f"{POOL}::test_pools_closed_together_wait_once[True]",),
+    ),
+    Mutant(
+        "complete-however-old", "an answer is complete though the log has been hanging for hours",
+        "service/index_view.py", "age_s if age_s > interval_s + max(interval_s, _OVERDUE_S) else None", "None",
+        (f"{OVERDUE}::test_one_that_may_make_no_request_is_not_complete_either",),
+    ),
+    Mutant(
+        "patient-lookup-waits-for-nobody", "a lookup without a bound of time is answered from before a refresh that is under way",
+        "service/reader.py", "view.catch_up(before)", "pass",
+        (f"{OVERDUE}::test_who_joins_a_refresh_that_came_to_nothing_does_it",),
     ),
 )  # fmt: skip

@@ -32,13 +32,26 @@ def test_the_first_thread_cant_be_started(limit: ThreadLimit) -> None:
     with pytest.raises(StorageUnavailable, match="can't start new thread"):
         pool.submit(made.append, 1)
     pool.submit(made.append, 2).result(30)
-    # what raised was not done behind it, and the count of what is left is right: two at once still have two threads
+    # what raised was not done behind it
     assert made == [2]
     both = threading.Barrier(2)
     for future in [pool.submit(both.wait, 30) for _ in range(2)]:
         future.result(30)
     pool.close()
     assert not threads()
+
+
+def test_no_thread_is_left_behind_a_refused_call(limit: ThreadLimit) -> None:
+    pool = DaemonPool(8, NAME)
+    limit.refuse(NAME, 3)
+    for _ in range(3):
+        with pytest.raises(StorageUnavailable):
+            pool.submit(int)
+    for _ in range(5):
+        pool.submit(int).result(30)
+    # one call at a time needs one thread, whatever was refused before
+    assert len(threads()) == 1
+    pool.close()
 
 
 def test_a_further_thread_cant_be_started(limit: ThreadLimit) -> None:
