@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from tests.spark.entries import BEGIN_MS, DAY_MS, check, messages, states, sweep, total, write_parquet
 from tiered_index import IndexReader, IndexService
 from tiered_index.config import IndexConfig
+from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.service.topics import assigned_topic_id
 from tiered_index.spark import build
@@ -161,6 +162,25 @@ def test_times_that_cannot_be_right_go_to_quarantine_and_are_counted(spark, stor
     later = later.set_column(at, "timestamp_ms", pa.array([1_000, *later["timestamp_ms"].to_pylist()[1:]]))
     assert build(spark, write_parquet(later, tmp_path / "l.parquet"), storage=storage, config=config).quarantined == 1
     check(storage, table, later, keys=100)
+
+
+@pytest.mark.parametrize("wrong", [[0, 5_000, 253_402_300_799_000], list(range(0, 300_000, 1_000))], ids=["some", "all"])
+def test_wrong_clocks_of_a_source_that_is_built_again_are_known(spark, storage, config, tmp_path, wrong):
+    table = messages(300)
+    at = table.schema.get_field_index("timestamp_ms")
+    table = table.set_column(at, "timestamp_ms", pa.array(wrong + table["timestamp_ms"].to_pylist()[len(wrong) :]))
+    path = write_parquet(table, tmp_path / "m.parquet")
+    first = build(spark, path, storage=storage, config=config, shards=3)
+    assert first.quarantined == len(wrong)
+    with pytest.raises(InvalidArgument, match="already"):
+        build(spark, path, storage=storage, config=config)
+    assert (total(storage), states(storage).number) == (300, first.log_number)
+    again = build(spark, path, storage=storage, config=config, mode="replace")
+    assert (total(storage), again.removed_objects) == (300, first.shards)
+    # entries of another source stay
+    other = table.set_column(table.schema.get_field_index("size"), "size", pa.array([1] * 300))
+    build(spark, write_parquet(other, tmp_path / "o.parquet"), storage=storage, config=config, mode="replace")
+    assert total(storage) == 300 + len(wrong)
 
 
 def test_a_dry_run_says_what_would_be_and_changes_nothing(spark, storage, config, tmp_path):

@@ -1,8 +1,9 @@
 """The end of a build or a write: uploads completed, then one log record with its tables. Driver only.
 
 `mode` is decided again by the state that the record follows, so of two builds of one window with ``error`` only one is published, whatever
-their order. Quarantine windows, which all builds share, are appended to under every mode. So is whether a micro-batch was published before:
-the record carries (stream, number of the batch) as a source position, which the log keeps for good.
+their order. Quarantine windows are all builds': there only what has just the same entries counts (`quarantine`).
+So is decided whether a micro-batch was published before: the record carries (stream, number of the batch) as a source position, which the
+log keeps for good.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tiered_index.service.merge.publish import abandon, complete
 from tiered_index.service.merge.writing import FinishedShard
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark.build_plan import BuildPlan
+from tiered_index.spark.quarantine import repeated
 from tiered_index.spark.windows import QUARANTINE_S
 from tiered_index.storage.base import Storage
 
@@ -125,7 +127,7 @@ def _published(
             return None  # an earlier try got as far as the log
         if batch is not None and batch.is_in(state):
             return None
-        removed = _replaced(state, windows, mode)
+        removed = _replaced(state, windows, mode) + repeated(state, shards, mode, storage)
         positions = {} if batch is None else {batch.stream: batch.number}
         return LogRecord(0, "build", 0, "", 0, tuple(shard.stored for shard in shards), removed, positions)
 
