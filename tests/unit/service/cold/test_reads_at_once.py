@@ -77,7 +77,7 @@ def in_rounds(made: ColdIndex, ask: Callable[[], T], *, alone: int = 0) -> T:
             begun += 1
             number = begun
         if alone < number <= last:
-            rounds.wait(30)
+            rounds.wait(15)
 
     made.storage.gate = gate
     with ThreadPoolExecutor(1) as pool:

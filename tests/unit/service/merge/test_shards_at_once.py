@@ -58,7 +58,7 @@ def ask_in_rounds(recorder: Recorder, opened: IndexReader, threads: int, request
 
     def gate(read: Read) -> None:
         if seen.acquire(blocking=False):
-            rounds.wait(30)
+            rounds.wait(15)
 
     recorder.reset()
     recorder.gate = gate
