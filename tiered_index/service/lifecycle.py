@@ -10,18 +10,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import BackPressure, CorruptFile, DiskFull, InvalidArgument, StorageError, TieredIndexError, WriterFenced
+from tiered_index.format.journal import Journal
 from tiered_index.format.names import COMPACTED, STATES, UPLOADED
 from tiered_index.service.catalog import Catalog
 from tiered_index.service.chunks import later_positions
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile, StorageBytes, open_local, open_stored
+from tiered_index.service.damaged_copies import DamagedCopies
 from tiered_index.service.deletions import Deletions
 from tiered_index.service.flusher import Flusher
 from tiered_index.service.lanes import QUARANTINE
@@ -70,8 +72,12 @@ class Lifecycle:
         clock: Clock,
         root_id: str,
         recovered: Iterable[str] = (),
+        damaged: Iterable[DamagedFile] = (),
+        journals: Mapping[str, Journal] | None = None,
     ) -> None:
-        """`recovered` are the ids of files that an earlier process began: it may have published them unheard."""
+        """`recovered` are the ids of files that an earlier process began: it may have published them unheard. `damaged`, `journals`: as in
+        `Recovered`.
+        """
         self._root = root
         self._catalog = catalog
         self._flusher = flusher
@@ -92,6 +98,10 @@ class Lifecycle:
         self._staging = Staging(
             session, catalog, cold, config, clock,
             suspect=self._uploads.suspect, refresh=self.refresh, drop=self._drop_unsealed, recovered=begun,
+        )  # fmt: skip
+        self._damaged = DamagedCopies(
+            root, catalog, session, cold, self._deletions,
+            damaged=damaged, journals=journals or {}, refresh=self.refresh, learn=flusher.learn,
         )  # fmt: skip
         self._failed: dict[str, TieredIndexError] = {}  # in this round
         self.errors: dict[str, TieredIndexError] = {}
@@ -115,6 +125,7 @@ class Lifecycle:
                 progress.compacted += self._step(file.file_id, partial(self._compact, file))
             lacks_room = any(isinstance(error, BackPressure) for error in (self._flusher.error, *self._failed.values()))
             if self._step("storage", self._claim) and has_root:
+                self._step("damaged", self._tend_damaged)
                 self._tend(progress)
                 for ready in self._ready():
                     if not self._step(ready.file_id, partial(self._uploads.upload, ready)):
@@ -131,6 +142,11 @@ class Lifecycle:
             if self.errors:
                 raise next(iter(self.errors.values()))
             return progress
+
+    def tend_damaged(self) -> None:
+        """Let go of damaged files that were published; ask for those that are staged. What fails is repeated by the rounds."""
+        with self._lock:
+            self._step("damaged", self._tend_damaged)
 
     def end(self) -> None:
         """From here on `run_once` raises `InvalidArgument`: the root is somebody else's."""
@@ -218,6 +234,11 @@ class Lifecycle:
             if state.epoch > self._session.epoch:  # told also where it has nothing to publish
                 raise fenced(self._session.storage.uri, state.epoch, self._session.epoch)
         self._session.renew()
+
+    def _tend_damaged(self) -> None:
+        self._damaged.tend()
+        for file_id in self._staging.ask_for(self._damaged.waiting):
+            self._damaged.staged(file_id)
 
     def _tend(self, progress: Progress) -> None:
         """Stage what is sealed, take over what jobs have published. A storage that fails is left alone for this round."""

@@ -100,6 +100,7 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
                 parts.lifecycle.sweep_attempts({file.file_id for file in recovered.compacted})
             except StorageError as error:
                 _log.warning("what earlier uploads left was not swept, the next start will: %s", error)
+            parts.lifecycle.tend_damaged()
             show_stored(parts.catalog, parts.catalog.all(), session.log.state, cold, lambda _: None)
         undo.pop_all()
         return parts
@@ -186,7 +187,10 @@ def _assemble(
     flusher = Flusher(buffer, main, quarantine, clock, max_late_s=config.max_late_s, max_early_s=config.max_early_s)
     flusher.positions = later_positions(recovered.positions, {})
     begun = [*(file.file_id for file in recovered.unsealed), *(file.file_id for file in recovered.compacted)]
-    lifecycle = Lifecycle(root, catalog, flusher, session, cold, config, clock, marker.root_id, begun)
+    lifecycle = Lifecycle(
+        root, catalog, flusher, session, cold, config, clock, marker.root_id,
+        recovered=begun, damaged=recovered.damaged, journals=recovered.journals,
+    )  # fmt: skip
     handles: list[Handle] = [*recovered.compacted, *recovered.uploaded, *recovered.damaged]
     for handle in handles:
         catalog.put(handle)

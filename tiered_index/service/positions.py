@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tiered_index.format.journal import Journal
 from tiered_index.format.names import UPLOADED
 from tiered_index.service.catalog import Handle
 from tiered_index.service.chunks import later_positions
@@ -18,7 +19,7 @@ from tiered_index.service.window_table import WindowTable
 __all__ = ["durable_positions", "own_positions", "positions_of", "says_more"]
 
 
-def durable_positions(file: CompactedFile | UnsealedFile, handles: Sequence[Handle]) -> dict[str, int]:
+def durable_positions(file: CompactedFile | UnsealedFile | Journal, handles: Sequence[Handle]) -> dict[str, int]:
     """Return the source positions that are true once `file` is published: those before which no entry waits in another of `handles`.
 
     A main file's positions say nothing of quarantine and of damaged files; a quarantine file's say nothing of main files.
@@ -28,7 +29,7 @@ def durable_positions(file: CompactedFile | UnsealedFile, handles: Sequence[Hand
         return {}
     if waiting:
         return own_positions(file) if file.lane != QUARANTINE else {}
-    return positions_of([file, *handles])
+    return later_positions(own_positions(file), positions_of(handles))
 
 
 def positions_of(handles: Iterable[Handle]) -> dict[str, int]:
@@ -40,12 +41,12 @@ def positions_of(handles: Iterable[Handle]) -> dict[str, int]:
     return positions
 
 
-def own_positions(file: CompactedFile | UnsealedFile) -> dict[str, int]:
-    """Return the positions that a file says."""
-    return file.positions if isinstance(file, UnsealedFile) else file.metadata().source_positions
+def own_positions(file: CompactedFile | UnsealedFile | Journal) -> dict[str, int]:
+    """Return the positions that a file says, or the journal that is left of one."""
+    return file.metadata().source_positions if isinstance(file, CompactedFile) else file.positions
 
 
-def says_more(file: CompactedFile | UnsealedFile, said: dict[str, int]) -> bool:
+def says_more(file: CompactedFile | UnsealedFile | Journal, said: dict[str, int]) -> bool:
     """Return whether a file says a source's position that `said` doesn't reach."""
     return later_positions(said, own_positions(file)) != said
 

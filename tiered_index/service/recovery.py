@@ -33,12 +33,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Recovered:
-    """What was found. `unsealed` are in order of sequence; `notes` say what was dropped or moved, one line each."""
+    """What was found. `unsealed` are in order of sequence; `journals` are the whole ones of `damaged` files that were sealed; `notes` say
+    what was dropped or moved, one line each.
+    """
 
     unsealed: list[UnsealedFile] = field(default_factory=list)
     compacted: list[CompactedFile] = field(default_factory=list)
     uploaded: list[CompactedFile] = field(default_factory=list)
     damaged: list[DamagedFile] = field(default_factory=list)
+    journals: dict[str, Journal] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
     topics: list[tuple[int, str]] = field(default_factory=list)
     next_sequence: int = 1
@@ -143,7 +146,8 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
     claims = _claims(root, ids[UNSEALED], found)
     for file_id in sorted(ids[UNSEALED]):
         path, journal_path = root.index_path(UNSEALED, file_id), root.journal_path(file_id)
-        if file_id in later and not (state is not None and file_id not in local and _says_more(path, journal_path, state)):
+        last_word = state is not None and file_id not in local and _says_more(path, journal_path, state)
+        if file_id in later and not last_word:
             root.disk.unlink(journal_path)
             root.disk.unlink(path)
             found.notes.append(f"{file_id}: is compacted, its unsealed form dropped")
@@ -168,13 +172,15 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
                 raise CorruptFile(str(lost), "an unsealed file needs both its entries and its journal, and this one is missing or empty")
             found.unsealed.append(UnsealedFile.recover(root, journal))
         except (CorruptFile, StorageUnavailable, ValueError) as error:
-            if file_id in later:
+            if file_id in later and not last_word:
                 root.disk.unlink(journal_path)
                 root.disk.unlink(path)
                 found.notes.append(f"{file_id}: damaged local copy dropped, the storage has the file ({error})")
                 continue
             typed = error if isinstance(error, TieredIndexError) else CorruptFile(str(path), f"can't be mapped: {error}")
             found.damaged.append(_damaged(file_id, UNSEALED, typed, journal))
+            if journal is not None and journal.sealed:
+                found.journals[file_id] = journal
     found.unsealed.sort(key=lambda file: file.sequence)
 
 

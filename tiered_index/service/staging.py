@@ -13,7 +13,7 @@ Threads: the life cycle's round.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
@@ -24,7 +24,7 @@ from tiered_index.format.names import COMPACTED, STAGING_PREFIX, TICKET_SUFFIX
 from tiered_index.service.catalog import Catalog, Handle
 from tiered_index.service.chunks import later_positions
 from tiered_index.service.cold.path import ColdPath
-from tiered_index.service.compacted_file import CompactedFile, open_stored
+from tiered_index.service.compacted_file import CompactedFile, DamagedFile, open_stored
 from tiered_index.service.log_records import StoredObject
 from tiered_index.service.positions import durable_positions, positions_of, says_more
 from tiered_index.service.removals import Removals
@@ -107,6 +107,15 @@ class Staging:
             self._recovered.discard(file.file_id)
         self._stage(file)
 
+    def ask_for(self, damaged: Collection[str]) -> list[str]:
+        """Return those of `damaged`, ids of local files that can't be read, that are staged whole: their tickets are renewed once.
+
+        Raises what the storage raises; it may be repeated.
+        """
+        if damaged and not self._resumed:
+            self._resume()
+        return [file_id for file_id in damaged if file_id in self._staged]
+
     def settle(self) -> None:
         """Say in the log which source positions have become true by jobs' records, let go of local copies, sweep what was staged."""
         if self._published or self._enabled:
@@ -178,7 +187,7 @@ class Staging:
         """Delete tickets and staged objects of files that are published and let go of, whoever compacted them."""
         for file_id, staged in list(self._staged.items()):
             handle = self._catalog.get(file_id)
-            if not (isinstance(handle, UnsealedFile) or (isinstance(handle, CompactedFile) and handle.folder == COMPACTED)):
+            if not (isinstance(handle, UnsealedFile | DamagedFile) or (isinstance(handle, CompactedFile) and handle.folder == COMPACTED)):
                 self._leftovers += [staged.ticket.name, staged.ticket.object]
                 del self._staged[file_id]
         while self._leftovers:
@@ -194,15 +203,18 @@ class Staging:
         by_file: dict[str, list[ObjectInfo]] = {}
         for info in list(storage.list(STAGING_PREFIX)):
             by_file.setdefault(info.name.split("/")[1], []).append(info)
-        mine = {handle.file_id: handle for handle in self._catalog.all() if isinstance(handle, UnsealedFile | CompactedFile)}
+        kinds = UnsealedFile | CompactedFile | DamagedFile
+        mine = {handle.file_id: handle for handle in self._catalog.all() if isinstance(handle, kinds)}
         leftovers: list[str] = []
         for file_id, infos in by_file.items():
             file = mine.get(file_id)
             if file is None and state.object_of(file_id) is None:
                 continue
             keep: set[str] = set()
-            if isinstance(file, UnsealedFile) and file.ended and state.object_of(file_id) is None:
-                keep = self._renew(file, infos)
+            waits = isinstance(file, DamagedFile) or (isinstance(file, UnsealedFile) and file.ended)
+            if waits and state.object_of(file_id) is None:
+                # only what had ended was staged, so that a ticket has all of a file whose own count is lost
+                keep = self._renew(file_id, file.count if isinstance(file, UnsealedFile) else None, infos)
             leftovers += sorted((info.name for info in infos if info.name not in keep), key=lambda name: not name.endswith(TICKET_SUFFIX))
         for handle in list(storage.list_uploads(STAGING_PREFIX)):
             if handle.name.split("/")[1] in mine:
@@ -210,18 +222,18 @@ class Staging:
         self._leftovers += leftovers
         self._resumed = True
 
-    def _renew(self, file: UnsealedFile, infos: list[ObjectInfo]) -> set[str]:
+    def _renew(self, file_id: str, count: int | None, infos: list[ObjectInfo]) -> set[str]:
         """Put a ticket of this epoch for what is staged of a file; return the names that stay. The time of staging stays what it was."""
         sizes = {info.name: info.size_bytes for info in infos}
         for name in sorted((name for name in sizes if name.endswith(TICKET_SUFFIX)), reverse=True):
             with contextlib.suppress(CorruptFile):
                 ticket = replace(Ticket.decode(self._session.storage.get(name), name), epoch=self._session.epoch)
-                if sizes.get(ticket.object) != ticket.size_bytes or ticket.count != file.count:
+                if sizes.get(ticket.object) != ticket.size_bytes or (count is not None and ticket.count != count):
                     continue
-                self._suspect(file.file_id)
+                self._suspect(file_id)
                 self._session.storage.put(ticket.name, ticket.encode())
-                self._staged[file.file_id] = _Staged(ticket, told=True)
-                self._since_ms[file.file_id] = ticket.staged_ms
+                self._staged[file_id] = _Staged(ticket, told=True)
+                self._since_ms[file_id] = ticket.staged_ms
                 return {ticket.name, ticket.object}
         return set()
 
