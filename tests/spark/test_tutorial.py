@@ -8,6 +8,7 @@ import io
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ _ZONE = "spark.sql.session.timeZone"
 
 
 @pytest.fixture
-def session(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The shared session, as it was found; commands are those of this interpreter."""
+def session(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The shared session, as it was found; commands are those of this interpreter, and folders are swept."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     zone = spark.conf.get(_ZONE)
     yield spark
