@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from tiered_index import errors
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageUnavailable, TieredIndexError
+from tiered_index.spark.ndjson_errors import told_by_spark
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3_options import S3Options
@@ -51,7 +52,7 @@ def typed_errors(what: str) -> Iterator[None]:
     """Raise as an error of this package what Spark reports of a failed job.
 
     An error of ours in a task keeps its class and its text; lost executors are `StorageUnavailable` (run it again); a local file that Spark
-    can't parse is named. Others pass.
+    can't parse is named, and so is the column whose value it can't take. Others pass.
     """
     try:
         yield
@@ -66,6 +67,8 @@ def typed_errors(what: str) -> Iterator[None]:
                 raise _again(kind, found["text"], what) from error
         named = _FILE.search(text)
         file = named[0].rstrip(".") if named is not None else "a file"
+        if wrong := told_by_spark(text):
+            raise InvalidArgument(f"{what}: {file}: {wrong}") from error
         if any(sign in text for sign in _NO_LINES):
             raise InvalidArgument(f"{what}: {file} has a line that is no NDJSON of messages") from error
         if any(sign in text for sign in _NO_PARQUET):

@@ -7,6 +7,7 @@ is read on the driver but folders and the footers of stored Parquet files.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import os
@@ -24,6 +25,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq.store import StoreDirectory
 from tiered_index.spark.log_sources import archive_frame, is_archive, is_commit_log, log_frame
 from tiered_index.spark.metrics import SourceAccess
+from tiered_index.spark.ndjson_errors import first_wrong_line
 from tiered_index.spark.splits import each_split, frame_of_splits
 from tiered_index.spark.stored_files import StoredFile
 
@@ -36,6 +38,8 @@ __all__ = ["SourceLike", "frame_of", "has_log_offsets", "is_frame"]
 SourceLike: TypeAlias = "DataFrame | str | Path | Sequence[str | Path]"
 _NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
 _MESSAGE = "topic string, queue_id long, keys array<string>, key string, offset long, size long, timestamp_ms long, topic_id long"
+_BLOCK_BYTES = 8 << 20
+# of NDJSON that are read at a time
 
 
 def frame_of(spark: SparkSession, source: SourceLike, access: SourceAccess, *, skip_corrupt: bool = False) -> DataFrame:
@@ -153,13 +157,23 @@ def _read_ndjson(batches: Iterable[pa.RecordBatch], access: SourceAccess) -> Ite
         ("topic", text), ("queue_id", number), ("keys", pa.list_(text)), ("key", text), ("offset", number), ("size", number),
         ("timestamp_ms", number), ("topic_id", number),
     ])  # fmt: skip
+    blocks = pj.ReadOptions(block_size=_BLOCK_BYTES)
     options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     for uri, name, _ in each_split(batches):
-        with StoredFile(access, uri, name).open() as handle:
-            plain = gzip.GzipFile(fileobj=handle) if name.endswith(".gz") else io.BufferedReader(handle)
-            try:
-                with pj.open_json(pa.PythonFile(plain, mode="r"), pj.ReadOptions(block_size=8 << 20), options) as reader:
-                    yield from reader
-            except pa.ArrowInvalid as error:
-                if "Empty JSON file" not in str(error):
-                    raise InvalidArgument(f"{name}: not NDJSON of messages: {error}") from error
+        try:
+            with _lines(access, uri, name) as plain, pj.open_json(pa.PythonFile(plain, mode="r"), blocks, options) as reader:
+                yield from reader
+        except pa.ArrowInvalid as error:
+            if "Empty JSON file" in str(error):
+                continue
+            # pyarrow names the column of some errors, and the line of none
+            with _lines(access, uri, name) as plain:
+                raise InvalidArgument(f"{name}: {first_wrong_line(plain) or f'not NDJSON of messages: {error}'}") from error
+
+
+@contextlib.contextmanager
+def _lines(access: SourceAccess, uri: str, name: str) -> Iterator[io.BufferedIOBase]:
+    """Yield the plain lines of a stored file. Each filling of the buffer is a request."""
+    with StoredFile(access, uri, name).open() as handle:
+        buffered = io.BufferedReader(handle, _BLOCK_BYTES)
+        yield gzip.GzipFile(fileobj=buffered) if name.endswith(".gz") else buffered

@@ -66,7 +66,7 @@ class _Ranges(io.RawIOBase):
     def read(self, size: int | None = -1) -> bytes:
         left = max(0, self._size_bytes - self._at)
         length = left if size is None or size < 0 else min(size, left)
-        data = self._storage.get_range(self._name, self._at, length)
+        data = self._storage.get_range(self._name, self._at, length) if length else b""
         self._at += length
         return data
 

@@ -1,0 +1,72 @@
+"""What is wrong with a line of NDJSON, in words: which column, what was found, what was expected. Pure.
+
+Spark says it in an error's text; pyarrow does not always name the column, so the lines are looked at again, once there is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["first_wrong_line", "told_by_spark"]
+
+_INTEGERS = ("queue_id", "offset", "size", "timestamp_ms", "topic_id")
+_NEEDED = {
+    "topic": "text is", "key": "text is", "keys": "a list of text is", "timestamp_ms": "integers (epoch milliseconds) are",
+    **dict.fromkeys(("queue_id", "offset", "size", "topic_id"), "integers are"),
+}  # fmt: skip
+_TOLD = re.compile(
+    r"CANNOT_PARSE_JSON_FIELD\].{1,40}?field name [`']*(?P<name>[^`']+)[`']* and the value (?P<value>.*?) of the JSON token type "
+    r"`?(?P<token>[A-Z_]+)", re.DOTALL
+)  # fmt: skip
+_TOKENS = {
+    "VALUE_STRING": "text", "VALUE_NUMBER_FLOAT": "a fraction", "VALUE_NUMBER_INT": "a number", "VALUE_TRUE": "a truth value",
+    "VALUE_FALSE": "a truth value", "START_OBJECT": "an object", "START_ARRAY": "a list",
+}  # fmt: skip
+_SHOWN = 40
+# characters of a value
+
+
+def told_by_spark(text: str) -> str | None:
+    """Return what Spark's error says of a column whose value it can't take; None where it says nothing of one."""
+    told = _TOLD.search(text)
+    return None if told is None else _wrong(told["name"], told["value"], _TOKENS.get(told["token"], told["token"]))
+
+
+def first_wrong_line(lines: Iterable[bytes]) -> str | None:
+    """Return what is wrong with the first line that is no message, and its number from 1 on; None where all are messages."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            message = json.loads(line)
+        except ValueError:
+            return f"line {number:,} is no JSON"
+        if not isinstance(message, dict):
+            return f"line {number:,} is {_kind(message)}, not an object"
+        for name in _NEEDED:
+            if not _fits(name, value := message.get(name)):
+                return f"line {number:,}: {_wrong(name, json.dumps(value, ensure_ascii=False).strip(chr(34)), _kind(value))}"
+    return None
+
+
+def _wrong(name: str, value: str, kind: str) -> str:
+    shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
+    return f"column {name!r} has {shown!r}, {kind}; {_NEEDED.get(name, 'another type is')} needed"
+
+
+def _fits(name: str, value: Any) -> bool:
+    if value is None:
+        return True
+    if name in _INTEGERS:
+        return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+    if name == "keys":
+        return isinstance(value, list) and all(key is None or isinstance(key, str) for key in value)
+    return isinstance(value, str)
+
+
+def _kind(value: Any) -> str:
+    kinds = {str: "text", float: "a fraction", bool: "a truth value", dict: "an object", list: "a list", int: "a number"}
+    return kinds.get(type(value), "null")
