@@ -42,7 +42,7 @@ from tiered_index.service.storage_log import StorageLog
 from tiered_index.storage.base import Storage
 from tiered_index.storage.deadline import no_deadline, remaining_s
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.metering import MeteredStorage, Usage
 from tiered_index.storage.opening import open_storage
 from tiered_index.types import MAX_TIMESTAMP_MS
 
@@ -244,7 +244,13 @@ class IndexView:
         self._lookup.behind_s = age_s if age_s > interval_s + max(interval_s, _OVERDUE_S) else None
 
     def _refresh_due(self) -> None:
-        with contextlib.suppress(BudgetExceeded):
+        """Read the log by at most half of the requests that the lookup has, so that it can read files, too; the next one reads on.
+
+        A listing and a record are the least that gets anywhere.
+        """
+        left = self.storage.requests_left
+        half = Usage(self.storage.prices, max_requests=None if left is None else max(min(left, 2), left // 2))
+        with contextlib.suppress(BudgetExceeded), self.storage.measure(half):
             self._try(self.refresh)
 
     def _is_due(self) -> bool:

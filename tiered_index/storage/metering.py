@@ -182,6 +182,12 @@ class MeteredStorage(WrapperStorage):
             _scopes.reset(token)
 
     @property
+    def requests_left(self) -> int | None:
+        """How many more requests the limits in scope in this context allow; None: there is none."""
+        left = [usage.requests_left for owner, usage in _scopes.get() if owner is self]
+        return min((number for number in left if number is not None), default=None)
+
+    @property
     def is_limited(self) -> bool:
         """Whether a usage with a limit is in scope in this context."""
         return any(usage.limited for owner, usage in _scopes.get() if owner is self)
