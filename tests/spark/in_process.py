@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tests.spark.entries import BEGIN_MS, DAY_MS
 from tiered_index.config import IndexConfig
 from tiered_index.service.log_records import Genesis
 from tiered_index.service.merge.writing import FinishedShard
@@ -56,7 +57,7 @@ def gathered(table: pa.Table, plan: BuildPlan, *, batch_rows: int = 500) -> dict
     return {int(p): blocks.filter(pa.array(partitions == p)).sort_by("piece") for p in np.unique(partitions)}
 
 
-def written(table: pa.Table, plan: BuildPlan, storage: Storage, *, now_ms: int = 0) -> list[PartitionResult]:
+def written(table: pa.Table, plan: BuildPlan, storage: Storage, *, now_ms: int = BEGIN_MS + 10 * DAY_MS) -> list[PartitionResult]:
     """Return what the tasks of all partitions return."""
     results = []
     for blocks in gathered(table, plan).values():

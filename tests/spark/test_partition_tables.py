@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tests.spark.entries import BEGIN_MS, DAY_MS, messages
+from tests.spark.entries import DAY_MS, messages
 from tests.spark.in_process import GENESIS, SCALE, Address
 from tiered_index import IndexReader
-from tiered_index.clock import ManualClock
+from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.merge import writing
@@ -38,13 +38,17 @@ def uploads_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "_PART_BYTES", 500)
 
 
+NOW_MS = SystemClock().now_ms()
+# writers publish by that clock
+
+
 @pytest.fixture
 def clock() -> ManualClock:
-    return ManualClock(BEGIN_MS + 10 * DAY_MS)
+    return ManualClock(NOW_MS)
 
 
 def job(storage: Storage, **more: Any) -> PartitionJob:
-    return replace(PartitionJob(Address(storage), GENESIS, SCALE, 3, 100, 0), **more)  # type: ignore[arg-type]
+    return replace(PartitionJob(Address(storage), GENESIS, SCALE, 3, 100, NOW_MS), **more)  # type: ignore[arg-type]
 
 
 def written(table: pa.Table, storage: Storage) -> Any:

@@ -14,6 +14,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument, ObjectExists, Stor
 from tiered_index.service.merge import writing
 from tiered_index.service.orphans import delete_orphans, find_orphans
 from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.unpublished import MAX_AGE_S, JobOverdue, complete
 from tiered_index.spark.build import _check
 from tiered_index.spark.publishing import check_windows, publish_tables
 from tiered_index.storage.memory import MemoryStorage
@@ -119,6 +120,58 @@ def test_a_record_that_comes_back_damaged_is_not_taken_for_one_that_is_not_there
             publish_tables(plan, shards, "error", storage, log)
     assert count(inner, clock) == 900
     assert left_over(inner, clock) == 0
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 23 * 3_600_000 - 1, 23 * 3_600_000, -23 * 3_600_000])
+def test_a_job_that_began_too_long_ago_publishes_nothing_and_takes_back_what_it_sent(clock, ahead_ms):
+    """`orphans` may be about to delete it. A clock that was put back hides how long it was."""
+    storage = MemoryStorage()
+    opened(storage, clock)
+    plan = planned(TABLE)
+    shards = shards_of(written(TABLE, plan, storage))
+    late = ManualClock(clock.now_ms() + ahead_ms)
+    if abs(ahead_ms) < MAX_AGE_S * 1000:
+        publish_tables(plan, shards, "error", storage, StorageLog(storage, late))
+        assert count(storage, clock) == 900
+    else:
+        with pytest.raises(JobOverdue, match=r"a build began 23\.0 hours ago"):
+            publish_tables(plan, shards, "error", storage, StorageLog(storage, late))
+        assert count(storage, clock) == 0
+    assert left_over(storage, clock) == 0
+
+
+def test_what_is_published_between_finding_and_deleting_stays(clock):
+    """A job that took longer than the sweep was told to spare."""
+    storage = MemoryStorage(clock=clock)
+    log = opened(storage, clock)
+    plan, twice = planned(TABLE), planned(OTHER)
+    shards = shards_of(written(TABLE, plan, storage, now_ms=clock.now_ms()))
+    complete(shards, storage)
+    never = shards_of(written(OTHER, twice, storage, now_ms=clock.now_ms()))
+    complete(never, storage)
+    clock.advance(3_700)
+    sweeper = StorageLog(storage, clock)
+    sweeper.open()
+    found = find_orphans(storage, sweeper, clock, older_than_s=3600)
+    assert len(found.objects) == len(shards) + len(never)
+    publish_tables(plan, [_completed(shard) for shard in shards], "error", storage, log)
+    deleted = delete_orphans(storage, found)
+    assert {info.name for info in deleted.objects} == {shard.stored.name for shard in never}
+    assert {info.name for info in storage.list("data/")} == set(log.state.objects)
+
+
+def test_the_log_is_read_again_before_each_batch_of_deletes(clock, monkeypatch):
+    monkeypatch.setattr("tiered_index.service.orphans._AT_ONCE", 1)
+    storage = FaultStorage(MemoryStorage(clock=clock))
+    log = opened(storage, clock)
+    plan = planned(TABLE)
+    shards = shards_of(written(TABLE, plan, storage, now_ms=clock.now_ms()))
+    complete(shards, storage)
+    clock.advance(86_401)
+    found = find_orphans(storage, log, clock)
+    before = storage.calls("list")
+    assert delete_orphans(storage, found).objects == found.objects
+    assert storage.calls("list") - before == len(found.objects) == len(shards) > 1
 
 
 def _completed(shard):

@@ -55,7 +55,8 @@ def index(spark: Any, s3: S3Server) -> Iterator[Stored]:
         with open_storage(uri) as storage:
             log = StorageLog(storage, SystemClock())
             log.create(plan.genesis)
-            publish_tables(plan, shards_of(written(table, plan, storage)), "error", storage, log)
+            shards = shards_of(written(table, plan, storage, now_ms=SystemClock().now_ms()))
+            publish_tables(plan, shards, "error", storage, log)
         yield Stored(uri, proxy, tuple(sorted(states(uri).objects)))
 
 
@@ -126,4 +127,5 @@ def test_a_shard_that_is_denied_is_named(spark: Any, stored: Stored, capfd: Any)
         run(["spark", "audit", "--storage", stored.uri, "--json", "--quiet"])
     document = json.loads(capfd.readouterr().out)
     assert (ended.value.code, document["status"], document["findings"]) == (3, "incomplete", [])
-    assert [one["what"] for one in document["unchecked"]] == [name] and "grant s3:GetObject" in document["unchecked"][0]["message"]
+    (unchecked,) = document["unchecked"]
+    assert (unchecked["what"], unchecked["type"]) == (name, "StorageMisconfigured") and "grant s3:GetObject" in unchecked["message"]

@@ -19,7 +19,7 @@ __all__ = ["orphans"]
 def orphans(
     session: Session,
     older_than: Annotated[
-        int, typer.Option(parser=duration_option, metavar="1d", help="Only what is older; an hour at least.", show_default="1d")
+        int, typer.Option(parser=duration_option, metavar="1d", help="Only what is older; below a day, see above.", show_default="1d")
     ] = 86400,
     yes: Annotated[bool, typer.Option("--yes", help="Delete them; without it they are only listed.")] = False,
 ) -> int:
@@ -27,6 +27,9 @@ def orphans(
 
     Nothing younger than --older-than is touched, nor what a merge removed since: an upload may be under way, and a reader may still stand
     at the log position before the merge.
+
+    Jobs refuse to publish what they began to upload 23 hours ago, so a day is safe beside any job. Take less only where no merge, build,
+    write or compaction runs for that long: it would fail, or lose what it publishes.
 
     [bold]Examples[/bold]
 
@@ -37,7 +40,7 @@ def orphans(
     with open_stored_index(session.config()) as index:
         found = find_orphans(index.storage, index.log, index.clock, older_than_s=older_than)
         if yes:
-            delete_orphans(index.storage, found)
+            found = delete_orphans(index.storage, found)
         requests, cost_usd = index.storage.total.requests_by_kind, index.storage.total.cost_usd
     document: dict[str, Any] = {
         "status": "deleted" if yes else "found",

@@ -19,7 +19,7 @@ from tiered_index.service.log_records import LogRecord, LogState
 from tiered_index.service.removals import Removals
 from tiered_index.service.staged import Ticket, read_sealed, staged_entries
 from tiered_index.service.storage_log import StorageLog
-from tiered_index.service.unpublished import FinishedObject, Upload, abandon, complete, stored_file
+from tiered_index.service.unpublished import FinishedObject, Upload, abandon, append_in_time, complete, stored_file
 from tiered_index.storage.base import Storage
 
 __all__ = ["StagedResult", "compact_staged", "open_tickets", "publish_staged"]
@@ -41,7 +41,7 @@ class StagedResult:
 def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[StagedResult]]:
     """Return the tickets whose files can be compacted now, oldest first, and those that are left.
 
-    Costs a listing, a request a ticket, and one for each log record since the oldest of the files was begun.
+    Costs a listing, a request a ticket, and one for each log record since the oldest file of the log's epoch was begun.
     """
     tickets: list[Ticket] = []
     left: list[StagedResult] = []
@@ -59,7 +59,9 @@ def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[
             left.append(StagedResult(damaged, left=str(error), corrupt=True))
     # the log after the tickets: what was published meanwhile is known
     state = log.refresh()
-    gone = Removals(log).files(state, _before(tickets)) if tickets else set()
+    # those of fenced writers are left anyhow: they must not cost more from day to day
+    current = [ticket for ticket in tickets if ticket.epoch == state.epoch]
+    gone = Removals(log).files(state, _before(current)) if current else set()
     ready = []
     for ticket in sorted(tickets, key=lambda ticket: (ticket.staged_ms, ticket.file_id)):
         reason = _reason(ticket, state, gone)
@@ -102,8 +104,8 @@ def compact_staged(ticket: Ticket, storage: Storage, now_ms: int) -> StagedResul
 def publish_staged(results: Sequence[StagedResult], storage: Storage, log: StorageLog) -> tuple[LogState, list[StagedResult]]:
     """Complete the uploads and append one record with all files that still may come; return the log's state and what became of each.
 
-    Files that may not come any more are told as left, and taken back, and those whose upload can't be completed as failed. Raises what the
-    log raises: what was sent stays then, since the record's outcome may be unknown; `orphans` decides.
+    Files that may not come any more are told as left, and taken back, and those whose upload can't be completed as failed. Raises
+    `JobOverdue`, and what the log raises: what was sent stays then, since the record's outcome may be unknown; `orphans` decides.
     """
     done = [_completed(result, storage) for result in results]
     finished = [result.finished for result in done if result.finished is not None]
@@ -119,8 +121,9 @@ def publish_staged(results: Sequence[StagedResult], storage: Storage, log: Stora
         add = tuple(one.stored for one in finished if one.stored.file_id not in reasons)
         return LogRecord(0, "compact", 0, "", 0, add) if add else None
 
-    state = log.append("compacted files", None, make)
-    late = [one for one in finished if one.stored.file_id in reasons]
+    state = append_in_time("a compaction", finished, make, storage, log)
+    # an earlier try may have got as far as the log
+    late = [one for one in finished if one.stored.file_id in reasons and one.stored.name not in state.objects]
     abandon(late, storage)
     names = {one.stored.name for one in late}
     return state, [

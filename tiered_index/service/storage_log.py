@@ -33,7 +33,7 @@ from tiered_index.service.chunks import later_positions
 from tiered_index.service.log_records import ArchivedSegment, Genesis, LogRecord, LogState, StoredObject
 from tiered_index.storage.base import Storage
 
-__all__ = ["Genesis", "LogRecord", "LogState", "StorageLog", "StoredObject", "fenced"]
+__all__ = ["Genesis", "LogRecord", "LogState", "Make", "StorageLog", "StoredObject", "fenced"]
 
 _LISTED = 1000
 _MAX_RACES = 1000
@@ -52,6 +52,11 @@ class StorageLog:
         self._state = LogState()
         self._append_lock = threading.Lock()
         self._advance_lock = threading.Lock()
+
+    @property
+    def clock(self) -> Clock:
+        """This host's clock, of which records have their times."""
+        return self._clock
 
     @property
     def state(self) -> LogState:

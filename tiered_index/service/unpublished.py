@@ -10,14 +10,23 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tiered_index.errors import CorruptFile, StorageError
+from tiered_index.errors import CorruptFile, StorageError, TieredIndexError
 from tiered_index.format.trailer import Trailer
-from tiered_index.service.log_records import StoredObject
+from tiered_index.service.log_records import LogRecord, LogState, StoredObject
+from tiered_index.service.storage_log import Make, StorageLog
 from tiered_index.storage.base import PartInfo, Storage, UploadHandle
 
-__all__ = ["FinishedObject", "Upload", "abandon", "complete", "stored_file"]
+__all__ = ["MAX_AGE_S", "FinishedObject", "JobOverdue", "Upload", "abandon", "append_in_time", "complete", "stored_file"]
 
+MAX_AGE_S = 23 * 3600
+"""How long after it began to upload a job may publish: an hour less than `orphans` spares by default what no record names."""
 _PART_BYTES = 16 << 20
+
+
+class JobOverdue(TieredIndexError):
+    """A job took so long that what it has uploaded may be swept at any moment; nothing was published. Divide the work, run it again."""
+
+    exit_code = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +102,29 @@ def abandon(finished: Sequence[FinishedObject], storage: Storage) -> None:
                 storage.abort_upload(one.upload)
         with contextlib.suppress(StorageError):
             storage.delete(one.stored.name)
+
+
+def append_in_time(what: str, finished: Sequence[FinishedObject], make: Make, storage: Storage, log: StorageLog) -> LogState:
+    """Append the record of a job that has uploaded `finished`, which say in `published_ms` when it began to, by this host's clock.
+
+    Raises `JobOverdue` where that is `MAX_AGE_S` ago, and takes the uploads back; as `StorageLog.append`.
+    """
+
+    def made_in_time(state: LogState) -> LogRecord | None:
+        record = make(state)
+        age_s = max((abs(log.clock.now_ms() - one.stored.published_ms) for one in finished), default=0) / 1000
+        if record is not None and age_s >= MAX_AGE_S:
+            raise JobOverdue(
+                f"{storage.uri}: {what} began {age_s / 3600:.1f} hours ago and would be published now; what it uploaded may be swept as "
+                f"orphans after {MAX_AGE_S // 3600} hours, so nothing was published: divide the work, or give it more workers"
+            )
+        return record
+
+    try:
+        return log.append(what, None, made_in_time)
+    except JobOverdue:
+        abandon(finished, storage)
+        raise
 
 
 def stored_file(name: str, trailer: Trailer, size_bytes: int, published_ms: int) -> StoredObject:

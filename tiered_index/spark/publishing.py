@@ -16,6 +16,7 @@ from tiered_index.service.log_records import LogRecord, LogState
 from tiered_index.service.merge.publish import abandon, complete
 from tiered_index.service.merge.writing import FinishedShard
 from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.unpublished import append_in_time
 from tiered_index.spark.build_plan import BuildPlan
 from tiered_index.spark.quarantine import repeated
 from tiered_index.spark.windows import QUARANTINE_S
@@ -56,7 +57,7 @@ def publish_tables(
 ) -> tuple[LogState, int]:
     """Complete the uploads and append the record; return the state with it and how many objects it removed.
 
-    Raises as `check_windows`, `CorruptFile`, what the storage raises.
+    Raises as `check_windows`, `CorruptFile`, `JobOverdue`, what the storage raises.
     """
     return _published(_planned(plan), shards, mode, storage, log, None)
 
@@ -131,4 +132,4 @@ def _published(
         positions = {} if batch is None else {batch.stream: batch.number}
         return LogRecord(0, "build", 0, "", 0, tuple(shard.stored for shard in shards), removed, positions)
 
-    return log.append("a build", None, make), len(removed)
+    return append_in_time("a build", shards, make, storage, log), len(removed)

@@ -95,7 +95,7 @@ MUTANTS = (
     ),
     Mutant(
         "unheard-upload-twice", "a file whose record came through unheard is published again after a merge",
-        "service/removals.py", "                self._files.update(name", "                set().update(name",
+        "service/removals.py", "        self._files.update(name", "        set().update(name",
         (f"{BESIDE}::test_an_upload_whose_record_came_through_unheard_is_not_published_again_after_a_merge",),
     ),
     Mutant(
@@ -110,7 +110,7 @@ MUTANTS = (
     ),
     Mutant(
         "orphans-of-a-moment-ago", "what a merge has just removed is deleted under its readers",
-        "service/orphans.py", "        removed.update(record.remove)\n", "",
+        "service/orphans.py", "        removed.update(log.record(number).remove)\n", "        pass\n",
         (f"{BESIDE}::test_orphans_are_what_nobody_names_and_old_enough",),
     ),
     Mutant(

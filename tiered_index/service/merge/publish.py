@@ -13,7 +13,7 @@ from tiered_index.service.log_records import LogRecord, LogState
 from tiered_index.service.merge.plan import MergeJob
 from tiered_index.service.merge.task import TaskResult
 from tiered_index.service.storage_log import StorageLog
-from tiered_index.service.unpublished import abandon, complete
+from tiered_index.service.unpublished import abandon, append_in_time, complete
 from tiered_index.storage.base import Storage
 
 __all__ = ["MergeOvertaken", "abandon", "check_results", "complete", "publish"]
@@ -26,7 +26,7 @@ class MergeOvertaken(TieredIndexError):
 
 
 def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log: StorageLog) -> LogState:
-    """Prove, complete and publish one job. Raises `CorruptFile` (the proof failed), `MergeOvertaken`, what the storage raises."""
+    """Prove, complete and publish one job. Raises `CorruptFile` (the proof failed), `MergeOvertaken`, `JobOverdue`, as the storage."""
     check_results(job, results)
     shards = [shard for result in results for shard in result.shards]
     complete(shards, storage)
@@ -41,7 +41,7 @@ def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log:
             raise MergeOvertaken(f"{storage.uri}: {len(gone)} of {len(names)} sources are in the log no more, {gone[0]} first")
         return LogRecord(0, "merge", 0, "", 0, tuple(shard.stored for shard in shards), names)
 
-    return log.append("a merge", None, make)
+    return append_in_time("a merge", shards, make, storage, log)
 
 
 def check_results(job: MergeJob, results: Sequence[TaskResult]) -> None:

@@ -41,9 +41,9 @@ def test_what_is_published_while_a_sweep_looks_is_no_orphan(life: Merging) -> No
     """It was uploaded long ago and nobody named it when the sweep opened the log."""
     fill(life)
     storage = Publishing(life)
-    life.later(3)
+    life.clock.advance(2 * HOUR_S)
     log = life.log()
-    found = find_orphans(storage, log, life.clock)
+    found = find_orphans(storage, log, life.clock, older_than_s=HOUR_S)
     assert storage.published and found.objects == ()
     delete_orphans(life.storage, found)
     assert {info.name for info in life.storage.list("data/")} > set(life.state.objects)
