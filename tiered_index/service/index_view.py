@@ -241,6 +241,7 @@ class IndexView:
         """Find out, for the lookup that begins in this thread, whether the view stands too far back for a complete answer."""
         age_s = self._clock.monotonic_s() - self._refreshed_s
         interval_s = self._config.refresh_interval_s
+        self._lookup.tries = self._tries
         self._lookup.behind_s = age_s if age_s > interval_s + max(interval_s, _OVERDUE_S) else None
 
     def _refresh_due(self) -> None:
@@ -283,8 +284,8 @@ class IndexView:
 
     def _too_old(self) -> TieredIndexError | None:
         behind_s: float | None = getattr(self._lookup, "behind_s", None)
-        if behind_s is None:
-            return None
+        if behind_s is None or self._lookup.tries != self._tries:
+            return None  # young enough, or read since
         return BudgetExceeded(f"the log of {self.storage.uri} was last read {behind_s:.0f} s ago, and this lookup could not wait for it")
 
     def _try(self, read: Callable[[], LogState]) -> None:

@@ -102,6 +102,22 @@ def test_one_that_may_make_no_request_is_not_complete_either(made: ColdIndex) ->
         assert reader.query("t", "all", max_requests=0).status == "complete"
 
 
+def test_a_log_that_is_read_later_in_the_lookup_is_young(made: ColdIndex) -> None:
+    """Beside a root the log is read where the folders have changed, though the refresh before ran out of requests."""
+    clock = ManualClock(BASE_MS)
+    with made.reader(clock=clock, refresh_interval_s=10, root=made.root) as reader:
+        reader.query("t", "all")
+        publish_more(made)
+        clock.advance(100)
+        (view,) = reader._views
+        assert view.claim_refresh()  # so that the refresh comes to nothing
+        view.note_age()
+        view.release_claim()
+        found = [handle.file_id for handle in view.handles(0, 10**10)]
+        assert "log" not in found
+        assert len(found) == len(made.stored) + 1
+
+
 def test_files_are_listed_whatever_the_age(made: ColdIndex) -> None:
     clock = ManualClock(BASE_MS)
     with made.reader(clock=clock, refresh_interval_s=10) as reader:
