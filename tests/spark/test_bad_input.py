@@ -120,7 +120,8 @@ def test_a_bucket_that_tasks_may_not_use(spark, storage, config, tmp_path, monke
     deny("build", "put", "begin_upload")
     with pytest.raises(StorageMisconfigured, match=r"building from .*AccessDenied.*grant s3:GetObject"):
         build(spark, path, storage=storage, config=config)
-    assert not states(storage).objects
+    with pytest.raises(NotAnIndex):
+        states(storage)
     deny("build")
     build(spark, path, storage=storage, config=config)
     before = states(storage).number
@@ -268,6 +269,10 @@ def test_a_file_that_is_no_parquet_and_lines_that_are_no_json(spark, storage, co
         build(spark, tmp_path / "m.ndjson", storage=storage, config=config)
 
 
+def rows_of(spark):
+    return spark.createDataFrame(messages(50).to_pandas())
+
+
 def test_a_source_that_changes_between_the_looks(spark, storage, config):
     def some(batches):
         for batch in batches:
@@ -278,7 +283,9 @@ def test_a_source_that_changes_between_the_looks(spark, storage, config):
     frame = frame.mapInArrow(some, frame.schema)
     with pytest.raises(InvalidArgument, match="changes while it is read"):
         build(spark, frame, storage=storage, config=config)
-    assert not states(storage).objects
+    with pytest.raises(NotAnIndex):
+        states(storage)  # nor does a later build meet the slots of one that failed
+    assert build(spark, rows_of(spark), storage=storage, config=IndexConfig(slots=65)).entries == 50
 
 
 def test_missing_java_and_missing_pyspark(monkeypatch, tmp_path):

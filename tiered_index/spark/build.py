@@ -98,8 +98,8 @@ def build(
 
     `columns` say which column of the source a field of an entry is (``{"key": "order_id"}``), `shards` how many a window has. `mode` says
     what to do where a window has tables already: ``error``, ``append`` a further table, or ``replace`` them in the same record. The index
-    is created as `config` says where there is none. Timestamps outside its `max_late_s` and `max_early_s` go to quarantine windows and are
-    counted. `progress` is told (stage, tasks done, tasks).
+    is created as `config` says where there is none, once all is written. Timestamps outside its `max_late_s` and `max_early_s` go to
+    quarantine windows and are counted. `progress` is told (stage, tasks done, tasks).
 
     Raises `InvalidArgument` (the source or the call), `SchemaMismatch`, `CorruptFile`, what the storage raises; nothing is published then.
     """
@@ -134,12 +134,8 @@ def build(
         if dry_run:
             return replace(result, metrics=meter.metrics)
         with meter.stage("plan"):
-            if log.state.genesis is None:
-                joined = StorageSession(opened, log, present, settings.lease_ttl_s).join(genesis, lambda stored: genesis)
-                plan = replace(plan, genesis=joined)
-            else:
-                # a server that accepts two records of one number would lose one of two builds
-                probe_put_if_absent(opened, "probe/put-if-absent")
+            # a server that accepts two records of one number would lose one of two builds
+            probe_put_if_absent(opened, "probe/put-if-absent")
         with typed_errors(f"building from {_name_of(source)}"), meter.stage("build", tasks=True) as building:
             results = _written(entries, plan, meter.address(address), now_ms)
             building.entries = sum(part.entries for part in results)
@@ -147,6 +143,9 @@ def build(
         try:
             with meter.stage("publish") as publishing:
                 _check(plan, results)
+                if log.state.genesis is None:
+                    # tasks need what the index will be like, not that it is there: a build that fails leaves none
+                    StorageSession(opened, log, present, settings.lease_ttl_s).join(genesis, lambda stored: genesis)
                 state, removed = publish_tables(plan, finished, mode, opened, log)
                 publishing.entries = plan.entries
         except (InvalidArgument, CorruptFile):
