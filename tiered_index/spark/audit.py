@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import CorruptFile, InvalidArgument, StorageError, StorageUnavailable
+from tiered_index.errors import CorruptFile, InvalidArgument, StorageError, StorageMisconfigured, StorageUnavailable
 from tiered_index.service.checks.report import Report
 from tiered_index.service.checks.segments import check_segments
 from tiered_index.service.checks.stored import check_object, check_storage
@@ -167,7 +167,10 @@ def _check_one(one: StoredObject | ArchivedSegment, storage: Storage, found: Rep
             check_object(storage, one, None, found, deep=True)
         else:
             check_segments(storage, [one], found, lambda number, what: None, deep=True)
+    except StorageMisconfigured as error:
+        found.unchecked.append((one.name, StorageMisconfigured(str(error))))
     except StorageError as error:
+        # of a class that can be sent
         found.unchecked.append((one.name, StorageUnavailable(str(error))))
 
 
