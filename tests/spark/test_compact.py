@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -29,12 +30,17 @@ def test_staged_files_come_by_one_record_and_the_writer_adopts_them(spark, stora
     index, table = writer
     before, answers = states(storage).number, [item.offset for item in index.query("orders", "key-0", max_count=10_000)]
     told = []
+    planned = compact(spark, storage=storage, dry_run=True)
     report = compact(spark, storage=storage, progress=lambda *said: told.append(said))
     assert (report.files, report.entries, report.left, report.damaged) == (3, 1_200, (), ())
     assert states(storage).number == report.log_number == before + 1
     assert told[-1][0] == "compact" and told[-1][1] >= told[-1][2] > 0
     assert {stage.name for stage in report.metrics.stages} == {"plan and publish", "compact"}
     assert total(storage) == 1_200 and report.written_bytes == sum(o.size_bytes for o in states(storage).objects.values())
+    # the plan knew what it would cost
+    assert dict(planned.requests) == dict(report.requests) == report.metrics.requests
+    assert planned.cost_usd == pytest.approx(report.cost_usd) and planned.cost_usd > 0
+    assert planned.read_bytes == report.read_bytes and 0 < planned.written_bytes < report.written_bytes
     check(storage, table)
     assert index.run_lifecycle().adopted == 3
     assert [item.offset for item in index.query("orders", "key-0", max_count=10_000)] == answers
@@ -57,15 +63,25 @@ def test_the_command_tells_what_is_left_and_what_is_damaged(spark, storage, writ
 
     planned = told("--dry-run")
     assert (planned["status"], planned["files"], planned["entries"], planned["dry_run"]) == ("planned", 3, 1_200, True)
-    first = index.files()[0].file_id
+    assert planned["cost_usd"] > 0 and "metrics" not in planned
+    first, second = (handle.file_id for handle in index.files()[:2])
     with open_storage(storage) as opened:
-        (name,) = (info.name for info in opened.list(f"staging/{first}/") if info.name.endswith(".entries"))
-        data = bytearray(opened.get(name))
-        data[100] ^= 1
-        opened.put(name, data)
+        names = {info.name.split("/")[1]: info.name for info in opened.list("staging/") if info.name.endswith(".entries")}
+        whole = opened.get(names[first])
+        opened.put(names[first], whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    # something that no task can read
+    (unreadable,) = Path(storage.removeprefix("file://")).rglob(f"{Path(names[second]).name}*")
+    unreadable.unlink()
+    unreadable.mkdir()
     done = told(code=4)
-    assert (done["status"], done["files"], done["damaged"][0][0]) == ("compacted", 2, first)
+    assert (done["status"], done["files"]) == ("compacted", 1)
+    assert [[file_id for file_id, _ in done[what]] for what in ("damaged", "failed", "left")] == [[first], [second], []]
     assert done["metrics"]["stages"][0]["requests"]["driver"]["put_if_absent"] >= 1
+    with open_storage(storage) as opened:
+        opened.put(names[first], whole)
+    done = told(code=3)
+    assert (done["files"], done["failed"][0][0], done["damaged"]) == (1, second, [])
+    unreadable.rmdir()
     index.run_lifecycle()
     with IndexReader.open(storage) as reader:
         assert len(reader.files()) == 2

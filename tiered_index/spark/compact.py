@@ -8,12 +8,13 @@ result of each task, whichever attempt was first; what others sent is for `orpha
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.service.staged import Ticket
+from tiered_index.service.staging_cost import estimate_compaction
 from tiered_index.service.staging_jobs import StagedResult, compact_staged, open_tickets, publish_staged
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark.executors import StorageAddress, typed_errors
@@ -33,8 +34,9 @@ _DRIVEN = "plan and publish"
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """What was published, or with `dry_run` what would be tried.
+    """What was published, or with `dry_run` what would be tried, what it would write, and what it would cost, estimated.
 
+    `requests`, by operation, and `cost_usd` are those of tasks and driver; `read_bytes` and `written_bytes` are of the files alone.
     (file id, why) of files that were not: `left`, they may not come now; `damaged`, their staged object; `failed`, an error stopped them.
     """
 
@@ -45,6 +47,8 @@ class CompactReport:
     left: tuple[tuple[str, str], ...] = ()
     damaged: tuple[tuple[str, str], ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
+    requests: Mapping[str, int] = field(default_factory=dict)
+    cost_usd: float = 0.0
     log_number: int = 0
     dry_run: bool = False
     metrics: JobMetrics = field(default_factory=JobMetrics)
@@ -67,7 +71,7 @@ def compact(
     whose task met an error of storage or disk, are told, and stand in the way of no other one: later jobs try again, or their writer.
     """
     if dry_run:
-        return plan_compaction(storage=storage, s3=s3, clock=clock)
+        return plan_compaction(storage=storage, s3=s3, clock=clock, prices=prices)
     address, present, priced = StorageAddress(storage, s3 or S3Options()), clock or SystemClock(), prices or PriceTable()
     opened = MeteredStorage(address.open(), priced)
     with contextlib.closing(opened):
@@ -88,16 +92,31 @@ def compact(
     done = [result for result in results if result.finished is not None]
     report = _report([result.ticket for result in done], [*left, *(result for result in results if result.finished is None)])
     written = sum(result.finished.stored.size_bytes for result in done if result.finished is not None)
-    return replace(report, written_bytes=written, log_number=log.state.number, metrics=meter.metrics)
+    spent = meter.metrics
+    return replace(
+        report, written_bytes=written, requests=spent.requests, cost_usd=spent.cost_usd, log_number=log.state.number, metrics=spent
+    )  # fmt: skip
 
 
-def plan_compaction(*, storage: str, s3: S3Options | None = None, clock: Clock | None = None) -> CompactReport:
-    """Return what `compact` would do now; needs no session. Raises `NotAnIndex`, `ConfigError`, what the storage raises."""
-    with StorageAddress(storage, s3 or S3Options()).open() as opened:
+def plan_compaction(
+    *, storage: str, s3: S3Options | None = None, clock: Clock | None = None, prices: PriceTable | None = None
+) -> CompactReport:
+    """Return what `compact` would do and cost now; needs no session. Raises `NotAnIndex`, `ConfigError`, what the storage raises."""
+    priced = prices or PriceTable()
+    opened = MeteredStorage(StorageAddress(storage, s3 or S3Options()).open(), priced)
+    with contextlib.closing(opened):
         log = StorageLog(opened, clock or SystemClock())
         log.open()
         tickets, left = open_tickets(opened, log)
-        return replace(_report(tickets, left), log_number=log.state.number, dry_run=True)
+        spent, genesis = opened.total, log.state.genesis
+        assert genesis is not None
+        cost = estimate_compaction(
+            tickets, genesis.layout.schema.item.itemsize, priced, looked=spent.requests_by_kind, looked_bytes=spent.bytes_read
+        )
+        return replace(
+            _report(tickets, left), written_bytes=cost.written_bytes, requests=cost.requests, cost_usd=cost.cost_usd,
+            log_number=log.state.number, dry_run=True,
+        )  # fmt: skip
 
 
 def _report(tickets: Sequence[Ticket], left: Sequence[StagedResult]) -> CompactReport:

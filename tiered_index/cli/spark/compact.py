@@ -26,7 +26,7 @@ _UNAVAILABLE, _CORRUPT = 3, 4
 @command
 def compact(
     session: Session,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is staged; change nothing, start no Spark.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is staged and what it would cost; start no Spark.")] = False,
     master: Master = None,
     conf: Conf = None,
     ship: Ship = False,
@@ -49,7 +49,7 @@ def compact(
 
     begun = time.monotonic()
     if dry_run:
-        report = plan_compaction(storage=uri, s3=config.s3)
+        report = plan_compaction(storage=uri, s3=config.s3, prices=config.prices)
     else:
         spark = spark_of(master, conf, ship=ship)
         report = compact_staged_files(spark, storage=uri, s3=config.s3, prices=config.prices, progress=progress_of(session))
@@ -58,9 +58,10 @@ def compact(
         status = "planned" if dry_run else "compacted" if report.files else "nothing to do"
         lists = {name: [list(pair) for pair in getattr(report, name)] for name in ("left", "damaged", "failed")}
         document = asdict(replace(report, metrics=type(report.metrics)()))
-        session.out.document(
-            {"status": status, **document, **lists, "metrics": report.metrics.to_json(), "elapsed_s": round(elapsed_s, 3)}
-        )
+        # nothing was measured where nothing was done
+        del document["metrics"]
+        metrics = {} if dry_run else {"metrics": report.metrics.to_json()}
+        session.out.document({"status": status, **document, **lists, **metrics, "elapsed_s": round(elapsed_s, 3)})
     else:
         _print(session, report, elapsed_s)
     return _CORRUPT if report.damaged else _UNAVAILABLE if report.failed else 0
@@ -69,11 +70,13 @@ def compact(
 def _print(session: Session, report: CompactReport, elapsed_s: float) -> None:
     what = f"{counted(report.files, 'staged file')} with {counted(report.entries, 'entry', 'entries')}, {human_bytes(report.read_bytes)}"
     if report.dry_run:
-        session.out.line(f"{what}: would be compacted; nothing was changed")
+        session.out.line(f"{what}: would become about {human_bytes(report.written_bytes)}; nothing was changed")
     elif report.files:
         session.out.line(f"{what}, became {human_bytes(report.written_bytes)}: log record {report.log_number}, {human_seconds(elapsed_s)}")
     else:
         session.out.line("nothing to compact")
+    about = "about " if report.dry_run else ""
+    session.out.line(f"{about}{counted(sum(report.requests.values()), 'request')}, about ${report.cost_usd:.6f}")
     _note(session, "left as it is", report.left)
     _note(session, "damaged, left to its writer", report.damaged)
     _note(session, "failed", report.failed)
