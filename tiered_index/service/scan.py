@@ -237,11 +237,18 @@ class FileReader:
             self._search(search)
 
     def _search(self, search: _Search) -> None:
+        if search.handle.is_local:  # which has no parts
+            self._look_counted(search)
+            return
+        with by_threads(self._submit):
+            self._look_counted(search)
+
+    def _look_counted(self, search: _Search) -> None:
         scan, handle = search.scan, search.handle
         try:
             search.usage = Usage(self._storages[0].prices)
             scan.usages.append(search.usage)
-            with measured(self._storages, search.usage), by_threads(self._submit):
+            with measured(self._storages, search.usage):
                 search.matched = scan.look(handle)
         except TieredIndexError as error:
             search.end("failed", error=error)
