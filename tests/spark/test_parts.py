@@ -90,7 +90,7 @@ def test_blocks_carry_every_entry_once_and_their_checksum():
 def test_shards_answer_as_the_model_whatever_the_size_of_pieces(piece_items, shards):
     table = messages(3_000, days=2)
     plan, storage, clock = planned(table, shards=shards, piece_items=piece_items), MemoryStorage(), ManualClock(BEGIN_MS)
-    results = written(table, plan, storage)
+    results = written(table, plan, storage, now_ms=BEGIN_MS)
     log = StorageLog(storage, clock)
     log.create(plan.genesis)
     finished = shards_of(results)

@@ -9,15 +9,13 @@ from tiered_index.format.names import DATA_PREFIX
 from tiered_index.service.log_records import LogState
 from tiered_index.service.storage_log import StorageLog
 
-__all__ = ["CLOCK_SLACK_MS", "Removals"]
-
-CLOCK_SLACK_MS = 0
+__all__ = ["Removals"]
 
 
 class Removals:
     """The files of which a record has removed an object. Each record is read once, at a request each."""
 
-    def __init__(self, log: StorageLog, *, since_ms: int = 0) -> None:
+    def __init__(self, log: StorageLog) -> None:
         self._log = log
         self._first = self._last = 0  # records behind `_first` up to `_last` have been read
         self._files: set[str] = set()
