@@ -244,24 +244,26 @@ class IndexReader(Lookups):
         """Do the refreshes that are due, side by side; a lookup held to a time waits for half of it, and they go on behind it."""
         left_s = remaining_s()
         tries = [view.tries for view in self._views]
+        begun: dict[IndexView, Future[None]] = {}
         if left_s is not None or len(self._views) > 1:
-            ended, _ = wait(self._begin_refreshes(), left_s / 2 if left_s is not None else None)
+            begun = self._begin_refreshes()
+            ended, _ = wait(begun.values(), left_s / 2 if left_s is not None else None)
             for future in ended:
                 future.result()
         for view, before in zip(self._views, tries, strict=True):
-            if left_s is None:
+            if left_s is None and view not in begun:
                 view.catch_up(before)
             view.note_age()
 
-    def _begin_refreshes(self) -> list[Future[None]]:
+    def _begin_refreshes(self) -> dict[IndexView, Future[None]]:
         """Begin the refreshes that are due and that nobody is at, as far as there are threads for them."""
         claimed: list[IndexView] = []
-        begun: list[Future[None]] = []
+        begun: dict[IndexView, Future[None]] = {}
         try:
             for view in self._views:
                 if view.claim_refresh():
                     claimed.append(view)
-                    begun.append(self._parts.begin(view.refresh_claimed))
+                    begun[view] = self._parts.begin(view.refresh_claimed)
         except NoThread:
             pass  # who can wait does it itself; who can't answers from where the view stands, and the next one tries again
         finally:

@@ -11,6 +11,7 @@ from tests.several_indexes import BASE_MS, of, rows
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.service.index_view import IndexView
 
 LOG = "log/"
 
@@ -103,6 +104,18 @@ def test_refreshes_are_counted_to_their_lookup(cluster, clock):
         assert log.requests == len(cluster.uris) + gained
         clock.advance(11)
         assert reader.query("t", "none", max_requests=0, allow_partial=True).explain.requests == 0
+
+
+def test_a_refresh_that_a_budget_cuts_short_is_tried_once_a_lookup(cluster, clock, monkeypatch):
+    with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10) as reader:
+        clock.advance(11)
+        tried = []
+        read = IndexView._read
+        monkeypatch.setattr(IndexView, "_read", lambda view: tried.append(view) or read(view))
+        reader.query("t", "none", max_requests=0, allow_partial=True)
+        assert sorted(map(id, tried)) == sorted(map(id, reader._views))
+        reader.query("t", "none")
+        assert [view.tries for view in reader._views] == [1] * len(cluster.uris)
 
 
 def test_a_refresh_that_is_asked_for_does_all_and_tells_the_first_error(cluster, opened):
