@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections import Counter
 
 import pytest
 
@@ -15,6 +16,7 @@ from tiered_index.service.orphans import delete_orphans, find_orphans
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.service.unpublished import MAX_AGE_S, JobOverdue
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.wrappers import WrapperStorage
 from tiered_index.testing.disk_faults import SimulatedCrash
 from tiered_index.testing.storage_faults import FaultStorage
 
@@ -112,6 +114,42 @@ def test_a_job_makes_the_bytes_that_the_writer_would_make(open_spark, storage, c
         local._lifecycle._compact(handle)
     for handle in local.files():
         assert bytes(handle.local.data) == made[handle.file_id]
+
+
+class Told(WrapperStorage):
+    """Counts requests for staged and published objects, by operation and folder."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.counts = Counter()
+
+    def _around(self, call, act):
+        if call.operation != "list" and call.operation != "list_uploads" and call.name.startswith(("staging/", "data/")):
+            self.counts[call.operation] += call.requests
+        return act()
+
+
+def test_what_a_small_file_costs_beyond_the_local_path(open_spark, clock):
+    """The figures of docs/spark.md."""
+
+    def spent(folder, mode):
+        told = Told(MemoryStorage(clock=clock))
+        index = open_spark(folder, storage_backend=told, compaction=mode)
+        fill(index, 1, 2, 3)
+        index.run_lifecycle()
+        if mode == "spark":
+            Job(told, clock).run()
+        index.run_lifecycle()
+        counts = Counter(told.counts)
+        assert len(index.log_state.files) == 1 and found(index) == [1, 2, 3]
+        return counts
+
+    local = spent("local", "local")
+    assert local == {"put": 1, "head": 1}
+    more = spent("spark", "spark") - local
+    assert more["put"] == 2 and more["head"] == 2 and more["delete"] == 2
+    assert more["get"] == 1 and more["get_range"] + more["get_suffix"] == 3
+    assert set(more) <= {"put", "head", "delete", "get", "get_range", "get_suffix"}
 
 
 def test_many_files_come_by_one_record_and_tables_take_them(open_spark, storage, clock):
