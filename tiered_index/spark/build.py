@@ -101,7 +101,10 @@ def build(
     is created as `config` says where there is none, once all is written. Timestamps outside its `max_late_s` and `max_early_s` go to
     quarantine windows and are counted. `progress` is told (stage, tasks done, tasks).
 
-    Raises `InvalidArgument` (the source or the call), `SchemaMismatch`, `CorruptFile`, what the storage raises; nothing is published then.
+    Raises `InvalidArgument` (the source or the call), `SchemaMismatch`, `CorruptFile`, `JobOverdue` (23 hours after tasks began to write):
+    nothing is published then. So after what the storage raises, but for one case: an error of the log record's put, which is the last
+    step, leaves its outcome unknown. Look what the windows have before such a build is repeated: ``append`` may double them, ``error``
+    says that they are there, ``replace`` is harmless.
     """
     if mode not in MODES:
         raise InvalidArgument(f"mode is {', '.join(MODES)}, not {mode!r}")
@@ -137,7 +140,7 @@ def build(
             # a server that accepts two records of one number would lose one of two builds
             probe_put_if_absent(opened, "probe/put-if-absent")
         with typed_errors(f"building from {_name_of(source)}"), meter.stage("build", tasks=True) as building:
-            results = _written(entries, plan, meter.address(address), now_ms)
+            results = _written(entries, plan, meter.address(address), present.now_ms())
             building.entries = sum(part.entries for part in results)
         finished = [shard for part in results for shard in part.shards]
         try:

@@ -104,7 +104,11 @@ class EntryWriter(DataSourceArrowWriter):
         return Written(write_tables(self._columns.batches(iterator), self._job).shards, None)
 
     def commit(self, messages: Messages) -> None:
-        """Publish all tasks' tables. Driver. Raises `InvalidArgument` where windows can't be replaced, `CorruptFile`, as the storage."""
+        """Publish all tasks' tables. Driver. Raises `InvalidArgument` (the mode can't be), `CorruptFile`, `JobOverdue`, as the storage.
+
+        After an error of the storage in the record's put its outcome is unknown: an ``append`` that is run again may double the entries,
+        an ``overwrite`` not.
+        """
         shards = _all_shards(messages)
         if shards:
             _publish(self._job, shards, lambda storage, log: publish_shards(shards, self._mode, storage, log))
@@ -129,7 +133,10 @@ class EntryStreamWriter(DataSourceStreamArrowWriter):
         return Written(write_tables(self._columns.batches(iterator), self._job).shards, query)
 
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Publish a micro-batch, or take back what it uploaded where it was published before. Driver. Raises as `EntryWriter.commit`."""
+        """Publish a micro-batch, or take back what it uploaded where it was published before. Driver. Raises as `EntryWriter.commit`.
+
+        Where the outcome is unknown, Spark's next try with the same checkpoint finds it out: nothing is doubled.
+        """
         shards = _all_shards(messages)
         if shards:
             [query] = {message.query for message in messages if isinstance(message, Written)}

@@ -57,7 +57,7 @@ def publish_tables(
 ) -> tuple[LogState, int]:
     """Complete the uploads and append the record; return the state with it and how many objects it removed.
 
-    Raises as `check_windows`, `CorruptFile`, `JobOverdue`, what the storage raises.
+    Raises as `check_windows`, `CorruptFile`, `JobOverdue`: not published then. After what the storage raises the outcome may be unknown.
     """
     return _published(_planned(plan), shards, mode, storage, log, None)
 
