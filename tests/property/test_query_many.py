@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.cold_index import Recorder
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, InvalidCursor
-from tiered_index.service import batch_query
+from tiered_index.format import compacted
+from tiered_index.service import batch_query, batch_search, gathered
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000
@@ -103,9 +106,85 @@ def test_readers_equal_single_queries(index: IndexService) -> None:
             assert answer.items == alone.items
 
 
-def test_too_many_pairs_are_answered_one_by_one(index: IndexService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_query, "MAX_PAIRS", 50)
-    assert_same(index, lookups(random.Random(3), 60))
+def test_answers_of_small_pieces(index: IndexService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few pairs at a time, rows that are cut as soon as they come, windows of one group: nothing changes."""
+    monkeypatch.setattr(batch_query, "PAIRS_AT_A_TIME", 50)
+    monkeypatch.setattr(gathered, "PAIRS_AT_A_TIME", 50)
+    monkeypatch.setattr(gathered, "_FEWEST", 10)
+    monkeypatch.setattr(gathered, "_HELD_ROWS", 5)
+    monkeypatch.setattr(batch_search, "_WINDOW_BYTES", 1)
+    assert_same(index, lookups(random.Random(3), 200))
+    hot = [Lookup(topic="t", key="hot", max_count=count, begin_ms=T + at) for at in range(0, 1_300_000, 50_000) for count in (1, 20, 5000)]
+    assert_same(index, hot)
+
+
+@pytest.mark.parametrize("gap_bytes", [0, 700])
+@pytest.mark.parametrize("preset", ["native", "rocketmq"])
+def test_cut_slots_equal_single_queries_and_are_read_once(
+    preset: str, gap_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of a few items, times in disorder, many entries of one second, places that come again."""
+    monkeypatch.setattr(compacted, "BLOCK_BYTES", 320)
+    monkeypatch.setattr(gathered, "PAIRS_AT_A_TIME", 20)
+    monkeypatch.setattr(gathered, "_FEWEST", 3)
+    rng = np.random.default_rng(7)
+    storage = Recorder(MemoryStorage())
+    with IndexService.open(
+        root=tmp_path / "root", preset=preset, slots=3, items=1500, background=False, local_keep_s=0, max_early_s=10**9,
+        clock=ManualClock(T), storage_backend=storage,
+    ) as service:  # fmt: skip
+        for count, spread_s in ((1000, 400), (800, 3), (500, 100_000)):
+            service.put_batch({
+                "topic": ["t"] * count, "queue_id": rng.integers(0, 2, count), "size": rng.integers(0, 9, count),
+                "key": [f"k{n}" for n in rng.choice(5, count, p=[0.6, 0.2, 0.1, 0.05, 0.05])], "offset": rng.integers(0, 200, count),
+                "timestamp_ms": T + np.arange(count) * 20 * (spread_s // 30) + rng.integers(0, spread_s * 1000, count),
+            })  # fmt: skip
+            service.seal()
+        for _ in range(3):
+            service.run_lifecycle()
+        assert {handle.place for handle in service.files()} == {"storage"}
+    with IndexReader.open(
+        storage_backend=storage, block_cache_bytes=0, filter_after_probes=10**6, query_threads=2, coalesce_gap_bytes=gap_bytes,
+    ) as reader:  # fmt: skip
+        reader.query_many([Lookup(topic="t", key="k0")])
+        for number in range(10):
+            asked = []
+            for _ in range(rng.integers(1, 12)):
+                begin = T + int(rng.integers(-10_000, 400_000))
+                ranged = {"begin_ms": begin, "end_ms": begin + int(rng.integers(0, 100_000))} if rng.random() < 0.5 else {}
+                asked.append(Lookup(topic="t", key=f"k{rng.integers(0, 7)}", max_count=int(rng.choice([1, 3, 20, 5000])), **ranged))
+            storage.reset()
+            reader.query_many(asked)
+            ranges = sorted((read.name, read.start, read.end) for read in storage.reads)
+            for (name, _, end), (following, start, _) in itertools.pairwise(ranges):
+                assert name != following or start >= end, number
+            assert_same(reader, asked)
+
+
+@pytest.mark.parametrize("preset", ["native", "rocketmq"])
+def test_hot_keys_in_the_write_buffer(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds of many entries, put in no order; then the same in an unsealed file, beside the writer too."""
+    monkeypatch.setattr(gathered, "PAIRS_AT_A_TIME", 20)
+    monkeypatch.setattr(gathered, "_FEWEST", 3)
+    rng = np.random.default_rng(3)
+    count = 600
+    asked = [
+        Lookup(topic="t", key="hot", max_count=most, begin_ms=T + begin, end_ms=T + begin + span)
+        for begin in (0, 9_000, 15_000) for span in (0, 4_000, 30_000) for most in (1, 5, 60, 1000)
+    ]  # fmt: skip
+    with IndexService.open(
+        root=tmp_path / "root", preset=preset, slots=3, items=1500, background=False, max_early_s=10**9, clock=ManualClock(T),
+        storage_backend=MemoryStorage(),
+    ) as service:  # fmt: skip
+        service.put_batch({
+            "topic": ["t"] * count, "queue_id": rng.integers(0, 2, count), "size": rng.integers(0, 9, count), "key": ["hot"] * count,
+            "offset": rng.integers(0, 2000, count), "timestamp_ms": T + rng.integers(0, 20_000, count),
+        })  # fmt: skip
+        assert_same(service, asked)
+        service.flush()
+        assert_same(service, asked)
+        with IndexReader.open(root=service.config.root, storage_backend=service.storage) as beside:
+            assert_same(beside, asked)
 
 
 def test_cursors_continue_within_a_batch(index: IndexService) -> None:

@@ -149,6 +149,19 @@ class Directory:
             runs += _runs(blocks[(blocks["second_min"] <= second_max) & (blocks["second_max"] >= second_min)])
         return sorted(runs, key=attrgetter("offset"))
 
+    def cut_groups(self, slots: Array) -> npt.NDArray[np.int64]:
+        """Return which group (i64, n) holds each of `slots` (n); -1 where it isn't cut into blocks."""
+        indices = np.searchsorted(self._first_slots, slots, "right") - 1
+        if not len(self.groups):
+            return indices
+        return np.where((indices >= 0) & (self.groups["blocks"][indices] > 0), indices, -1)
+
+    def blocks_of(self, group: int) -> tuple[Array, list[Run]]:
+        """Return the blocks of a cut group, in order of position: the rows of the table, and what must be read."""
+        first = int(self.groups["first_block"][group])
+        blocks = self.blocks[first : first + int(self.groups["blocks"][group])]
+        return blocks, _runs(blocks)
+
     def all_runs(self) -> list[Run]:
         """Return every verifiable run of the file in order of position: blocks of cut groups, else groups."""
         groups = self.groups

@@ -1,8 +1,8 @@
 """Many lookups at once: every key is hashed in one pass, every file is read once, each byte of it at most once.
 
 `QuestionBatch` holds the lookups as columns. A file answers with (question, row) pairs; those of all files are brought into answer order
-by one sort and cut per question. Answers equal those of single queries; they are made into objects only when they are looked at.
-Memory: some 100 bytes an answer and 60 a question. Threads: a batch belongs to one call; results may be shared.
+and cut per question while they come in (`gathered`). Answers equal those of single queries; they are made into objects only when they
+are looked at. Memory: some 100 bytes an answer and 60 a question. Threads: a batch belongs to one call; results may be shared.
 """
 
 from __future__ import annotations
@@ -23,14 +23,18 @@ from tiered_index.service.rows import Array, order_key, row_dtype, settled
 from tiered_index.service.validation import check_key, check_range, check_topic
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem, Lookup, QueryResult, Status
 
-__all__ = ["MAX_PAIRS", "Found", "QueryResults", "QuestionBatch", "TooManyPairs", "best_answers"]
+__all__ = ["MAX_PAIRS", "NEVER", "PAIRS_AT_A_TIME", "Found", "QueryResults", "QuestionBatch", "TooManyPairs", "best_answers", "first_rows"]
 
 MAX_PAIRS = 1 << 22
-"""Pairs of items and questions that one file may make: 200 MiB. Beyond it (a hot key asked a thousand times) lookups go one by one."""
+"""Pairs of items and questions that one `join` may make: 200 MiB."""
+NEVER = -(2**63)
+"""A second before all others."""
+PAIRS_AT_A_TIME = 1 << 16
+"""Pairs that `pairs` makes at a time: some 8 MiB."""
 
 
 class TooManyPairs(Exception):
-    """Internal: a batch is better answered one lookup at a time."""
+    """Internal: `join` was asked for more than `MAX_PAIRS`; `pairs` has no bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +98,49 @@ class QuestionBatch:
         return asked
 
     def join(self, hashes: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the (item, question) pairs whose hashes are equal, for stored hashes (n).
+        """Return the (item, question) pairs whose hashes are equal, for stored hashes (n). Raises `TooManyPairs`."""
+        items, first, counts = self._matches(hashes, self._sorted_hashes, few=False)
+        if int(counts.sum()) > MAX_PAIRS and len(self) > 1:
+            raise TooManyPairs
+        return _expanded(items, first, counts, self._by_hash)
+
+    def matched(self, hashes: Array, among: npt.NDArray[np.int64] | None = None) -> tuple[npt.NDArray[np.int64], int]:
+        """Return which stored hashes (of n) are asked for, by the questions `among` or by any, and how many pairs `pairs` would make."""
+        items, _, counts = self._matches(hashes, self._ordered(among)[1], few=among is not None)
+        return items, int(counts.sum())
+
+    def pairs(
+        self, hashes: Array, among: npt.NDArray[np.int64] | None = None
+    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Yield what `join` returns a bounded number of pairs at a time, at least those of one item; only of the questions `among`."""
+        by_hash, sorted_hashes = self._ordered(among)
+        items, first, counts = self._matches(hashes, sorted_hashes, few=among is not None)
+        ends = np.cumsum(counts)
+        start = 0
+        while start < len(items):
+            most = int(ends[start] - counts[start]) + PAIRS_AT_A_TIME
+            stop = max(start + 1, int(np.searchsorted(ends, most, "right")))
+            yield _expanded(items[start:stop], first[start:stop], counts[start:stop], by_hash)
+            start = stop
+
+    def _ordered(self, among: npt.NDArray[np.int64] | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        if among is None:
+            return self._by_hash, self._sorted_hashes
+        by_hash = among[np.argsort(self.key_hash[among], kind="stable")]
+        return by_hash, self.key_hash[by_hash]
+
+    def _matches(self, hashes: Array, sorted_hashes: npt.NDArray[np.int32], *, few: bool) -> tuple[npt.NDArray[np.int64], ...]:
+        """Return the items (of n) whose hash is asked for, and for each the first of `sorted_hashes` that equals it and how many do.
 
         Most items are nobody's: one look at a small table tells, and only the rest are searched for. Memory: 4 bytes an item.
         """
         stored = normal_hashes(hashes)
-        items = np.flatnonzero(self._asked[stored & (len(self._asked) - 1)])
+        items = np.arange(len(stored)) if few else np.flatnonzero(self._asked[stored & (len(self._asked) - 1)])
         stored = stored[items]
-        first = np.searchsorted(self._sorted_hashes, stored, "left")
-        last = np.searchsorted(self._sorted_hashes, stored, "right")
-        equal = np.flatnonzero(last > first)
-        items, first, counts = items[equal], first[equal], (last - first)[equal]
-        ends = np.cumsum(counts)
-        if len(ends) and int(ends[-1]) > MAX_PAIRS and len(self) > 1:
-            raise TooManyPairs
-        within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
-        return np.repeat(items, counts), self._by_hash[np.repeat(first, counts) + within]
+        first = np.searchsorted(sorted_hashes, stored, "left")
+        counts = np.searchsorted(sorted_hashes, stored, "right") - first
+        equal = np.flatnonzero(counts)
+        return items[equal], first[equal], counts[equal]
 
     def select(
         self,
@@ -144,6 +175,24 @@ class QuestionBatch:
         """Return the questions whose range overlaps a file's."""
         return np.flatnonzero((self.second_min <= second_max) & (self.second_max >= second_min))
 
+    def page_ends(self, questions: npt.NDArray[np.int64], found: Found) -> npt.NDArray[np.int64]:
+        """Return the second of the answer behind each question's page (n), `NEVER` where none is found yet.
+
+        `found` are the first rows of the questions, by question and in answer order (`first_rows`).
+        """
+        most = self.max_count[questions]
+        starts = np.searchsorted(found.questions, questions)
+        enough = np.searchsorted(found.questions, questions, "right") - starts > most
+        ends = np.full(len(questions), NEVER)
+        ends[enough] = found.rows["second"][starts[enough] + most[enough]]
+        return ends
+
+
+def _expanded(items: Array, first: Array, counts: Array, by_hash: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    ends = np.cumsum(counts)
+    within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
+    return np.repeat(items, counts), by_hash[np.repeat(first, counts) + within]
+
 
 def _ranges(lookups: Sequence[Lookup]) -> tuple[npt.NDArray[np.int64], ...]:
     """Return first and last second and count of each lookup, by the rules of `check_range`."""
@@ -165,12 +214,22 @@ def _ranges(lookups: Sequence[Lookup]) -> tuple[npt.NDArray[np.int64], ...]:
 
 def best_answers(batch: QuestionBatch, parts: list[Found], schema: Schema) -> tuple[Array, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Return the answers of all questions in order, where each question's start (n + 1), and which questions have more than asked."""
+    found, counts = first_rows(batch.max_count, parts, schema)
+    ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.minimum(counts, batch.max_count))))
+    return found.rows, ends, counts > batch.max_count
+
+
+def first_rows(limits: npt.NDArray[np.int64], parts: Sequence[Found], schema: Schema) -> tuple[Found, npt.NDArray[np.int64]]:
+    """Return the first rows of each question in answer order, different identities, at most `limits` (n); and how many there were.
+
+    Questions are in order. What is left of several lots, put together, has the same first rows as all of them.
+    """
     questions = np.concatenate([part.questions for part in parts]) if parts else np.zeros(0, np.int64)
     rows = np.concatenate([part.rows for part in parts]) if parts else np.empty(0, row_dtype(schema))
     order = np.argsort(questions, kind="stable")
     questions, rows = questions[order], rows[order]
     # a question with one row needs neither order nor identity, and most have one
-    shared = np.flatnonzero(np.bincount(questions, minlength=len(batch))[questions] > 1)
+    shared = np.flatnonzero(np.bincount(questions, minlength=len(limits))[questions] > 1)
     if len(shared):
         part, asked = rows[shared], questions[shared]
         identity = [part[name] for name in reversed(schema.identity_extra)]
@@ -185,12 +244,10 @@ def best_answers(batch: QuestionBatch, parts: list[Found], schema: Schema) -> tu
         kept = np.ones(len(rows), bool)
         kept[shared[same[1:][equal]]] = False
         questions, rows = questions[kept], rows[kept]
-    starts = np.searchsorted(questions, np.arange(len(batch) + 1))
-    counts = np.diff(starts)
+    starts = np.searchsorted(questions, np.arange(len(limits) + 1))
     rank = np.arange(len(rows)) - starts[:-1][questions]
-    kept = rank < batch.max_count[questions]
-    ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.minimum(counts, batch.max_count))))
-    return rows[kept], ends, counts > batch.max_count
+    kept = rank < limits[questions]
+    return Found(questions[kept], rows[kept]), np.diff(starts)
 
 
 class QueryResults(Sequence[QueryResult]):

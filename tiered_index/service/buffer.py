@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from tiered_index.service.batch_query import Found, QuestionBatch
 from tiered_index.service.catalog import AlwaysRead
 from tiered_index.service.chunks import ROWS, Chunk, OpenChunk, Record, RowCodec
 from tiered_index.service.columns import Columns
+from tiered_index.service.gathered import matching
 from tiered_index.service.rows import Question, rows_of_columns
 from tiered_index.service.topics import TopicTable
 
@@ -50,10 +52,8 @@ class BufferedChunk(AlwaysRead):
 
     def search_many(self, batch: QuestionBatch) -> Found:
         """Return the rows that answer each question, in no order."""
-        items, questions = batch.join(self._columns["key_hash"])
-        picked = {name: values[items] for name, values in self._columns.items()}
         pairs = [(topic_id, topic) for topic in batch.topics for topic_id in self._topics.ids(topic)]
-        return batch.select(picked, questions, picked["second"], pairs, self._schema)
+        return matching(batch, self._columns, itemgetter("second"), pairs, self._schema)
 
 
 class WriteBuffer:

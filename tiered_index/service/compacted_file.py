@@ -21,10 +21,11 @@ from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexErro
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.trailer import TAIL_SIZE, Metadata, Run, Tail, Trailer, parse_trailer
 from tiered_index.service.batch_query import Found, QuestionBatch
+from tiered_index.service.batch_search import search_file_for_many
 from tiered_index.service.catalog import AlwaysRead
 from tiered_index.service.cold.path import ColdPath, MissingObject, check_run
 from tiered_index.service.cold.spans import spans_of
-from tiered_index.service.file_search import FileBytes, question_hash, question_hashes, search_file, search_file_for_many
+from tiered_index.service.file_search import FileBytes, question_hash, question_hashes, search_file
 from tiered_index.service.root import disk_error
 from tiered_index.service.rows import Question, concatenate
 from tiered_index.service.storage_log import StoredObject
@@ -45,6 +46,8 @@ class _Ranges(Protocol):
 
 class LocalBytes:
     """A compacted file on the local disk, mapped for reading."""
+
+    gap_bytes = 0
 
     def __init__(self, path: Path) -> None:
         self.file = str(path)
@@ -98,6 +101,11 @@ class StorageBytes:
     def trailer(self) -> Trailer:
         """Return the verified trailer, fetching it where it is in no cache. Raises `MissingObject`."""
         return self.cold.trailer(self.stored)
+
+    @property
+    def gap_bytes(self) -> int:
+        """Bytes between two ranges up to which they are read as one."""
+        return self.cold.settings.coalesce_gap_bytes
 
     def verified(self, runs: Sequence[Run]) -> list[memoryview]:
         """Return each run's verified bytes. Raises `CorruptFile`, `MissingObject`."""

@@ -6,7 +6,7 @@ A giant slot is read newest blocks first, no more of it than the page needs. Thr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -15,14 +15,12 @@ import numpy.typing as npt
 
 from tiered_index.format.bloom import filter_hash
 from tiered_index.format.trailer import Run, Trailer
-from tiered_index.service.batch_query import Found, QuestionBatch
+from tiered_index.service.batch_query import QuestionBatch
 from tiered_index.service.rows import Question, concatenate, first_answers, select_items
 
-__all__ = ["FileBytes", "question_hash", "question_hashes", "search_file", "search_file_for_many"]
+__all__ = ["FileBytes", "question_hash", "question_hashes", "search_file"]
 
 Array = npt.NDArray[Any]
-_WINDOW_BYTES = 32 << 20
-# slot groups of a batch held in memory at a time
 _BATCH_BYTES = 8 << 20
 # blocks of a giant slot held in memory at a time
 
@@ -33,6 +31,10 @@ class FileBytes(Protocol):
     file: str
 
     def trailer(self) -> Trailer: ...
+
+    @property
+    def gap_bytes(self) -> int:
+        """Bytes between two ranges up to which they are read as one."""
 
     def verified(self, runs: Sequence[Run]) -> list[memoryview]: ...
 
@@ -98,47 +100,3 @@ def _newest_first(runs: list[Run], question: Question, *, ordered: bool) -> Iter
             stop += 1
         yield runs[start:stop]
         start, wanted = stop, 2 * wanted
-
-
-def search_file_for_many(source: FileBytes, batch: QuestionBatch, excluded: npt.NDArray[np.bool_] | None = None) -> Found:
-    """Return the rows that answer each question, in no order; `excluded` (n) are those whose key the file certainly doesn't hold."""
-    wanted = np.arange(len(batch)) if excluded is None else np.flatnonzero(~excluded)
-    if not len(wanted):
-        return Found(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    trailer = source.trailer()
-    metadata = trailer.metadata
-    layout = metadata.layout
-    pairs = [(topic_id, name) for topic_id, name in metadata.topics if name in batch.topics]
-    wanted = np.intersect1d(wanted, batch.overlapping(metadata.second_min, metadata.second_max), assume_unique=True)
-    if metadata.topics:
-        names = {name for _, name in pairs}
-        here = np.array([topic in names for topic in batch.topics], bool)
-        wanted = wanted[here[batch.topic_index[wanted]]] if len(here) else wanted
-    runs: list[Run] = []
-    if len(wanted):
-        low, high = int(batch.second_min[wanted].min()), int(batch.second_max[wanted].max())
-        runs = trailer.directory.runs_of(metadata.slot_map.slots_of(batch.key_hash[wanted]), low, high)
-    begin_s = metadata.begin_ms // 1000
-    found = [Found(np.zeros(0, np.int64), concatenate([], layout.schema))]
-    for window in _windows(runs):
-        data = b"".join(source.verified(window))
-        items = np.frombuffer(data, layout.schema.item)
-        places, questions = batch.join(items["key_hash"])
-        picked = items[places]
-        seconds = begin_s + picked["time_diff_s"].astype(np.int64)
-        found.append(batch.select(picked, questions, seconds, pairs if metadata.topics else None, layout.schema))
-    return Found(np.concatenate([f.questions for f in found]), np.concatenate([f.rows for f in found]))
-
-
-def _windows(runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """Yield the runs in order, in lists of at most 32 MiB or of one run."""
-    window: list[Run] = []
-    size = 0
-    for run in runs:
-        if window and size + run.length > _WINDOW_BYTES:
-            yield window
-            window, size = [], 0
-        window.append(run)
-        size += run.length
-    if window:
-        yield window

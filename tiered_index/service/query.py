@@ -15,10 +15,11 @@ from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.format.schema import Schema
 from tiered_index.service.account import Account
 from tiered_index.service.answer_budget import AnswerBudget
-from tiered_index.service.batch_query import Found, QueryResults, QuestionBatch, TooManyPairs, best_answers
+from tiered_index.service.batch_query import QueryResults, QuestionBatch, best_answers
 from tiered_index.service.catalog import Handle
 from tiered_index.service.cursor import decode_cursor, encode_cursor, query_digest
 from tiered_index.service.explanation import NOTHING, Spent, explain_scan, explain_together
+from tiered_index.service.gathered import Gathered
 from tiered_index.service.lost_objects import Lost
 from tiered_index.service.rows import OrderKey, Question, check_schema, item_maker, order_key
 from tiered_index.service.scan import FileReader, Scan
@@ -124,13 +125,13 @@ class QueryEngine:
         """Answer many lookups; arguments and errors as `query`. Files are not skipped by budget: each is read once for all."""
         started = time.perf_counter()
         batch = QuestionBatch(lookups)
-        parts: list[Found] = []
+        gathered = Gathered(batch, self._schema)
 
         def look(handle: Handle) -> int:
             found = handle.search_many(batch)
             if len(found.rows):
                 check_schema(found.rows, self._schema, handle.file_id)
-                parts.append(found)
+                gathered.add(found)
             return len(found.rows)
 
         beside: list[Spent] = []
@@ -154,12 +155,8 @@ class QueryEngine:
         scan = Scan(look, lambda handle: handle.excludes_all(batch), lambda second_max: False, lambda: 0, 0, allow_partial, account)
         pages = {i: alone(q) for i, q in enumerate(lookups) if q.cursor is not None}
         if len(lookups) > len(pages):
-            try:
-                self._read(scan, handles(int(batch.second_min.min()), int(batch.second_max.max())), lost)
-            except TooManyPairs:
-                parts.clear()
-                pages |= {i: alone(q) for i, q in enumerate(lookups) if i not in pages}
-        rows, starts, more = best_answers(batch, list(parts), self._schema)
+            self._read(scan, handles(int(batch.second_min.min()), int(batch.second_max.max())), lost)
+        rows, starts, more = best_answers(batch, [gathered.found()], self._schema)
         failed = [report for report, _ in scan.errors]
         explain = explain_together(explain_scan(scan, started, sum(beside, NOTHING)), [page.explain for page in pages.values()])
         results = QueryResults(batch, rows, starts, more, failed, explain, self._schema, self._make, pages)

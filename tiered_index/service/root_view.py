@@ -22,6 +22,7 @@ from tiered_index.format.names import COMPACTED, JOURNAL_SUFFIX, STATES, UNSEALE
 from tiered_index.service.batch_query import Found, QuestionBatch
 from tiered_index.service.catalog import AlwaysRead, Handle
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile, open_local
+from tiered_index.service.gathered import matching
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.rows import Question, select_items
 from tiered_index.service.unsealed_file import verified_entries
@@ -68,10 +69,8 @@ class UnsealedView(AlwaysRead):
 
     def search_many(self, batch: QuestionBatch) -> Found:
         """Return the rows that answer each question, in no order."""
-        items, questions = batch.join(self.entries()["key_hash"])
-        picked = self.entries()[items]
-        seconds = self.journal.begin_ms // 1000 + picked["time_diff_s"].astype(np.int64)
-        return batch.select(picked, questions, seconds, self.journal.topics.items(), self.journal.layout.schema)
+        begin_s, topics, schema = self.journal.begin_ms // 1000, tuple(self.journal.topics.items()), self.journal.layout.schema
+        return matching(batch, self.entries(), lambda picked: begin_s + picked["time_diff_s"].astype(np.int64), topics, schema)
 
 
 class RootView:

@@ -28,6 +28,7 @@ from tiered_index.service.batch_query import Found, QuestionBatch
 from tiered_index.service.catalog import AlwaysRead
 from tiered_index.service.chunks import later_positions
 from tiered_index.service.columns import Columns
+from tiered_index.service.gathered import matching
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.rows import Question, concatenate, select_few, select_items
 
@@ -319,14 +320,14 @@ class UnsealedFile(AlwaysRead):
             if broken:
                 break
         if broken or np.any(index > 0):  # chains of hundreds, or ones that run backwards: the scan decides for every question
-            items, questions = batch.join(entries_view(self._map, layout, count)["key_hash"])
-            items += 1
-        else:
-            items = np.concatenate([found for found, _ in pairs]) if pairs else np.zeros(0, np.int64)
-            questions = np.concatenate([asked for _, asked in pairs]) if pairs else np.zeros(0, np.int64)
+            return matching(batch, entries_view(self._map, layout, count), self._seconds_of, tuple(self.topics.items()), schema)
+        items = np.concatenate([found for found, _ in pairs]) if pairs else np.zeros(0, np.int64)
+        questions = np.concatenate([asked for _, asked in pairs]) if pairs else np.zeros(0, np.int64)
         picked = entries[items]
-        seconds = self.table.begin_ms // 1000 + picked["time_diff_s"].astype(np.int64)
-        return batch.select(picked, questions, seconds, self.topics.items(), schema)
+        return batch.select(picked, questions, self._seconds_of(picked), self.topics.items(), schema)
+
+    def _seconds_of(self, entries: Array) -> npt.NDArray[np.int64]:
+        return self.table.begin_ms // 1000 + entries["time_diff_s"].astype(np.int64)
 
     def _as_journal(self) -> Journal:
         return Journal(

@@ -86,7 +86,7 @@ MUTANTS = (
     ),
     Mutant(
         "one-batched-answer-too-many", "a batched answer holds one more than max_count",
-        "service/batch_query.py", "kept = rank < batch.max_count[questions]", "kept = rank <= batch.max_count[questions]",
+        "service/batch_query.py", "kept = rank < limits[questions]", "kept = rank <= limits[questions]",
         (f"{MANY}::test_equals_single_queries_in_every_state[native]",),
     ),
     Mutant(

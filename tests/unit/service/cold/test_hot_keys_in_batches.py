@@ -1,0 +1,126 @@
+"""A batch that meets a key with 100,000 entries reads, and holds, about as much as its pages need; no byte is fetched twice."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cold_index import Recorder
+from tests.merging import BASE_MS, Merging
+from tiered_index import IndexReader, Lookup
+from tiered_index.format.compacted import BLOCK_BYTES
+from tiered_index.format.schema import KEYED_SCHEMA
+from tiered_index.service.batch_query import Found, QuestionBatch
+from tiered_index.service.gathered import Gathered
+from tiered_index.service.rows import row_dtype
+
+ENTRIES = 100_000
+
+
+def hot(first: int) -> dict[str, object]:
+    """Return entries of one key, 100 a second."""
+    numbers = np.arange(first, first + ENTRIES)
+    return {
+        "topic": ["t"] * ENTRIES, "queue_id": np.zeros(ENTRIES, int), "key": ["hot"] * ENTRIES, "offset": numbers,
+        "size": np.ones(ENTRIES, int), "timestamp_ms": BASE_MS + numbers * 10,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["native", "rocketmq"])
+def life(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Merging]:
+    made = Merging(tmp_path_factory.mktemp("hot"), preset=request.param, settings={"slots": 100, "items": ENTRIES + 1})
+    made.index.put_batch(hot(0))
+    made.publish()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def read(life: Merging) -> Iterator[tuple[Recorder, IndexReader]]:
+    recorder = Recorder(life.storage)
+    with IndexReader.open(storage_backend=recorder, query_threads=2, block_cache_bytes=0, filter_after_probes=10**6) as reader:
+        reader.query("t", "hot", max_count=1)
+        recorder.reset()
+        yield recorder, reader
+
+
+def peak_of(reader: IndexReader, asked: list[Lookup]) -> int:
+    """Return the most bytes that the lookups held at once."""
+    tracemalloc.start()
+    try:
+        answers = reader.query_many(asked)
+        assert answers.counts.tolist() == [q.max_count for q in asked]
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_page_costs_a_page(read: tuple[Recorder, IndexReader]) -> None:
+    recorder, reader = read
+    peak = peak_of(reader, [Lookup(topic="t", key="hot", max_count=64)])
+    assert recorder.asked_bytes <= BLOCK_BYTES and len(recorder.reads) == 1
+    assert peak < 6 << 20
+
+
+def test_as_many_blocks_as_the_largest_page_needs(read: tuple[Recorder, IndexReader]) -> None:
+    recorder, reader = read
+    peak_of(reader, [Lookup(topic="t", key="hot", max_count=count) for count in (1, 20_000, 64)])
+    assert 20_000 * 24 < recorder.asked_bytes <= 5 * BLOCK_BYTES
+
+
+def test_old_ranges_are_read_where_they_lie(read: tuple[Recorder, IndexReader]) -> None:
+    recorder, reader = read
+    asked = [Lookup(topic="t", key="hot", max_count=5, begin_ms=BASE_MS + at, end_ms=BASE_MS + at + 999) for at in (0, 990_000)]
+    peak_of(reader, asked)
+    assert recorder.asked_bytes <= 2 * BLOCK_BYTES
+
+
+def test_many_pages_of_one_key(read: tuple[Recorder, IndexReader]) -> None:
+    """200 lookups and 100,000 entries are 20 million pairs; each range takes in the newest entries."""
+    recorder, reader = read
+    peak = peak_of(reader, [Lookup(topic="t", key="hot", max_count=10, begin_ms=BASE_MS + number * 1000) for number in range(200)])
+    assert len(recorder.reads) == 1 and recorder.asked_bytes <= BLOCK_BYTES
+    assert peak < 24 << 20
+
+
+def test_rows_are_cut_as_they_come() -> None:
+    """However much comes in, no more is held than twice the pages, or a small bound."""
+    batch = QuestionBatch([Lookup(topic="t", key="a", max_count=4), Lookup(topic="t", key="b", max_count=7)])
+    gathered = Gathered(batch, KEYED_SCHEMA)
+    rows = np.zeros(20_000, row_dtype(KEYED_SCHEMA))
+    tracemalloc.start()
+    try:
+        for lot in range(40):
+            rows["offset"] = np.arange(len(rows)) + lot * len(rows)
+            gathered.add(Found(np.arange(len(rows)) % 2, rows.copy()))
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    first = gathered.first()
+    assert first.questions.tolist() == [0] * 5 + [1] * 8
+    assert first.rows["offset"].tolist() == [*range(799_998, 799_989, -2), *range(799_999, 799_984, -2)]
+    assert held < 2 * rows.nbytes
+
+
+def test_nothing_is_read_twice_beside_a_full_buffer(life: Merging, tmp_path: Path) -> None:
+    """The writer's own lookups: the newest entries wait in its buffer, then in an unsealed file; the rest lies in the storage."""
+    recorder = Recorder(life.storage)
+    life.index.close()
+    with life.open(storage_backend=recorder, block_cache_bytes=0) as writer:
+        writer.put_batch(hot(ENTRIES))
+        asked = [Lookup(topic="t", key="hot", max_count=10, begin_ms=BASE_MS + number * 1000) for number in range(60)]
+        asked.append(Lookup(topic="t", key="hot", max_count=10, end_ms=BASE_MS + ENTRIES * 10 - 1))
+        for _ in range(2):
+            recorder.reset()
+            answers = writer.query_many(asked)
+            assert [item.offset for item in answers[7]] == list(range(2 * ENTRIES - 1, 2 * ENTRIES - 11, -1))
+            assert [item.offset for item in answers[60]] == list(range(ENTRIES - 1, ENTRIES - 11, -1))
+            ranges = Counter((one.name, one.start) for one in recorder.reads)
+            assert ranges and max(ranges.values()) == 1
+            writer.flush()
+    life.index = life.open()
