@@ -21,7 +21,7 @@ MUTANTS = (
     ),
     Mutant(
         "filters-again-and-again", "a filter that was thrown out is fetched as soon as the first time",
-        "service/cold/filters.py", "again = min(max(0, self._fetches.get(name, 0) - 1), _DOUBLINGS)", "again = 0",
+        "service/cold/filters.py", "again = min(max(0, self._fetched(name) - 1), _DOUBLINGS)", "again = 0",
         (f"{ROOM}::test_changing_lookups_fetch_a_filter_ever_more_rarely",),
     ),
     Mutant(

@@ -52,7 +52,8 @@ class Filters:
         self._after_probes = after_probes
         self._lock = threading.Lock()
         self._in_vain: dict[str, _InVain] = {}
-        self._fetches: dict[str, int] = {}
+        self._fetches: dict[str, tuple[int, int]] = {}
+        # how often, and how many entries of the local cache had been found damaged by then: those are fetched anew as at first
         self._too_large: set[str] = set()
         # files whose filters neither the local cache nor the memory took
 
@@ -115,7 +116,7 @@ class Filters:
             held = self._memory.reserve((self._index_id, name, _WHOLE), stored.filter_length, seen.since)
         if held:
             with self._lock:
-                self._fetches[name] = self._fetches.get(name, 0) + 1
+                self._fetches[name] = self._fetched(name) + 1, self._damaged
         return held
 
     def release(self, stored: StoredObject) -> None:
@@ -134,8 +135,17 @@ class Filters:
         seen = self._in_vain.get(name)
         if seen is None or seen.keys < self._after_probes:
             return False
-        again = min(max(0, self._fetches.get(name, 0) - 1), _DOUBLINGS)
+        again = min(max(0, self._fetched(name) - 1), _DOUBLINGS)
         return seen.keys >= self._after_probes << again
+
+    def _fetched(self, name: str) -> int:
+        """Return how often a filter was fetched since an entry of the local cache was last found damaged."""
+        count, damaged = self._fetches.get(name, (0, 0))
+        return count if damaged == self._damaged else 0
+
+    @property
+    def _damaged(self) -> int:
+        return self._folder.damaged if self._folder is not None else 0
 
     def _block(self, stored: StoredObject, number: int) -> bytes | None:
         whole = self._memory.get((self._index_id, stored.name, _WHOLE))
