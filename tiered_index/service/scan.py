@@ -24,7 +24,7 @@ from typing import TypeVar
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.service.account import Account, measured
 from tiered_index.service.catalog import Handle
-from tiered_index.service.daemon_pool import DaemonPool
+from tiered_index.service.daemon_pool import DaemonPool, NoThread
 from tiered_index.service.side_by_side import by_threads
 from tiered_index.storage.metering import MeteredStorage, Usage
 from tiered_index.types import FileReport
@@ -194,7 +194,14 @@ class FileReader:
                     _late(scan, _Search(scan, handle))
                     continue
                 search = _Search(scan, handle)
-                future = self._submit(partial(self._search_late, search))
+                try:
+                    future = self._submit(partial(self._search_late, search))
+                except NoThread as error:
+                    if scan.remaining_s() is None:
+                        self._search(search)
+                    else:
+                        search.end("failed", error=error)
+                    continue
                 searching[future] = search
                 future.add_done_callback(scan.done.put)
             while searching and not all(scan.spares(search.handle.second_max) for search in searching.values()):

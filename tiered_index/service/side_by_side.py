@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from tiered_index.errors import BudgetExceeded
+from tiered_index.service.daemon_pool import NoThread
 from tiered_index.storage.deadline import remaining_s
 
 __all__ = ["Submit", "by_threads", "side_by_side"]
@@ -38,11 +39,14 @@ def side_by_side(parts: Sequence[Callable[[], T]]) -> list[T]:
     submit = _submit.get()
     if submit is None or len(parts) < 2:
         return [part() for part in parts]
-    futures: list[Future[T]] = [submit(part) for part in parts[1:]]
+    futures: list[Future[T]] = []
+    with contextlib.suppress(NoThread):  # then they are made here
+        futures += map(submit, parts[1:])
     try:
         found = [parts[0]()]
-        for part, future in zip(parts[1:], futures, strict=True):
+        for part, future in zip(parts[1:], futures, strict=False):
             found.append(part() if future.cancel() else _ended(future))
+        found += [part() for part in parts[1 + len(futures) :]]
     finally:
         for future in futures:
             future.cancel()

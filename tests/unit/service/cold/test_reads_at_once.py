@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from tests.cold_index import BASE_MS, ColdIndex, Read, cold_index, publish, put
+from tests.thread_limit import ThreadLimit
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
-from tiered_index.errors import BudgetExceeded
+from tiered_index.errors import BudgetExceeded, StorageUnavailable
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.model import Answer
 from tiered_index.testing.storage_faults import FaultStorage
@@ -181,3 +182,21 @@ def test_a_whole_copy_is_searched_in_the_callers_thread(damaged: tuple[IndexServ
     answer = writer.query("t", "k", timeout_s=600)
     assert (len(answer), answer.explain.requests) == (50, 0)
     assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_without_threads_files_are_searched_in_the_callers(days: ColdIndex, monkeypatch: pytest.MonkeyPatch, many: bool) -> None:
+    limit = ThreadLimit(monkeypatch)
+    days.storage.gate = None
+    with days.reader(query_threads=THREADS) as reader:
+        limit.refuse("tiered-index-query", 10**6)
+        answer = reader.query_many([Lookup(topic="t", key="all")])[0] if many else reader.query("t", "all")
+        assert ([Answer.of(item) for item in answer], answer.status) == (days.expected("t", "all"), "complete")
+        # what has to be given up in time needs a thread
+        result = reader.query("t", "all", timeout_s=600, allow_partial=True)
+        assert (result.status, len(result), {report.outcome for report in result.failed}) == ("partial", 0, {"failed"})
+        with pytest.raises(StorageUnavailable, match="thread"):
+            reader.query("t", "all", timeout_s=600)
+        limit.refuse("tiered-index-query", 0)
+        assert len(reader.query("t", "all", timeout_s=600)) == FILES
+    assert limit.refused > 0

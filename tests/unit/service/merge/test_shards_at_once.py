@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.cold_index import Read, Recorder
 from tests.merging import BASE_MS, DAY_S, HOUR_MS, Merging
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile
+from tiered_index.service.daemon_pool import NoThread
 from tiered_index.service.log_records import Genesis
 from tiered_index.service.merge import plan as plan_module
 from tiered_index.service.side_by_side import by_threads, side_by_side
@@ -147,3 +149,17 @@ def test_the_first_error_ends_the_parts() -> None:
             side_by_side([lambda number=number: part(number) for number in range(5)])  # type: ignore[misc]
         held.set()
     assert begun == [0, 1]
+
+
+def test_parts_for_which_there_is_no_thread_are_made_by_who_asks() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        left = [pool.submit, pool.submit]
+
+        def submit(call: Callable[[], Any]) -> Future[Any]:
+            if not left:
+                raise NoThread("none")
+            return left.pop()(call)
+
+        with by_threads(submit):
+            assert side_by_side([lambda number=number: number for number in range(6)]) == list(range(6))  # type: ignore[misc]
+    assert not left
