@@ -1,5 +1,8 @@
 """A live writer, builds, merges that fail and die, and sweeps on one storage, in threads, and readers that check all the while.
 
+Where the writer's setting is ``compaction = "spark"``, jobs compact what it stages, two at once, and fail and die, too. The clock moves on
+meanwhile, so that it also compacts files itself.
+
 What the readers are checked against are two ledgers: `own` knows what the writer accepted, `stored` what was published. Times are all in
 one window of 30 days but for those of the build that replaces itself, which lie in the next. The clock moves only while nothing is being
 uploaded, so that no sweep takes away what is about to be published.
@@ -20,6 +23,7 @@ import pyarrow as pa
 
 from tests.property.published import Published, mark
 from tests.spark.in_process import planned, shards_of, written
+from tests.staging import Job
 from tests.stress.crew import Crew
 from tests.stress.ledger import ALL, Ledger, Message
 from tests.stress.traffic import KEYS, NOW_MS, TOPICS, Source, look
@@ -52,7 +56,8 @@ def check_records(log: StorageLog) -> None:
     """Each object was added once and removed once at most, each merge added what it removed, and the state is what is left."""
     counts: dict[str, int] = {}
     gone: set[str] = set()
-    for record, _ in log._records_to_the_end(1):
+    for number in range(1, log.refresh().number + 1):
+        record = log.record(number)
         added = {stored.name: stored.count for stored in record.add}
         assert not added.keys() & counts.keys() and not gone & set(record.remove)
         assert set(record.remove) <= counts.keys()
@@ -207,12 +212,40 @@ class Beside:
                 waiting = []
 
     def publish(self) -> None:
-        """Bring everything that was accepted to the storage."""
+        """Bring everything that was accepted to the storage, by whoever compacts it."""
         with self._uploads.under_way():
             self.service.seal()
-            self.service.run_lifecycle()
-            self.service.run_lifecycle()
+            self._live()
+            self._live()
+        while any(handle.place == "unsealed" for handle in self.service.files()):
+            # between rounds the clock may move
+            if self.crew.stop.wait(_PAUSE_S):
+                Job(self.storage, self.clock).run()
+            with self._uploads.under_way():
+                self._live()
         self.seen["published"] += 1
+
+    def _live(self) -> None:
+        done = self.service.run_lifecycle()
+        for name in ("staged", "adopted", "uploaded"):
+            self.seen[name] += getattr(done, name)
+
+    def compact(self, rng: random.Random) -> None:
+        """Compact and publish what the writer has staged."""
+        storage = self._troubled(rng)
+        with self._uploads.under_way():
+            try:
+                job = Job(storage, self.clock).look()
+                if rng.random() < 0.3:
+                    job.compact(*(ticket.file_id for ticket in job.tickets[::2]))
+                else:
+                    job.compact()
+                self.seen["compacted"] += len(job.publish())
+                self.seen["compaction in trouble"] += any(result.failed for result in job.results)
+                self.seen["compacted in vain"] += sum(bool(r.left) and not r.failed for r in job.results)
+            except (StorageError, Died):
+                self.seen["compaction in trouble"] += 1
+        self.crew.stop.wait(_PAUSE_S)
 
     def build(self, source: Source, builds: int, *, mode: str) -> None:
         """Build again and again, on a storage that fails now and then; with `replace` each build has what the one before had and more."""
@@ -254,7 +287,8 @@ class Beside:
 
     def records(self, first: int = 1) -> list[Any]:
         """Return all records of the log from number `first` on."""
-        return [record for record, _ in StorageLog(self.storage, self.clock)._records_to_the_end(first)]
+        log = self.log()
+        return [log.record(number) for number in range(first, log.state.number + 1)]
 
     def _troubled(self, rng: random.Random) -> FaultStorage:
         """Return the storage; in half of all cases it fails once, or is gone for good, at some call."""
@@ -325,6 +359,9 @@ class Beside:
         with self.reader() as reader:
             for number in range(2):
                 self.crew.repeat(f"merge-{number}", self.merge, random.Random(self.seed + number))
+            if self.service.config.compaction == "spark":
+                for number in range(2):
+                    self.crew.repeat(f"compact-{number}", self.compact, random.Random(self.seed + 20 + number))
             self.crew.repeat("sweep", self.sweep)
             self.crew.repeat("follow", self.follow, reader, random.Random(self.seed + 10))
             self.crew.repeat("stand", self.stand, random.Random(self.seed + 11))
@@ -348,7 +385,9 @@ class Beside:
         state = self.log().state
         assert not state.files and {s.shard.window_s for s in state.objects.values() if s.shard} <= {DAY_S, 30 * DAY_S}
         self.sweep()
+        self.service.run_lifecycle()
         assert {info.name for info in self.storage.list("data/")} == set(state.objects)
+        assert not list(self.storage.list("staging/"))
         assert not list(self.storage.list_uploads())
         self._check_everything()
         check_records(self.log())

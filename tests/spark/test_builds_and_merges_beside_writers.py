@@ -18,9 +18,9 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "_PART_BYTES", 700)
 
 
-def run(folder: Path, uri: str, seed: int, *, rounds: int, builds: int) -> Beside:
+def run(folder: Path, uri: str, seed: int, *, rounds: int, builds: int, **settings: Any) -> Beside:
     with open_storage(uri) as storage:
-        beside = Beside(folder, storage, seed)
+        beside = Beside(folder, storage, seed, settings)
         try:
             beside.run(rounds=rounds, builds=builds)
             beside.check_the_end()
@@ -29,14 +29,38 @@ def run(folder: Path, uri: str, seed: int, *, rounds: int, builds: int) -> Besid
     seen = beside.seen
     print(f"seed {seed}: {beside.stored.entries} entries, {dict(seen)}")
     assert (seen["append"], seen["replace"]) == (builds, builds // 2)
-    assert seen["published"] > rounds // 3 and seen["merged"] >= 5 and seen["swept"] >= 20
-    assert seen["merge in trouble"] and seen["build in trouble"]
+    short = builds < 8
+    assert seen["published"] > rounds // 3 and seen["merged"] >= (1 if short else 5) and seen["swept"] >= (1 if short else 20)
+    assert short or (seen["merge in trouble"] and seen["build in trouble"])
     assert seen["lookups"] >= 50 and seen["standing"] >= 20
     return beside
 
 
 def test_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     run(tmp_path / "root", f"sqlite://{tmp_path}/store.db", 1, rounds=30, builds=8)
+
+
+# three moves of the clock are less than it, four are more
+STAGING: dict[str, Any] = {"compaction": "spark", "compact_timeout_s": 100 * 3600}
+
+
+def check_jobs(beside: Beside) -> None:
+    """A job may have published what it never heard of, so that more was adopted than it knows."""
+    seen = beside.seen
+    assert seen["staged"] and seen["compacted"] and seen["adopted"]
+
+
+def test_nothing_is_lost_or_doubled_where_jobs_compact(tmp_path: Path) -> None:
+    check_jobs(run(tmp_path / "root", f"sqlite://{tmp_path}/store.db", 11, rounds=12, builds=2, **STAGING))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "seed"), [("file", 12), ("memory", 13), ("sqlite", 14)])
+def test_nothing_is_lost_or_doubled_where_jobs_compact_for_long(tmp_path: Path, kind: str, seed: int) -> None:
+    uris = {"file": f"file://{tmp_path}/store", "memory": f"memory://beside-{seed}", "sqlite": f"sqlite://{tmp_path}/store.db"}
+    beside = run(tmp_path / "root", uris[kind], seed, rounds=80, builds=12, **STAGING)
+    check_jobs(beside)
+    assert beside.seen["compaction in trouble"] and beside.seen["uploaded"]
 
 
 @pytest.mark.slow
