@@ -190,14 +190,14 @@ def test_a_storage_that_hangs_is_waited_for_until_the_timeout(
         hang = faulty.hang("get_range", times=None)
         try:
             with pytest.raises(BudgetExceeded, match="timeout_s was reached") as caught:
-                ask(reader, 0.05, False)
+                ask(reader, 0.4, False)
             assert hang.entered.is_set() and not hang.release.is_set()
             assert len(caught.value.failed) == files
             explain = caught.value.result.explain  # type: ignore[attr-defined]
             asked = {stored.file_id: stored.size_bytes - stored.directory_position for stored in chosen.stored}
             # what was asked for and not waited for counts whole
             assert explain.requests >= 1 and all(r.bytes == asked[r.file] * r.requests for r in explain.files)
-            partly = ask(reader, 0.05, True)
+            partly = ask(reader, 0.4, True)
             assert {report.outcome for report in partly.failed} == {"failed"} and len(partly.failed) == files
             # a lookup without a timeout, begun meanwhile, has its answer once the storage goes on
             with ThreadPoolExecutor(1) as pool:
