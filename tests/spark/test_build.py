@@ -138,7 +138,9 @@ def test_modes_error_append_and_replace(spark, storage, config, tmp_path):
     with pytest.raises(ValueError, match="has a table already"):
         build(spark, paths[1], storage=storage, config=config)
     assert states(storage).number == number
-    build(spark, paths[1], storage=storage, config=config, mode="append")
+    appended = build(spark, paths[1], storage=storage, config=config, mode="append")
+    *_, written, published = appended.metrics.stages
+    assert appended.requests == sum(written.task_requests.values()) + sum(published.driver_requests.values())
     check(storage, first, second)
     result = build(spark, paths[1], storage=storage, config=config, mode="replace")
     assert result.removed_objects == 2

@@ -256,7 +256,8 @@ def _arrow(name: str, values: Any, wanted: str) -> pa.Array:
     if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
         array = array.dictionary_decode()  # nulls may be in the dictionary, too
     if array.null_count:
-        raise InvalidArgument(f"column {name!r} has {array.null_count:,} nulls; {wanted} is needed in every row")
+        nulls = f"{array.null_count:,} null{'s' * (array.null_count > 1)}"
+        raise InvalidArgument(f"column {name!r} has {nulls}; a value ({wanted}) is needed in every row")
     return array
 
 

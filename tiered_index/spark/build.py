@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +25,7 @@ from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex
 from tiered_index.service.log_records import Genesis
+from tiered_index.service.merge.estimate import RECORD_REQUESTS, writing_requests
 from tiered_index.service.merge.publish import abandon
 from tiered_index.service.opening import wanted_genesis
 from tiered_index.service.session import StorageSession, check_genesis
@@ -46,8 +48,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 __all__ = ["BuildResult", "build", "stored_genesis"]
-
-_UPLOAD_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,13 +224,15 @@ def _check(plan: BuildPlan, results: Sequence[PartitionResult]) -> None:
 
 def _expected(plan: BuildPlan, census: Census, config: IndexConfig) -> BuildResult:
     size = plan.entries * plan.genesis.layout.schema.item.itemsize
-    # a shard takes a PUT, or one for each part and two more; a HEAD each, and the log record
-    puts = plan.shards + size // _UPLOAD_BYTES * 2 + 1
-    cost = config.prices.cost_usd({"put": puts, "head": plan.shards}, 0)
+    requests = Counter(RECORD_REQUESTS)
+    for table in plan.tables:
+        made = min(table.shards, table.window.entries)
+        requests += writing_requests(made, table.window.entries * plan.genesis.layout.schema.item.itemsize // made)
+    cost = config.prices.cost_usd(requests, 0)
     windows: list[Any] = [(table.window.begin_s, table.window.window_s, table.window.entries) for table in plan.tables]
     return BuildResult(
         entries=plan.entries, without_key=census.without_key, quarantined=census.quarantined, windows=tuple(windows), shards=plan.shards,
-        written_bytes=size, requests=puts + plan.shards, cost_usd=cost, dry_run=True, skipped_ranges=census.skipped_ranges,
+        written_bytes=size, requests=requests.total(), cost_usd=cost, dry_run=True, skipped_ranges=census.skipped_ranges,
         skipped_bytes=census.skipped_bytes, skipped=census.skipped,
     )  # fmt: skip
 

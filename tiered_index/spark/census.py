@@ -97,7 +97,8 @@ def _of_batch(batch: pa.RecordBatch, scale: WindowScale) -> Census:
         return census
     for name in batch.schema.names:
         if name != "topic_id" and (nulls := batch.column(name).null_count):
-            raise InvalidArgument(f"column {name!r} has {nulls:,} nulls in rows that have a key; a value is needed in every one")
+            counted = f"{nulls:,} null{'s' * (nulls > 1)}"
+            raise InvalidArgument(f"column {name!r} has {counted} in rows that have a key; a value is needed in every one")
     times = batch.column("timestamp_ms")
     if pa.types.is_timestamp(times.type):
         times = milliseconds(times)

@@ -67,7 +67,8 @@ class Keys:
         without_key = sum(row["keyless"] for row in rows if row["topic"] is not None)
         for name, count in (("topic", without_topic), ("key", without_key)):
             if count and not skip_null:
-                raise InvalidArgument(f"column {name!r} has {count:,} nulls; a value is needed in every row (or skip_null)")
+                nulls = f"{count:,} null{'s' * (count > 1)}"
+                raise InvalidArgument(f"column {name!r} has {nulls}; a value is needed in every row (or skip_null)")
         kept = [row for row in rows if row["topic"] is not None and row["rows"]]
         for row in kept:
             check_topic(row["topic"])

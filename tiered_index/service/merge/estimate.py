@@ -9,18 +9,19 @@ pieces or shards costs less, and a hot key more.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tiered_index.service.merge.plan import MergeJob
 from tiered_index.service.merge.task import PIECE_ITEMS
 from tiered_index.storage.prices import PriceTable
 
-__all__ = ["MergeCost", "estimate"]
+__all__ = ["RECORD_REQUESTS", "MergeCost", "estimate", "writing_requests"]
 
 _SPAN_BYTES = 8 << 20
 _PART_BYTES = 16 << 20
-_RECORD = {"get": 1, "head": 1, "put_if_absent": 1, "put": 1}
-# of one log record: look for the end, is the last one there, append, checkpoint
+RECORD_REQUESTS: Mapping[str, int] = {"get": 1, "head": 1, "put_if_absent": 1, "put": 1}
+"""Of one log record: look for the end, is the last one there, append, checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def estimate(job: MergeJob, prices: PriceTable) -> MergeCost:
     readers = Counter(source.name for task in job.tasks for source in task.sources)
     times = Counter(name for name, _ in {(source.name, task.windows[0].begin_s) for task in job.tasks for source in task.sources})
     moved = sum(source.count * times[source.name] for source in job.sources)
-    requests: Counter[str] = Counter(_RECORD)
+    requests: Counter[str] = Counter(RECORD_REQUESTS)
     pieces = max(1, -(-moved // (len(job.tasks) * PIECE_ITEMS)))
     # a task reads of each source that has entries for it the directory, and a range a piece
     spans = sum(
@@ -57,11 +58,13 @@ def estimate(job: MergeJob, prices: PriceTable) -> MergeCost:
         made = min(runs, window.entries)
         size = window.entries * item_size // made
         shards += made
-        requests["head"] += made
-        if size < 2 * _PART_BYTES:
-            requests["put"] += made
-        else:
-            requests["begin_upload"] += made
-            requests["upload_part"] += made * -(-size // _PART_BYTES)
-            requests["complete_upload"] += made
+        requests += writing_requests(made, size)
     return MergeCost(shards, dict(requests), moved * item_size, job.entries * item_size, prices.cost_usd(requests, moved * item_size))
+
+
+def writing_requests(shards: int, size: int) -> Counter[str]:
+    """Return what it takes to send `shards` objects of `size` bytes each, and to see that they are there, by operation."""
+    if size < 2 * _PART_BYTES:
+        return Counter(put=shards, head=shards)
+    # the last part is what is left: less than two
+    return Counter(begin_upload=shards, upload_part=shards * (size // _PART_BYTES), complete_upload=shards, head=shards)
