@@ -22,7 +22,7 @@ MUTANTS = (
     ),
     Mutant(
         "build-mode-before-the-log", "two builds of one window at once are both published, whatever their mode",
-        "spark/publishing.py", "        removed = _replaced(state, windows, mode)\n", "        removed = ()\n",
+        "spark/publishing.py", "removed = _replaced(state, windows, mode) + repeated(", "removed = repeated(",
         (f"{PUBLISHING}::test_two_builds_of_one_window_at_once",),
     ),
     Mutant(

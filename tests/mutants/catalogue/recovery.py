@@ -17,7 +17,7 @@ MUTANTS = (
     ),
     Mutant(
         "recovery-prefers-unsealed", "of a file that is both unsealed and compacted the earlier state is kept beside the later one",
-        "service/recovery.py", "if file_id in later:", "if file_id in later and not path.exists():",
+        "service/recovery.py", "last_word = state is not None and", "last_word = path.exists() or state is not None and",
         ("tests/unit/service/test_recovery.py::test_an_unsealed_form_that_came_back_is_dropped[compacted]",),
     ),
     Mutant(

@@ -62,7 +62,7 @@ MUTANTS = (
     ),
     Mutant(
         "ticket-not-renewed", "a root that is opened again sends its entries again",
-        "service/staging.py", "                keep = self._renew(file, infos)\n", "                pass\n",
+        "service/staging.py", "                keep = self._renew(file_id, ", "                keep = (lambda *_: set())(file_id, ",
         (f"{STAGING}::test_a_restart_renews_tickets_and_keeps_their_time",),
     ),
     Mutant(
