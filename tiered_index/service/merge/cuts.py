@@ -17,7 +17,7 @@ _MOST_WINDOWS = 48
 # of a task: with the smallest parts (5 MiB) they hold 480 MiB, however wrong the estimates are
 _HELD_BYTES = FULL_WINDOWS * (32 << 20)
 # what the uploads of a task may hold; where all that there is is less, windows need not be counted
-_MOST_READ = 3
+_MOST_READ = 1.5
 # times that a byte of the sources is read, on average, before there are more runs of slots
 _LEAST_BYTES = 4 << 20
 # of a shard, on average, that is made to read less

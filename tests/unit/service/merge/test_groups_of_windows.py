@@ -113,7 +113,8 @@ def test_more_windows_have_smaller_parts(life: Merging) -> None:
     [
         (400, 100 << 10, 400, 1, 400),  # 40 MiB in all: no bound is needed
         (365, 24 << 20, 1, 1, 10),  # a year of 24 MiB a day, each day's file its own
-        (365, GIB, 2, 1, 1),  # a full shard is a task
+        (365, GIB, 1, 1, 1),  # a full shard is a task
+        (364, GIB, 2, 2, 2),  # smaller shards, and no file is read by two tasks
         (10, 4 * GIB, 1, 4, 1),
     ],
 )
