@@ -75,4 +75,29 @@ MUTANTS = (
         "service/orphans.py", "for name in (ticket.name, ticket.object)}", "for name in (ticket.name,)}",
         (f"{STAGING}::test_orphans_know_what_is_staged",),
     ),
+    Mutant(
+        "clock-of-the-first-alone", "files wait one after another for a storage that refuses staging",
+        "service/lifecycle.py", "self._staging.begin_clocks(sealed)", "self._staging.begin_clocks(sealed[:1])",
+        (f"{STAGING}::test_a_storage_that_refuses_staging_for_good_makes_the_host_compact_in_time[put]",),
+    ),
+    Mutant(
+        "one-task-fails-all", "an error of a task takes what the others did",
+        "service/staging_jobs.py", "if isinstance(error, TieredIndexError | OSError):", "if isinstance(error, UnicodeError):",
+        (f"{STAGING}::test_a_file_whose_task_fails_again_and_again_stops_no_other_one[disk]",),
+    ),
+    Mutant(
+        "damage-stays-after-a-merge", "a damaged local copy fails lookups though its entries were published and merged away",
+        "service/damaged_copies.py", "if file_id not in self._removals.files(state, self._before(state)):", "if file_id:",
+        (f"{STAGING}::test_a_damaged_local_copy_of_what_was_published_is_let_go_of[merged--]",),
+    ),
+    Mutant(
+        "position-goes-with-the-damage", "what a damaged copy's journal alone says of positions is dropped",
+        "service/damaged_copies.py", "                if says_more(journal, said):\n", "                if not said and not journal:\n",
+        (f"{STAGING}::test_the_position_of_a_damaged_copy_waits_for_an_older_file",),
+    ),
+    Mutant(
+        "damaged-not-asked-for", "of a damaged local copy what is staged is swept, not asked for",
+        "service/staging.py", "waits = isinstance(file, DamagedFile) or (", "waits = (",
+        (f"{STAGING}::test_what_is_staged_heals_a_damaged_local_copy[-published]",),
+    ),
 )  # fmt: skip
