@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex
+from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch
 from tiered_index.service.log_records import Genesis
 from tiered_index.service.merge.estimate import RECORD_REQUESTS, writing_requests
 from tiered_index.service.merge.publish import abandon
@@ -151,7 +151,7 @@ def build(
                     StorageSession(opened, log, present, settings.lease_ttl_s).join(genesis, lambda stored: genesis)
                 state, removed = publish_tables(plan, finished, mode, opened, log)
                 publishing.entries = plan.entries
-        except (InvalidArgument, CorruptFile):
+        except (InvalidArgument, CorruptFile, SchemaMismatch):
             # certainly not published; after an error of the storage that is not known, and `orphans` decides
             abandon(finished, opened)
             raise
