@@ -60,7 +60,7 @@ def test_nothing_is_lost_or_doubled_where_jobs_compact_for_long(tmp_path: Path, 
     uris = {"file": f"file://{tmp_path}/store", "memory": f"memory://beside-{seed}", "sqlite": f"sqlite://{tmp_path}/store.db"}
     beside = run(tmp_path / "root", uris[kind], seed, rounds=50, builds=8, **STAGING)
     check_jobs(beside)
-    assert beside.seen["compaction in trouble"] and beside.seen["uploaded"]
+    assert beside.seen["compaction in trouble"]
 
 
 @pytest.mark.slow
