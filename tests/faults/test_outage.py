@@ -142,7 +142,7 @@ def test_the_writers_own_threads_resume_by_themselves(world, eventually):
     assert sum(o.count for o in world.service.log_state.objects.values()) == len(world.model.entries)
 
 
-@pytest.mark.parametrize("operation", ["put", "put_if_absent", "head", "get"])
+@pytest.mark.parametrize("operation", ["put", "put_if_absent", "head", "list"])
 def test_a_storage_that_does_not_answer_holds_up_nobody_but_the_life_cycle(world, eventually, operation):
     world.open(storage=world.reach, background=True, flush_interval_s=0.01, lifecycle_interval_s=0.01)
     world.put(30)

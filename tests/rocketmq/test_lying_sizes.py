@@ -11,7 +11,7 @@ import pytest
 from tests.rocketmq.archived_store import open_index
 from tests.rocketmq.messages import full, joined, keyed, log, message, write_log
 from tiered_index.errors import CorruptFile
-from tiered_index.rocketmq import commitlog
+from tiered_index.rocketmq import segments
 from tiered_index.rocketmq.archive import SegmentArchiver
 from tiered_index.rocketmq.commitlog import CommitLogReader
 from tiered_index.rocketmq.index_columns import decode_index_columns
@@ -39,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(size_bytes)
         return pread(path, size_bytes, position)
 
-    monkeypatch.setattr(commitlog, "pread", counted)
+    monkeypatch.setattr(segments, "pread", counted)
     return sizes
 
 

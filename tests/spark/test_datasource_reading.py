@@ -65,7 +65,8 @@ def written(tmp_path_factory):
     with open_storage(uri) as storage:
         log = StorageLog(storage, SystemClock())
         log.open()
-        publish_tables(plan, shards_of(written_by_tasks(first, plan, storage)), "error", storage, log)
+        shards = shards_of(written_by_tasks(first, plan, storage, now_ms=SystemClock().now_ms()))
+        publish_tables(plan, shards, "error", storage, log)
     assert len(states(uri).tables) == 2 and len(states(uri).objects) > 8
     return uri, first.to_pylist() + second.to_pylist()
 

@@ -42,9 +42,11 @@ def run(service: IndexService, ledger: Ledger, seed: int, messages: int, *, larg
     def live(rng: random.Random) -> None:
         if rng.random() < 0.3:
             service.seal()
+        places = {handle.place for handle in service.files()}
         done = service.run_lifecycle()
         seen["retired"] += done.retired
-        seen["places"] = max(seen["places"], len({handle.place for handle in service.files()}))
+        places |= {handle.place for handle in service.files()}
+        seen["places"] = max(seen["places"], len(places))
         crew.stop.wait(rng.random() * 0.02)
 
     for number in range(2):
