@@ -67,6 +67,7 @@ def test_messages_are_where_their_numbers_say(made):
         assert not reader.query(TOPIC, key_in_one(ABSENT)).items
 
 
+@pytest.mark.slow
 def test_lookups_are_counted_by_the_proxy(made, s3):
     folder, asked = made
     cells = measure_lookups(folder, Place(s3.endpoint_url, s3.new_bucket(), "", REGION), AMOUNTS, asked, (TUNED,))

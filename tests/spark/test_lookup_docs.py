@@ -66,6 +66,7 @@ def test_messages_are_joined(spark, store, tmp_path):
         look_up(spark, frame, storage=storage, messages=str(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_benchmark(spark, tmp_path, capfd):
     amounts = ("--quick", "--entries", "4096", "--slots", "100", "--items", "2000", "--rounds", "1", "--root-dir", str(tmp_path))
     with pytest.raises(SystemExit) as ended:
