@@ -77,7 +77,9 @@ def test_a_query_whose_sink_failed_goes_on(spark: Any, tmp_path: Path) -> None:
     assert (total(uri), states(uri).objects) == (done, before.objects)
     run()
     broker.check(uri)
-    assert list(states(uri).positions.values()) == [1] and sweep(uri) == 0
+    assert list(states(uri).positions.values()) == [1]
+    sweep(uri)  # a task of the failed batch may have been broken off while it uploaded
+    broker.check(uri)
 
 
 @pytest.mark.slow
