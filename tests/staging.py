@@ -1,16 +1,22 @@
-"""A job that compacts what is staged, in this process: what Spark does, without Spark."""
+"""A job that compacts what is staged, in this process: what Spark does, without Spark. And what an index is filled with and asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tiered_index import IndexReader, IndexService
 from tiered_index.clock import Clock
+from tiered_index.service.lookups import Lookups
+from tiered_index.service.merge.run import MergeOptions, MergeReport, merge
 from tiered_index.service.staged import Ticket
 from tiered_index.service.staging_jobs import StagedResult, compact_staged, open_tickets, publish_staged
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.storage.base import Storage
 
-__all__ = ["Job", "names_below"]
+__all__ = ["Job", "T", "fill", "found", "holds", "merge_all", "names_below", "places", "staged"]
+
+T = 1_700_000_000_000 - 36_000_000
+"""The time of messages: ten hours before the clock of the tests."""
 
 
 class Job:
@@ -53,3 +59,40 @@ class Job:
 def names_below(storage: Storage, prefix: str) -> list[str]:
     """Return the names of objects and of unfinished uploads below `prefix`."""
     return [info.name for info in storage.list(prefix)] + [handle.name for handle in storage.list_uploads(prefix)]
+
+
+def staged(storage: Storage) -> list[str]:
+    """Return the names of what is staged."""
+    return names_below(storage, "staging/")
+
+
+def fill(index: IndexService, *offsets: int, seal: bool = True) -> None:
+    """Put a message at each offset, a second older than the one before it, and seal what there is."""
+    for offset in offsets:
+        index.put("t", 0, f"k{offset % 3}", offset, 1, T - 1000 * offset, source="log", source_position=offset)
+    if seal:
+        index.seal()
+
+
+def found(index: Lookups) -> list[int]:
+    """Return the offsets of all that `fill` has put, as lookups answer."""
+    return sorted(item.offset for key in ("k0", "k1", "k2") for item in index.query("t", key, max_count=1000))
+
+
+def places(index: IndexService) -> list[str]:
+    """Return where each file lies."""
+    return [handle.place for handle in index.files()]
+
+
+def holds(storage: Storage, clock: Clock, *offsets: int) -> None:
+    """Assert that a reader of the storage alone finds exactly these, each once."""
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        assert sum(handle.count for handle in reader.files()) == len(offsets)
+        assert found(reader) == sorted(offsets)
+
+
+def merge_all(storage: Storage, clock: Clock) -> MergeReport:
+    """Merge what can be, by windows of an hour."""
+    log = StorageLog(storage, clock)
+    log.open()
+    return merge(storage, log, clock, MergeOptions(window_s=3600, min_age_s=0, shard_bytes=1 << 20), threads=1)

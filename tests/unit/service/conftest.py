@@ -10,6 +10,7 @@ from tiered_index import IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.disk_faults import FaultDisk
+from tiered_index.testing.storage_faults import FaultStorage
 
 NOW_MS = 1_700_000_000_000
 
@@ -20,8 +21,13 @@ def clock():
 
 
 @pytest.fixture
-def storage():
-    return MemoryStorage()
+def storage(clock):
+    return MemoryStorage(clock=clock)
+
+
+@pytest.fixture
+def faulty(storage):
+    return FaultStorage(storage)
 
 
 @pytest.fixture

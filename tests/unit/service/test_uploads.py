@@ -17,11 +17,6 @@ def objects(storage):
     return [info.name for info in storage.list("data/")]
 
 
-@pytest.fixture
-def faulty(storage):
-    return FaultStorage(storage)
-
-
 def test_damaged_items_are_not_published(open_index, faulty, tmp_path):
     index = open_index("root", storage_backend=faulty)
     index.put("t", 0, "k", 1, 1, T)

@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from tests.staging import Job
+from tests.staging import Job, merge_all
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.names import log_name
 from tiered_index.service.log_records import decode_document, encode_document
-from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.service.orphans import find_orphans
 from tiered_index.service.removals import Removals
 from tiered_index.service.storage_log import StorageLog
-from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
 
 DAYS_S = 3 * 86_400
 T = 1_700_000_000_000 - 36_000_000
 SETTINGS = {"refresh_interval_s": 0, "compact_timeout_s": 600, "max_late_s": 10**9}
-
-
-@pytest.fixture
-def storage(clock):
-    return MemoryStorage(clock=clock)
-
-
-@pytest.fixture
-def faulty(storage):
-    return FaultStorage(storage)
 
 
 @pytest.fixture
@@ -47,12 +35,6 @@ def fill(index):
     for offset in (1, 2, 3):
         index.put("t", 0, "k", offset, 1, T + offset, source="log", source_position=offset)
     index.seal()
-
-
-def merge_all(storage, clock):
-    log = StorageLog(storage, clock)
-    log.open()
-    assert merge(storage, log, clock, MergeOptions(window_s=3600, min_age_s=0, shard_bytes=1 << 20), threads=1).sources == 1
 
 
 def say(storage, clock, step):
@@ -82,7 +64,7 @@ def test_two_jobs_publish_a_file_once(open_ahead, storage, clock, ahead_s, later
                 storage.put(info.name, encode_document(document))
     jobs = [Job(storage, clock).look().compact() for _ in range(2)]
     assert len(jobs[0].publish()) == 1
-    merge_all(storage, clock)
+    assert merge_all(storage, clock).sources == 1
     say(storage, ManualClock(clock.now_ms() + later_s * 1000), 1)
     assert jobs[1].publish() == set() and jobs[1].reasons == ["was published and merged meanwhile"]
     assert Job(storage, clock).run() == set()
@@ -102,7 +84,7 @@ def test_a_host_whose_clock_was_put_right_publishes_nothing_again(open_ahead, fa
         index.run_lifecycle()
         assert len(Job(storage, clock).run()) == 1
     index.abandon()
-    merge_all(storage, clock)
+    assert merge_all(storage, clock).sources == 1
     say(storage, ManualClock(clock.now_ms() - DAYS_S * 1000), 1)
     again = open_ahead(0, compaction=compaction)
     again.run_lifecycle()
@@ -119,7 +101,7 @@ def test_what_was_removed_a_moment_ago_is_no_orphan_though_a_record_behind_it_sa
     index.abandon()
     [name] = [info.name for info in storage.list("data/")]
     clock.advance(DAYS_S)
-    merge_all(storage, clock)
+    assert merge_all(storage, clock).sources == 1
     say(storage, ManualClock(clock.now_ms() - DAYS_S * 1000), 1)
     log = StorageLog(storage, clock)
     log.open()
@@ -143,7 +125,7 @@ def test_a_record_is_read_once_by_whoever_looks_back(open_ahead, storage, clock)
     fill(index := open_ahead(0, compaction="local"))
     index.run_lifecycle()
     file_id = next(iter(index.log_state.files))
-    merge_all(storage, clock)
+    assert merge_all(storage, clock).sources == 1
     counted = FaultStorage(storage)
     log = StorageLog(counted, clock)
     log.open()

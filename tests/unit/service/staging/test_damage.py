@@ -1,0 +1,190 @@
+"""Damaged local copies, staged objects, tickets and published objects: told, never believed, healed where somebody has the file."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.staging import Job, fill, found, holds, merge_all, names_below, places, staged
+from tiered_index.errors import CorruptFile, StorageUnavailable
+
+
+def damage(file):
+    """Flip a bit of the second entry of an unsealed file."""
+    data = bytearray(file.path.read_bytes())
+    data[file.layout.entry_position(2)] ^= 1
+    file.path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("journal", [True, False], ids=["", "no journal"])
+@pytest.mark.parametrize("down", [False, True], ids=["", "down"])
+@pytest.mark.parametrize("merged", [False, True], ids=["published", "merged"])
+def test_a_damaged_local_copy_of_what_was_published_is_let_go_of(open_spark, faulty, storage, clock, tmp_path, merged, down, journal):
+    """Whether the storage can be asked at the start or not; the source need not send what a journal says is there."""
+    index = open_spark()
+    fill(index, 1, 2, 3)
+    index.run_lifecycle()
+    (file,) = index.files()
+    index.abandon()
+    Job(storage, clock).run()
+    if merged:
+        merge_all(storage, clock)
+    damage(file)
+    if not journal:
+        file.journal_path.unlink()
+    if down:
+        faulty.fail("*", times=None)
+    index = open_spark()
+    if down:
+        with pytest.raises((CorruptFile, StorageUnavailable)):
+            found(index)
+        faulty.clear()
+    else:
+        assert found(index) == [1, 2, 3]
+        assert index.durable_position("log") == (3 if journal else None)
+    index.run_lifecycle()
+    assert found(index) == [1, 2, 3] and set(places(index)) == {"storage"}
+    # nothing says positions where no journal is
+    expected = {"log": 3} if journal else {}
+    assert index.log_state.positions == expected
+    fill(index, 4)
+    index.run_lifecycle()
+    Job(storage, clock).run()
+    index.run_lifecycle()
+    assert index.log_state.positions == {"log": 4}
+    assert not list((tmp_path / "root" / "unsealed").glob(f"{file.file_id}*"))
+    assert merged or not staged(storage), "what was merged away before the start is for `orphans`"
+    holds(storage, clock, 1, 2, 3, 4)
+
+
+def test_the_position_of_a_damaged_copy_waits_for_an_older_file(open_spark, storage, clock, tmp_path):
+    index = open_spark()
+    fill(index, 1)
+    fill(index, 2, 3)
+    index.run_lifecycle()
+    first, second = index.files()
+    index.abandon()
+    Job(storage, clock).look().compact(second.file_id).publish()
+    damage(second)
+    for _ in range(2):
+        index = open_spark()
+        index.run_lifecycle()
+        assert found(index) == [1, 2, 3] and index.durable_position("log") == 3
+        assert index.log_state.positions == {}
+        assert list((tmp_path / "root" / "unsealed").glob(f"{second.file_id}*"))
+        index.abandon()
+    index = open_spark()
+    index.run_lifecycle()
+    assert Job(storage, clock).run() == {first.file_id}
+    index.run_lifecycle()
+    index.run_lifecycle()
+    assert index.log_state.positions == {"log": 3}
+    assert not list((tmp_path / "root" / "unsealed").glob("[0-9]*"))
+    holds(storage, clock, 1, 2, 3)
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["published", "merged"])
+@pytest.mark.parametrize("journal", [True, False], ids=["", "no journal"])
+def test_what_is_staged_heals_a_damaged_local_copy(open_spark, storage, clock, tmp_path, journal, merged):
+    index = open_spark()
+    fill(index, 1, 2, 3)
+    index.run_lifecycle()
+    (file,) = index.files()
+    index.abandon()
+    damage(file)
+    if not journal:
+        file.journal_path.unlink()
+    index = open_spark()
+    assert index.durable_position("log") == (3 if journal else None)
+    with pytest.raises(CorruptFile):
+        found(index)
+    index.run_lifecycle()
+    assert Job(storage, clock).run() == {file.file_id}
+    if merged:
+        merge_all(storage, clock)
+    index.run_lifecycle()
+    assert found(index) == [1, 2, 3] and set(places(index)) == {"storage"}
+    assert index.log_state.positions == ({"log": 3} if journal else {})
+    assert not staged(storage) and not list((tmp_path / "root" / "unsealed").glob("[0-9]*"))
+    holds(storage, clock, 1, 2, 3)
+
+
+def test_a_damaged_file_that_nobody_has_is_kept_and_told(open_spark, storage, clock):
+    index = open_spark()
+    fill(index, 1, 2, 3)
+    (file,) = index.files()
+    index.abandon()
+    damage(file)
+    for _ in range(2):
+        index = open_spark()
+        index.run_lifecycle()
+        with pytest.raises(CorruptFile):
+            found(index)
+        assert index.durable_position("log") is None, "the source may send it again"
+        assert file.path.exists() and file.journal_path.exists()
+        index.abandon()
+
+
+@pytest.mark.parametrize(("mode", "lasting"), [("wrong", False), ("wrong", True), ("short", True)])
+def test_damage_of_a_staged_file_stops_no_other_one(open_spark, faulty, storage, clock, mode, lasting):
+    index = open_spark()
+    fill(index, 1)
+    fill(index, 2)
+    index.run_lifecycle()
+    first, second = (handle.file_id for handle in index.files())
+    faulty.corrupt("get_range", mode=mode, name_prefix=f"staging/{first}", times=None if lasting else 1)
+    job = Job(faulty, clock)
+    assert job.run() == ({second} if lasting else {first, second})
+    assert [result.corrupt for result in job.results if result.left] == [True] * lasting
+    faulty.clear()
+    clock.advance(601)
+    index.run_lifecycle()
+    holds(storage, clock, 1, 2)
+
+
+def test_a_flipped_bit_among_staged_entries_is_found(open_spark, storage, clock):
+    index = open_spark()
+    fill(index, 1, 2, 3)
+    index.run_lifecycle()
+    job = Job(storage, clock).look()
+    (ticket,) = job.tickets
+    data = bytearray(storage.get(ticket.object))
+    data[ticket.entries_bytes - 1] ^= 4
+    storage.put(ticket.object, data)
+    assert job.compact().publish() == set() and job.results[0].corrupt and "do not match their CRC32" in job.reasons[0]
+    assert not names_below(storage, "data/")
+
+
+def test_a_damaged_ticket_is_told(open_spark, storage, clock):
+    index = open_spark()
+    fill(index, 1)
+    index.run_lifecycle()
+    (name,) = (name for name in staged(storage) if name.endswith(".ticket"))
+    storage.put(name, storage.get(name)[:-1])
+    job = Job(storage, clock)
+    assert job.run() == set() and job.left[0].corrupt and name in job.reasons[0]
+
+
+def test_a_staged_object_that_is_gone_is_left(open_spark, storage, clock):
+    index = open_spark()
+    fill(index, 1)
+    index.run_lifecycle()
+    job = Job(storage, clock).look()
+    storage.delete(job.tickets[0].object)
+    assert job.compact().publish() == set() and "gone" in job.reasons[0]
+    assert not names_below(storage, "data/")
+
+
+def test_an_object_of_another_size_is_not_believed(open_spark, storage, clock):
+    index = open_spark()
+    fill(index, 1)
+    index.run_lifecycle()
+    Job(storage, clock).run()
+    (name,) = names_below(storage, "data/")
+    whole = storage.get(name)
+    storage.put(name, whole[:-1])
+    with pytest.raises(CorruptFile, match="local file is kept"):
+        index.run_lifecycle()
+    assert places(index) == ["unsealed"] and found(index) == [1]
+    storage.put(name, whole)
+    index.run_lifecycle()
+    assert places(index) == ["storage"] and found(index) == [1]

@@ -1,0 +1,144 @@
+"""A storage that fails at any call of writer or job, for a moment or for good: nothing is lost, nothing comes twice."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from tests.staging import Job, fill, found, holds, names_below, places, staged
+from tiered_index.errors import StorageMisconfigured, StorageUnavailable
+from tiered_index.service.orphans import delete_orphans, find_orphans
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.testing.disk_faults import SimulatedCrash
+from tiered_index.testing.storage_faults import FaultStorage
+
+WRITER_CALLS = [
+    ("put", "staging/", 1), ("put", "staging/", 2), ("head", "staging/", 1), ("head", "log/", 1), ("head", "log/", 2), ("head", "data/", 1),
+    ("list", "staging/", 1), ("list_uploads", "staging/", 1), ("get_range", "data/", 1), ("put_if_absent", "log/", 1),
+    ("delete", "staging/", 1), ("delete", "staging/", 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [StorageUnavailable, SimulatedCrash], ids=["fails", "crash"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("operation", "prefix", "nth"), WRITER_CALLS)
+def test_the_storage_fails_once_at_any_call_of_the_writer(open_spark, faulty, storage, clock, operation, prefix, nth, when, error):
+    """Whatever fails, or whoever dies, the next rounds bring it to its end: nothing is lost, nothing is there twice."""
+    index = open_spark(checkpoint_every=1000)
+    fill(index, 1)
+    fill(index, 2, 3)
+    struck = []
+
+    def strike(text):
+        struck.append(text)
+        return error(text)
+
+    faulty.fail(operation, nth=nth, when=when, name_prefix=prefix, error=strike)
+
+    def work(index):
+        try:
+            index.run_lifecycle()
+        except StorageUnavailable:
+            pass
+        except SimulatedCrash:
+            index.abandon()
+            index = open_spark(checkpoint_every=1000)
+        assert found(index) == [1, 2, 3]
+        return index
+
+    for _ in range(3):
+        index = work(index)
+        Job(storage, clock).run()
+    assert struck
+    index = work(index)
+    index.run_lifecycle()
+    assert places(index) == ["storage"] * 2
+    assert index.log_state.positions == {"log": 3}
+    holds(storage, clock, 1, 2, 3)
+    assert names_below(storage, "data/") == sorted(index.log_state.objects)
+    clock.advance(10 * 86_400)
+    delete_orphans(storage, find_orphans(storage, StorageLog(storage, clock), clock))
+    assert not staged(storage)
+
+
+JOB_CALLS = [
+    ("list", "staging/", 1), ("get", "staging/", 1), ("get_range", "staging/", 1), ("get_range", "staging/", 3), ("put", "data/", 1),
+    ("head", "data/", 1), ("head", "data/", 2), ("put_if_absent", "log/", 1),
+]  # fmt: skip
+OF_ONE_FILE = {("get_range", "staging/"), ("put", "data/"), ("head", "data/")}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("operation", "prefix", "nth"), JOB_CALLS)
+def test_the_storage_fails_once_at_any_call_of_a_job(open_spark, faulty, storage, clock, operation, prefix, nth, when):
+    index = open_spark()
+    fill(index, 1)
+    fill(index, 2, 3)
+    index.run_lifecycle()
+    faulty.fail(operation, nth=nth, when=when, name_prefix=prefix)
+    if (operation, prefix) in OF_ONE_FILE:
+        job = Job(faulty, clock)
+        assert len(job.run()) == 1
+        assert [r.left.startswith("StorageUnavailable: ") for r in job.results if r.failed] == [True]
+    else:
+        with pytest.raises(StorageUnavailable):
+            Job(faulty, clock).run()
+    index.run_lifecycle()
+    assert found(index) == [1, 2, 3]
+    Job(faulty, clock).run()
+    index.run_lifecycle()
+    assert places(index) == ["storage"] * 2 and found(index) == [1, 2, 3]
+    holds(storage, clock, 1, 2, 3)
+    clock.advance(2 * 86_400)
+    delete_orphans(storage, find_orphans(storage, Job(storage, clock).log, clock))
+    assert names_below(storage, "data/") == sorted(index.log_state.objects)
+
+
+def test_a_storage_that_is_down_holds_nothing_up_but_staging(open_spark, faulty, storage, clock):
+    index = open_spark()
+    fill(index, 1)
+    faulty.fail("*", times=None)
+    for _ in range(2):
+        with pytest.raises(StorageUnavailable):
+            index.run_lifecycle()
+    fill(index, 2)
+    assert found(index) == [1, 2]
+    faulty.clear()
+    assert index.run_lifecycle().staged == 2
+
+
+@pytest.mark.parametrize("operation", ["list", "list_uploads", "put"])
+def test_a_storage_that_refuses_staging_for_good_makes_the_host_compact_in_time(open_spark, faulty, storage, clock, operation):
+    """All files at once: the clock of each runs since it was sealed, not since those before it had their turn."""
+    index = open_spark()
+    for start in (0, 10, 20):
+        fill(index, start, start + 1)
+    faulty.fail(operation, name_prefix="staging/", times=None, error=StorageMisconfigured)
+    for seconds, left in ((599, 3), (1, 3), (0, 0)):
+        assert places(index).count("unsealed") == 3
+        with contextlib.suppress(StorageMisconfigured):
+            index.run_lifecycle()
+        assert places(index).count("unsealed") == left, seconds
+        clock.advance(seconds)
+    assert places(index) == ["uploaded"] * 3 and index.log_state.positions == {"log": 21}
+    holds(storage, clock, 0, 1, 10, 11, 20, 21)
+
+
+@pytest.mark.parametrize("error", [StorageUnavailable, lambda text: OSError(28, text)], ids=["storage", "disk"])
+def test_a_file_whose_task_fails_again_and_again_stops_no_other_one(open_spark, storage, clock, error):
+    index = open_spark()
+    for offset in (1, 2, 3):
+        fill(index, offset)
+    index.run_lifecycle()
+    *others, last = (handle.file_id for handle in index.files())
+    faulty = FaultStorage(storage)
+    faulty.fail("get_range", name_prefix=f"staging/{last}", times=None, error=error)
+    job = Job(faulty, clock)
+    assert job.run() == set(others)
+    assert [result.ticket.file_id for result in job.results if result.failed] == [last]
+    assert Job(faulty, clock).run() == set()
+    assert names_below(storage, "data/") == sorted(job.log.state.objects) and len(job.log.state.objects) == 2
+    assert Job(storage, clock).run() == {last}
+    index.run_lifecycle()
+    holds(storage, clock, 1, 2, 3)

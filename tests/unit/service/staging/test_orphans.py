@@ -1,0 +1,94 @@
+"""Sweeps beside staging: what nobody asks for goes, what somebody asks for, or may, stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.staging import Job, fill, holds, merge_all, staged
+from tiered_index.service.orphans import delete_orphans, find_orphans
+from tiered_index.testing.storage_faults import FaultStorage
+
+
+def test_orphans_know_what_is_staged(open_spark, storage, clock):
+    index = open_spark(compact_timeout_s=10**9)
+    fill(index, 1)
+    fill(index, 2)
+    index.run_lifecycle()
+    storage.put("staging/000000000000000-000000000000/aa.entries", b"nobody asks for this")
+    storage.begin_upload("staging/000000000000000-000000000000/bb.entries")
+    log = Job(storage, clock).log
+
+    def orphans():
+        return find_orphans(storage, log, clock, older_than_s=3600)
+
+    assert not orphans().objects
+    clock.advance(3601)
+    assert [info.name[-10:] for info in orphans().objects] == ["aa.entries"] and len(orphans().uploads) == 1
+    job = Job(storage, clock).look()
+    job.compact(job.tickets[0].file_id).publish()
+    index.abandon()
+    assert {info.name.split("/")[1] for info in orphans().objects} == {"000000000000000-000000000000", job.tickets[0].file_id}
+    merge_all(storage, clock)
+    delete_orphans(storage, orphans())
+    assert {name.split("/")[1] for name in staged(storage)} == {job.tickets[1].file_id}
+
+
+@pytest.mark.parametrize("moment", ["find", "delete"])
+def test_orphans_leave_what_a_writer_asks_for_again_meanwhile(open_spark, storage, clock, moment):
+    """Its host was away for days; it comes back while the sweep has its old ticket's name, or has judged it."""
+    fill(index := open_spark(compact_timeout_s=10**7), 1, 2, 3)
+    index.run_lifecycle()
+    index.abandon()
+    clock.advance(5 * 86400)
+    came_back = []
+
+    def come_back():
+        if not came_back:
+            came_back.append(open_spark(compact_timeout_s=10**7))
+            came_back[0].run_lifecycle()
+
+    class Meanwhile(FaultStorage):
+        def get(self, name):
+            if name.startswith("staging/") and moment == "find":
+                come_back()
+            return super().get(name)
+
+    log = Job(storage, clock).log
+    if moment == "delete":
+        log.claim_epoch()  # another writer has taken over: the ticket is of a fenced one
+    orphans = find_orphans(Meanwhile(storage), log, clock)
+    assert len(orphans.objects) == (2 if moment == "delete" else 0)
+    come_back()
+    asked = set(staged(storage))
+    deleted = delete_orphans(storage, orphans)
+    assert not deleted.objects and set(staged(storage)) == asked
+    assert len((job := Job(storage, clock)).run()) == 1 and not job.reasons
+    holds(storage, clock, 1, 2, 3)
+
+
+def test_tickets_of_a_fenced_writer_cost_no_more_from_day_to_day_and_are_swept(open_spark, storage, clock):
+    fill(index := open_spark(), 1)
+    index.run_lifecycle()
+    index.abandon()
+    log = Job(storage, clock).log
+    log.claim_epoch()
+    faulty = FaultStorage(storage)
+    costs = []
+    for number in range(3):
+        for step in range(10):
+            log.say(log.state.epoch, {"x": 10 * number + step})
+        before = faulty.calls("get")
+        assert Job(faulty, clock).look().left
+        costs.append(faulty.calls("get") - before)
+    assert costs == [2, 2, 2], "a checkpoint and the ticket"
+    assert not find_orphans(storage, log, clock).objects
+    clock.advance(86_401)
+    before = faulty.calls("get")
+    assert len(find_orphans(faulty, log, clock).objects) == 2
+    assert faulty.calls("get") - before == 1
+    delete_orphans(storage, find_orphans(storage, log, clock))
+    assert not staged(storage)
+    again = open_spark()  # nothing is lost: its host has the file
+    assert again.run_lifecycle().staged == 1
+    Job(storage, clock).run()
+    holds(storage, clock, 1)

@@ -1,0 +1,174 @@
+"""Jobs, hosts, merges and other writers at once: a file is published once, and never again."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.staging import Job, fill, found, holds, merge_all, names_below, places, staged
+from tiered_index.errors import StorageUnavailable, WriterFenced
+from tiered_index.service.unpublished import MAX_AGE_S, JobOverdue
+from tiered_index.testing.storage_faults import FaultStorage
+
+
+def test_two_jobs_publish_a_file_once(open_spark, storage, clock):
+    index = open_spark()
+    fill(index, 1)
+    index.run_lifecycle()
+    one, two = Job(storage, clock).look().compact(), Job(storage, clock).look().compact()
+    assert len(one.publish()) == 1 and two.publish() == set()
+    assert names_below(storage, "data/") == list(one.log.state.objects)
+    holds(storage, clock, 1)
+
+
+def test_a_publication_that_is_repeated_takes_nothing_back(open_spark, storage, clock):
+    fill(index := open_spark(), 1)
+    index.run_lifecycle()
+    job = Job(storage, clock).look().compact()
+    assert len(job.publish()) == 1 and len(job.publish()) == 1
+    holds(storage, clock, 1)
+
+
+def test_a_compaction_that_took_too_long_is_not_published(open_spark, storage, clock):
+    fill(index := open_spark(compact_timeout_s=10**7), 1)
+    index.run_lifecycle()
+    job = Job(storage, clock).look().compact()
+    clock.advance(MAX_AGE_S)
+    with pytest.raises(JobOverdue, match="a compaction began"):
+        job.publish()
+    assert not names_below(storage, "data/")
+    assert len(Job(storage, clock).run()) == 1
+    holds(storage, clock, 1)
+
+
+def test_a_job_that_is_first_wins_over_the_hosts_upload(open_spark, faulty, storage, clock):
+    index = open_spark(refresh_interval_s=10_000)
+    fill(index, 1)
+    index.run_lifecycle()
+    clock.advance(601)
+    faulty.fail("put", name_prefix="data/")
+    with pytest.raises(StorageUnavailable):
+        index.run_lifecycle()
+    assert places(index) == ["compacted"]
+    Job(storage, clock).run()
+    index.run_lifecycle()
+    assert places(index) == ["uploaded"] and found(index) == [1]
+    assert index.log_state.positions == {"log": 1}
+    assert names_below(storage, "data/") == list(index.log_state.objects) and not staged(storage)
+    holds(storage, clock, 1)
+
+
+def test_a_job_that_comes_between_upload_and_record_wins(open_spark, faulty, storage, clock):
+    index = open_spark(refresh_interval_s=10_000)
+    fill(index, 1)
+    index.run_lifecycle()
+    clock.advance(601)
+    job = Job(storage, clock).look().compact()
+    faulty.fail("put_if_absent", name_prefix="log/", error=lambda text: [job.publish(), StorageUnavailable(text)][1])
+    with pytest.raises(StorageUnavailable):
+        index.run_lifecycle()
+    index.run_lifecycle()
+    assert places(index) == ["uploaded"]
+    assert names_below(storage, "data/") == list(index.log_state.objects) and len(index.log_state.objects) == 1
+    holds(storage, clock, 1)
+
+
+class Sneaks(FaultStorage):
+    """Something happens just before the next log record is put."""
+
+    before = None
+
+    def put_if_absent(self, name, data):
+        if name.startswith("log/") and self.before is not None:
+            before, self.before = self.before, None
+            before()
+        super().put_if_absent(name, data)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_job_that_takes_the_very_log_number_wins(open_spark, storage, clock, merged):
+    sneaks = Sneaks(storage)
+    index = open_spark(storage_backend=sneaks, refresh_interval_s=10_000)
+    fill(index, 1)
+    index.run_lifecycle()
+    clock.advance(601)
+    job = Job(storage, clock).look().compact()
+
+    def sneak():
+        assert len(job.publish()) == 1
+        if merged:
+            merge_all(storage, clock)
+
+    sneaks.before = sneak
+    index.run_lifecycle()
+    index.run_lifecycle()
+    assert sneaks.before is None and found(index) == [1]
+    assert index.log_state.positions == {"log": 1}
+    assert len(index.log_state.objects) == 1 and bool(index.log_state.tables) == merged
+    holds(storage, clock, 1)
+    if not merged:
+        assert names_below(storage, "data/") == list(index.log_state.objects)
+
+
+@pytest.mark.parametrize("when", ["staged", "compacted", "restarted"])
+def test_a_file_that_was_published_and_merged_away_does_not_come_again(open_spark, faulty, storage, clock, when):
+    index = open_spark()
+    fill(index, 1, 2)
+    index.run_lifecycle()
+    late = Job(storage, clock).look().compact()
+    if when == "compacted":
+        clock.advance(601)
+        faulty.fail("put", name_prefix="data/")
+        with pytest.raises(StorageUnavailable):
+            index.run_lifecycle()
+        assert places(index) == ["compacted"]
+    Job(storage, clock).run()
+    assert merge_all(storage, clock).sources == 1
+    assert late.publish() == set() and late.reasons == ["was published and merged meanwhile"]
+    assert Job(storage, clock).run() == set()
+    if when == "restarted":
+        index.abandon()
+        index = open_spark()
+    index.run_lifecycle()
+    assert found(index) == [1, 2]
+    assert set(places(index)) == {"storage"}
+    assert index.log_state.positions == {"log": 2}
+    assert not index.log_state.files
+    if when != "restarted":  # then nobody remembers: that is for `orphans`
+        assert not staged(storage)
+    holds(storage, clock, 1, 2)
+    index.abandon()
+    index = open_spark()
+    assert found(index) == [1, 2] and index.durable_position("log") == 2
+
+
+def test_nothing_of_a_fenced_writer_is_published(open_spark, storage, clock):
+    index = open_spark()
+    fill(index, 1)
+    index.run_lifecycle()
+    job = Job(storage, clock).look().compact()
+    clock.advance(61)
+    other = open_spark("other")
+    fill(other, 2)
+    other.run_lifecycle()
+    assert job.publish() == set()
+    assert "epoch 1, the log's is 2" in job.reasons[0]
+    again = Job(storage, clock)
+    assert again.run() == {other.files()[0].file_id}
+    assert len(again.reasons) == 1 and "epoch 1" in again.reasons[0]
+    with pytest.raises(WriterFenced):
+        index.run_lifecycle()
+    assert [handle.place for handle in index.files() if handle.is_local] == ["unsealed"]
+    holds(storage, clock, 2)
+    # its host comes back: what it has staged is asked for again, and not sent again
+    index.abandon()
+    other.close()
+    clock.advance(61)
+    (sent,) = (name for name in staged(storage) if name == job.tickets[0].object)
+    index = open_spark()
+    index.run_lifecycle()
+    # what the other one's host had no time to sweep is gone: the log has it
+    assert [name for name in staged(storage) if name.endswith(".entries")] == [sent]
+    Job(storage, clock).run()
+    index.run_lifecycle()
+    holds(storage, clock, 1, 2)
+    assert not staged(storage)
