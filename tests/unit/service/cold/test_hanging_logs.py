@@ -37,15 +37,8 @@ def storage(made: ColdIndex) -> FaultStorage:
 
 
 @pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits long for a log or at a close, while the lookups themselves have all the time they need."""
-
-    def short_s() -> float | None:
-        left_s = remaining_s()
-        return None if left_s is None else min(left_s, 0.02)
-
-    for module in (reader_module, index_view):
-        monkeypatch.setattr(module, "remaining_s", short_s)
+def _short(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits long for a log or at a close."""
     monkeypatch.setattr(daemon_pool, "_CLOSE_S", 0.02)
 
 

@@ -13,13 +13,11 @@ from tests.cold_index import BASE_MS, ColdIndex, cold_index, columns, put
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, InvalidArgument
-from tiered_index.service import index_view
-from tiered_index.service import reader as reader_module
-from tiered_index.storage.deadline import remaining_s
 from tiered_index.testing.model import Answer
 from tiered_index.testing.storage_faults import FaultStorage
 
 LONG_S = 300.0
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 @pytest.fixture
@@ -33,16 +31,6 @@ def storage(made: ColdIndex) -> Iterator[FaultStorage]:
     hang = storage.hang("list", name_prefix="log/", nth=10**9)
     yield storage
     hang.release.set()
-
-
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    def short_s() -> float | None:
-        left_s = remaining_s()
-        return None if left_s is None else min(left_s, 0.02)
-
-    for module in (reader_module, index_view):
-        monkeypatch.setattr(module, "remaining_s", short_s)
 
 
 def publish_more(made: ColdIndex) -> None:
