@@ -10,7 +10,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from tests.integration.cli.conftest import expected_offsets, run_script, write_source
+from tests.integration.cli.command_lines import run_script
+from tests.integration.cli.conftest import expected_offsets, write_source
 from tiered_index import IndexReader
 from tiered_index.cli.main import app
 from tiered_index.errors import BackPressure, DiskFull

@@ -1,61 +1,19 @@
-"""The real console script in a process of its own, and a small index made by it."""
+"""The two ways to run a command line, and a small index made by it."""
 
 from __future__ import annotations
 
 import json
-import logging
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from tiered_index.cli.main import app
+from tests.integration.cli.command_lines import run_here, run_script
 
-SCRIPT = Path(sys.executable).with_name("tiered-index")
 BEGIN_MS = 1_700_000_000_000
 MESSAGES = 3000
 KEYS = 40
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One run: exit code and both streams."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self):
-        """The JSON document on stdout; fails where stdout is anything else."""
-        return json.loads(self.out)
-
-    @property
-    def records(self):
-        """The NDJSON on stdout."""
-        return [json.loads(line) for line in self.out.splitlines()]
-
-    @property
-    def error(self):
-        """The error document on stderr."""
-        return json.loads(self.err.splitlines()[-1])["error"]
-
-
-def clean_environment(**more):
-    return {name: value for name, value in os.environ.items() if not name.startswith(("TIERED_INDEX_", "AWS_"))} | more
-
-
-def run_script(*arguments, environment=None, timeout=60):
-    done = subprocess.run(
-        [str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, timeout=timeout, env=clean_environment(**(environment or {})),
-        stdin=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
-    return Outcome(done.returncode, done.stdout, done.stderr)
 
 
 def message(number):
@@ -112,13 +70,15 @@ def script():
     return run_script
 
 
-@pytest.fixture
+@pytest.fixture(name="run_here", scope="session")
+def run_here_():
+    return run_here
+
+
+@pytest.fixture(scope="session")
 def in_process():
-    """Return a function that runs a command line in this process, for what ends before any work; it returns the exit code."""
-    logger = logging.getLogger("tiered_index")
-    before = logger.level, logger.propagate, list(logger.handlers)
-    yield lambda *arguments: CliRunner().invoke(app, list(arguments)).exit_code
-    logger.level, logger.propagate, logger.handlers[:] = before
+    """Return a function that runs a command line in this process and returns its exit code only."""
+    return lambda *arguments: run_here(*arguments).code
 
 
 @pytest.fixture(scope="session")
@@ -126,10 +86,10 @@ def original(tmp_path_factory):
     """An index whose first part is uploaded and whose last 100 messages are unsealed."""
     made = Made(tmp_path_factory.mktemp("index"))
     write_source(made.source, 0, MESSAGES - 100)
-    first = run_script("ingest", made.source, "--root", made.root, "--storage", made.uri, "--slots", 64, "--items", 1500, "--wait")
+    first = run_here("ingest", made.source, "--root", made.root, "--storage", made.uri, "--slots", 64, "--items", 1500, "--wait")
     assert first.code == 0, first.err
     write_source(made.source, MESSAGES - 100, MESSAGES)
-    second = run_script("ingest", made.source, "--root", made.root, "--json")
+    second = run_here("ingest", made.source, "--root", made.root, "--json")
     assert second.code == 0, second.err
     assert second.document["messages"] == 100
     return made

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from tests.integration.cli.conftest import SCRIPT, clean_environment
+from tests.integration.cli.command_lines import SCRIPT, clean_environment
 
 SMALL = ("--slots", "200", "--items", "4000")
 QUICK = {"TIERED_INDEX_FLUSH_INTERVAL_S": "0.05", "TIERED_INDEX_LIFECYCLE_INTERVAL_S": "0.05"}

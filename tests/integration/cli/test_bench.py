@@ -7,10 +7,8 @@ import shutil
 from collections import namedtuple
 
 import pytest
-from typer.testing import CliRunner
 
 from tiered_index.cli.bench import command
-from tiered_index.cli.main import app
 
 SIZES = ("--items", 2_000, "--slots", 100, "--rounds", 2)
 GOALS = {
@@ -25,11 +23,11 @@ GOALS = {
 
 
 @pytest.fixture(scope="module", params=["native", "rocketmq"])
-def measured(request, script, tmp_path_factory):
+def measured(request, run_here, tmp_path_factory):
     """One run of all suites but Spark's, which tests/spark has: its outcome, the folder it worked in, and what it wrote."""
     folder = tmp_path_factory.mktemp("bench")
     (folder / "work").mkdir()
-    outcome = script(
+    outcome = run_here(
         "bench", *GOALS, *SIZES, "--preset", request.param, "--json", "--out", folder / "out.json", timeout=240,
         environment={
             "TMPDIR": str(folder / "work"), "TIERED_INDEX_ROOT": str(folder / "mine"), "TIERED_INDEX_ITEMS": "77",
@@ -117,9 +115,9 @@ def test_tables_beside_the_figures_are_of_the_cold_suite(measured):
     assert matches["rows"][0][3] == 2_000 / 2**31 and matches["rows"][1][1] == 0
 
 
-def test_a_storage_of_the_users_is_measured_and_left_as_it_was(script, tmp_path):
+def test_a_storage_of_the_users_is_measured_and_left_as_it_was(run_here, tmp_path):
     uri = f"file://{tmp_path}/store"
-    outcome = script("bench", "cold", *SIZES, "--storage", uri, "--root-dir", tmp_path / "work", "--json", timeout=120)
+    outcome = run_here("bench", "cold", *SIZES, "--storage", uri, "--root-dir", tmp_path / "work", "--json", timeout=120)
     assert outcome.code == 0, outcome
     titles = [table["title"] for table in outcome.document["tables"]]
     assert len(titles) == 3 and all(uri in title for title in titles)
@@ -127,8 +125,8 @@ def test_a_storage_of_the_users_is_measured_and_left_as_it_was(script, tmp_path)
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
 
 
-def test_the_table_of_chosen_suites(script, tmp_path):
-    outcome = script("bench", "upload", "recovery", "upload", *SIZES, "--quick", "--root-dir", tmp_path / "new", timeout=120)
+def test_the_table_of_chosen_suites(run_here, tmp_path):
+    outcome = run_here("bench", "upload", "recovery", "upload", *SIZES, "--quick", "--root-dir", tmp_path / "new", timeout=120)
     assert outcome.code == 0, outcome
     lines = [line.strip() for line in outcome.out.splitlines()]
     assert [line for line in lines if line in GOALS] == ["upload", "recovery"]
@@ -147,23 +145,23 @@ def test_bad_usage(arguments, in_process):
     assert in_process("bench", *arguments) == 2
 
 
-def test_spark_is_measured_where_its_packages_are(in_process, tmp_path, monkeypatch):
+def test_spark_is_measured_where_its_packages_are(run_here, tmp_path, monkeypatch):
     arguments = ("--items", "1000", "--slots", "10", "--rounds", "1", "--root-dir", str(tmp_path))
 
     def bench(*suites):
-        return CliRunner().invoke(app, ["bench", *suites, *arguments])
+        return run_here("bench", *suites, *arguments)
 
     monkeypatch.setattr(command, "missing_packages", lambda: {"pyspark": "spark", "duckdb": "bench"})
     refused = bench("spark")
-    assert refused.exit_code == 2
-    assert "suite spark needs pyspark, duckdb: pip install 'tiered_index[bench,spark]'" in refused.stderr
+    assert refused.code == 2
+    assert "suite spark needs pyspark, duckdb: pip install 'tiered_index[bench,spark]'" in refused.err
     chosen = []
     monkeypatch.setattr(command, "run_suites", lambda suites, *rest: chosen.append([suite.name for suite in suites]) or [])
     left_out = bench()
-    assert left_out.exit_code == 0
-    assert "spark is left out: pyspark, duckdb not installed" in left_out.stderr
+    assert left_out.code == 0
+    assert "spark is left out: pyspark, duckdb not installed" in left_out.err
     monkeypatch.setattr(command, "missing_packages", dict)
-    assert in_process("bench", *arguments) == 0
+    assert bench().code == 0
     assert chosen[0] == list(GOALS) and [name for name in chosen[1] if name not in GOALS] == [n for n in command.SUITES if n not in GOALS]
     assert "spark" in chosen[1]
 

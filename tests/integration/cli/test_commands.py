@@ -16,16 +16,16 @@ def offsets(document):
 
 
 @pytest.mark.parametrize(("topic", "key"), [("orders", "k7"), ("orders", "own-2999"), ("orders", "absent"), ("none", "k7")])
-def test_query_by_root_finds_everything(script, original, topic, key):
-    outcome = script("query", topic, key, "--root", original.root, "--json", "--max", 1000)
+def test_query_by_root_finds_everything(run_here, original, topic, key):
+    outcome = run_here("query", topic, key, "--root", original.root, "--json", "--max", 1000)
     assert outcome.code == 0
     assert outcome.err == ""
     assert outcome.document["status"] == "complete"
     assert offsets(outcome.document) == expected_offsets(topic, key)
 
 
-def test_query_by_storage_alone_finds_what_was_uploaded(script, original):
-    outcome = script("query", "orders", "k7", "--storage", original.uri, "--json", "--max", 1000)
+def test_query_by_storage_alone_finds_what_was_uploaded(run_here, original):
+    outcome = run_here("query", "orders", "k7", "--storage", original.uri, "--json", "--max", 1000)
     assert offsets(outcome.document) == expected_offsets("orders", "k7", MESSAGES - 100)
     assert outcome.document["explain"]["requests"] > 0
     item = outcome.document["items"][0]
@@ -33,79 +33,79 @@ def test_query_by_storage_alone_finds_what_was_uploaded(script, original):
     assert item["timestamp_ms"] == BEGIN_MS + item["offset"] * 1000
 
 
-def test_query_takes_a_range_and_pages(script, original):
+def test_query_takes_a_range_and_pages(run_here, original):
     begin, end = BEGIN_MS + 500_000, "2023-11-14T22:46:40Z"  # second 2000 of the stream
     expected = [n for n in expected_offsets("orders", "k7") if 500 <= n <= 2000]
     where = ("query", "orders", "k7", "--root", original.root, "--begin", begin, "--end", end)
-    assert offsets(script(*where, "--json").document) == expected
+    assert offsets(run_here(*where, "--json").document) == expected
     found, cursor, statuses = [], [], []
     while not statuses or statuses[-1] == "truncated":
-        page = script(*where, "--json", "--max", 15, *cursor).document
+        page = run_here(*where, "--json", "--max", 15, *cursor).document
         found += offsets(page)
         statuses.append(page["status"])
         cursor = ["--cursor", page["cursor"]]
     assert found == expected
     assert len(statuses) >= len(expected) // 15
     assert statuses[0] == "truncated"
-    records = script(*where, "--json", "--all", "--max", 7).records
+    records = run_here(*where, "--json", "--all", "--max", 7).records
     assert [record["offset"] for record in records[:-1]] == expected
     assert records[-1]["status"] == "complete"
     assert records[-1]["count"] == len(expected)
-    altered = script(*where, "--cursor", "AAAA", "--json")
+    altered = run_here(*where, "--cursor", "AAAA", "--json")
     assert (altered.code, altered.error["type"]) == (2, "InvalidCursor")
 
 
-def test_query_as_text(script, original):
-    outcome = script("query", "orders", "own-7", "--root", original.root, "--explain")
+def test_query_as_text(run_here, original):
+    outcome = run_here("query", "orders", "own-7", "--root", original.root, "--explain")
     assert outcome.code == 0
     assert "2023-11-14T22:13:27Z" in outcome.out
     assert "1 found, complete" in outcome.out
     assert "files read" in outcome.out
-    assert script("query", "orders", "nobody", "--root", original.root).out == "0 found, complete\n"
+    assert run_here("query", "orders", "nobody", "--root", original.root).out == "0 found, complete\n"
 
 
-def test_a_file_that_cannot_be_read_makes_the_answer_an_error_or_partial(script, damaged):
+def test_a_file_that_cannot_be_read_makes_the_answer_an_error_or_partial(run_here, damaged):
     for path in damaged.objects():
         path.unlink()
     for path in damaged.files("uploaded")[1:]:
         path.write_bytes(path.read_bytes()[:100])
-    refused = script("query", "orders", "k7", "--root", damaged.root, "--json", "--max", 1000)
+    refused = run_here("query", "orders", "k7", "--root", damaged.root, "--json", "--max", 1000)
     assert refused.code == 4
     assert refused.out == ""
-    partial = script("query", "orders", "k7", "--root", damaged.root, "--json", "--max", 1000, "--allow-partial")
+    partial = run_here("query", "orders", "k7", "--root", damaged.root, "--json", "--max", 1000, "--allow-partial")
     assert partial.code == 6
     assert partial.document["status"] == "partial"
     assert len(partial.document["failed"]) == len(damaged.files("uploaded")) - 1
     assert 0 < len(partial.document["items"]) < len(expected_offsets("orders", "k7"))
-    every = script("query", "orders", "k7", "--root", damaged.root, "--json", "--all", "--allow-partial")
+    every = run_here("query", "orders", "k7", "--root", damaged.root, "--json", "--all", "--allow-partial")
     assert (every.code, every.records[-1]["status"]) == (6, "partial")
     assert len(every.records[-1]["failed"]) == len(damaged.files("uploaded")) - 1
 
 
-def test_files_lists_each_file_with_its_state(script, original):
-    document = script("files", "--root", original.root, "--json").document
+def test_files_lists_each_file_with_its_state(run_here, original):
+    document = run_here("files", "--root", original.root, "--json").document
     assert document["totals"]["entries"] == ENTRIES
     assert document["totals"]["by_state"] == {"uploaded": len(original.files("uploaded")), "unsealed": 1}
     assert len(document["files"]) == document["totals"]["files"] > 3
     for file in document["files"]:
         assert file["begin_ms"] <= file["end_ms"]
         assert (file["object"] is not None) == (file["state"] == "uploaded")
-    stored = script("files", "--storage", original.uri, "--json").document
+    stored = run_here("files", "--storage", original.uri, "--json").document
     assert stored["totals"]["by_state"] == {"storage": len(original.files("uploaded"))}
     assert stored["totals"]["entries"] == ENTRIES - 200
-    text = script("files", "--root", original.root).out
+    text = run_here("files", "--root", original.root).out
     assert all(file["file_id"] in text for file in document["files"])
 
 
-def test_files_is_partial_where_one_cannot_be_read(script, damaged):
+def test_files_is_partial_where_one_cannot_be_read(run_here, damaged):
     (path,) = damaged.files("unsealed")
     path.with_suffix(".journal").write_bytes(b"not a journal at all")
-    outcome = script("files", "--root", damaged.root, "--json")
+    outcome = run_here("files", "--root", damaged.root, "--json")
     assert (outcome.code, outcome.document["status"]) == (6, "partial")
     assert [file["file_id"] for file in outcome.document["files"] if file["error"]] == [path.stem]
 
 
-def test_a_damaged_local_copy_is_passed_over_where_the_storage_has_the_file(script, damaged):
+def test_a_damaged_local_copy_is_passed_over_where_the_storage_has_the_file(run_here, damaged):
     for path in damaged.files("uploaded")[::2]:
         path.write_bytes(path.read_bytes()[:100])
     for path in damaged.files("uploaded")[1::2]:
@@ -113,43 +113,43 @@ def test_a_damaged_local_copy_is_passed_over_where_the_storage_has_the_file(scri
         for position in range(28 + 8 * 64, len(data) // 2, 32):
             data[position] ^= 1
         path.write_bytes(data)
-    outcome = script("query", "orders", "k7", "--root", damaged.root, "--json", "--max", 1000)
+    outcome = run_here("query", "orders", "k7", "--root", damaged.root, "--json", "--max", 1000)
     assert outcome.code == 0, outcome.err
     assert offsets(outcome.document) == expected_offsets("orders", "k7")
     assert outcome.document["explain"]["bytes"] > 0
 
 
-def test_inspect_a_compacted_file_by_path_id_and_object(script, original):
+def test_inspect_a_compacted_file_by_path_id_and_object(run_here, original):
     path = original.files("uploaded")[0]
-    by_path = script("inspect", path, "--json").document
+    by_path = run_here("inspect", path, "--json").document
     assert by_path["kind"] == "compacted"
     assert by_path["layout"] == {"preset": "native", "schema": "KeyedIndexItem", "slots": 64, "items": 1500, "item_bytes": 32}
     assert by_path["metadata"]["count"] == 1499
     assert sorted(name for _, name in by_path["metadata"]["topics"]) == ["orders", "payments"]
     assert by_path["directory"]["longest_slot_items"] >= 1499 // 64
-    by_id = script("inspect", path.stem, "--root", original.root, "--json").document
+    by_id = run_here("inspect", path.stem, "--root", original.root, "--json").document
     assert by_id == by_path
-    name = next(f["object"] for f in script("files", "--root", original.root, "--json").document["files"] if f["file_id"] == path.stem)
-    by_object = script("inspect", name, "--storage", original.uri, "--json").document
+    name = next(f["object"] for f in run_here("files", "--root", original.root, "--json").document["files"] if f["file_id"] == path.stem)
+    by_object = run_here("inspect", name, "--storage", original.uri, "--json").document
     assert by_object == by_path | {"file": name}
-    assert "longest_slot_items" in script("inspect", path).out
-    missing = script("inspect", "nowhere", "--json")
+    assert "longest_slot_items" in run_here("inspect", path).out
+    missing = run_here("inspect", "nowhere", "--json")
     assert (missing.code, missing.error["type"]) == (2, "InvalidArgument")
 
 
-def test_inspect_an_unsealed_file_with_its_journal(script, original):
+def test_inspect_an_unsealed_file_with_its_journal(run_here, original):
     (path,) = original.files("unsealed")
-    document = script("inspect", path, "--json").document
+    document = run_here("inspect", path, "--json").document
     assert document["kind"] == "unsealed"
     assert (document["journal"]["count"], document["journal"]["sealed"]) == (200, False)
     assert list(document["journal"]["source_positions"].values()) == [original.source.stat().st_size]
-    assert script("inspect", path.with_suffix(".journal"), "--json").document == document
+    assert run_here("inspect", path.with_suffix(".journal"), "--json").document == document
 
 
-def test_dump_prints_every_entry_of_every_file_once(script, original):
+def test_dump_prints_every_entry_of_every_file_once(run_here, original):
     seen = []
     for path in (*original.files("uploaded"), *original.files("unsealed")):
-        outcome = script("dump", path)
+        outcome = run_here("dump", path)
         assert outcome.code == 0
         *entries, status = outcome.records
         assert status == {"status": "complete", "entries": len(entries), "checksummed": True}
@@ -159,54 +159,54 @@ def test_dump_prints_every_entry_of_every_file_once(script, original):
     assert {topic for topic, o, _, _, _ in seen if o % 3 == 0} == {"payments"}
 
 
-def test_dump_prints_nothing_that_does_not_verify(script, damaged):
+def test_dump_prints_nothing_that_does_not_verify(run_here, damaged):
     path = damaged.files("uploaded")[0]
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
     path.write_bytes(data)
-    good = script("dump", damaged.files("uploaded")[1]).records[-1]["entries"]
-    outcome = script("dump", path)
+    good = run_here("dump", damaged.files("uploaded")[1]).records[-1]["entries"]
+    outcome = run_here("dump", path)
     assert outcome.code == 4
     *entries, status = outcome.records
     assert status["status"] == "corrupt"
     assert status["entries"] == len(entries) < good
 
 
-def test_a_rocketmq_file_without_trailer_or_journal(script, tmp_path):
+def test_a_rocketmq_file_without_trailer_or_journal(run_here, tmp_path):
     made, uri = tmp_path / "root", f"file://{tmp_path / 'store'}"
     source = tmp_path / "m.ndjson"
     source.write_text("".join(json.dumps({"topic": "t", "queue_id": 0, "keys": [f"k{i}"], "offset": i, "size": 1,
                                           "timestamp_ms": BEGIN_MS + i * 1000}) + "\n" for i in range(50)))  # fmt: skip
     arguments = ("ingest", source, "--root", made, "--storage", uri, "--preset", "rocketmq", "--slots", 16, "--items", 100)
-    assert script(*arguments).code == 0
+    assert run_here(*arguments).code == 0
     (path,) = (made / "unsealed").glob("*.index")
     bare = tmp_path / "20231114221320000"
     bare.write_bytes(path.read_bytes())
-    refused = script("inspect", bare, "--json")
+    refused = run_here("inspect", bare, "--json")
     assert (refused.code, refused.error["type"]) == (2, "InvalidArgument")
-    document = script("inspect", bare, "--slots", 16, "--items", 100, "--json").document
+    document = run_here("inspect", bare, "--slots", 16, "--items", 100, "--json").document
     assert (document["kind"], document["metadata"]["count"]) == ("unsealed without journal", 50)
-    records = script("dump", bare, "--slots", 16, "--items", 100).records
+    records = run_here("dump", bare, "--slots", 16, "--items", 100).records
     assert records[-1] == {"status": "complete", "entries": 50, "checksummed": False}
     assert [record["offset"] for record in records[:-1]] == list(range(50))
-    assert script("verify", bare, "--slots", 16, "--items", 100).code == 0
-    assert script("ingest", source, "--root", made, "--wait").code == 0
+    assert run_here("verify", bare, "--slots", 16, "--items", 100).code == 0
+    assert run_here("ingest", source, "--root", made, "--wait").code == 0
     (compacted,) = (made / "uploaded").glob("*.index")
-    trailer = script("inspect", compacted, "--json").document["trailer"]
+    trailer = run_here("inspect", compacted, "--json").document["trailer"]
     bare.write_bytes(compacted.read_bytes()[: trailer["position"]])
-    document = script("inspect", bare, "--json").document
+    document = run_here("inspect", bare, "--json").document
     assert (document["kind"], document["metadata"]["count"], document["layout"]["slots"]) == ("compacted without trailer", 50, 16)
-    assert script("verify", bare, "--json").document["status"] == "ok"
+    assert run_here("verify", bare, "--json").document["status"] == "ok"
     bare.write_bytes(bare.read_bytes()[:-5])
-    broken = script("verify", bare, "--json")
+    broken = run_here("verify", bare, "--json")
     assert (broken.code, broken.document["status"]) == (1, "findings")
 
 
-def test_recover_reports_what_it_found(script, damaged):
+def test_recover_reports_what_it_found(run_here, damaged):
     (path,) = damaged.files("unsealed")
     half_made = damaged.root / "compacted" / ".tmp-0123456789abcdef"
     half_made.write_bytes(b"half")
-    outcome = script("recover", "--root", damaged.root, "--json")
+    outcome = run_here("recover", "--root", damaged.root, "--json")
     assert outcome.code == 0
     assert outcome.document["status"] == "recovered"
     assert any("temporary" in note for note in outcome.document["notes"])
@@ -215,24 +215,24 @@ def test_recover_reports_what_it_found(script, damaged):
     data = bytearray(path.read_bytes())
     data[28 + 8 * 64 + 36 * 20] ^= 1
     path.write_bytes(data)
-    outcome = script("recover", "--root", damaged.root, "--json")
+    outcome = run_here("recover", "--root", damaged.root, "--json")
     assert (outcome.code, outcome.document["status"]) == (4, "damaged")
     assert outcome.document["damaged"][0]["file_id"] == path.stem
     assert path.read_bytes() == data
 
 
-def test_recover_begins_a_lost_root_anew_but_creates_no_index(script, damaged, tmp_path):
-    outcome = script("recover", "--root", tmp_path / "new", "--storage", damaged.uri, "--json")
+def test_recover_begins_a_lost_root_anew_but_creates_no_index(run_here, damaged, tmp_path):
+    outcome = run_here("recover", "--root", tmp_path / "new", "--storage", damaged.uri, "--json")
     assert outcome.code == 0
     assert outcome.document["files"] == {"storage": len(damaged.files("uploaded"))}
     for arguments in (("--root", tmp_path / "none"), ("--root", tmp_path / "none", "--storage", f"file://{tmp_path}/nothing")):
-        outcome = script("recover", *arguments, "--json")
+        outcome = run_here("recover", *arguments, "--json")
         assert outcome.code == 2, outcome.out
     assert not (tmp_path / "none").exists()
     assert not (tmp_path / "nothing").exists()
 
 
-def test_settings_come_from_the_environment(script, original):
+def test_settings_come_from_the_environment_of_the_process(script, original):
     outcome = script("query", "orders", "own-7", "--json", environment={"TIERED_INDEX_ROOT": str(original.root)})
     assert offsets(outcome.document) == [7]
     assert script("files", environment={"TIERED_INDEX_RUT": "x"}).code == 2

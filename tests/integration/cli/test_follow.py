@@ -85,20 +85,20 @@ def test_new_messages_are_in_lookups_while_the_command_runs_and_sigint_ends_it(s
     assert all(line["status"] == "following" for line in follower.lines[:-1])
 
 
-def test_a_store_is_continued_and_a_second_one_refused(script, tmp_path):
+def test_a_store_is_continued_and_a_second_one_refused(run_here, tmp_path):
     store, root = tmp_path / "store", tmp_path / "root"
     where = ("--root", root, "--storage", f"file://{tmp_path / 'objects'}", *SMALL, "--json")
     write(store, 0, 300)
-    first = script("ingest", store, *where, "--wait", "--archive-segments").document
+    first = run_here("ingest", store, *where, "--wait", "--archive-segments").document
     assert (first["status"], first["messages"], first["entries"], first["resumed_from"]) == ("complete", 300, 600, 0)
     assert first["archived_segments"] == len(list((store / "commitlog").iterdir())) - 1 > 1
     assert set(first["files"]) == {"uploaded"}
     write(store, 300, 310)
-    again = script("ingest", store, *where, "--archive-segments").document
+    again = run_here("ingest", store, *where, "--archive-segments").document
     assert (again["messages"], again["resumed_from"], again["archived_segments"]) == (10, first["position"], 0)
     assert (again["tail"], again["lag"]) == ("open", {"end_offset": again["position"], "bytes": 0, "seconds": 0.0})
     write(tmp_path / "other", 0, 3)
-    other = script("ingest", tmp_path / "other", *where)
+    other = run_here("ingest", tmp_path / "other", *where)
     assert (other.code, other.error["type"]) == (2, "ConfigError")
     assert str(store) in other.error["message"]
     assert str(tmp_path / "other") in other.error["message"]
@@ -106,7 +106,7 @@ def test_a_store_is_continued_and_a_second_one_refused(script, tmp_path):
         check(reader, scan(store))
 
 
-def test_damage_and_missing_segments_are_code_4_and_can_be_passed_over(script, tmp_path):
+def test_damage_and_missing_segments_are_code_4_and_can_be_passed_over(run_here, tmp_path):
     store, root = tmp_path / "store", tmp_path / "root"
     where = ("--root", root, "--storage", f"file://{tmp_path / 'objects'}", *SMALL)
     offsets = write(store, 0, 300)
@@ -115,25 +115,25 @@ def test_damage_and_missing_segments_are_code_4_and_can_be_passed_over(script, t
     data[offsets[20] : offsets[20] + 8] = b"\xff" * 8
     segments[0].write_bytes(data)
     segments[2].unlink()
-    damaged = script("ingest", store, *where, "--json")
+    damaged = run_here("ingest", store, *where, "--json")
     assert (damaged.code, damaged.out, damaged.error["file"], damaged.error["offset"]) == (4, "", str(segments[0]), offsets[20])
     with IndexReader.open(root=root) as reader:
         assert [len(reader.query("orders", f"own-{n}")) for n in (0, 19, 20, 21)] == [1, 1, 0, 0]
-    missing = script("ingest", store, *where, "--skip-corrupt", "--json")
+    missing = run_here("ingest", store, *where, "--skip-corrupt", "--json")
     lost = sum(2 * SEGMENT <= offset < 3 * SEGMENT for offset in offsets)
     assert (missing.code, missing.error["begin"], missing.error["end"]) == (4, 2 * SEGMENT, 3 * SEGMENT)
     assert f"{lost} messages" in missing.error["message"]
     assert "corrupt: commit log offsets" in missing.err
-    done = script("ingest", store, *where, "--skip-corrupt", "--skip-missing")
+    done = run_here("ingest", store, *where, "--skip-corrupt", "--skip-missing")
     assert done.code == 0
     assert f"missing: commit log offsets {2 * SEGMENT} to {3 * SEGMENT}, {lost} messages" in done.err
     with IndexReader.open(root=root) as reader:
         check(reader, scan(store))
     cut_log(store, offsets[-10])
     write(store, 1_000, 1_005)
-    rewritten = script("ingest", store, *where, "--json")
+    rewritten = run_here("ingest", store, *where, "--json")
     assert (rewritten.code, rewritten.error["type"]) == (4, "RewrittenOffsets")
-    document = script("ingest", store, *where, "--skip-missing", "--json").document
+    document = run_here("ingest", store, *where, "--skip-missing", "--json").document
     assert [loss["kind"] for loss in document["losses"]] == ["rewritten"]
     with IndexReader.open(root=root) as reader:
         assert len(reader.query("orders", "own-1004")) == 1

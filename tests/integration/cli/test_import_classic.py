@@ -55,9 +55,9 @@ def imported(index, store, put=None):
     return work
 
 
-def test_golden_index_files_give_what_the_log_has(script, tmp_path, where):
+def test_golden_index_files_give_what_the_log_has(run_here, tmp_path, where):
     store = golden_store.unpack(tmp_path / "store")
-    outcome = script("import-classic", store / "index", *where, "--wait")
+    outcome = run_here("import-classic", store / "index", *where, "--wait")
     assert outcome.code == 0, outcome.err
     document = outcome.document
     hidden = {m["offset"] for m in golden_store.expected() if golden_store.hidden(m)}
@@ -71,25 +71,25 @@ def test_golden_index_files_give_what_the_log_has(script, tmp_path, where):
             if query["key"] and query["begin"] == 0 and query["end"] == 2**63 - 1:
                 found = {item.offset for item in reader.query(query["topic"], query["key"], max_count=1_000)}
                 assert set(query["phyOffsets"]) - hidden <= found
-    again = script("import-classic", store / "index", *where).document
+    again = run_here("import-classic", store / "index", *where).document
     assert again["resumed_from"] == document["position"]
     assert again["entries_read"] == again["hidden_messages"] == 0
     # the store itself adds nothing to answers that are there
-    assert script("ingest", store, *where).document["messages"] == 170
+    assert run_here("ingest", store, *where).document["messages"] == 170
     with IndexReader.open(root=tmp_path / "root") as reader:
         check(reader, scan(store))
 
 
-def test_missing_messages_are_counted_and_named(script, tmp_path, where):
+def test_missing_messages_are_counted_and_named(run_here, tmp_path, where):
     offsets = made(tmp_path / "store")
     (tmp_path / "store" / "commitlog" / f"{SEGMENT:020d}").unlink()
     lost = [offset for offset in offsets if SEGMENT <= offset < 2 * SEGMENT]
-    document = script("import-classic", tmp_path / "store" / "index", *where).document
+    document = run_here("import-classic", tmp_path / "store" / "index", *where).document
     assert (document["missing_messages"], document["missing_offsets"]) == (len(lost), lost[:100])
     assert document["entries"] == 3 * (200 - len(lost))
     with IndexReader.open(root=tmp_path / "root") as reader:
         check(reader, scan(tmp_path / "store"))
-    lines = script("import-classic", tmp_path / "store" / "index", *where[:-1], "--restart").out
+    lines = run_here("import-classic", tmp_path / "store" / "index", *where[:-1], "--restart").out
     assert f"messages missing  {len(lost)} (at {lost[0]}" in lines
 
 
@@ -190,21 +190,21 @@ def test_an_import_goes_on_where_it_stopped_also_within_a_message(tmp_path):
         check(index, scan(store))
 
 
-def test_a_store_of_somebody_else_is_refused(script, tmp_path, where):
+def test_a_store_of_somebody_else_is_refused(run_here, tmp_path, where):
     made(tmp_path / "store")
     made(tmp_path / "other")
-    assert script("ingest", tmp_path / "store", *where).code == 0
-    refused = script("import-classic", tmp_path / "other" / "index", *where)
+    assert run_here("ingest", tmp_path / "store", *where).code == 0
+    refused = run_here("import-classic", tmp_path / "other" / "index", *where)
     assert (refused.code, refused.error["type"]) == (2, "ConfigError")
-    assert script("import-classic", tmp_path / "other" / "index", *where, "--store", tmp_path / "store").code == 0
+    assert run_here("import-classic", tmp_path / "other" / "index", *where, "--store", tmp_path / "store").code == 0
 
 
-def test_bad_usage_and_a_damaged_index_file(script, tmp_path, where):
+def test_bad_usage_and_a_damaged_index_file(run_here, tmp_path, where):
     made(tmp_path / "store")
-    assert script("import-classic", tmp_path / "absent", *where).code == 2
-    assert script("import-classic", tmp_path / "store" / "commitlog", *where).code == 2
-    assert script("import-classic", tmp_path / "store" / "index", *where, "--store", tmp_path / "store" / "index").code == 2
+    assert run_here("import-classic", tmp_path / "absent", *where).code == 2
+    assert run_here("import-classic", tmp_path / "store" / "commitlog", *where).code == 2
+    assert run_here("import-classic", tmp_path / "store" / "index", *where, "--store", tmp_path / "store" / "index").code == 2
     first = min((tmp_path / "store" / "index").iterdir())
     first.write_bytes(b"x" * 500)
-    damaged = script("import-classic", tmp_path / "store" / "index", *where)
+    damaged = run_here("import-classic", tmp_path / "store" / "index", *where)
     assert (damaged.code, damaged.error["file"]) == (4, str(first))

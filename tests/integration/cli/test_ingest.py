@@ -14,7 +14,8 @@ import pyarrow.json
 import pyarrow.parquet
 import pytest
 
-from tests.integration.cli.conftest import BEGIN_MS, SCRIPT, Made, clean_environment, expected_offsets, message, write_source
+from tests.integration.cli.command_lines import SCRIPT, clean_environment
+from tests.integration.cli.conftest import BEGIN_MS, Made, expected_offsets, message, write_source
 from tiered_index import IndexReader, IndexService
 
 SMALL = ("--slots", 32, "--items", 400)
@@ -32,36 +33,36 @@ def found(made, topic, key):
         return [item.offset for item in answer]
 
 
-def test_a_grown_file_is_continued_and_a_changed_one_refused(script, made):
+def test_a_grown_file_is_continued_and_a_changed_one_refused(run_here, made):
     where = ("ingest", made.source, "--root", made.root, "--storage", made.uri, *SMALL, "--json")
     write_source(made.source, 0, 500)
-    first = script(*where).document
+    first = run_here(*where).document
     assert (first["messages"], first["entries"], first["resumed_from"]) == (500, 1000, 0)
-    again = script(*where).document
+    again = run_here(*where).document
     assert (again["messages"], again["resumed_from"], again["position"]) == (0, first["position"], first["position"])
     write_source(made.source, 500, 700)
-    grown = script(*where).document
+    grown = run_here(*where).document
     assert (grown["messages"], grown["resumed_from"], grown["source_name"]) == (200, first["position"], first["source_name"])
     assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 700)
     made.source.write_text(made.source.read_text().replace('"size": 100', '"size": 999', 1))
-    changed = script(*where)
+    changed = run_here(*where)
     assert (changed.code, changed.error["type"]) == (2, "InvalidArgument")
     assert "--restart" in changed.error["message"]
-    assert script(*where, "--restart").document["messages"] == 700
+    assert run_here(*where, "--restart").document["messages"] == 700
     assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 700)
 
 
-def test_the_position_survives_the_loss_of_the_root(script, made, tmp_path):
+def test_the_position_survives_the_loss_of_the_root(run_here, made, tmp_path):
     write_source(made.source, 0, 600)
-    assert script("ingest", made.source, "--root", made.root, "--storage", made.uri, *SMALL, "--wait").code == 0
+    assert run_here("ingest", made.source, "--root", made.root, "--storage", made.uri, *SMALL, "--wait").code == 0
     write_source(made.source, 600, 650)
-    elsewhere = script("ingest", made.source, "--root", tmp_path / "other", "--storage", made.uri, "--wait", "--json")
+    elsewhere = run_here("ingest", made.source, "--root", tmp_path / "other", "--storage", made.uri, "--wait", "--json")
     assert elsewhere.document["messages"] == 50
     with IndexReader.open(made.uri) as reader:
         assert [item.offset for item in reader.query("orders", "k7")] == expected_offsets("orders", "k7", 650)
 
 
-def test_gzip_and_parquet_make_the_same_index(script, tmp_path):
+def test_gzip_and_parquet_make_the_same_index(run_here, tmp_path):
     plain = write_source(tmp_path / "m.ndjson", 0, 400)
     packed, table = tmp_path / "m.ndjson.gz", tmp_path / "m.parquet"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
@@ -69,24 +70,24 @@ def test_gzip_and_parquet_make_the_same_index(script, tmp_path):
     for source, position in ((packed, plain.stat().st_size), (table, 400)):
         made = Made(tmp_path / source.suffix[1:])
         where = ("ingest", source, "--root", made.root, "--storage", made.uri, *SMALL, "--json")
-        document = script(*where, "--wait").document
+        document = run_here(*where, "--wait").document
         assert (document["messages"], document["entries"], document["position"]) == (400, 800, position)
         assert set(document["files"]) == {"uploaded"}
-        assert script(*where).document["messages"] == 0
+        assert run_here(*where).document["messages"] == 0
         assert found(made, "payments", "k3") == expected_offsets("payments", "k3", 400)
 
 
-def test_a_bad_line_stops_there_and_a_repaired_file_goes_on(script, made):
+def test_a_bad_line_stops_there_and_a_repaired_file_goes_on(run_here, made):
     good = [json.dumps(message(n)) for n in range(100)]
     made.source.write_text("\n".join([*good[:60], '{"topic": "orders"}', *good[60:]]) + "\n")
     where = ("ingest", made.source, "--root", made.root, "--storage", made.uri, *SMALL, "--json")
-    outcome = script(*where)
+    outcome = run_here(*where)
     assert (outcome.code, outcome.out) == (2, "")
     assert "line 61" in outcome.error["message"]
     assert str(made.source) in outcome.error["message"]
     assert found(made, "orders", "own-59") == [59]
     assert found(made, "orders", "own-61") == []
-    skipped = script(*where, "--skip-bad").document
+    skipped = run_here(*where, "--skip-bad").document
     assert (skipped["messages"], skipped["skipped"], skipped["resumed_from"]) == (40, 1, sum(len(line) + 1 for line in good[:60]))
     assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 100)
 
@@ -98,13 +99,13 @@ def test_another_writer_is_named(script, made):
     assert (outcome.code, outcome.error["type"], outcome.error["pid"]) == (5, "LockHeld", os.getpid())
 
 
-def test_a_full_disk_bound_is_code_7_and_loses_nothing(script, made):
+def test_a_full_disk_bound_is_code_7_and_loses_nothing(run_here, made):
     write_source(made.source, 0, 3000)
     environment = {"TIERED_INDEX_DISK_MAX_BYTES": "40000", "TIERED_INDEX_BUFFER_MAX_ENTRIES": "100"}
     where = ("ingest", made.source, "--root", made.root, "--storage", made.uri, *SMALL, "--json")
-    outcome = script(*where, "--patience", "0.5", environment=environment)
+    outcome = run_here(*where, "--patience", "0.5", environment=environment)
     assert outcome.code == 7, outcome
-    assert script(*where).code == 0
+    assert run_here(*where).code == 0
     assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 3000)
 
 

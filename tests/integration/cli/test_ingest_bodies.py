@@ -33,27 +33,27 @@ def found(root):
 
 
 @pytest.mark.parametrize("options", [(), ("--follow",)])
-def test_a_body_that_contradicts_its_crc_stops_before_it(script, tmp_path, store, options):
+def test_a_body_that_contradicts_its_crc_stops_before_it(run_here, tmp_path, store, options):
     writer, bad, segment = store
     where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path / 'objects'}", *SMALL, "--json")
-    done = script("ingest", writer.root, *where, *options)
+    done = run_here("ingest", writer.root, *where, *options)
     assert (done.code, done.error["type"]) == (4, "CorruptFile")
     assert (done.error["file"], done.error["offset"]) == (str(segment), bad.offset % SEGMENT)
     assert "the body contradicts its CRC" in done.error["message"]
     assert found(tmp_path / "root") == list(range(BAD))
 
 
-def test_it_is_skipped_and_reported_or_not_looked_at(script, tmp_path, store):
+def test_it_is_skipped_and_reported_or_not_looked_at(run_here, tmp_path, store):
     writer, bad, _ = store
     where = ("--storage", f"file://{tmp_path / 'objects'}", *SMALL, "--json")
-    skipped = script("ingest", writer.root, "--root", tmp_path / "root", *where, "--skip-corrupt")
+    skipped = run_here("ingest", writer.root, "--root", tmp_path / "root", *where, "--skip-corrupt")
     assert skipped.code == 0, skipped.err
     (loss,) = skipped.document["losses"]
     assert (loss["kind"], loss["begin"], loss["end"]) == ("corrupt", bad.offset, bad.offset + bad.size)
     assert "the body contradicts its CRC" in loss["problem"]
     assert skipped.document["messages"] == 99
     assert found(tmp_path / "root") == [n for n in range(100) if n != BAD]
-    unchecked = script("ingest", writer.root, "--root", tmp_path / "other", "--storage", f"file://{tmp_path / 'more'}", *SMALL, "--json",
+    unchecked = run_here("ingest", writer.root, "--root", tmp_path / "other", "--storage", f"file://{tmp_path / 'more'}", *SMALL, "--json",
                        "--no-check-bodies")  # fmt: skip
     assert (unchecked.code, unchecked.document["messages"], unchecked.document["losses"]) == (0, 100, [])
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import time
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from tests.integration.cli.conftest import Outcome
 from tiered_index import IndexService
-from tiered_index.cli.main import app
 from tiered_index.clock import SystemClock
 from tiered_index.format.names import checkpoint_name, log_name
 from tiered_index.service.log_records import LogRecord, decode_document, encode_document
@@ -24,20 +20,6 @@ from tiered_index.storage.opening import open_storage
 DAY_MS = 86_400_000
 BASE_MS = 1_700_000_000_000 // (30 * DAY_MS) * (30 * DAY_MS)
 HOURS = (1, 13, 30)
-
-
-@pytest.fixture
-def script():
-    """Return a function that runs a command line in this process: what is tested here needs none of its own."""
-    logger = logging.getLogger("tiered_index")
-    before = logger.level, logger.propagate, list(logger.handlers)
-
-    def run(*arguments):
-        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        return Outcome(done.exit_code, done.stdout, done.stderr)
-
-    yield run
-    logger.level, logger.propagate, logger.handlers[:] = before
 
 
 @pytest.fixture(scope="session")
@@ -78,24 +60,24 @@ def state(store):
     return log.open()
 
 
-def hot(script, store):
-    return [item["offset"] for item in script("query", "orders", "hot", "--max", 1000, "--storage", store, "--json").document["items"]]
+def hot(run_here, store):
+    return [item["offset"] for item in run_here("query", "orders", "hot", "--max", 1000, "--storage", store, "--json").document["items"]]
 
 
-def test_a_plan_then_the_merge_then_nothing(script, store):
-    before = hot(script, store)
+def test_a_plan_then_the_merge_then_nothing(run_here, store):
+    before = hot(run_here, store)
     assert len(before) == 300
-    planned = script("merge", "--storage", store, "--dry-run", "--json")
+    planned = run_here("merge", "--storage", store, "--dry-run", "--json")
     assert (planned.code, planned.document["status"]) == (0, "planned")
     (tier,) = planned.document["tiers"]
     assert [(len(job["sources"]), job["entries"], len(job["windows"])) for job in tier["jobs"]] == [(2, 400, 1), (1, 200, 1)]
     assert all(job["cost_usd"] > 0 and job["requests"]["get_range"] >= 2 * len(job["sources"]) for job in tier["jobs"])
     assert {job["shards"] for job in tier["jobs"]} == {1}
     assert len(state(store).files) == 3
-    words = script("merge", "--storage", store, "--dry-run")
+    words = run_here("merge", "--storage", store, "--dry-run")
     assert "3 objects would become 2 tables" in words.out and "$" in words.out
 
-    done = script("merge", "--storage", store, "--json")
+    done = run_here("merge", "--storage", store, "--json")
     assert (done.code, done.document["status"]) == (0, "merged")
     (tier,) = done.document["tiers"]
     assert (tier["jobs"], tier["sources"], tier["tables"], tier["entries"]) == (2, 3, 2, 600)
@@ -103,24 +85,24 @@ def test_a_plan_then_the_merge_then_nothing(script, store):
     jobs = planned.document["tiers"][0]["jobs"]
     for operation in ("get_range", "put"):
         assert done.document["requests"][operation] == pytest.approx(sum(job["requests"].get(operation, 0) for job in jobs), rel=0.34)
-    assert hot(script, store) == before
-    again = script("merge", "--storage", store)
+    assert hot(run_here, store) == before
+    again = run_here("merge", "--storage", store)
     assert again.code == 0 and "nothing to merge" in again.out
-    assert script("merge", "--storage", store, "--json").document["status"] == "nothing to do"
+    assert run_here("merge", "--storage", store, "--json").document["status"] == "nothing to do"
 
 
-def test_tiers_one_after_the_other(script, store):
-    before = hot(script, store)
-    done = script("merge", "--storage", store, "--tiers", "30d,1h,1d", "--json")
+def test_tiers_one_after_the_other(run_here, store):
+    before = hot(run_here, store)
+    done = run_here("merge", "--storage", store, "--tiers", "30d,1h,1d", "--json")
     assert [(tier["window_s"], tier["sources"], tier["tables"]) for tier in done.document["tiers"]] == [
         (3600, 3, 3), (86400, 3, 2), (30 * 86400, 2, 1),
     ]  # fmt: skip
-    assert hot(script, store) == before
-    listed = script("files", "--storage", store, "--json").document
+    assert hot(run_here, store) == before
+    listed = run_here("files", "--storage", store, "--json").document
     (table,) = listed["files"]
     assert (table["entries"], table["table"]["window_s"], table["table"]["begin_ms"]) == (600, 30 * 86400, BASE_MS)
     assert table["table"]["shards"] == list(objects(store)) and table["bytes"] == sum(o.size_bytes for o in objects(store).values())
-    assert "window of 30d, 1 shard" in script("files", "--storage", store).out
+    assert "window of 30d, 1 shard" in run_here("files", "--storage", store).out
 
 
 @pytest.mark.parametrize(
@@ -134,30 +116,30 @@ def test_bad_options_are_code_2(in_process, store, options):
     assert len(state(store).files) == 3
 
 
-def test_no_storage_and_no_index(script, tmp_path):
+def test_no_storage_and_no_index(run_here, tmp_path):
     for command in ("merge", "orphans"):
-        assert script(command).code == 2
-        nothing = script(command, "--storage", f"file://{tmp_path / 'nothing'}", "--json")
+        assert run_here(command).code == 2
+        nothing = run_here(command, "--storage", f"file://{tmp_path / 'nothing'}", "--json")
         assert (nothing.code, nothing.error["type"]) == (2, "NotAnIndex")
 
 
-def test_the_root_names_its_storage(script, unmerged, store):
-    assert script("merge", "--root", unmerged.parent / "root", "--dry-run", "--json").document["tiers"][0]["jobs"]
+def test_the_root_names_its_storage(run_here, unmerged, store):
+    assert run_here("merge", "--root", unmerged.parent / "root", "--dry-run", "--json").document["tiers"][0]["jobs"]
 
 
-def test_orphans_are_listed_then_deleted(script, merged, tmp_path):
-    young = script("orphans", "--storage", merged, "--json")
+def test_orphans_are_listed_then_deleted(run_here, merged, tmp_path):
+    young = run_here("orphans", "--storage", merged, "--json")
     assert (young.code, young.document["objects"], young.document["status"]) == (0, [], "found")
-    assert script("orphans", "--storage", merged, "--older-than", "10m").code == 2
+    assert run_here("orphans", "--storage", merged, "--older-than", "10m").code == 2
     assert len(list((tmp_path / "store").rglob("*.index"))) >= 5
     age(tmp_path / "store", merged)
-    found = script("orphans", "--storage", merged, "--json").document
+    found = run_here("orphans", "--storage", merged, "--json").document
     assert len(found["objects"]) == 3 and found["bytes"] == sum(o["bytes"] for o in found["objects"])
-    assert "nothing was deleted" in script("orphans", "--storage", merged).err
-    assert "3 objects" in script("orphans", "--storage", merged, "--yes").out
-    assert script("orphans", "--storage", merged, "--json").document["objects"] == []
-    assert len(hot(script, merged)) == 300
-    assert script("verify", "--deep", "--storage", merged).code == 0
+    assert "nothing was deleted" in run_here("orphans", "--storage", merged).err
+    assert "3 objects" in run_here("orphans", "--storage", merged, "--yes").out
+    assert run_here("orphans", "--storage", merged, "--json").document["objects"] == []
+    assert len(hot(run_here, merged)) == 300
+    assert run_here("verify", "--deep", "--storage", merged).code == 0
 
 
 def age(folder, store):
@@ -180,41 +162,41 @@ def rewrite(storage, number, change):
         storage.delete(checkpoint_name(later))
 
 
-def test_a_sound_table_passes_verify(script, merged):
+def test_a_sound_table_passes_verify(run_here, merged):
     for deep in ((), ("--deep",)):
-        outcome = script("verify", "--storage", merged, "--json", *deep)
+        outcome = run_here("verify", "--storage", merged, "--json", *deep)
         assert (outcome.code, outcome.document["findings"]) == (0, [])
         assert (outcome.document["checked"]["tables"], outcome.document["checked"]["objects"]) == (2, 2)
     name = next(iter(objects(merged)))
-    assert script("verify", name, "--storage", merged).code == 0
+    assert run_here("verify", name, "--storage", merged).code == 0
 
 
-def test_inspect_and_dump_of_a_shard(script, merged):
+def test_inspect_and_dump_of_a_shard(run_here, merged):
     name, stored = next(iter(objects(merged).items()))
-    shown = script("inspect", name, "--storage", merged, "--json").document
+    shown = run_here("inspect", name, "--storage", merged, "--json").document
     assert (shown["kind"], shown["header"]["magic"], shown["metadata"]["count"]) == ("shard", "0x54495853", stored.count)
     assert shown["metadata"]["table"] == stored.shard.table and shown["metadata"]["slot_map"] == stored.shard.slots.to_json()
-    assert "shard" in script("inspect", name, "--storage", merged).out
-    lines = script("dump", name, "--storage", merged, "--json")
+    assert "shard" in run_here("inspect", name, "--storage", merged).out
+    lines = run_here("dump", name, "--storage", merged, "--json")
     assert lines.code == 0 and len(lines.records) == stored.count + 1
 
 
-def findings(script, store, *more: str) -> list[dict[str, Any]]:
-    outcome = script("verify", "--storage", store, "--json", *more)
+def findings(run_here, store, *more: str) -> list[dict[str, Any]]:
+    outcome = run_here("verify", "--storage", store, "--json", *more)
     assert outcome.code == 1, outcome
     return outcome.document["findings"]
 
 
 @pytest.mark.parametrize("place", ["header", "items", "filter"])
-def test_a_flipped_byte_of_a_shard_is_found_deeply(script, merged, place):
+def test_a_flipped_byte_of_a_shard_is_found_deeply(run_here, merged, place):
     name, stored = next(iter(objects(merged).items()))
     at = {"header": 5, "items": 40, "filter": stored.trailer_position + 3}[place]
     storage = open_storage(merged)
     data = bytearray(storage.get(name))
     data[at] ^= 4
     storage.put(name, bytes(data))
-    assert script("verify", "--storage", merged).code == 0, "sizes and trailers are as they were"
-    (found, *_) = findings(script, merged, "--deep")
+    assert run_here("verify", "--storage", merged).code == 0, "sizes and trailers are as they were"
+    (found, *_) = findings(run_here, merged, "--deep")
     assert (found["file"], found["part"]) == (name, {"header": "header", "items": "run", "filter": "filter"}[place])
 
 
@@ -225,7 +207,7 @@ def merge_records(store):
 
 
 @pytest.mark.parametrize("field", ["table", "begin_s", "window_s", "slot_low", "slot_high", "slots", "count", "shard"])
-def test_a_log_that_says_otherwise_than_the_shard(script, merged, field):
+def test_a_log_that_says_otherwise_than_the_shard(run_here, merged, field):
     storage, (number, _) = merge_records(merged)
 
     def change(record):
@@ -241,18 +223,18 @@ def test_a_log_that_says_otherwise_than_the_shard(script, merged, field):
         return record
 
     rewrite(storage, number, change)
-    found = findings(script, merged)
+    found = findings(run_here, merged)
     assert {f["file"] for f in found} >= {next(iter(objects(merged)))}
     if field == "count":
         assert any(f["part"] == "merge" and "400 entries" in f["problem"] for f in found)
 
 
-def test_missing_and_overlapping_slots_of_a_table(script, merged):
+def test_missing_and_overlapping_slots_of_a_table(run_here, merged):
     """A shard that its record forgot, one of the same slots, and a table that goes only in part."""
     storage, (number, other) = merge_records(merged)
     kept = storage.get(log_name(number)), storage.get(log_name(other))
     rewrite(storage, number, lambda record: {**record, "add": []})
-    assert [f["part"] for f in findings(script, merged)] == ["merge"]
+    assert [f["part"] for f in findings(run_here, merged)] == ["merge"]
 
     first = json.loads(kept[0].split(b"\n#crc32")[0])["add"][0]
 
@@ -262,6 +244,6 @@ def test_missing_and_overlapping_slots_of_a_table(script, merged):
 
     storage.put(log_name(number), kept[0])
     rewrite(storage, other, add_to_first)
-    problems = [f["problem"] for f in findings(script, merged) if f["part"] == "table"]
+    problems = [f["problem"] for f in findings(run_here, merged) if f["part"] == "table"]
     assert any("an earlier record added" in problem for problem in problems)
     assert any("overlap" in problem for problem in problems)

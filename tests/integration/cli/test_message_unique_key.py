@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from typer.testing import CliRunner
 
-from tests.integration.cli.conftest import Outcome
-from tiered_index.cli.main import app
+from tests.integration.cli.command_lines import Outcome
 from tiered_index.rocketmq.hosts import Host, offset_msg_id
 from tiered_index.rocketmq.store_writer import StoreWriter
 
 T = 1_700_000_000_000
-
-
-@pytest.fixture
-def run_here(in_process):
-    """Return a function that runs a command line in this process."""
-    del in_process  # which puts the logging back
-
-    def run(*arguments: object) -> Outcome:
-        done = CliRunner().invoke(app, list(map(str, arguments)))
-        return Outcome(done.exit_code, done.stdout, done.stderr)
-
-    return run
 
 
 @pytest.fixture

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from tests.cold_index import ColdIndex, cold_index
-from tests.integration.cli.conftest import Outcome
-from tiered_index.cli.main import app
+from tests.integration.cli.command_lines import Outcome, run_here
 from tiered_index.storage.opening import open_storage
 
 FILES = 6
@@ -45,17 +42,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
 
 
 @pytest.fixture
-def query(in_process: object, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Run:
+def query(cluster: Cluster) -> Run:
     """Return a function that looks ``all`` up in the first index, or in the storages that are given, in this process.
 
     One file is read after the other, so that what a page costs does not depend on which of several was faster.
     """
-    monkeypatch.setenv("TIERED_INDEX_QUERY_THREADS", "1")
-
     def run(*arguments: object, storages: tuple[str, ...] = (cluster.uri("a"),)) -> Outcome:
         named = [word for uri in storages for word in ("--storage", uri)]
-        done = CliRunner().invoke(app, ["query", "t", "all", *named, *map(str, arguments)])
-        return Outcome(done.exit_code, done.stdout, done.stderr)
+        return run_here("query", "t", "all", *named, *arguments, environment={"TIERED_INDEX_QUERY_THREADS": "1"})
 
     return run
 
@@ -220,10 +214,10 @@ def test_bounds_are_of_several_indexes_together(query: Run, cluster: Cluster) ->
 
 
 @pytest.mark.parametrize("line", ["files", "verify", "recover", "inspect x", "message x --topic t", "dump x", "bench", "demo"])
-def test_other_commands_read_one_index(in_process: object, cluster: Cluster, line: str) -> None:
-    done = CliRunner().invoke(app, [*line.split(), "--storage", cluster.uri("a"), "--storage", cluster.uri("b"), "--json"])
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "only query reads several" in json.loads(done.stderr.splitlines()[-1])["error"]["message"]
+def test_other_commands_read_one_index(cluster: Cluster, line: str) -> None:
+    done = run_here(*line.split(), "--storage", cluster.uri("a"), "--storage", cluster.uri("b"), "--json")
+    assert (done.code, done.out) == (2, "")
+    assert "only query reads several" in done.error["message"]
 
 
 def test_several_storages_are_read_without_a_root(query: Run, cluster: Cluster, tmp_path: Path) -> None:

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-from typer.testing import CliRunner
-
-from tiered_index.cli.main import app
 from tiered_index.rocketmq.hosts import Host, offset_msg_id
 from tiered_index.rocketmq.store_writer import StoreWriter
 
 T = 1_700_000_000_000
 
 
-def test_what_was_cut_off_is_missing_where_the_root_is_given(in_process, tmp_path):
-    del in_process  # which puts the logging back
+def test_what_was_cut_off_is_missing_where_the_root_is_given(run_here, tmp_path):
     store, uri = tmp_path / "store", f"file://{tmp_path}/storage"
-
-    def run(*arguments: object) -> tuple[int, str]:
-        done = CliRunner().invoke(app, list(map(str, arguments)))
-        return done.exit_code, done.stdout
 
     ingest = ("ingest", store, "--root", tmp_path / "root", "--storage", uri, "--slots", 97, "--items", 5000, "--skip-missing", "--wait")
     writer = StoreWriter(store, segment_bytes=1 << 16)
     put = [writer.put("t", 0, b"x" * 50, uniq_key=f"U{number}", store_ms=T + number * 1000) for number in range(30)]
     writer.flush()
-    assert run(*ingest)[0] == 0
+    assert run_here(*ingest).code == 0
     writer = StoreWriter(store, segment_bytes=1 << 16, cut=put[10].offset)
     for number in range(3):
         writer.put("t", 0, b"again" * 20, uniq_key=f"new{number}", store_ms=T + 90_000)
     writer.flush()
-    assert run(*ingest)[0] == 0
+    assert run_here(*ingest).code == 0
     for number, state in ((9, "local"), (25, "missing")):
         msg_id = offset_msg_id(Host("127.0.0.1", 10911), put[number].offset)
         for line in (
             ("query", "t", f"U{number}", "--messages"), ("message", f"U{number}", "--topic", "t"), ("message", msg_id),
         ):  # fmt: skip
-            _, shown = run(*line, "--root", tmp_path / "root", "--store", store)
+            shown = run_here(*line, "--root", tmp_path / "root", "--store", store).out
             assert (f"  {state}\n" in shown) is (state == "local"), line
             assert ("behind the end of the log (cut off)" in shown) is (state == "missing"), line
     # the storage alone doesn't tell
-    assert "  local\n" in run("query", "t", "U25", "--messages", "--storage", uri, "--store", store)[1]
+    assert "  local\n" in run_here("query", "t", "U25", "--messages", "--storage", uri, "--store", store).out

@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from tests.integration.cli.conftest import Outcome
 from tests.rocketmq import golden_store
 from tests.rocketmq.archived_store import delete_segments, scan
 from tests.rocketmq.messages import full, joined, log, write_log
-from tiered_index.cli.main import app
 from tiered_index.rocketmq.commitlog import CommitLogReader
 from tiered_index.rocketmq.message import Message
 
@@ -42,11 +39,11 @@ class Archived:
 
 
 @pytest.fixture(scope="module")
-def made(script, tmp_path_factory):
+def made(run_here, tmp_path_factory):
     folder = tmp_path_factory.mktemp("archived")
     store = golden_store.unpack(folder / "store")
     messages = list(CommitLogReader(store / "commitlog").messages())
-    done = script(
+    done = run_here(
         "ingest", store, "--root", folder / "root", "--storage", f"file://{folder}/storage", "--slots", 97, "--items", 5000,
         "--archive-segments", "--wait", "--json",
     )  # fmt: skip
@@ -57,7 +54,7 @@ def made(script, tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", ["none", "file", "another folder", "commitlog itself"])
-def test_a_folder_that_is_no_store_is_refused(script, made, tmp_path, kind):
+def test_a_folder_that_is_no_store_is_refused(run_here, made, tmp_path, kind):
     places = {"none": tmp_path / "absent", "file": tmp_path / "file", "another folder": tmp_path}
     store = places.get(kind, made.store / "commitlog")
     (tmp_path / "file").write_bytes(b"")
@@ -65,25 +62,13 @@ def test_a_folder_that_is_no_store_is_refused(script, made, tmp_path, kind):
     index = ("--root", made.folder / "root", "--storage", made.uri)
     for line in (("query", TOPIC, KEY, "--messages", *index), ("message", made.messages[0].offset_msg_id),
                  ("message", made.messages[0].offset_msg_id, *index), ("message", "x", "--topic", TOPIC, *index)):  # fmt: skip
-        refused = script(*line, "--store", store, "--json")
+        refused = run_here(*line, "--store", store, "--json")
         assert (refused.code, refused.out, refused.error["type"]) == (2, "", "InvalidArgument"), line
         assert f"{store} {said}" in refused.error["message"]
 
 
-@pytest.fixture
-def run_here(in_process):
-    """Return a function that runs a command line in this process: what it reads is what counts here, not that it starts."""
-    del in_process  # which puts the logging back
-
-    def run(*arguments: object) -> Outcome:
-        done = CliRunner().invoke(app, list(map(str, arguments)))
-        return Outcome(done.exit_code, done.stdout, done.stderr)
-
-    return run
-
-
-def test_messages_come_with_everything(script, made):
-    done = script("query", TOPIC, KEY, "--storage", made.uri, "--messages", "--store", made.store, "--body", "hex", "--json")
+def test_messages_come_with_everything(run_here, made):
+    done = run_here("query", TOPIC, KEY, "--storage", made.uri, "--messages", "--store", made.store, "--body", "hex", "--json")
     assert done.code == 0, done.err
     document = done.document
     wanted = scan(made.messages, TOPIC, KEY)

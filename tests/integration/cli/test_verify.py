@@ -21,132 +21,132 @@ def findings(outcome):
 
 
 @pytest.mark.parametrize("deep", [(), ("--deep",)])
-def test_a_sound_index_passes(script, original, deep):
-    both = script("verify", "--root", original.root, "--json", *deep)
+def test_a_sound_index_passes(run_here, original, deep):
+    both = run_here("verify", "--root", original.root, "--json", *deep)
     assert (both.code, both.document["status"], both.document["findings"]) == (0, "ok", [])
     checked = both.document["checked"]
     assert checked["files"] == len(original.files("uploaded")) + 1
     assert checked["objects"] == len(original.objects()) > 2
     assert checked["log_records"] == len(original.objects("log"))
     assert checked.get("compared_bytes", 0) == (sum(p.stat().st_size for p in original.objects()) if deep else 0)
-    alone = script("verify", "--storage", original.uri, "--json", *deep)
+    alone = run_here("verify", "--storage", original.uri, "--json", *deep)
     assert (alone.code, alone.document["status"]) == (0, "ok")
-    assert script("verify", original.files("uploaded")[0]).code == 0
-    assert "ok: " in script("verify", "--root", original.root).out
+    assert run_here("verify", original.files("uploaded")[0]).code == 0
+    assert "ok: " in run_here("verify", "--root", original.root).out
 
 
-def test_a_flipped_bit_in_a_local_compacted_file(script, damaged):
+def test_a_flipped_bit_in_a_local_compacted_file(run_here, damaged):
     path = damaged.files("uploaded")[1]
     flip(path, path.stat().st_size // 2)
     for arguments in (("--root", damaged.root), (path,)):
-        (found,) = findings(script("verify", *arguments, "--json"))
+        (found,) = findings(run_here("verify", *arguments, "--json"))
         assert found["file"] == str(path)
         assert found["part"] == "run"
         assert found["offset"] is not None
 
 
-def test_a_flipped_bit_in_an_unsealed_file(script, damaged):
+def test_a_flipped_bit_in_an_unsealed_file(run_here, damaged):
     (path,) = damaged.files("unsealed")
     flip(path, 28 + 8 * 64 + 36 * 20)
     for arguments in (("--root", damaged.root), (path,)):
-        (found,) = findings(script("verify", *arguments, "--json"))
+        (found,) = findings(run_here("verify", *arguments, "--json"))
         assert found["file"] == str(path)
         assert "CRC32" in found["problem"]
 
 
-def test_an_unsealed_file_without_its_journal(script, damaged):
+def test_an_unsealed_file_without_its_journal(run_here, damaged):
     (path,) = damaged.files("unsealed")
     path.with_suffix(".journal").unlink()
-    (found,) = findings(script("verify", "--root", damaged.root, "--json"))
+    (found,) = findings(run_here("verify", "--root", damaged.root, "--json"))
     assert (found["file"], found["part"]) == (str(path), "journal")
 
 
-def test_a_flipped_bit_in_an_object_is_found_by_deep(script, damaged):
+def test_a_flipped_bit_in_an_object_is_found_by_deep(run_here, damaged):
     path = damaged.objects()[0]
     flip(path, path.stat().st_size // 2)
-    assert script("verify", "--root", damaged.root, "--json").code == 0
-    found = findings(script("verify", "--deep", "--root", damaged.root, "--json"))
+    assert run_here("verify", "--root", damaged.root, "--json").code == 0
+    found = findings(run_here("verify", "--deep", "--root", damaged.root, "--json"))
     assert {f["part"] for f in found} == {"run", "copy"}
-    assert {f["part"] for f in findings(script("verify", "--deep", "--storage", damaged.uri, "--json"))} == {"run"}
+    assert {f["part"] for f in findings(run_here("verify", "--deep", "--storage", damaged.uri, "--json"))} == {"run"}
 
 
-def test_an_object_that_is_gone_short_or_another_one(script, damaged):
+def test_an_object_that_is_gone_short_or_another_one(run_here, damaged):
     first, second, third = damaged.objects()[:3]
     first.unlink()
     second.write_bytes(second.read_bytes()[:-1])
     other = damaged.objects()[-1].read_bytes()
     third.write_bytes(other[: third.stat().st_size].ljust(third.stat().st_size, b"\0"))
-    found = findings(script("verify", "--root", damaged.root, "--json"))
+    found = findings(run_here("verify", "--root", damaged.root, "--json"))
     assert len(found) == 3
     assert all(f["part"] == "object" for f in found)
     assert "does not have it" in found[0]["problem"] + found[1]["problem"] + found[2]["problem"]
 
 
-def test_a_damaged_log_record(script, damaged):
+def test_a_damaged_log_record(run_here, damaged):
     path = damaged.objects("log")[3]
     flip(path, 20)
-    (found,) = findings(script("verify", "--storage", damaged.uri, "--json"))
+    (found,) = findings(run_here("verify", "--storage", damaged.uri, "--json"))
     assert (found["file"], found["part"]) == (f"log/{path.name}", "log")
     path.unlink()
-    (found,) = findings(script("verify", "--storage", damaged.uri, "--json"))
+    (found,) = findings(run_here("verify", "--storage", damaged.uri, "--json"))
     assert "missing" in found["problem"]
 
 
-def test_a_log_that_contradicts_the_local_copies(script, damaged):
+def test_a_log_that_contradicts_the_local_copies(run_here, damaged):
     path = next(p for p in damaged.objects("log") if b'"publish"' in p.read_bytes())
     body = json.loads(path.read_bytes().rpartition(b"\n#crc32 ")[0])
     body["add"][0]["second_max"] += 1
     text = json.dumps(body, separators=(",", ":")).encode()
     path.write_bytes(text + b"\n#crc32 " + f"{zlib.crc32(text):08x}\n".encode())
-    found = findings(script("verify", "--root", damaged.root, "--json"))
+    found = findings(run_here("verify", "--root", damaged.root, "--json"))
     assert {f["part"] for f in found} == {"object", "copy", "checkpoint"}
 
 
-def test_a_checkpoint_that_contradicts_the_log(script, damaged):
-    assert script("recover", "--root", damaged.root, environment={"TIERED_INDEX_CHECKPOINT_EVERY": "1"}).code == 0
+def test_a_checkpoint_that_contradicts_the_log(run_here, damaged):
+    assert run_here("recover", "--root", damaged.root, environment={"TIERED_INDEX_CHECKPOINT_EVERY": "1"}).code == 0
     paths = damaged.objects("checkpoint")
     path = max(paths)
-    sound = script("verify", "--storage", damaged.uri, "--json")
+    sound = run_here("verify", "--storage", damaged.uri, "--json")
     assert (sound.code, sound.document["checked"]["checkpoints"]) == (0, len(paths))
     body = json.loads(path.read_bytes().rpartition(b"\n#crc32 ")[0])
     body["objects"] = body["objects"][1:]
     text = json.dumps(body, separators=(",", ":")).encode()
     path.write_bytes(text + b"\n#crc32 " + f"{zlib.crc32(text):08x}\n".encode())
-    (found,) = findings(script("verify", "--storage", damaged.uri, "--json"))
+    (found,) = findings(run_here("verify", "--storage", damaged.uri, "--json"))
     assert (found["file"], found["part"]) == (f"checkpoint/{path.name}", "checkpoint")
     flip(path, 5)
-    assert "CRC32" in findings(script("verify", "--storage", damaged.uri, "--json"))[0]["problem"]
+    assert "CRC32" in findings(run_here("verify", "--storage", damaged.uri, "--json"))[0]["problem"]
 
 
-def test_what_nobody_names_is_a_note(script, damaged):
+def test_what_nobody_names_is_a_note(run_here, damaged):
     (damaged.objects()[0].parent / "0123456789abcdef.index").write_bytes(b"orphan")
     (damaged.root / "compacted" / ".tmp-0123456789abcdef").write_bytes(b"half")
-    outcome = script("verify", "--root", damaged.root, "--json")
+    outcome = run_here("verify", "--root", damaged.root, "--json")
     assert (outcome.code, outcome.document["findings"]) == (0, [])
     assert len(outcome.document["notes"]) == 2
 
 
-def test_no_file_is_changed(script, damaged):
+def test_no_file_is_changed(run_here, damaged):
     def everything():
         return {path: path.read_bytes() for path in damaged.folder.rglob("*") if path.is_file()}
 
     before = everything()
     for arguments in (("verify", "--deep"), ("files",), ("query", "orders", "k1")):
-        assert script(*arguments, "--root", damaged.root).code == 0
+        assert run_here(*arguments, "--root", damaged.root).code == 0
     assert everything() == before
 
 
-def test_a_storage_that_is_away_is_not_a_finding(script, damaged):
+def test_a_storage_that_is_away_is_not_a_finding(run_here, damaged):
     away = "s3://bucket/x?endpoint_url=http://127.0.0.1:9"
     environment = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
     environment["TIERED_INDEX_S3"] = json.dumps({"max_attempts": 1, "connect_timeout_s": 1})
-    outcome = script("verify", "--root", damaged.root, "--storage", away, "--json", environment=environment)
+    outcome = run_here("verify", "--root", damaged.root, "--storage", away, "--json", environment=environment)
     assert (outcome.code, outcome.document["status"]) == (3, "incomplete")
     assert outcome.document["unchecked"][0]["type"] == "StorageUnavailable"
     flip(damaged.files("uploaded")[0], 600)
-    outcome = script("verify", "--root", damaged.root, "--storage", away, "--json", environment=environment)
+    outcome = run_here("verify", "--root", damaged.root, "--storage", away, "--json", environment=environment)
     assert (outcome.code, outcome.document["status"]) == (1, "findings")
-    outcome = script("query", "orders", "k1", "--storage", away, "--json", environment=environment)
+    outcome = run_here("query", "orders", "k1", "--storage", away, "--json", environment=environment)
     assert (outcome.code, outcome.error["exit_code"]) == (3, 3)
 
 

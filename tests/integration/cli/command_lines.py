@@ -1,0 +1,120 @@
+"""Command lines of the tests: run in this process by the program's own entry, or as the installed script in a process of their own.
+
+Starting the interpreter and importing everything takes a second a command, so `run_here` is the way for whatever a command answers. A
+process is for what only a process shows: signals, locks between processes, the installed script itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+from unittest import mock
+
+from tiered_index.cli.main import run
+
+SCRIPT = Path(sys.executable).with_name("tiered-index")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run: exit code and both streams."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """The JSON document on stdout; fails where stdout is anything else."""
+        return json.loads(self.out)
+
+    @property
+    def records(self) -> list[Any]:
+        """The NDJSON on stdout."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def error(self) -> Any:
+        """The error document on stderr."""
+        return json.loads(self.err.splitlines()[-1])["error"]
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """Return the environment without settings of this project and of AWS, and with `more`."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("TIERED_INDEX_", "AWS_"))} | more
+
+
+def run_script(*arguments: object, environment: dict[str, str] | None = None, timeout: float = 60) -> Outcome:
+    """Run the installed script."""
+    done = subprocess.run(
+        [str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, timeout=timeout, env=clean_environment(**(environment or {})),
+        stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def run_here(*arguments: object, environment: dict[str, str] | None = None, timeout: float = 60) -> Outcome:
+    """Run a command line in this process as the script would, streams and environment included; afterwards all is as it was."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    with (
+        _put_back(), _ended_after(timeout), mock.patch.dict(os.environ, clean_environment(**(environment or {})), clear=True),
+        open(os.devnull) as nothing, mock.patch.multiple(sys, stdin=nothing, stdout=out, stderr=err),
+    ):  # fmt: skip
+        try:
+            run([str(argument) for argument in arguments])
+        except SystemExit as ended:
+            code = ended.code
+    assert isinstance(code, int)
+    return Outcome(code, *(_text(stream) for stream in (out, err)))
+
+
+def _text(stream: io.TextIOWrapper) -> str:
+    stream.seek(0)
+    return stream.read()
+
+
+@contextlib.contextmanager
+def _put_back() -> Iterator[None]:
+    """Put back what a process would take with it: the logging, the handlers of signals and the working folder."""
+    logger = logging.getLogger("tiered_index")
+    logging_before = logger.level, logger.propagate, list(logger.handlers)
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    folder = Path.cwd()
+    try:
+        yield
+    finally:
+        logger.level, logger.propagate, logger.handlers[:] = logging_before
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        os.chdir(folder)
+
+
+class _NeverEnded(BaseException):
+    """No `Exception`, so that the command doesn't report it as an error of its own."""
+
+
+@contextlib.contextmanager
+def _ended_after(seconds: float) -> Iterator[None]:
+    """Fail a command that never ends, where a process would be killed."""
+
+    def fail(_: int, __: FrameType | None) -> NoReturn:
+        raise _NeverEnded(f"after {seconds} s")
+
+    signal.signal(signal.SIGALRM, fail)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
