@@ -11,12 +11,12 @@ ROOM = "tests/unit/service/cold/test_filters_without_room.py"
 MUTANTS = (
     Mutant(
         "filters-in-use-thrown-out", "a filter throws out others that are of use as much",
-        "service/cold/byte_cache.py", "if needed <= 0 or used >= since:", "if needed <= 0:",
+        "service/cold/held_room.py", "if needed <= 0 or when >= since:", "if needed <= 0:",
         (f"{ROOM}::test_those_that_fit_stay_and_the_rest_is_read[memory]",),
     ),
     Mutant(
         "cached-filters-in-use-thrown-out", "a filter takes the room of others on the disk that are of use as much",
-        "service/cold/cache_room.py", "if needed <= 0 or used_s >= since_s - _TOUCH_S:", "if needed <= 0:",
+        "service/cold/cache_room.py", "self._ages, since_s - _TOUCH_S)", "self._ages, time.time() + _TOUCH_S)",
         (f"{ROOM}::test_those_that_fit_stay_and_the_rest_is_read[cache_dir]",),
     ),
     Mutant(
@@ -26,7 +26,7 @@ MUTANTS = (
     ),
     Mutant(
         "room-promised-twice", "filters that are fetched side by side are promised the same room",
-        "service/cold/byte_cache.py", "self._size_bytes + sum(self._reserved.values()) + size_bytes", "self._size_bytes + size_bytes",
+        "service/cold/held_room.py", "sum(self._held.values()) + size_bytes - free_bytes", "size_bytes - free_bytes",
         (f"{ROOM}::test_room_is_held_while_filters_are_under_way",),
     ),
     Mutant(

@@ -11,6 +11,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from tiered_index.service.cold.held_room import HeldRoom
+
 __all__ = ["ByteCache", "CacheUse"]
 
 K = TypeVar("K")
@@ -37,7 +39,7 @@ class ByteCache(Generic[K, V]):
         self._lock = threading.Lock()
         self._entries: OrderedDict[K, tuple[V, int, int]] = OrderedDict()
         # value, bytes, when it was last used
-        self._reserved: dict[K, int] = {}
+        self._held: HeldRoom[K] = HeldRoom()
         self._size_bytes = self._hits = self._misses = self._evictions = 0
 
     def get(self, key: K) -> V | None:
@@ -81,20 +83,13 @@ class ByteCache(Generic[K, V]):
         Others who reserve count it as there; `put` doesn't.
         """
         with self._lock:
-            needed = self._size_bytes + sum(self._reserved.values()) + size_bytes - self._max_bytes
-            for _, freed, used in self._entries.values():
-                if needed <= 0 or used >= since:
-                    break
-                needed -= freed
-            if needed > 0 or not self.takes(size_bytes):
-                return False
-            self._reserved[key] = size_bytes
-            return True
+            used = ((when, size) for _, size, when in self._entries.values())
+            return self.takes(size_bytes) and self._held.hold(key, size_bytes, self._max_bytes - self._size_bytes, used, since)
 
     def release(self, key: K) -> None:
         """Let go of what was reserved."""
         with self._lock:
-            self._reserved.pop(key, None)
+            self._held.release(key)
 
     def clear(self) -> None:
         """Let go of everything."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tiered_index.service.cold.held_room import HeldRoom
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 
 __all__ = ["CacheRoom"]
@@ -40,7 +41,7 @@ class CacheRoom:
         self._lock = threading.Lock()
         self._size_bytes = self._uncounted_bytes = 0
         self._counted_at: float | None = None
-        self._reserved: dict[Path, int] = {}
+        self._held: HeldRoom[Path] = HeldRoom()
         self._ages: list[tuple[float, int]] = []
         self._touched: dict[str, float] = {}
         self._told: set[str] = set()
@@ -86,20 +87,13 @@ class CacheRoom:
         with self._lock:
             if self._counted_at is None or time.monotonic() - self._counted_at > _TOUCH_S:
                 self._count()
-            needed = self._size_bytes + sum(self._reserved.values()) + size_bytes - self.max_bytes * _SLACK
-            for used_s, size in self._ages:
-                if needed <= 0 or used_s >= since_s - _TOUCH_S:
-                    break
-                needed -= size
-            if needed > 0 or not self.takes(size_bytes):
-                return False
-            self._reserved[path] = size_bytes
-            return True
+            free_bytes = self.max_bytes * _SLACK - self._size_bytes
+            return self.takes(size_bytes) and self._held.hold(path, size_bytes, free_bytes, self._ages, since_s - _TOUCH_S)
 
     def release(self, path: Path) -> None:
         """Let go of what was reserved."""
         with self._lock:
-            self._reserved.pop(path, None)
+            self._held.release(path)
 
     def _count(self) -> list[tuple[float, int, str]]:
         """Look at all entries; return them, the one used longest ago first."""
