@@ -47,12 +47,20 @@ def waits() -> list[float]:
     return []
 
 
-@pytest.fixture
-def s3(running: tuple[ScriptedServer, S3Storage], scripted: ScriptedServer, waits: list[float]) -> S3Storage:
-    _, storage = running
-    return S3Storage(
-        "bucket", "pre/fix", storage.options, client=storage.client, sleep=waits.append, uniform=lambda low, high: high
-    )
+@pytest.fixture(params=["ordinary", "lean"])
+def s3(
+    request: pytest.FixtureRequest, running: tuple[ScriptedServer, S3Storage], scripted: ScriptedServer, waits: list[float]
+) -> S3Storage:
+    """A storage whose ranges are read through the client's method, or, after a first one, by lean requests."""
+    _, opened = running
+    lean = request.param == "lean"
+    longest = {"sleep": waits.append, "uniform": lambda low, high: high}
+    storage = S3Storage("bucket", "pre/fix", opened.options, client=opened.client, lean_gets=lean, **longest)
+    if lean:
+        scripted.answers(part(DATA, 0, 1))
+        storage.get_range("first", 0, 1)
+        scripted.reset()
+    return storage
 
 
 WRONG_RANGES = {

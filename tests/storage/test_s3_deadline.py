@@ -1,4 +1,7 @@
-"""One deadline over everything an `S3Storage` does for one caller: attempts, botocore's repeats and our own."""
+"""One deadline over everything an `S3Storage` does for one caller: attempts, botocore's repeats and our own.
+
+Lean GETs (`test_s3_gets`) hand over what fails to the way that is tested here.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def s3(scripted: ScriptedServer, waits: Waits, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "scripted-secret")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     options = S3Options(endpoint_url=scripted.endpoint_url, max_attempts=8, transfer_attempts=8, backoff_s=1.0)
-    storage = S3Storage("bucket", "", options, sleep=waits.sleep, uniform=lambda low, high: high)
+    storage = S3Storage("bucket", "", options, sleep=waits.sleep, uniform=lambda low, high: high, lean_gets=False)
     yield storage
     storage.close()
 

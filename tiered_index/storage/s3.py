@@ -32,6 +32,7 @@ from tiered_index.storage.base import (
 from tiered_index.storage.parts import check_parts
 from tiered_index.storage.s3_client import S3Calls, build_client, encryption, epoch_ms, page_token, request_body
 from tiered_index.storage.s3_errors import PassingFault
+from tiered_index.storage.s3_gets import OrdinaryGets, RangeGets
 from tiered_index.storage.s3_options import S3Options
 from tiered_index.storage.s3_reads import VerifiedReads
 from tiered_index.storage.s3_retry import RetryPolicy
@@ -62,8 +63,12 @@ class S3Storage(Storage):
         client: S3Client | None = None,
         sleep: Callable[[float], None] = time.sleep,
         uniform: Callable[[float, float], float] = random.uniform,
+        lean_gets: bool | None = None,
     ) -> None:
-        """Open the storage; no request is sent. `client` replaces the one built from `options`."""
+        """Open the storage; no request is sent. `client` replaces the one built from `options`.
+
+        `lean_gets`: whether ranges are read with less of botocore around each request (`s3_gets`); None: where no `client` is given.
+        """
         self.options = options or S3Options()
         prefix = prefix.strip("/")
         if not bucket or "/" in bucket:
@@ -76,7 +81,9 @@ class S3Storage(Storage):
         self.client = client or build_client(self.options, self.uri)
         self._call = S3Calls(self.client, bucket, self.uri)
         self._retry = RetryPolicy(self.options.transfer_attempts, self.options.backoff_s, sleep, uniform)
-        self._reads = VerifiedReads(self._call, self._retry)
+        is_lean = client is None if lean_gets is None else lean_gets
+        gets = RangeGets(self._call, self.client, self._retry, self.options.max_attempts) if is_lean else OrdinaryGets(self._call)
+        self._reads = VerifiedReads(self._call, gets, self._retry)
         self._encryption = encryption(self.options)
         self._uploads = S3Uploads(self._call, self._retry, self._encryption)
         self._bucket_seen = False

@@ -19,7 +19,7 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 
-__all__ = ["PassingFault", "translate"]
+__all__ = ["PassingFault", "is_elsewhere", "may_pass", "translate"]
 
 
 class PassingFault(StorageUnavailable):
@@ -54,6 +54,8 @@ _PASSING_CODES = {
     "ThrottlingException",
     "XAmzContentChecksumMismatch",
 }
+_REDIRECTS = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
+_FIRST_REFUSAL = 400
 _CALLER_CODES = {
     "EntityTooLarge",
     "EntityTooSmall",
@@ -99,11 +101,26 @@ def translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredInd
     return StorageMisconfigured(text)
 
 
+def is_elsewhere(error: ClientError) -> bool:
+    """Return whether the service says that the bucket is in another region, which botocore knows how to follow."""
+    code, status = _code_and_status(error)
+    return code in _REDIRECTS or status < _FIRST_REFUSAL
+
+
+def may_pass(error: ClientError) -> bool:
+    """Return whether the same request may be answered differently after a while."""
+    code, status = _code_and_status(error)
+    return code in _PASSING_CODES or status == 429 or status >= 500
+
+
+def _code_and_status(error: ClientError) -> tuple[str, int]:
+    response = error.response
+    return response.get("Error", {}).get("Code", ""), response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+
+
 def _translate_answer(error: ClientError, doing: str, uri: str, name: str) -> TieredIndexError:
-    details = error.response.get("Error", {})
-    code = details.get("Code", "")
-    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    text = f"{doing} in {uri}: {code} {details.get('Message', '')}".rstrip()
+    code, status = _code_and_status(error)
+    text = f"{doing} in {uri}: {code} {error.response.get('Error', {}).get('Message', '')}".rstrip()
     if code in {"NoSuchKey", "NoSuchUpload"} or (status == 404 and code in {"404", "NotFound", ""}):
         what = "the unfinished uploads of " if code == "NoSuchUpload" else ""
         return ObjectNotFound(name, what + uri)
@@ -116,7 +133,7 @@ def _translate_answer(error: ClientError, doing: str, uri: str, name: str) -> Ti
         return InvalidArgument(text)
     if code in _ADVICE:
         return StorageMisconfigured(f"{text}: {_ADVICE[code]}")
-    if code in _PASSING_CODES or status == 429 or status >= 500:
+    if may_pass(error):
         return StorageUnavailable(text)
     advice = _ADVICE["AccessDenied"] if status in {401, 403} else "the service refuses this request as it stands"
     return StorageMisconfigured(f"{text}: {advice}")

@@ -18,6 +18,7 @@ from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.storage.attempts import came_in_vain
 from tiered_index.storage.s3_client import S3Calls
 from tiered_index.storage.s3_errors import PassingFault
+from tiered_index.storage.s3_gets import OrdinaryGets
 from tiered_index.storage.s3_retry import RetryPolicy
 
 __all__ = ["VerifiedReads"]
@@ -36,10 +37,11 @@ class _Extent:
 
 
 class VerifiedReads:
-    """Reads through `calls`, repeated by `retry`."""
+    """Reads whole objects through `calls` and ranges through `gets`, repeated by `retry`."""
 
-    def __init__(self, calls: S3Calls, retry: RetryPolicy) -> None:
+    def __init__(self, calls: S3Calls, gets: OrdinaryGets, retry: RetryPolicy) -> None:
         self._calls = calls
+        self._gets = gets
         self._retry = retry
 
     def whole(self, name: str, key: str) -> bytes:
@@ -64,7 +66,7 @@ class VerifiedReads:
 
     def _range(self, name: str, key: str, start: int, length: int) -> bytes:
         what = f"reading bytes {start}-{start + length - 1} of {name!r}"
-        answer = self._calls("get_object", what, name, Key=key, Range=f"bytes={start}-{start + length - 1}")
+        answer = self._gets(what, name, key, f"bytes={start}-{start + length - 1}")
         got = self._extent(answer, what)
         if got.total is not None and start + length > got.total:
             self._refuse(answer)
@@ -76,7 +78,7 @@ class VerifiedReads:
 
     def _suffix(self, name: str, key: str, length: int) -> tuple[bytes, int]:
         what = f"reading the last {length} bytes of {name!r}"
-        answer = self._calls("get_object", what, name, Key=key, Range=f"bytes=-{length}")
+        answer = self._gets(what, name, key, f"bytes=-{length}")
         size = answer.get("ContentLength")
         if _status(answer) == 200 and size is not None and size <= length:
             return self._body(answer, size, what), size  # the whole object, which is what was asked for

@@ -6,9 +6,11 @@ request that is sent, repeats included (`attempts`).
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -22,12 +24,13 @@ from tiered_index.storage.s3_errors import PassingFault
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["RetryPolicy", "bound_repeats"]
+__all__ = ["RetryPolicy", "attempts_spent", "bound_repeats"]
 
 _LONGEST_WAIT_S = 5.0
 _STANDARD = "retry-config-s3"
 # the name under which botocore registers its repeats
 _T = TypeVar("_T")
+_spent: ContextVar[int] = ContextVar("tiered_index_attempts_spent", default=0)
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,24 @@ class RetryPolicy:
             except PassingFault as fault:
                 if attempt >= self.attempts:
                     raise StorageUnavailable(f"{fault} ({attempt} attempts)") from fault
-                wait_s = self.uniform(0, min(_LONGEST_WAIT_S, self.backoff_s * 2**attempt))
-                _check_wait(wait_s, str(fault), fault)
-            self.sleep(wait_s)
+                self.wait(attempt, fault)
             attempt += 1
+
+    def wait(self, repeat: int, fault: Exception) -> None:
+        """Wait before repeat `repeat` (from 1). Raises `BudgetExceeded`, naming the fault, where that would pass the deadline."""
+        wait_s = self.uniform(0, min(_LONGEST_WAIT_S, self.backoff_s * 2**repeat))
+        _check_wait(wait_s, str(fault), fault)
+        self.sleep(wait_s)
+
+
+@contextlib.contextmanager
+def attempts_spent(count: int) -> Iterator[None]:
+    """Let botocore's repeats of this context's requests be fewer by `count` until the block ends."""
+    token = _spent.set(count)
+    try:
+        yield
+    finally:
+        _spent.reset(token)
 
 
 def bound_repeats(client: S3Client, attempts: int) -> None:
@@ -68,7 +85,7 @@ def bound_repeats(client: S3Client, attempts: int) -> None:
     events.unregister("needs-retry.s3", unique_id=_STANDARD)
 
     def needs_retry(**answered: Any) -> float | None:
-        wait_s = decide(**answered)
+        wait_s = decide(**{**answered, "attempts": answered["attempts"] + _spent.get()})
         if wait_s is not None:
             fault = answered.get("caught_exception")
             _check_wait(wait_s, _told(fault, answered.get("response")), fault)

@@ -1,0 +1,260 @@
+"""Lean GETs of ranges: the same requests and errors as botocore's own, and botocore's repeats and redirects where one fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import boto3
+import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials, RefreshableCredentials
+from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
+from moto import mock_aws
+
+from tests.storage.scripted_server import Answer, ScriptedServer, error, part, scripted_server
+from tiered_index.errors import BudgetExceeded, ObjectNotFound, StorageMisconfigured, StorageUnavailable
+from tiered_index.storage.attempts import listening
+from tiered_index.storage.deadline import deadline_at
+from tiered_index.storage.s3 import S3Options, S3Storage
+
+DATA = bytes(range(256)) * 4
+NAME = "data/a-1"
+PREFIX = "pre fix/ä~+"  # what a URL must quote
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedServer]:
+    with scripted_server() as running:
+        yield running
+
+
+@pytest.fixture
+def scripted(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> ScriptedServer:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASCRIPTED")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "scripted-secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: None))
+    server.reset()
+    return server
+
+
+@pytest.fixture
+def waits() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def lean(scripted: ScriptedServer, waits: list[float]) -> Iterator[S3Storage]:
+    """A storage that has read once, so that it knows the way."""
+    with opened(scripted, waits) as storage:
+        yield storage
+
+
+def opened(scripted: ScriptedServer, waits: list[float], **options: Any) -> S3Storage:
+    settings = S3Options(endpoint_url=scripted.endpoint_url, **{"max_attempts": 3, "transfer_attempts": 3, **options})
+    storage = S3Storage("bucket", PREFIX, settings, sleep=waits.append, uniform=lambda low, high: high)
+    scripted.answers(part(DATA, 0, 10))
+    storage.get_range(NAME, 0, 10)
+    scripted.reset()
+    return storage
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.sent = self.in_vain = 0
+
+    def sending(self) -> None:
+        self.sent += 1
+
+    def came_in_vain(self, size_bytes: int) -> None:
+        self.in_vain += size_bytes
+
+
+def is_lean(headers: Iterable[str]) -> bool:
+    """botocore numbers the attempts of its own requests."""
+    return "amz-sdk-request" not in {name.lower() for name in headers}
+
+
+def test_the_first_range_goes_the_ordinary_way_and_the_next_ones_are_lean(scripted: ScriptedServer) -> None:
+    storage = S3Storage("bucket", PREFIX, S3Options(endpoint_url=scripted.endpoint_url))
+    scripted.answers(part(DATA, 0, 10))
+    for _ in range(3):
+        assert storage.get_range(NAME, 0, 10) == DATA[:10]
+    assert [is_lean(request.headers) for request in scripted.requests] == [False, True, True]
+    assert len({request.path for request in scripted.requests}) == 1
+    assert scripted.connections <= 1
+    ordinary, after = scripted.requests[0].headers, scripted.requests[1].headers
+    assert (after["User-Agent"], after["Range"], after["Host"]) == (ordinary["User-Agent"], ordinary["Range"], ordinary["Host"])
+    storage.close()
+
+
+def test_a_lean_request_is_signed_as_botocore_signs(lean: S3Storage, scripted: ScriptedServer) -> None:
+    """The signature is made again by botocore's signer from what came over the wire."""
+    scripted.answers(part(DATA, 3, 9))
+    lean.get_range("data/b-2", 3, 6)
+    [request] = scripted.requests
+    sent = {name.lower(): value for name, value in request.headers.items()}
+    scope, signed, _ = sent["authorization"].split(", ")
+    assert scope.split("/")[2:] == ["eu-central-1", "s3", "aws4_request"]
+    again = AWSRequest("GET", scripted.endpoint_url + request.path, headers={"Range": sent["range"]})
+    again.context["timestamp"] = sent["x-amz-date"]
+    signer = S3SigV4Auth(Credentials("AKIASCRIPTED", "scripted-secret"), "s3", "eu-central-1")
+    again.headers["X-Amz-Date"] = sent["x-amz-date"]
+    again.headers["X-Amz-Content-SHA256"] = signer.payload(again)
+    assert signed == f"SignedHeaders={signer.signed_headers(signer.headers_to_sign(again))}"
+    signature = signer.signature(signer.string_to_sign(again, signer.canonical_request(again)), again)
+    assert sent["authorization"].endswith(f"Signature={signature}")
+    assert request.path == "/bucket/pre%20fix/%C3%A4~%2B/data/b-2"
+
+
+def test_a_suffix_is_lean_too_and_a_whole_object_is_not(lean: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(part(DATA, 1004, 1024), Answer(200, DATA))
+    assert lean.get_suffix(NAME, 20) == (DATA[-20:], 1024)
+    assert lean.get(NAME) == DATA  # botocore compares it with its checksum
+    assert [is_lean(request.headers) for request in scripted.requests] == [True, False]
+
+
+def test_a_refusal_is_one_request(lean: S3Storage, scripted: ScriptedServer, waits: list[float]) -> None:
+    for status, code, kind in ((404, "NoSuchKey", ObjectNotFound), (403, "AccessDenied", StorageMisconfigured)):
+        scripted.reset()
+        scripted.answers(error(status, code))
+        with pytest.raises(kind, match="data/a-1"):
+            lean.get_range(NAME, 0, 10)
+        assert [is_lean(request.headers) for request in scripted.requests] == [True]
+    assert waits == []
+
+
+@pytest.mark.parametrize("fault", [error(503, "SlowDown"), error(500, "InternalError"), Answer(429), Answer(502, b"<html>no</html>")])
+def test_a_passing_fault_is_handed_over_after_a_wait(lean: S3Storage, scripted: ScriptedServer, waits: list[float], fault: Answer) -> None:
+    scripted.answers(fault, part(DATA, 0, 10))
+    heard = Heard()
+    with listening(heard):
+        assert lean.get_range(NAME, 0, 10) == DATA[:10]
+    assert [is_lean(request.headers) for request in scripted.requests] == [True, False]
+    assert (waits, heard.sent) == ([0.2], 2)
+    scripted.answers(part(DATA, 0, 10))
+    lean.get_range(NAME, 0, 10)
+    assert is_lean(scripted.requests[-1].headers)
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 3])
+def test_attempts_are_bounded_whichever_way_they_go(scripted: ScriptedServer, attempts: int) -> None:
+    with opened(scripted, [], max_attempts=attempts) as storage:
+        scripted.answers(error(503, "SlowDown"))
+        with pytest.raises(StorageUnavailable, match="SlowDown"):
+            storage.get_range(NAME, 0, 10)
+    assert len(scripted.requests) == attempts
+
+
+def test_a_lost_connection_is_handed_over(lean: S3Storage, scripted: ScriptedServer, waits: list[float]) -> None:
+    faults: list[Exception] = [ReadTimeoutError(endpoint_url="u"), EndpointConnectionError(endpoint_url="u"), OSError("reset")]
+
+    def lose(**about: Any) -> None:
+        if faults and is_lean(about["request"].headers):
+            raise faults.pop()
+
+    lean.client.meta.events.register("before-send.s3.GetObject", lose)
+    scripted.answers(part(DATA, 0, 10))
+    for _ in range(3):
+        assert lean.get_range(NAME, 0, 10) == DATA[:10]
+    assert (faults, [is_lean(request.headers) for request in scripted.requests]) == ([], [False] * 3)
+    assert waits == [0.2] * 3
+
+
+def test_a_body_that_breaks_off_is_asked_for_again(lean: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(Answer(206, DATA[:5], {"Content-Range": "bytes 0-9/1024"}, announced=10), part(DATA, 0, 10))
+    heard = Heard()
+    with listening(heard):
+        assert lean.get_range(NAME, 0, 10) == DATA[:10]
+    assert (heard.sent, heard.in_vain) == (2, 10)
+    assert [is_lean(request.headers) for request in scripted.requests] == [True, True]
+
+
+def test_a_status_that_is_neither_is_left_to_botocore(lean: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(Answer(204), part(DATA, 0, 10))
+    assert lean.get_range(NAME, 0, 10) == DATA[:10]
+    assert [is_lean(request.headers) for request in scripted.requests] == [True, False]
+
+
+def test_another_region_is_found_once(lean: S3Storage, scripted: ScriptedServer, waits: list[float]) -> None:
+    """The service says where the bucket is; botocore follows, and lean requests are signed for that region from then on."""
+
+    def script(request: Any) -> Answer:
+        if "/eu-west-3/" in request.headers.get("Authorization", ""):
+            return part(DATA, 0, 10) if request.method == "GET" else Answer(200)
+        wrong = error(400, "AuthorizationHeaderMalformed", "expecting 'eu-west-3'")
+        wrong.body = wrong.body.replace(b"</Error>", b"<Region>eu-west-3</Region></Error>")
+        wrong.headers["x-amz-bucket-region"] = "eu-west-3"
+        return wrong
+
+    scripted.script = script
+    assert lean.get_range(NAME, 0, 10) == DATA[:10]
+    followed = len(scripted.requests)
+    assert is_lean(scripted.requests[0].headers) and not is_lean(scripted.requests[-1].headers)
+    for _ in range(2):
+        assert lean.get_range(NAME, 0, 10) == DATA[:10]
+    assert [is_lean(request.headers) for request in scripted.requests[followed:]] == [True, True]
+    assert waits == []
+
+
+def test_nothing_is_sent_past_the_deadline_and_no_wait_passes_it(
+    lean: S3Storage, scripted: ScriptedServer, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tiered_index.storage.deadline.time", SimpleNamespace(monotonic=lambda: 100.0))
+    scripted.answers(error(503, "SlowDown"))
+    with deadline_at(100.0), pytest.raises(BudgetExceeded, match="data/a-1"):
+        lean.get_range(NAME, 0, 10)
+    assert scripted.requests == []
+    with deadline_at(100.1), pytest.raises(BudgetExceeded, match="SlowDown"):
+        lean.get_range(NAME, 0, 10)
+    assert (len(scripted.requests), waits) == (1, [])
+
+
+def test_credentials_are_asked_for_by_each_request(scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials of a role are renewed in the middle of a reader's life."""
+    rounds: list[int] = []
+
+    def renewed() -> dict[str, str]:
+        rounds.append(1)
+        expires = datetime.now(UTC) + timedelta(seconds=1)  # due at once: botocore renews those that end within minutes
+        return {"access_key": f"AKIA{len(rounds)}", "secret_key": "s", "token": f"token-{len(rounds)}", "expiry_time": expires.isoformat()}
+
+    session = boto3.Session()
+    session._session._credentials = RefreshableCredentials.create_from_metadata(renewed(), renewed, "test")
+    monkeypatch.setattr("boto3.Session", lambda **settings: session)
+    with opened(scripted, []) as storage:
+        scripted.answers(part(DATA, 0, 10))
+        for _ in range(2):
+            storage.get_range(NAME, 0, 10)
+    first, second = (request.headers for request in scripted.requests)
+    assert is_lean(first) and is_lean(second)
+    assert first["X-Amz-Security-Token"] != second["X-Amz-Security-Token"]
+    assert first["Authorization"] != second["Authorization"]
+
+
+def test_a_client_of_the_callers_own_goes_the_ordinary_way(lean: S3Storage, scripted: ScriptedServer) -> None:
+    seen: list[str] = []
+    lean.client.meta.events.register("before-call.s3.GetObject", lambda **about: seen.append("called"))
+    storage = S3Storage("bucket", PREFIX, lean.options, client=lean.client)
+    scripted.answers(part(DATA, 0, 10))
+    for _ in range(2):
+        storage.get_range(NAME, 0, 10)
+    assert seen == ["called", "called"]
+
+
+@mock_aws
+def test_moto_within_the_process_answers_lean_requests_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="bucket")
+    with S3Storage("bucket", "p", S3Options(region="us-east-1")) as storage:
+        storage.put(NAME, DATA)
+        for start in range(4):
+            assert storage.get_range(NAME, start, 10) == DATA[start : start + 10]
+        assert storage.get_suffix(NAME, 10) == (DATA[-10:], 1024)
+        with pytest.raises(ObjectNotFound):
+            storage.get_range("data/gone", 0, 1)
