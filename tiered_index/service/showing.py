@@ -24,7 +24,8 @@ def show_stored(
     """Make the catalog show exactly the objects of `state` beside the local files; `dispose` names what goes with a removed file.
     `keeps` says which local copies stay although their file was merged.
 
-    `handles` must have been taken before `state`: what was published in between is not among them and stays.
+    `handles` must have been taken before `state`: what was published in between is not among them and stays. What the cold path has noted
+    of objects that are gone is forgotten, so that a reader that lives for years doesn't grow with those that came and went.
     """
     # tables first: what they were merged out of goes after them, so that a lookup meets an entry at least once
     for table, shards in state.tables.items():
@@ -40,3 +41,4 @@ def show_stored(
     for file_id, stored in state.files.items():
         if catalog.get(file_id) is None:
             catalog.put(open_stored(cold, stored))
+    cold.forget_unnamed(state.objects)

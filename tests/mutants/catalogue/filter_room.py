@@ -34,4 +34,9 @@ MUTANTS = (
         "service/cold/path.py", "            self.filters.release(stored)\n", "            pass\n",
         (f"{ROOM}::test_a_filter_that_can_not_be_had_holds_no_room",),
     ),
+    Mutant(
+        "noted-for-good", "reads in vain of objects that are gone are counted for ever",
+        "service/showing.py", "    cold.forget_unnamed(state.objects)\n", "",
+        ("tests/unit/service/cold/test_objects_that_went.py::test_a_reader_notes_only_what_there_is[counted]",),
+    ),
 )  # fmt: skip

@@ -20,7 +20,7 @@ import os
 import secrets
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -121,6 +121,12 @@ class CacheFolder:
     def release(self, name: str, kind: Kind) -> None:
         """Let go of what was reserved."""
         self._room.release(self._path(name, kind))
+
+    def forget_unnamed(self, named: Container[str]) -> None:
+        """Forget what was noted of entries of objects that are not among `named`."""
+        with self._lock:
+            for path in [path for path in self._passed_over if path.stem.replace(",", "/") not in named]:
+                del self._passed_over[path]
 
     def _path(self, name: str, kind: Kind) -> Path:
         return self._mine / f"{name.replace('/', ',')}.{kind}"  # a comma is in no object's name

@@ -43,7 +43,10 @@ class CacheRoom:
         self._counted_at: float | None = None
         self._held: HeldRoom[Path] = HeldRoom()
         self._ages: list[tuple[float, int]] = []
+        # when the entries used last were: of this spell of `_TOUCH_S`, and of the one before it
         self._touched: dict[str, float] = {}
+        self._touched_before: dict[str, float] = {}
+        self._touched_since = -_TOUCH_S
         self._told: set[str] = set()
 
     def takes(self, size_bytes: int) -> bool:
@@ -52,10 +55,17 @@ class CacheRoom:
 
     def touch(self, path: Path) -> None:
         """Note that an entry was used."""
-        now = time.monotonic()
-        if self.read_only or now - self._touched.get(str(path), -_TOUCH_S) < _TOUCH_S:
+        if self.read_only:
             return
-        self._touched[str(path)] = now
+        now = time.monotonic()
+        if now - self._touched_since >= _TOUCH_S:
+            # what is older says nothing any more
+            self._touched_before = self._touched if now - self._touched_since < 2 * _TOUCH_S else {}
+            self._touched, self._touched_since = {}, now
+        key = str(path)
+        if now - self._touched.get(key, self._touched_before.get(key, -_TOUCH_S)) < _TOUCH_S:
+            return
+        self._touched[key] = now
         with contextlib.suppress(OSError):
             os.utime(path)
 
@@ -77,6 +87,7 @@ class CacheRoom:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
                     self._touched.pop(path, None)
+                    self._touched_before.pop(path, None)
                     self._size_bytes -= size
 
     def reserve(self, path: Path, size_bytes: int, since_s: float) -> bool:

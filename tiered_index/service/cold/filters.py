@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Container
 from dataclasses import dataclass
 
 import numpy as np
@@ -129,7 +130,16 @@ class Filters:
         """Take in a file's verified filter."""
         kept = self._folder is not None and self._folder.write(stored.name, "filter", data)
         if not kept and not self._memory.put((self._index_id, stored.name, _WHOLE), data, len(data)):
-            self._too_large.add(stored.name)
+            with self._lock:
+                self._too_large.add(stored.name)
+
+    def forget_unnamed(self, named: Container[str]) -> None:
+        """Forget what was noted of objects that are not among `named`."""
+        with self._lock:
+            for noted in (self._in_vain, self._fetches):
+                for name in [name for name in noted if name not in named]:
+                    del noted[name]
+            self._too_large = {name for name in self._too_large if name in named}
 
     def _is_due(self, name: str) -> bool:
         seen = self._in_vain.get(name)

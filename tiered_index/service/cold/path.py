@@ -13,7 +13,7 @@ import contextlib
 import logging
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, fields
 from functools import partial
@@ -185,6 +185,12 @@ class ColdPath:
             return data
 
         return self._checked(stored, stored.trailer_position, stored.filter_length, check)
+
+    def forget_unnamed(self, named: Container[str]) -> None:
+        """Forget what was noted of objects that are not among `named`: those that are gone don't come again under their names."""
+        self.filters.forget_unnamed(named)
+        if self._folder is not None:
+            self._folder.forget_unnamed(named)
 
     def keep(self, stored: StoredObject, data: Any) -> None:
         """Keep directory and filter of a file whose bytes are at hand, so that no request will be needed for them."""

@@ -1,0 +1,91 @@
+"""What the cold path notes of objects goes with them: a reader that lives for years doesn't grow with those that came and went."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cold_index import ColdIndex, cold_index, columns, publish, put
+from tests.staging import merge_all
+from tiered_index import IndexReader
+from tiered_index.clock import ManualClock
+from tiered_index.service.cold import cache_room
+from tiered_index.service.cold.byte_cache import ByteCache
+from tiered_index.service.cold.cache_folder import CacheFolder
+from tiered_index.service.cold.cache_room import CacheRoom
+from tiered_index.service.cold.filters import Filters
+
+FILES = 3
+MERGED_MS = 2_000_000_000_000
+# long after all that is put, so that everything may be merged
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> ColdIndex:
+    return cold_index(tmp_path / "root", files=FILES, entries=200, slots=50)
+
+
+def noted(reader: IndexReader) -> set[str]:
+    """Return the names of all objects whose reads in vain, or fetched filters, are counted."""
+    filters = reader._cold_paths[0].filters
+    return {*filters._in_vain, *filters._fetches}
+
+
+@pytest.mark.parametrize("filter_after_probes", [1, 10], ids=["fetched", "counted"])
+def test_a_reader_notes_only_what_there_is(made: ColdIndex, filter_after_probes: int) -> None:
+    """Files come and are merged away, again and again, under a reader that looks for keys that none of them has."""
+    with made.reader(block_cache_bytes=0, filter_after_probes=filter_after_probes) as reader:
+        for spell in range(3):
+            gone = {stored.name for stored in made.stored}
+            for number in range(2):
+                assert len(reader.query("t", f"absent{number}")) == 0
+            assert noted(reader) == gone
+            assert merge_all(made.inner, ManualClock(MERGED_MS)).sources > 0
+            with made.writer() as writer:
+                put(made, writer, columns(FILES + spell, 200))
+                publish(made, writer)
+            gone -= {stored.name for stored in made.stored}
+            assert gone
+            reader.refresh()
+            assert not noted(reader) & gone
+
+
+def test_filters_that_nothing_holds_are_forgotten(made: ColdIndex) -> None:
+    first, *_, last = made.stored
+    filters = Filters(None, ByteCache(0), "index", 1)
+    for stored in made.stored:
+        filters.keep(stored, b"too large")
+    filters.forget_unnamed({last.name})
+    assert filters._too_large == {last.name} != {first.name}
+
+
+def test_damaged_entries_that_stay_are_forgotten(made: ColdIndex, tmp_path: Path) -> None:
+    """Somebody else's cache is only read: what is damaged there is passed over for as long as its object is named."""
+    first, second, _ = made.stored
+    kept = CacheFolder(CacheRoom(tmp_path / "cache", 1 << 20), "index")
+    folder = CacheFolder(CacheRoom(tmp_path / "cache", 1 << 20, read_only=True), "index")
+    for stored in (first, second):
+        assert kept.write(stored.name, "filter", b"a filter")
+    for path in (tmp_path / "cache").rglob("*.filter"):
+        path.write_bytes(b"?" + path.read_bytes()[1:])
+    for stored in (first, second):
+        assert folder.read(stored.name, "filter", 8) is None
+    assert len(folder._passed_over) == 2
+    folder.forget_unnamed({second.name: second})
+    assert [path.name for path in folder._passed_over] == [second.name.replace("/", ",") + ".filter"]
+
+
+def test_times_of_use_are_forgotten_once_they_say_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, written = 5.0, []
+    monkeypatch.setattr(cache_room.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(os, "utime", lambda path: written.append(path.name))
+    room = CacheRoom(tmp_path, 1 << 20)
+    for step in range(300):
+        now_s += 10
+        room.touch(tmp_path / "often")
+        room.touch(tmp_path / f"once {step}")
+        assert len(room._touched) + len(room._touched_before) <= 2 * (6 + 1)
+    assert written.count("often") == 300 // 6
+    assert len(set(written)) == 301
