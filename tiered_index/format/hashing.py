@@ -92,16 +92,10 @@ def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:
     """Return a column of strings as UTF-16 code units; lone surrogates in Python strings are kept as they are.
 
     An Arrow array must have no nulls. Cost: one pass over the bytes; for non-ASCII text a few temporaries of 8 bytes a byte.
+    Raises `TypeError` where something else than text is among Python strings.
     """
     if not isinstance(strings, pa.Array):
-        try:
-            strings = pa.array(strings, type=pa.large_string())
-        except UnicodeEncodeError:
-            # Lone surrogates are no Unicode text, so Arrow refuses them; Java hashes them like any other unit.
-            parts = [text.encode("utf-16-le", "surrogatepass") for text in strings]
-            offsets = np.zeros(len(parts) + 1, np.int64)
-            np.cumsum([len(part) // 2 for part in parts], out=offsets[1:])
-            return CodeUnits(np.frombuffer(b"".join(parts), "<u2"), offsets)
+        return _units_of_text(strings)
     if pa.types.is_dictionary(strings.type) or not pa.types.is_large_string(strings.type):
         strings = strings.cast(pa.large_string())
     if not len(strings):
@@ -119,6 +113,22 @@ def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:
     np.cumsum((data & 0xC0 != 0x80).astype(np.int8) + (data >= 0xF0), out=units_before[1:])
     units = np.frombuffer(data.tobytes().decode("utf-8").encode("utf-16-le"), "<u2")
     return CodeUnits(units, units_before[offsets])
+
+
+def _units_of_text(strings: Sequence[str]) -> CodeUnits:
+    # without Arrow, which refuses lone surrogates and, to look at any Python sequence, imports pandas where that is installed
+    text = "".join(strings)
+    offsets = np.zeros(len(strings) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, strings), np.int64, len(strings)), out=offsets[1:])
+    if text.isascii():
+        return CodeUnits(np.frombuffer(text.encode(), np.uint8), offsets)
+    units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), "<u2")
+    if len(units) > len(text):
+        # A character above U+FFFF stands for two units, so a string's offset in units is the running sum at its offset in characters.
+        units_before = np.zeros(len(text) + 1, np.int64)
+        np.cumsum((np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4") > 0xFFFF).astype(np.int8) + 1, out=units_before[1:])
+        offsets = units_before[offsets]
+    return CodeUnits(units, offsets)
 
 
 def normal_hashes(hashes: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
