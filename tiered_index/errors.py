@@ -173,7 +173,8 @@ class PartialAnswer(TieredIndexError):
 
 
 class BudgetExceeded(PartialAnswer):
-    """A lookup reached its `max_requests`, `max_bytes` or `timeout_s` before it had read every file it needed.
+    """A lookup reached its `max_requests`, `max_bytes` or `timeout_s` before it had read every file it needed, or a reader was not opened
+    within its `timeout_s`.
 
     Attributes: `failed` as in `PartialAnswer`; `result`, what was found until then (a partial `QueryResult` or `QueryResults`), where it
     was raised by a lookup.

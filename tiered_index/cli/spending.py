@@ -58,7 +58,7 @@ class Allowance:
         limits = LookupLimits(max_requests, max_bytes, timeout_s)
         self._requests = limits.max_requests
         self._bytes = limits.max_bytes
-        self._deadline_s = time.monotonic() + limits.timeout_s if limits.timeout_s is not None else None
+        self._deadline_s = limits.deadline_s()
 
     def left(self) -> dict[str, Any]:
         """Return the bounds of the next lookup, by their names."""

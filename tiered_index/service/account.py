@@ -51,6 +51,11 @@ class LookupLimits:
         if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
             raise InvalidArgument(f"timeout_s must be a positive number of seconds, not {limit!r}")
 
+    def deadline_s(self) -> float | None:
+        """Return when `timeout_s` from now will be, by `time.monotonic()`; None: no bound, or one so far away that it is none."""
+        bounded = self.timeout_s is not None and self.timeout_s < _LONGEST_S
+        return time.monotonic() + self.timeout_s if bounded and self.timeout_s is not None else None
+
     @property
     def any(self) -> bool:
         """Whether there is a bound at all."""
@@ -64,8 +69,7 @@ class Account:
         self._storages = storages
         self.limits = limits
         self.usage = Usage(storages[0].prices, max_requests=limits.max_requests, max_bytes=limits.max_bytes)
-        bounded = limits.timeout_s is not None and limits.timeout_s < _LONGEST_S
-        self.deadline_s = time.monotonic() + limits.timeout_s if bounded and limits.timeout_s is not None else None
+        self.deadline_s = limits.deadline_s()
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Account]:

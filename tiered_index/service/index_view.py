@@ -12,13 +12,10 @@ Threads: every method from any thread.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
-from dataclasses import dataclass
-from typing import TypeVar
+from concurrent.futures import Future
 
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
@@ -26,72 +23,29 @@ from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, No
 from tiered_index.format.schema import Schema
 from tiered_index.service.catalog import Catalog, Handle
 from tiered_index.service.cold.cache_folder import CacheFolder
-from tiered_index.service.cold.cache_room import CacheRoom
-from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.path import ColdPath, ColdSettings
-from tiered_index.service.cold.travel import Travel
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile
-from tiered_index.service.daemon_pool import DaemonPool, NoThread
 from tiered_index.service.limits import allow_many_files
 from tiered_index.service.log_records import Genesis, LogState
+from tiered_index.service.reader_parts import ReaderParts
 from tiered_index.service.root import Marker, Root
 from tiered_index.service.root_view import RootView
 from tiered_index.service.session import check_genesis
 from tiered_index.service.showing import show_stored
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.storage.base import Storage
-from tiered_index.storage.deadline import no_deadline, remaining_s
+from tiered_index.storage.deadline import remaining_s
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage, Usage
 from tiered_index.storage.opening import open_storage
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = ["IndexView", "ReaderParts"]
+__all__ = ["IndexView"]
 
-T = TypeVar("T")
 _RETRY_S = 1.0
 # a storage that did not answer is asked again after this time at the latest
 _OVERDUE_S = 30.0
 # that a refresh may be late, or as long as the interval itself: then no answer is complete
-
-
-@dataclass(frozen=True, slots=True)
-class ReaderParts:
-    """What the views of one reader share: caches in memory, the one on disk if any, the bound of ranges, and the threads that read logs."""
-
-    caches: Caches
-    room: CacheRoom | None
-    travel: Travel
-    threads: DaemonPool
-
-    def begin(self, read: Callable[[], T]) -> Future[T]:
-        """Have a log read in another thread, without the lookup's deadline; its requests are counted to the lookup.
-
-        Raises `InvalidArgument` where the reader is closed, `NoThread` where there is no thread.
-        """
-
-        def act() -> T:
-            with no_deadline():
-                return read()
-
-        return self.threads.submit(contextvars.copy_context().run, act)
-
-    def side_by_side(self, calls: Sequence[Callable[[], T]]) -> list[Future[T]]:
-        """Make calls, each in a thread of its own as far as there are any, the rest in the caller's; return them when all have ended."""
-        made: list[Future[T]] = []
-        for call in calls:
-            try:
-                made.append(self.begin(call))
-            except NoThread:
-                made.append(_made(call))
-        wait(made)
-        return made
-
-    def close(self) -> None:
-        """Let go of threads and memory. Idempotent."""
-        self.threads.close()
-        self.travel.close()
-        self.caches.clear()
 
 
 class IndexView:
@@ -349,12 +303,3 @@ def _unread(error: TieredIndexError | None) -> list[Handle]:
         return []
     file = error.file if isinstance(error, CorruptFile) else "log"
     return [DamagedFile(file, "storage", 0, MAX_TIMESTAMP_MS // 1000, error)]
-
-
-def _made(call: Callable[[], T]) -> Future[T]:
-    future: Future[T] = Future()
-    try:
-        future.set_result(call())
-    except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
-        future.set_exception(error)
-    return future

@@ -19,21 +19,23 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch
 from tiered_index.format.names import epoch_name
 from tiered_index.format.schema import Schema
+from tiered_index.service.account import LookupLimits
 from tiered_index.service.catalog import Handle
 from tiered_index.service.cold.cache_room import CacheRoom
 from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.travel import Travel
 from tiered_index.service.daemon_pool import DaemonPool, NoThread, closing_together
-from tiered_index.service.index_view import IndexView, ReaderParts
+from tiered_index.service.index_view import IndexView
 from tiered_index.service.log_records import ArchivedSegment, Genesis, LogState
 from tiered_index.service.lookups import Lookups
 from tiered_index.service.query import QueryEngine
+from tiered_index.service.reader_parts import ReaderParts
 from tiered_index.service.root import CACHE
 from tiered_index.service.segment_archive import SegmentArchive
 from tiered_index.service.sources import SourcedFile, source_number, sourced_schema
 from tiered_index.storage.base import Storage
 from tiered_index.storage.children import child_storages
-from tiered_index.storage.deadline import remaining_s
+from tiered_index.storage.deadline import deadline_at, remaining_s
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import open_storage
 
@@ -79,7 +81,7 @@ class IndexReader(Lookups):
             if storages is None:
                 self._views = self._open_views(storage, undo)
             else:
-                opening = [partial(self._open_view, config.model_copy(update={"storage": uri})) for uri in storages]
+                opening = [(_opening(uri), partial(self._open_view, config.model_copy(update={"storage": uri}))) for uri in storages]
                 self._views = tuple(self._opened(opening, undo))
             self._schema = _common_schema(self._views)
             self._names = {source_number(view.genesis.index_id): view.storage.uri for view in self._views}
@@ -109,14 +111,18 @@ class IndexReader(Lookups):
         config: IndexConfig | None = None,
         clock: Clock | None = None,
         storage_backend: Storage | None = None,
+        timeout_s: float | None = None,
         **settings: Any,
     ) -> IndexReader:
         """Open an index by its storage URI, by a root (whose marker names its storage), or by both.
 
         A list of URIs, or a prefix whose children are indexes (a cluster of brokers), is read as one. The bounds of the caches are of all
-        together. A prefix is looked through once, one level deep.
-        Raises `NotAnIndex`, `StorageUnavailable`, `StorageMisconfigured`, `CorruptFile`, `SchemaMismatch`, `ConfigError`.
+        together. A prefix is looked through once, one level deep. `timeout_s` bounds how long storages are waited for, here only; without
+        it that is as long as they take by their own time-outs.
+        Raises `NotAnIndex`, `StorageUnavailable`, `StorageMisconfigured`, `CorruptFile`, `SchemaMismatch`, `ConfigError`; `BudgetExceeded`
+        where `timeout_s` was reached.
         """
+        limits = LookupLimits(timeout_s=timeout_s)
         several = None
         if storage is not None and not isinstance(storage, str):
             several = list(storage) if isinstance(storage, Sequence) else []
@@ -127,7 +133,8 @@ class IndexReader(Lookups):
             config = IndexConfig.load(storage=storage, root=root, **settings)
         elif storage is not None or root is not None or settings:
             raise InvalidArgument("give a config or settings by name, not both")
-        return cls(config, clock=clock, storage=storage_backend, storages=several)
+        with deadline_at(limits.deadline_s()):
+            return cls(config, clock=clock, storage=storage_backend, storages=several)
 
     def refresh(self) -> LogState:
         """Read what the log has gained; return its state (of several indexes the first one's)."""
@@ -208,29 +215,29 @@ class IndexReader(Lookups):
         if config.root is not None:
             if backend is not None:
                 undo.callback(backend.close)
-            return (_kept(self._open_view(config, backend), undo),)
+            return tuple(self._opened([(_opening(str(config.root)), partial(self._open_view, config, backend))], undo))
         shared = backend or open_storage(str(config.storage), options=config.s3, parallel_reads=config.query_threads)
         undo.callback(shared.close)
         try:
-            return (_kept(self._open_view(config, shared), undo),)
+            return tuple(self._opened([(_opening(shared.uri), partial(self._open_view, config, shared))], undo))
         except NotAnIndex as error:
-            children = list(itertools.islice(child_storages(shared), _MAX_CHILDREN + 1))
+            look = (f"listing what lies below {shared.uri}", lambda: list(itertools.islice(child_storages(shared), _MAX_CHILDREN + 1)))
+            [children] = self._parts.in_time([look])
             if len(children) > _MAX_CHILDREN:
                 raise InvalidArgument(f"{shared.uri} has more than {_MAX_CHILDREN} folders: name the indexes that are meant") from None
-            opening = [partial(_view_below, partial(self._open_view, config, child), child) for child in children]
+            opening = [(_opening(child.uri), partial(_view_below, partial(self._open_view, config, child), child)) for child in children]
             views = [view for view in self._opened(opening, undo) if view is not None]
             if not views:
                 raise NotAnIndex(f"{error}, and nothing directly below it is one") from None
         self._shared = shared
         return tuple(views)
 
-    def _opened(self, opening: Sequence[Callable[[], T]], undo: contextlib.ExitStack) -> list[T]:
-        """Return what each call returns, in order, made side by side; `undo` closes all. Raises the first one's error."""
-        futures = self._parts.side_by_side(opening)
-        for future in futures:
-            if future.exception() is None and (view := future.result()) is not None:
-                undo.callback(view.close)
-        return [future.result() for future in futures]
+    def _opened(self, opening: Sequence[tuple[str, Callable[[], T]]], undo: contextlib.ExitStack) -> list[T]:
+        """Return what each call returns, in order, made side by side and in time; `undo` closes all. Raises the first one's error."""
+        views = self._parts.in_time(opening, _close)
+        for view in views:
+            undo.callback(_close, view)
+        return views
 
     def _check_open(self) -> None:
         if self._closed:
@@ -299,9 +306,13 @@ def _open_view(
     return IndexView(config, clock, backend, parts)
 
 
-def _kept(view: IndexView, undo: contextlib.ExitStack) -> IndexView:
-    undo.callback(view.close)
-    return view
+def _opening(what: str) -> str:
+    return f"opening {what}: its log was not read by then"
+
+
+def _close(view: IndexView | None) -> None:
+    if view is not None:
+        view.close()
 
 
 def _common_schema(views: Sequence[IndexView]) -> Schema:

@@ -153,7 +153,12 @@ MUTANTS = (
     ),
     Mutant(
         "endless-timeout-overflows", "a timeout of centuries is no timeout but a crash",
-        "service/account.py", "limits.timeout_s < _LONGEST_S", "limits.timeout_s > 0",
+        "service/account.py", "self.timeout_s < _LONGEST_S", "self.timeout_s > 0",
         (f"{BUDGETS}::test_a_timeout_of_any_length_is_a_timeout[317 years]",),
+    ),
+    Mutant(
+        "opening-without-a-deadline", "opening a reader waits for the storage for as long as it takes",
+        "service/reader.py", "with deadline_at(limits.deadline_s()):", "with deadline_at(None):",
+        ("tests/unit/service/cold/test_opening_in_time.py::test_the_time_is_of_the_opening_alone",),
     ),
 )  # fmt: skip

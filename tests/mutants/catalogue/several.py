@@ -90,7 +90,7 @@ MUTANTS = (
     ),
     Mutant(
         "refreshes-of-nobody", "reading logs in other threads is counted to no lookup",
-        "service/index_view.py", "self.threads.submit(contextvars.copy_context().run, act)", "self.threads.submit(act)",
+        "service/reader_parts.py", "self.threads.submit(contextvars.copy_context().run, act)", "self.threads.submit(act)",
         (f"{REFRESHES}::test_refreshes_are_counted_to_their_lookup",),
     ),
     Mutant(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cold_index import BASE_MS, ColdIndex, cold_index, columns, put
+from tests.hanging import beside, until
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument
@@ -65,34 +65,6 @@ def advance(reader: IndexReader) -> None:
     clock = reader._views[0]._clock
     assert isinstance(clock, ManualClock)
     clock.advance(11)
-
-
-def until(met: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 30
-    while not met():
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
-
-
-def beside(act: Callable[[], Any]) -> Callable[[], Any]:
-    """Run a call in a thread of its own; return what waits for its value."""
-    found: list[Any] = []
-
-    def run() -> None:
-        try:
-            found.append(act())
-        except BaseException as error:  # noqa: BLE001 - the test looks at it
-            found.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def value() -> Any:
-        thread.join(30)
-        assert found, "it hangs"
-        return found[0]
-
-    return value
 
 
 @pytest.mark.parametrize("many", [False, True])

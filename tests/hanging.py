@@ -1,0 +1,39 @@
+"""Calls that may hang, made beside a test, and bounded waits for what other threads do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["beside", "until"]
+
+
+def until(met: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    end_s = time.monotonic() + 30
+    while not met():
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+
+
+def beside(act: Callable[[], Any]) -> Callable[[], Any]:
+    """Run a call in a thread of its own; return what waits for its value, or for the error that it raised."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(act())
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def value() -> Any:
+        thread.join(30)
+        assert found, "it hangs"
+        return found[0]
+
+    return value

@@ -1,0 +1,188 @@
+"""Opening a reader within a time, though the storage doesn't answer: whoever opens is told what was not done, and nothing stays open."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as futures_wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from tests.cold_index import ColdIndex, cold_index
+from tests.hanging import beside, until
+from tiered_index import IndexReader
+from tiered_index.cli.main import run
+from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
+from tiered_index.service import daemon_pool, index_view, reader_parts
+from tiered_index.service import reader as reader_module
+from tiered_index.storage.base import Storage
+from tiered_index.storage.deadline import remaining_s
+from tiered_index.storage.delegation import Call
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.wrappers import PrefixedStorage
+from tiered_index.testing.model import Answer
+from tiered_index.testing.storage_faults import FaultStorage, Hang
+
+SHORT_S, LONG_S = 0.02, 300.0
+T = TypeVar("T")
+
+
+class Closing(FaultStorage):
+    """Tells how often it was closed, and how much time each call had."""
+
+    def __init__(self, inner: Storage) -> None:
+        super().__init__(inner)
+        self.closed = 0
+        self.left_s: list[float | None] = []
+
+    def _around(self, call: Call, act: Callable[[], T]) -> T:
+        self.left_s.append(remaining_s())
+        return super()._around(call, act)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_pool, "_CLOSE_S", 0.02)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> ColdIndex:
+    return cold_index(tmp_path / "root", files=2)
+
+
+@pytest.fixture
+def storage(made: ColdIndex) -> Iterator[Closing]:
+    yield Closing(made.inner)
+    until(lambda: not any(thread.name.startswith("tiered-index-log") for thread in threading.enumerate()))
+
+
+def overdue(act: Callable[[], Any], hang: Hang) -> BudgetExceeded:
+    """Return the error of an opening that ran out of time in the middle of a request, which has not ended."""
+    error = beside(act)()
+    assert isinstance(error, BudgetExceeded), error
+    assert hang.entered.is_set()
+    return error
+
+
+@pytest.fixture
+def up_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Hang], None]:
+    """Return what lets the time be up as soon as all but the request that hangs is done."""
+
+    def make(hang: Hang) -> None:
+        def wait(futures: Sequence[Future[Any]], timeout_s: float | None) -> Any:
+            assert timeout_s is not None
+            if hang.release.is_set():
+                return futures_wait(futures)
+            until(lambda: (left := sum(not future.done() for future in futures)) == 0 or (left == 1 and hang.entered.is_set()))
+            return futures_wait(futures, 0)
+
+        monkeypatch.setattr(reader_parts, "wait", wait)
+
+    return make
+
+
+@pytest.mark.parametrize(("operation", "prefix"), [("list", "checkpoint/"), ("get", "checkpoint/"), ("list", "log/")])
+@pytest.mark.parametrize("beside_the_root", [False, True])
+def test_a_storage_that_hangs(
+    made: ColdIndex, storage: Closing, up_at: Callable[[Hang], None], operation: str, prefix: str, beside_the_root: bool
+) -> None:
+    up_at(hang := storage.hang(operation, name_prefix=prefix))
+    root = made.root if beside_the_root else None
+    error = overdue(lambda: made.reader(storage, timeout_s=LONG_S, root=root), hang)
+    opened = str(made.root) if beside_the_root else made.inner.uri
+    assert str(error) == f"timeout_s was reached while opening {opened}: its log was not read by then"
+    assert error.exit_code == 6
+    before = storage.closed
+    assert before > 0
+    hang.release.set()
+    # what was opened too late for anybody is closed, too
+    until(lambda: storage.closed > before)
+    with made.reader(storage, timeout_s=LONG_S) as reader:
+        assert [Answer.of(item) for item in reader.query("t", "all")] == made.expected("t", "all")
+        assert not any(thread.name.startswith("tiered-index-log") for thread in threading.enumerate() if not thread.daemon)
+
+
+def test_the_time_passes(made: ColdIndex, storage: Closing) -> None:
+    hang = storage.hang("*")
+    assert isinstance(beside(lambda: made.reader(storage, timeout_s=SHORT_S))(), BudgetExceeded)
+    hang.release.set()
+
+
+def test_the_time_is_of_the_opening_alone(made: ColdIndex, storage: Closing) -> None:
+    with made.reader(storage, timeout_s=LONG_S) as reader:
+        assert storage.left_s
+        assert all(left_s is not None and 0 < left_s <= LONG_S for left_s in storage.left_s)
+        storage.left_s.clear()
+        assert [Answer.of(item) for item in reader.query("t", "all")] == made.expected("t", "all")
+        assert storage.left_s
+        assert set(storage.left_s) == {None}
+
+
+def test_what_fails_in_time_says_so_itself(made: ColdIndex, storage: Closing) -> None:
+    storage.fail("list", name_prefix="checkpoint/")
+    with pytest.raises(StorageUnavailable):
+        made.reader(storage, timeout_s=LONG_S)
+    for wrong in (0, -1, float("nan"), "1"):
+        with pytest.raises(InvalidArgument, match="timeout_s"):
+            made.reader(storage, timeout_s=wrong)
+    assert storage.calls("list") == 1
+
+
+@pytest.fixture
+def below(tmp_path: Path) -> Closing:
+    """Two indexes below one prefix."""
+    shared = MemoryStorage()
+    for name in ("a", "b"):
+        cold_index(tmp_path / name, files=1, storage=PrefixedStorage(shared, name))
+    return Closing(shared)
+
+
+def test_a_prefix_of_which_one_index_hangs(below: Closing, up_at: Callable[[Hang], None]) -> None:
+    up_at(hang := below.hang("get", name_prefix="b/checkpoint/"))
+    error = overdue(lambda: IndexReader.open(storage_backend=below, timeout_s=LONG_S), hang)
+    assert str(error) == f"timeout_s was reached while opening {below.uri}/b: its log was not read by then"
+    hang.release.set()
+    with IndexReader.open(storage_backend=below, timeout_s=LONG_S) as reader:
+        assert len(reader.sources) == 2
+
+
+def test_a_prefix_whose_listing_hangs(below: Closing, up_at: Callable[[Hang], None]) -> None:
+    up_at(hang := below.hang("list", nth=3))  # behind those that find no log in it
+    error = overdue(lambda: IndexReader.open(storage_backend=below, timeout_s=LONG_S), hang)
+    assert str(error) == f"timeout_s was reached while listing what lies below {below.uri}"
+    hang.release.set()
+
+
+def test_a_list_of_which_one_index_hangs(below: Closing, up_at: Callable[[Hang], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = {name: Closing(PrefixedStorage(below, name)) for name in ("a", "b")}
+    monkeypatch.setattr(index_view, "open_storage", lambda uri, **_: opened[uri])
+    up_at(hang := below.hang("get", name_prefix="a/checkpoint/"))
+    error = overdue(lambda: IndexReader.open(["b", "a"], timeout_s=LONG_S), hang)
+    assert "while opening a: " in str(error)
+    assert opened["b"].closed and not opened["a"].closed
+    hang.release.set()
+    until(lambda: bool(opened["a"].closed))
+
+
+@pytest.mark.parametrize("command", [("query", "t", "all"), ("query", "t", "all", "--messages"), ("message", "x", "--topic", "t")])
+def test_a_command_with_a_time(
+    made: ColdIndex,
+    storage: Closing,
+    up_at: Callable[[Hang], None],
+    command: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(reader_module, "open_storage", lambda *_, **__: storage)
+    up_at(hang := storage.hang("list", name_prefix="log/"))
+    ended = beside(lambda: run([*command, "--storage", "memory://elsewhere", "--timeout", str(LONG_S)]))()
+    assert isinstance(ended, SystemExit)
+    assert ended.code == BudgetExceeded.exit_code
+    assert f"opening {made.inner.uri}: its log was not read by then" in capsys.readouterr().err
+    hang.release.set()
