@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import sys
 from collections import Counter
 
@@ -32,14 +33,21 @@ from tests.spark.in_process import written as written_by_tasks
 from tests.storage.scripted_server import Answer
 from tiered_index import IndexConfig, IndexService, hash_key
 from tiered_index.clock import ManualClock, SystemClock
-from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch, StorageMisconfigured
+from tiered_index.errors import (
+    ConfigError,
+    CorruptFile,
+    InvalidArgument,
+    NotAnIndex,
+    SchemaMismatch,
+    StorageMisconfigured,
+)
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark.datasource_entries import ApartEntrySource, EntrySource
 from tiered_index.spark.datasource_filters import Selection
 from tiered_index.spark.datasource_plan import plan_tasks
 from tiered_index.spark.publishing import publish_tables
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.counting_proxy import Action, counting_proxy
+from tiered_index.testing.counting_proxy import Action, counting_proxy, times
 
 PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 ORDERS = ("orders", "key-0")
@@ -251,6 +259,64 @@ def test_a_lookup_reads_a_directory_and_a_range_of_each_file(stored):
     last = max(r["timestamp_ms"] for r in rows)
     assert scan(uri, EqualTo(KEY, "nobody's"), GreaterThanOrEqual(TIME, at(last // 1000 * 1000))) == []
     assert sum(count.requests for (_, ranged, _), count in proxy.counts().items() if ranged) == 2
+
+
+def told(folder):
+    """Return the lines of a folder by their kind; it is empty afterwards."""
+    lines = {}
+    for path in folder.glob("*.json"):
+        document = json.loads(path.read_text())
+        lines.setdefault(document["kind"], []).append(document)
+        path.unlink()
+    return lines
+
+
+def asked_and_sent(proxy):
+    """Return requests, and the bytes of answers that are no listings."""
+    exchanges = proxy.reset()
+    return len(exchanges), sum(one.bytes for one in exchanges if "/index/" in one.key)
+
+
+def test_what_is_explained_is_what_the_proxy_counts(stored, tmp_path):
+    uri, rows, proxy, files = stored
+    folder = tmp_path / "explained"
+    for options, kept in (({"maxPartitionBytes": "5m"}, len(rows)), ({"key": "key-7", "topic": "orders"}, None)):
+        proxy.reset()
+        found = sum(map(len, scan(uri, explain=f"file://{folder}", **options)))
+        lines = told(folder)
+        assert {kind: len(lines[kind]) for kind in ("schema", "plan")} == {"schema": 1, "plan": 1}
+        every = [line for kind in lines.values() for line in kind]
+        assert (sum(line["requests"] for line in every), sum(line["bytes"] for line in every)) == asked_and_sent(proxy)
+        assert all(line["requests"] == sum(line["requests_by_kind"].values()) for line in every)
+        assert sum(line["rows"] for line in every) == found and (kept is None or found == kept)
+        known = uri.replace("s3a", "s3")
+        assert {(line["index"], line["log_number"], line["ended"]) for line in every} == {(known, states(known).number, "whole")}
+        assert sum(line["files"] for line in lines["task"]) == len(files)
+    # an attempt that fails, and one that nobody listens to any more
+    proxy.fault = times(100, Action(flip_byte=0), lambda request: request.key == files[0])
+    with pytest.raises(CorruptFile):
+        scan(uri, explain=f"file://{folder}")
+    assert [line["ended"] for line in told(folder)["task"]] == ["failed"]
+    proxy.reset()
+    made = EntrySource(CaseInsensitiveDict({"path": uri, "explain": f"file://{folder}"}))
+    reader = made.reader(made.schema())
+    [part] = reader.partitions()
+    batches = reader.read(part)
+    first = next(batches)
+    batches.close()
+    lines = told(folder)
+    [line] = lines["task"]
+    assert (line["ended"], line["rows"]) == ("stopped", len(first)) and len(first) < len(rows)
+    assert sum(line["requests"] for kind in lines.values() for line in kind) == asked_and_sent(proxy)[0]
+
+
+def test_a_place_that_takes_no_lines_fails_the_read(stored, tmp_path):
+    uri, *_ = stored
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageMisconfigured, match="Not a directory"):
+        scan(uri, explain=f"file://{tmp_path}/file/explained")
+    with pytest.raises(InvalidArgument, match="a place within the index"):
+        scan(uri, explain=uri.replace("/index?", "/index/explained?"))
 
 
 def test_damage_and_denial_name_the_object(stored):

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,6 +105,21 @@ def test_the_data_source_asks_for_what_a_reader_would(spark: Any, stored: Stored
     assert (len(seen), sum(exchange.bytes for exchange in seen)) == (answer.explain.requests, answer.explain.bytes)
     # one shard of each day
     assert sorted(Counter(exchange.key for exchange in seen).values()) == [2, 2]
+
+
+def test_the_data_source_explains_what_the_proxy_counts(spark: Any, stored: Stored, tmp_path: Path) -> None:
+    register(spark)
+    frame = spark.read.format("tiered_index").options(explain=f"file://{tmp_path}", topic="payments").load(stored.uri)
+    found = len(frame.select("offset").collect())
+    seen = stored.proxy.reset()
+    lines = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert sum(line["requests"] for line in lines) == len(seen)
+    tasks = [line for line in lines if line["kind"] == "task"]
+    assert len(tasks) < len(lines) and len({(line["stage"], line["partition"], line["attempt"]) for line in tasks}) == len(tasks)
+    of_objects = [exchange for exchange in seen if "/data/" in exchange.key]
+    assert sum(line["bytes"] for line in tasks) == sum(exchange.bytes for exchange in of_objects) > 0
+    assert (sum(line["rows"] for line in tasks), {line["ended"] for line in lines}) == (found, {"whole"})
+    assert {line["log_number"] for line in lines} == {states(stored.uri).number}
 
 
 def test_a_shard_that_is_denied_is_named(spark: Any, stored: Stored, capfd: Any) -> None:

@@ -41,6 +41,7 @@ from tiered_index.errors import InvalidArgument, SchemaMismatch
 from tiered_index.format.schema import Schema
 from tiered_index.service.log_records import LogState
 from tiered_index.service.storage_log import StorageLog
+from tiered_index.spark.datasource_explain import ExplainedAddress
 from tiered_index.spark.datasource_filters import Selection
 from tiered_index.spark.datasource_options import Options
 from tiered_index.spark.datasource_plan import TaskPlan, plan_tasks
@@ -50,7 +51,7 @@ from tiered_index.spark.executors import StorageAddress
 
 __all__ = ["ApartEntrySource", "EntrySource", "columns_of", "is_pushing", "require_columns"]
 
-_OPTIONS = ("topic", "key", "beginMs", "endMs", "maxPartitionBytes", "pushdown")
+_OPTIONS = ("topic", "key", "beginMs", "endMs", "maxPartitionBytes", "pushdown", "explain")
 _PARTITION_BYTES = 64 << 20
 _COLUMNS: dict[str, DataType] = {
     "topic": StringType(), "key_hash": IntegerType(), "key": StringType(), "queue_id": IntegerType(), "offset": LongType(),
@@ -78,8 +79,9 @@ class EntrySource(DataSource):
         """Return the columns of the index's entries; reads its log. Raises as the storage does."""
         options = self._options()
         Selection.of_options(options)
-        with StorageAddress(options.path).open() as storage:
+        with _address(options).open("schema") as (storage, line):
             state = StorageLog(storage, SystemClock()).open()
+            line.log_number = state.number
         return columns_of(_schema_of(state))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -88,7 +90,7 @@ class EntrySource(DataSource):
         mode = options.choice("pushdown", ("auto", "on", "off"))
         selection = Selection.of_options(options)
         size = options.size("maxPartitionBytes") or _PARTITION_BYTES
-        address = StorageAddress(options.path)
+        address = _address(options)
         if not is_pushing():
             return EntryReader(address, selection, size, schema)
         return PushedEntryReader(address, selection, size, schema, prunes=mode == "on" or (mode == "auto" and self.scans_are_apart))
@@ -122,27 +124,32 @@ class _Task(InputPartition):
 class EntryReader(DataSourceReader):
     """Plans and reads one scan of what the options ask for."""
 
-    def __init__(self, address: StorageAddress, selection: Selection, partition_bytes: int, schema: StructType) -> None:
+    def __init__(self, address: ExplainedAddress, selection: Selection, partition_bytes: int, schema: StructType) -> None:
         self._address, self._selection, self._partition_bytes, self._schema = address, selection, partition_bytes, schema
 
     def partitions(self) -> list[InputPartition]:
         """Return a partition a task, all of one log position. Driver."""
-        with self._address.open() as storage:
+        with self._address.open("plan") as (storage, line):
             state = StorageLog(storage, SystemClock()).open()
+            line.log_number = state.number
         require_columns(self._schema, columns_of(_schema_of(state)), f"the index in {self._address.uri}")
         return [_Task(task) for task in plan_tasks(state, self._selection, self._partition_bytes)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a task's entries. Executor."""
         if isinstance(partition, _Task):  # Spark makes one of its own where there is none
-            with self._address.open() as storage:
-                yield from read_task(partition.value, storage, to_arrow_schema(self._schema, timezone="UTC"))
+            plan = partition.value
+            with self._address.open("task") as (storage, line):
+                line.log_number, line.files = plan.log_number, len({part.stored.name for part in plan.parts})
+                for batch in read_task(plan, storage, to_arrow_schema(self._schema, timezone="UTC")):
+                    line.rows += len(batch)
+                    yield batch
 
 
 class PushedEntryReader(EntryReader):
     """Plans and reads one scan under pushed filters. Spark evaluates all of them again."""
 
-    def __init__(self, address: StorageAddress, selection: Selection, partition_bytes: int, schema: StructType, *, prunes: bool) -> None:
+    def __init__(self, address: ExplainedAddress, selection: Selection, partition_bytes: int, schema: StructType, *, prunes: bool) -> None:
         super().__init__(address, selection, partition_bytes, schema)
         self._prunes = prunes
 
@@ -152,6 +159,11 @@ class PushedEntryReader(EntryReader):
             self._selection = self._selection.narrowed(filters)
         self._selection.check_keys_known(filters, "filter key by = or IN" if self._prunes else _ADVICE)
         return filters
+
+
+def _address(options: Options) -> ExplainedAddress:
+    told = options.text("explain")
+    return ExplainedAddress(StorageAddress(options.path), StorageAddress(told.strip()) if told and told.strip() else None)
 
 
 def is_pushing() -> bool:
