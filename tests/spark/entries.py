@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.property.published import Published, mark
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.service.orphans import delete_orphans, find_orphans
@@ -21,6 +23,7 @@ BEGIN_MS = 1_699_920_000_000
 """2023-11-14T00:00:00Z."""
 DAY_MS = 86_400_000
 TOPICS = ("orders", "payments", "überweisung")
+_MOST_SWEEPS = 20
 
 
 def messages(count: int, *, seed: int = 1, days: int = 2, begin_ms: int = BEGIN_MS, hot: float = 0.3) -> pa.Table:
@@ -68,6 +71,18 @@ def check(storage: str, *tables: pa.Table, keys: int = 40, pages: int = 7) -> No
         assert not reader.query("orders", "nobody's").items
 
 
+def check_stored(storage: str, *tables: pa.Table) -> None:
+    """Assert that the objects that the log names hold each entry of the tables as often as these do, and no other ones."""
+    model = ReferenceModel()
+    for table in tables:
+        for row in table.to_pylist():
+            model.put(row["topic"], row["queue_id"], row["key"], row["offset"], row["size"], row["timestamp_ms"])
+    with open_storage(storage) as opened:
+        published = Published(opened, sorted({entry.key for entry in model.entries}), keyed=True)
+        found = Counter(mark(entry, keyed=True) for stored in states(storage).objects.values() for entry in published.entries(stored))
+    assert found == Counter(mark(entry, keyed=True) for entry in model.entries)
+
+
 def states(storage: str) -> Any:
     """Return the log's state."""
     with open_storage(storage) as opened:
@@ -80,17 +95,27 @@ def total(storage: str) -> int:
 
 
 def sweep(storage: str) -> int:
-    """Delete what no record names, as if two days had gone by; return how much that was. Afterwards nothing but named objects is left."""
+    """Delete what no record names, as if two days had gone by; return how much that was. Afterwards nothing but named objects is left.
+
+    A task that Spark has given up, because its job failed or another attempt was faster, may go on for a moment: what it uploads while this
+    sweeps is swept, too. It ends where it finds its upload gone.
+    """
     with open_storage(storage) as opened:
         clock = ManualClock(SystemClock().now_ms() + 2 * DAY_MS)
         log = StorageLog(opened, clock)
         log.open()
-        found = find_orphans(opened, log, clock)
-        delete_orphans(opened, found)
-        left = {info.name for info in opened.list("data/")}
-        assert left == {stored.name for stored in log.state.objects.values()}
-        assert not list(opened.list_uploads())
-        return len(found.objects) + len(found.uploads)
+        swept = 0
+        for _ in range(_MOST_SWEEPS):
+            found = find_orphans(opened, log, clock)
+            delete_orphans(opened, found)
+            swept += len(found.objects) + len(found.uploads)
+            left, unfinished = {info.name for info in opened.list("data/")}, list(opened.list_uploads())
+            named = {stored.name for stored in log.state.objects.values()}
+            if left <= named and not unfinished:
+                break
+        assert left == named
+        assert not unfinished
+        return swept
 
 
 def joined(tables: Iterable[pa.Table]) -> pa.Table:

@@ -11,15 +11,19 @@ import numpy as np
 import pyarrow as pa
 
 from tests.spark.entries import BEGIN_MS, DAY_MS
+from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.service.log_records import Genesis
 from tiered_index.service.merge.writing import FinishedShard
+from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark.build_plan import BuildPlan, plan_build
 from tiered_index.spark.census import Census, count_batches
 from tiered_index.spark.packing import pack_batches
+from tiered_index.spark.publishing import publish_tables
 from tiered_index.spark.shards import PartitionResult, write_partition
 from tiered_index.spark.windows import WindowScale
 from tiered_index.storage.base import Storage
+from tiered_index.storage.opening import open_storage
 
 GENESIS = Genesis("an-index", IndexConfig(slots=64, items=100_000).layout(), "custom")
 SCALE = WindowScale(86_400, 10**9, 3 * 10**9)
@@ -69,3 +73,14 @@ def written(table: pa.Table, plan: BuildPlan, storage: Storage, *, now_ms: int =
 def shards_of(results: Sequence[PartitionResult]) -> list[FinishedShard]:
     """Return all shards."""
     return [shard for result in results for shard in result.shards]
+
+
+def build_here(uri: str, *tables: pa.Table) -> None:
+    """Make an index, and publish a build of each table, one behind the other."""
+    with open_storage(uri) as storage:
+        log = StorageLog(storage, SystemClock())
+        genesis = log.create(GENESIS).genesis
+        assert genesis is not None
+        for table in tables:
+            plan = replace(planned(table), genesis=genesis)
+            publish_tables(plan, shards_of(written(table, plan, storage, now_ms=SystemClock().now_ms())), "error", storage, log)
