@@ -30,7 +30,7 @@ from tiered_index.spark.executors import StorageAddress
 from tiered_index.storage.base import Storage
 from tiered_index.storage.wrappers import Call, WrapperStorage
 
-_WAIT_S = 60.0
+_WAIT_S = 240.0
 
 
 class Troubling(WrapperStorage):

@@ -19,7 +19,7 @@ import pyarrow as pa
 from tests.spark.entries import check, messages, states, sweep, total, write_parquet
 from tiered_index.spark import open_session, register
 
-_WAIT_S = 60.0
+_WAIT_S = 240.0
 
 
 def _main(master: str, folder: Path, count: int) -> None:
