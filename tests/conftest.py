@@ -1,13 +1,28 @@
-"""Hypothesis profiles: `default` keeps the suite short, `soak` is for long runs (`HYPOTHESIS_PROFILE=soak`)."""
+"""Hypothesis profiles: `default` keeps the suite short, `soak` is for long runs (`HYPOTHESIS_PROFILE=soak`). One S3 server a process."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.s3_server import S3Server
 
 _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.function_scoped_fixture]
 
 settings.register_profile("default", deadline=None, derandomize=True, suppress_health_check=_CHECKS, print_blob=True)
 settings.register_profile("soak", deadline=None, max_examples=2000, suppress_health_check=_CHECKS, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[S3Server]:
+    """An S3 server, one a test process, started when the first test asks for it; tests have buckets of their own."""
+    from tests.s3_server import s3_server
+
+    with s3_server() as running:
+        yield running

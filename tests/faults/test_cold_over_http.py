@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cold_index import ColdIndex, cold_index, columns, publish, put
-from tests.s3_server import s3_server
+from tests.s3_server import S3Server
 from tests.storage.scripted_server import error
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageMisconfigured, StorageUnavailable
@@ -56,8 +56,8 @@ def copy(source: Storage, target: Storage) -> None:
 
 
 @pytest.fixture(scope="module")
-def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
-    with s3_server() as server, counting_proxy(server.endpoint_url) as proxy, pytest.MonkeyPatch.context() as patch:
+def wire(server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+    with counting_proxy(server.endpoint_url) as proxy, pytest.MonkeyPatch.context() as patch:
         for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN", "AWS_REGION"):
             patch.delenv(name, raising=False)
         for name, value in server.environment.items():

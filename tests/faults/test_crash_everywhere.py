@@ -1,6 +1,6 @@
 """A crash at every single call of the local disk, and the power cut after it: nothing durable is lost, nothing half-made is seen.
 
-`make test` crashes at each call, and cuts the power once at each, in one of two ways; `make test-all` in both.
+`make test` crashes at each call, and cuts the power at three calls in five, in one of two ways; `make test-all` at each in both.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def test_a_crash_at_any_call_loses_nothing_durable(make_world, first):
     assert strike(make_world, first, lambda disk, number: None) > 30
 
 
-@pytest.mark.parametrize("first", shares(1, 3, 5))
+@pytest.mark.parametrize("first", shares(1, 3))
 def test_a_power_cut_that_takes_everything_unsynced_loses_nothing_durable(make_world, first):
     assert strike(make_world, first, lambda disk, number: disk.lose_unsynced()) > 30
 
 
-@pytest.mark.parametrize("first", shares(2, 4))
+@pytest.mark.parametrize("first", shares(4))
 def test_a_power_cut_that_takes_sectors_and_names_by_chance_loses_nothing_durable(make_world, first):
     assert strike(make_world, first, lambda disk, number: disk.lose_unsynced(random.Random(number))) > 30
 

@@ -9,15 +9,9 @@ import pytest
 
 from tests.fencing.races import LogRaceScenarios
 from tests.fencing.scenarios import FencingScenarios
-from tests.s3_server import S3Server, s3_server
+from tests.s3_server import S3Server
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[S3Server]:
-    with s3_server() as running:
-        yield running
 
 
 @pytest.fixture(params=["s3", "file", "sqlite"])

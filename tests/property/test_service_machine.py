@@ -10,10 +10,9 @@ from tests.property import places
 from tests.property.index_machine import CACHES, HOT
 from tests.property.rules_of_faults import StruckMachine
 from tests.property.rules_of_readers import PLAIN, SOURCED
-from tests.s3_server import s3_server
 
 BACKENDS = ("memory", "file", "sqlite", "s3")
-EXAMPLES = {"memory": 25, "file": 8, "sqlite": 6, "s3": 2}
+EXAMPLES = {"memory": 16, "file": 6, "sqlite": 4, "s3": 2}
 LONG = {"memory": 3000, "file": 1000, "sqlite": 300, "s3": 100}
 
 
@@ -24,12 +23,12 @@ def machine(request, monkeypatch):
     if backend != "s3":
         yield type(f"On{backend.title()}", (StruckMachine,), {"place": staticmethod(getattr(places, backend))})
         return
-    with s3_server() as server:
-        for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN", "AWS_REGION"):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        yield type("OnS3", (StruckMachine,), {"place": staticmethod(places.s3(server))})
+    server = request.getfixturevalue("server")
+    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN", "AWS_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    yield type("OnS3", (StruckMachine,), {"place": staticmethod(places.s3(server))})
 
 
 @pytest.mark.parametrize("machine", BACKENDS, indirect=True)
@@ -55,7 +54,7 @@ def test_every_way_to_ask_is_met_on_every_backend(machine):
         # cursors, across a publication and a replaced object that some have not heard of
         for sourced, group in ((False, PLAIN), (True, SOURCED)):
             place = state.begin_paging(who=group[-1], many=False, **hot)
-            for step in range(8):
+            for step in range(6):
                 assert place[0] is sourced and place[4] is not None
                 if step == 3:
                     state.some_more_is_published(seed=4)

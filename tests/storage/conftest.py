@@ -1,4 +1,4 @@
-"""What storage tests share: an S3 server, one a test process, started when the first test asks for it; and a database file."""
+"""What storage tests share: the way to the S3 server, and a database file."""
 
 from __future__ import annotations
 
@@ -7,15 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.s3_server import S3Server, s3_server
+from tests.s3_server import S3Server
 from tiered_index.storage import sqlite_bodies
 from tiered_index.storage.sqlite import SqliteStorage
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[S3Server]:
-    with s3_server() as running:
-        yield running
 
 
 @pytest.fixture

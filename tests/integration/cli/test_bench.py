@@ -10,7 +10,7 @@ import pytest
 
 from tiered_index.cli.bench import command
 
-SIZES = ("--items", 2_000, "--slots", 100, "--rounds", 2)
+SIZES = ("--items", 1_000, "--slots", 50, "--rounds", 2)
 GOALS = {
     "put": {"put_batch and durable flush", "put, one entry a call"}, "pause": set(), "compact": set(),
     "lookup": {"hot lookup p50", "hot query_many"}, "recovery": set(), "upload": set(),
@@ -23,11 +23,11 @@ GOALS = {
 
 
 @pytest.fixture(scope="module", params=["native", "rocketmq"])
-def measured(request, run_here, tmp_path_factory):
+def measured(request, script, tmp_path_factory):
     """One run of all suites but Spark's, which tests/spark has: its outcome, the folder it worked in, and what it wrote."""
     folder = tmp_path_factory.mktemp("bench")
     (folder / "work").mkdir()
-    outcome = run_here(
+    outcome = script(
         "bench", *GOALS, *SIZES, "--preset", request.param, "--json", "--out", folder / "out.json", timeout=240,
         environment={
             "TMPDIR": str(folder / "work"), "TIERED_INDEX_ROOT": str(folder / "mine"), "TIERED_INDEX_ITEMS": "77",
@@ -50,7 +50,7 @@ def test_machine_and_setting_are_said(measured):
     machine, setting = outcome.document["machine"], outcome.document["setting"]
     assert {"cpu", "cores", "kernel", "python", "numpy", "pyarrow", "filesystem", "load_average"} <= set(machine)
     assert machine["cores"] >= 1 and machine["filesystem"] != "unknown"
-    assert (setting["preset"], setting["slots"], setting["items"], setting["entries"]) == (preset, 100, 2_000, 1_999)
+    assert (setting["preset"], setting["slots"], setting["items"], setting["entries"]) == (preset, 50, 1_000, 999)
 
 
 def test_every_figure_has_its_rounds(measured):
@@ -112,7 +112,7 @@ def test_tables_beside_the_figures_are_of_the_cold_suite(measured):
         assert coalesced == 10 and coalesced <= apart <= 10 * keys, row
         assert 1 <= filtered <= filtered_apart <= apart, row
     assert [row[0] for row in curve["rows"]] == [1, 10, 100]
-    assert matches["rows"][0][3] == 2_000 / 2**31 and matches["rows"][1][1] == 0
+    assert matches["rows"][0][3] == 1_000 / 2**31 and matches["rows"][1][1] == 0
 
 
 def test_a_storage_of_the_users_is_measured_and_left_as_it_was(run_here, tmp_path):
@@ -130,7 +130,7 @@ def test_the_table_of_chosen_suites(run_here, tmp_path):
     assert outcome.code == 0, outcome
     lines = [line.strip() for line in outcome.out.splitlines()]
     assert [line for line in lines if line in GOALS] == ["upload", "recovery"]
-    assert "preset native: 100 slots and 2,000 items a file" in outcome.out
+    assert "preset native: 50 slots and 1,000 items a file" in outcome.out
     assert "median of 2 rounds" in outcome.out
     assert any(line.startswith("opening a root with 10 files") for line in lines)
     assert list((tmp_path / "new").iterdir()) == []

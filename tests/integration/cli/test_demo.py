@@ -23,7 +23,7 @@ def check(document):
 
 def test_the_demo_on_the_embedded_server(script, tmp_path):
     outcome = script(
-        "demo", "--messages", 50_000, "--lookups", 200, "--cold-lookups", 40, "--json", "--quiet", timeout=90,
+        "demo", "--messages", 30_000, "--lookups", 100, "--cold-lookups", 20, "--json", "--quiet", timeout=240,
         environment={"TIERED_INDEX_ROOT": str(tmp_path / "mine"), "TIERED_INDEX_PRESET": "rocketmq", "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     assert outcome.code == 0, outcome
@@ -34,10 +34,10 @@ def test_the_demo_on_the_embedded_server(script, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_demo_on_a_folder_prints_its_table(script, tmp_path):
+def test_the_demo_on_a_folder_prints_its_table(script, run_here, tmp_path):
     uri = f"file://{tmp_path / 'store'}"
-    sizes = ("--messages", 20_000, "--lookups", 100, "--cold-lookups", 20)
-    outcome = script("demo", *sizes, "--storage", uri, "--keep", tmp_path / "kept", timeout=90)
+    sizes = ("--messages", 12_000, "--lookups", 60, "--cold-lookups", 20)
+    outcome = script("demo", *sizes, "--storage", uri, "--keep", tmp_path / "kept", timeout=240)
     assert outcome.code == 0, outcome
     assert "all right" in outcome.out
     for text in ("entries lost        0", "wrong answers       0", "kills survived"):
@@ -45,10 +45,10 @@ def test_the_demo_on_a_folder_prints_its_table(script, tmp_path):
     assert "SIGKILL" in outcome.err
     assert (tmp_path / "kept" / "root" / "tiered_index.json").exists()
     (folder,) = (tmp_path / "store").glob("demo-*")
-    kept = script("verify", "--deep", "--root", tmp_path / "kept" / "root", "--storage", f"file://{folder}", "--json")
+    kept = run_here("verify", "--deep", "--root", tmp_path / "kept" / "root", "--storage", f"file://{folder}", "--json")
     assert (kept.code, kept.document["findings"]) == (0, [])
 
 
-@pytest.mark.parametrize("arguments", [("--messages", 5), ("--storage", "memory://x"), ("--storage", "gopher://x")])
+@pytest.mark.parametrize("arguments", [("--messages", 5), ("--storage", "memory://x"), ("--messages", 10_000, "--storage", "gopher://x")])
 def test_bad_usage(arguments, in_process):
     assert in_process("demo", *arguments) == 2

@@ -120,7 +120,7 @@ def test_sigkill_at_any_moment_and_the_same_command_again(made):
     """Every entry is found exactly once however often the command was killed, while the file grows. The seed is printed on failure."""
     seed = random.SystemRandom().randrange(1 << 30)
     moments = random.Random(seed)
-    rounds, grown = 6, 4000
+    rounds, grown = 4, 3000
     count = rounds * grown
     line = [SCRIPT, "ingest", made.source, "--root", made.root, "--storage", made.uri, "--slots", "32", "--items", "1000", "--wait"]
     environment = clean_environment(TIERED_INDEX_FLUSH_INTERVAL_S="0.02", TIERED_INDEX_LIFECYCLE_INTERVAL_S="0.02")

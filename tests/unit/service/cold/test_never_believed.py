@@ -52,13 +52,12 @@ def test_a_flipped_byte_anywhere_behind_the_slot_table_is_never_believed(made: C
     def flip(position: int, data: bytearray) -> None:
         data[position] ^= 0x40
 
-    every = 1 if made.model.keyed else 3
+    every = 3  # so that every field is met
     quiet = []
     for position in range(items, stored.size_bytes, every):
         with spoiled(made, stored.name, partial(flip, position)), made.reader() as reader:
-            # the batch asks for all keys in any case, and what is not a group is read by any lookup
-            alone = KEYS if position % 3 == 0 else ()
-            if not check(made, reader, stored.name, alone if position < stored.trailer_position else KEYS[2:3]):
+            # what is not a group is read by any lookup
+            if not check(made, reader, stored.name, KEYS if position < stored.trailer_position else KEYS[2:3]):
                 quiet.append(position)
     # every byte but the filter's is looked at
     assert quiet == [at for at in range(items, stored.directory_position, every) if at >= stored.trailer_position]
