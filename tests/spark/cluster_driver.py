@@ -1,61 +1,95 @@
-"""A Spark driver that is killed where it is told to; run as a program by test_cluster_driver_killed.py.
+"""A Spark driver that is killed while many jobs stand each at a step of its own; run as a program by test_cluster_driver_killed.py.
 
-    cluster_driver.py MASTER FOLDER SOURCE NAME:JOB:MOMENT...
+    cluster_driver.py MASTER FOLDER SOURCE die      runs each kind of job whole, then once a step, and kills itself with SIGKILL
+    cluster_driver.py MASTER FOLDER SOURCE again    runs the same jobs on the storages that were left behind; the first one also before
+                                                    that, with a storage that takes nothing from tasks
 
-Each job works on the storage FOLDER/NAME. A job that ends says so by one JSON line; MOMENT ``tasks`` only makes the first part of an upload
-wait in its task, so that somebody else can kill the driver then, with ``gone`` no part is taken, and ``none`` lets the job be.
+A step is a call by which the driver changes the storage; which ones there are is seen when the job runs whole. So a job is stopped before
+its first step, and after each one, each time with a storage FOLDER/left/JOB-STEPS that begins as a copy of FOLDER/origins/JOB. One start of
+Spark does for all: the jobs are threads of one driver, and it dies once all of them stand. `FOLDER/steps.json` says what the steps were.
+With the last jobs a task stands, too: the first part of an upload is sent, and no more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.spark.killed_program import WRITES
 from tiered_index import IndexConfig
-from tiered_index.errors import InvalidArgument, StorageUnavailable
+from tiered_index.errors import InvalidArgument, StorageError, StorageUnavailable
+from tiered_index.service import staging_jobs
 from tiered_index.service.merge import writing
 from tiered_index.service.merge.run import MergeOptions
+from tiered_index.service.unpublished import Upload
 from tiered_index.spark import build, merge, open_session
+from tiered_index.spark.compact import compact
 from tiered_index.spark.executors import StorageAddress
 from tiered_index.storage.base import Storage
 from tiered_index.storage.wrappers import Call, WrapperStorage
 
-__all__ = ["MOMENTS"]
+__all__ = ["JOBS", "TASKS"]
 
-MOMENTS = {
-    "with one upload complete": ("complete_upload", "data/", True),
-    "before its record": ("put_if_absent", "log/", False),
-    "before it hears of its record": ("put_if_absent", "log/", True),
-}
-_LONGEST_S = 60.0
+JOBS = ("build", "replace", "merge", "compact")
+TASKS = ("build", "merge")
+"""Jobs that also stand while a task uploads: one for each core of the cluster."""
+_AT_ONCE = 3
+_PART_BYTES = 600
+_LONGEST_S = 300.0
+_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _T = TypeVar("_T")
 
 
-class DyingDriver(WrapperStorage):
-    """The driver's storage: the first call that fits kills the process."""
+@dataclass
+class Stand:
+    """Where a job is to stand: after `steps` of them; None: nowhere. `taken` are the steps so far; `over`: it stands, or has ended."""
 
-    def __init__(self, inner: Storage, operation: str, prefix: str, after: bool) -> None:
+    steps: int | None = None
+    taken: list[tuple[str, str]] = field(default_factory=list)
+    stands: bool = False
+    over: threading.Event = field(default_factory=threading.Event)
+
+
+_STANDS: dict[str, Stand] = {}
+# by the name of the storage
+
+
+class Standing(WrapperStorage):
+    """The driver's storage: once so many steps are taken, no call returns any more."""
+
+    def __init__(self, inner: Storage, stand: Stand) -> None:
         super().__init__(inner)
-        self._operation, self._prefix, self._after = operation, prefix, after
+        self._stand = stand
 
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
-        if call.operation != self._operation or not call.name.startswith(self._prefix):
-            return act()
-        if self._after:
-            act()
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("killed")
+        stand = self._stand
+        if stand.steps is None or len(stand.taken) < stand.steps:
+            if call.operation not in WRITES:
+                return act()
+            stand.taken.append((call.operation, call.name))
+            if len(stand.taken) != stand.steps:
+                return act()
+            with contextlib.suppress(StorageError):
+                act()
+        stand.stands = True
+        stand.over.set()
+        threading.Event().wait()
+        raise AssertionError("it stands")
 
 
 class HeldTask(WrapperStorage):
-    """A task's storage: the first part that is uploaded is there, and then nothing goes on."""
+    """A task's storage: of the first task that uploads a part nothing more comes."""
 
     def __init__(self, inner: Storage, mark: Path) -> None:
         super().__init__(inner)
@@ -64,8 +98,9 @@ class HeldTask(WrapperStorage):
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
         result = act()
         if call.operation == "upload_part":
-            self._mark.touch()
-            threading.Event().wait(_LONGEST_S)
+            with contextlib.suppress(FileExistsError):
+                self._mark.touch(exist_ok=False)
+                threading.Event().wait(_LONGEST_S)
         return result
 
 
@@ -80,50 +115,118 @@ class GoneStorage(WrapperStorage):
 
 @dataclass(frozen=True)
 class Address:
-    """Opens a storage in the driver and in tasks, which upload in small parts, as the moment wants it."""
+    """Opens the storage `name` in the driver, where it may stand, and in tasks, which upload in small parts."""
 
     address: StorageAddress
-    moment: str
+    name: str
     mark: Path
+    gone: bool
     driver: int
 
     def open(self) -> Storage:
         """Return the storage."""
         inner = self.address.open()
-        if os.getpid() != self.driver:
-            writing._PART_BYTES = 2_000
-            if self.moment == "gone":
-                return GoneStorage(inner)
-            return HeldTask(inner, self.mark) if self.moment == "tasks" else inner
-        return DyingDriver(inner, *MOMENTS[self.moment]) if self.moment in MOMENTS else inner
+        if os.getpid() == self.driver:
+            return Standing(inner, _STANDS[self.name])
+        writing._PART_BYTES = _PART_BYTES
+        staging_jobs.Upload = partial(Upload, part_bytes=_PART_BYTES)  # type: ignore[assignment, misc]
+        if self.gone:
+            return GoneStorage(inner)
+        return HeldTask(inner, self.mark) if self.name.endswith("-tasks") else inner
 
 
-def main(master: str, folder: Path, source: str, jobs: list[str]) -> None:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = open_session(master, settings={
-        "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-        "spark.sql.shuffle.partitions": "2", "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
-    })  # fmt: skip
-    spark.sparkContext.setLogLevel("OFF")
-    modules: Any = {name: sys.modules[f"tiered_index.spark.{name}"] for name in ("build", "merge")}
-    for name, job, moment in (each.split(":") for each in jobs):
+class Driver:
+    """Runs jobs by the name of the storage, which begins with the kind of job."""
 
-        def address(uri: str, options: Any, moment: str = moment, name: str = name) -> Address:
-            return Address(StorageAddress(uri, options), moment, folder / f"{name}.held", os.getpid())
+    def __init__(self, master: str, folder: Path, source: str) -> None:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        self.folder, self.left, self._source, self._gone = folder, folder / "left", source, False
+        self.spark = open_session(master, settings={
+            "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+            "spark.sql.shuffle.partitions": "2", "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
+            # small jobs are over before compiled code would pay
+            "spark.sql.codegen.wholeStage": "false", "spark.driver.extraJavaOptions": _JAVA, "spark.executor.extraJavaOptions": _JAVA,
+        })  # fmt: skip
+        self.spark.sparkContext.setLogLevel("OFF")
+        for module in ("build", "merge", "compact"):
+            sys.modules[f"tiered_index.spark.{module}"].StorageAddress = self._address  # type: ignore[attr-defined]
 
-        modules[job].StorageAddress = address
-        storage = f"file://{folder}/{name}"
+    def _address(self, uri: str, options: Any) -> Address:
+        name = uri.rpartition("/")[2]
+        return Address(StorageAddress(uri, options), name, self.folder / f"{name}.held", self._gone, os.getpid())
+
+    def run(self, name: str) -> Any:
+        """Run the job on its storage; return how many entries, jobs or files were published, or why none."""
+        stand = _STANDS.setdefault(name, Stand())
+        kind, storage = name.partition("-")[0], f"file://{self.left}/{name}"
         try:
-            if job == "build":
-                config = IndexConfig(slots=64, items=100_000)
-                done: Any = build(spark, source, storage=storage, shards=2, config=config).entries
-            else:
-                done = merge(spark, storage=storage, window="30d", options=MergeOptions(shard_bytes=1 << 20)).jobs
+            if kind == "merge":
+                return merge(self.spark, storage=storage, window="1d", options=MergeOptions(min_age_s=0, shard_bytes=1 << 20)).jobs
+            if kind == "compact":
+                return compact(self.spark, storage=storage).files
+            mode, config = "replace" if kind == "replace" else "error", IndexConfig(slots=64, items=100_000)
+            return build(self.spark, self._source, storage=storage, shards=2, mode=mode, config=config).entries
         except (InvalidArgument, StorageUnavailable) as error:
-            done = f"{type(error).__name__}: {error}"
-        print(json.dumps({"name": name, "job": job, "done": done}), flush=True)
-    spark.stop()
+            return f"{type(error).__name__}: {error}"
+        finally:
+            stand.over.set()
+
+    def begin(self, name: str) -> None:
+        """Let a storage be as the job finds it."""
+        kind = name.partition("-")[0]
+        if (origin := self.folder / "origins" / kind).exists():
+            shutil.copytree(origin, self.left / name)
+
+    def start(self, name: str, steps: int | None) -> None:
+        """Begin a job in a thread of its own, which may never end."""
+        self.begin(name)
+        _STANDS[name] = Stand(steps)
+        threading.Thread(target=self.run, args=(name,), daemon=True).start()
+
+    def die(self) -> None:
+        """Let a job of each kind stand after each number of steps, and be killed."""
+        steps: dict[str, list[tuple[str, str]]] = {}
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for kind in JOBS:
+                self.begin(f"{kind}-whole")
+            for kind, done in zip(JOBS, pool.map(self.run, [f"{kind}-whole" for kind in JOBS]), strict=True):
+                assert isinstance(done, int) and done > 0, (kind, done)
+                steps[kind] = _STANDS[f"{kind}-whole"].taken
+            list(pool.map(self._stand, [(kind, number) for kind in JOBS for number in range(len(steps[kind]) + 1)]))
+        for kind in TASKS:
+            name = f"{kind}-tasks"
+            self.start(name, None)
+            while not (self.folder / f"{name}.held").exists():
+                assert not _STANDS[name].over.wait(0.05), f"{name} has ended"
+        (self.folder / "steps.json").write_text(json.dumps(steps))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _stand(self, which: tuple[str, int]) -> None:
+        name = f"{which[0]}-{which[1]}"
+        self.start(name, which[1])
+        assert _STANDS[name].over.wait(_LONGEST_S) and _STANDS[name].stands, f"{name} does not stand"
+
+    def again(self) -> None:
+        """Run the job of each storage that is there; what becomes of it is one JSON line."""
+        steps = json.loads((self.folder / "steps.json").read_text())
+        names = [f"{kind}-tasks" for kind in TASKS] + [f"{kind}-{number}" for kind in JOBS for number in range(len(steps[kind]) + 1)]
+        self._gone = True
+        print(json.dumps({"name": names[0], "done": self.run(names[0])}), flush=True)
+        self._gone = False
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for name, done in zip(names, pool.map(self.run, names), strict=True):
+                print(json.dumps({"name": name, "done": done}), flush=True)
+        self.spark.stop()
+
+
+def main(master: str, folder: str, source: str, part: str) -> None:
+    """Run the program."""
+    driver = Driver(master, Path(folder), source)
+    (driver.die if part == "die" else driver.again)()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    # the module as tasks import it: what is pickled from __main__ would take the threads' state along
+    from tests.spark.cluster_driver import main as _main
+
+    _main(*sys.argv[1:])
