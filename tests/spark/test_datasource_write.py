@@ -83,6 +83,7 @@ def test_what_is_no_entry_is_refused_and_named(session, storage, case):
         with pytest.raises(NotAnIndex):
             states(storage)
     else:
+        # it was the only task, so none is broken off; and it takes back what it sent before Spark hears of its failure
         assert total(storage) == sweep(storage) == 0
 
 
@@ -100,7 +101,8 @@ def test_options_are_those_of_the_index(session, storage):
     with pytest.raises(InvalidArgument, match="build windows that are as long"):
         write(frame, storage, "overwrite", window="1h")
     assert total(storage) == 50
-    assert sweep(storage) == 0  # the refused one took its uploads back
+    # a table is refused by the driver, which took the uploads back, and what has too many windows before anything is sent
+    assert sweep(storage) == 0
 
 
 def micro_batches(session, frame_folder, uri, checkpoint, change=lambda frame: frame):
