@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import Clock
@@ -11,9 +11,10 @@ from tiered_index.service.merge.run import MergeOptions, MergeReport, merge
 from tiered_index.service.staged import Ticket
 from tiered_index.service.staging_jobs import StagedResult, compact_staged, open_tickets, publish_staged
 from tiered_index.service.storage_log import StorageLog
-from tiered_index.storage.base import Storage
+from tiered_index.storage.base import Bytes, Storage
+from tiered_index.testing.storage_faults import FaultStorage
 
-__all__ = ["Job", "T", "fill", "found", "holds", "merge_all", "names_below", "places", "staged"]
+__all__ = ["Job", "Sneaks", "T", "fill", "found", "holds", "merge_all", "names_below", "places", "staged"]
 
 T = 1_700_000_000_000 - 36_000_000
 """The time of messages: ten hours before the clock of the tests."""
@@ -54,6 +55,18 @@ class Job:
     def reasons(self) -> list[str]:
         """Why files were left, by the look and by what came after."""
         return [result.left for result in (*self.left, *self.results) if result.left]
+
+
+class Sneaks(FaultStorage):
+    """Something happens just before the next log record is put."""
+
+    before: Callable[[], object] | None = None
+
+    def put_if_absent(self, name: str, data: Bytes) -> None:
+        if name.startswith("log/") and self.before is not None:
+            before, self.before = self.before, None
+            before()
+        super().put_if_absent(name, data)
 
 
 def names_below(storage: Storage, prefix: str) -> list[str]:

@@ -12,6 +12,7 @@ import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tiered_index.clock import Clock
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageError, StorageUnavailable, WriterFenced
@@ -20,6 +21,7 @@ from tiered_index.format.names import segment_epoch, segment_name, store_prefix
 from tiered_index.service.log_records import ArchivedSegment, LogState
 from tiered_index.service.session import StorageSession
 from tiered_index.service.storage_log import fenced
+from tiered_index.service.unpublished import MAX_AGE_S, age_s_of, check_age
 from tiered_index.storage.base import PartInfo, Storage
 from tiered_index.storage.parts import MAX_PARTS
 
@@ -145,9 +147,10 @@ class SegmentUploads:
             return False  # nobody's: not ours to delete
 
     def _uploaded(self, store: str, start: int, size_bytes: int, read: ReadSegment) -> ArchivedSegment:
-        """Return the segment as uploaded now, or by an earlier try whose record is not known to be in the log."""
+        """Return the segment as uploaded now, or by an earlier try whose record is not known to be in the log; not by one that `orphans`
+        may be about to sweep."""
         storage, sent = self._session.storage, self._sent.get((store, start))
-        if sent is not None and sent.size_bytes == size_bytes:
+        if sent is not None and sent.size_bytes == size_bytes and age_s_of(sent.published_ms, self._clock) < MAX_AGE_S:
             with contextlib.suppress(ObjectNotFound):
                 if storage.head(sent.name).size_bytes == sent.object_bytes:
                     return sent
@@ -170,7 +173,8 @@ class SegmentUploads:
         log, place = self._session.log, (segment.store, segment.start)
         self._sent[place] = segment
         try:
-            state = log.archive(self._session.epoch, segment, instead_of)
+            check = partial(check_age, segment.name, segment.published_ms, self._clock, self._session.storage)
+            state = log.archive(self._session.epoch, segment, instead_of, check)
         except WriterFenced:
             # decided: it never was published and never will be
             if segment.name not in log.state.archive:

@@ -30,6 +30,7 @@ from tiered_index.service.positions import durable_positions, positions_of, says
 from tiered_index.service.removals import Removals
 from tiered_index.service.session import StorageSession
 from tiered_index.service.staged import Ticket, sealed_form, send_entries
+from tiered_index.service.unpublished import MAX_AGE_S, age_s_of
 from tiered_index.service.unsealed_file import UnsealedFile
 from tiered_index.storage.base import ObjectInfo
 
@@ -132,18 +133,21 @@ class Staging:
         self._sweep()
 
     def _stage(self, file: UnsealedFile) -> None:
-        """Send the entries, then the ticket, as far as that is not done."""
+        """Send the entries, then the ticket, as far as that is not done; anew what no ticket names and `orphans` may sweep soon."""
         known = self._staged.get(file.file_id)
         if known is not None and known.told:
             return
         session = self._session
         session.log.check_end()
-        if known is None:
+        if known is None or age_s_of(known.ticket.staged_ms, self._clock) >= MAX_AGE_S:
             sealed, entries = sealed_form(file), file.entries()
             now_ms = self._clock.now_ms()
             ticket = send_entries(session.storage, sealed, entries, epoch=session.epoch, now_ms=now_ms, part_bytes=self._part_bytes)
+            if known is None:
+                self._since_ms[file.file_id] = now_ms
+            else:
+                self._leftovers.append(known.ticket.object)
             self._staged[file.file_id] = known = _Staged(ticket, told=False)
-            self._since_ms[file.file_id] = now_ms
         self._suspect(file.file_id)
         session.storage.put(known.ticket.name, known.ticket.encode())
         self._staged[file.file_id] = replace(known, told=True)

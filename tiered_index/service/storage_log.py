@@ -137,16 +137,19 @@ class StorageLog:
 
     def publish(
         self, epoch: int, add: tuple[StoredObject, ...], *, remove: tuple[str, ...] = (), positions: dict[str, int] | None = None,
-        removed: Callable[[LogState], Container[str]] = lambda state: (),
+        removed: Callable[[LogState], Container[str]] = lambda state: (), check: Callable[[], object] = lambda: None,
     ) -> LogState:  # fmt: skip
         """Append a record that adds and removes objects; those that are there (or gone) already, by an earlier try, are left out.
 
-        So are files that are there under another name, and those that are among `removed` of the state that the record follows.
+        So are files that are there under another name, and those that are among `removed` of the state that the record follows. `check` is
+        called before a record that adds is put; what it raises is the end of it.
         """
 
         def make(state: LogState) -> LogRecord | None:
             fresh = tuple(o for o in add if state.object_of(o.file_id) is None and o.file_id not in removed(state))
             gone = tuple(name for name in remove if name in state.objects or name in state.archive)
+            if fresh:
+                check()
             return LogRecord(0, "publish" if add else "remove", epoch, "", 0, fresh, gone, positions or {}) if fresh or gone else None
 
         return self.append("publish", epoch, make)
@@ -161,16 +164,19 @@ class StorageLog:
 
         return self.append("source positions", epoch, make) if make(self._state) is not None else self._state
 
-    def archive(self, epoch: int, segment: ArchivedSegment, instead_of: str | None = None) -> LogState:
+    def archive(
+        self, epoch: int, segment: ArchivedSegment, instead_of: str | None = None, check: Callable[[], object] = lambda: None
+    ) -> LogState:
         """Append a record that adds an archived segment, unless one is there at its place already (look at what the state says).
 
-        `instead_of` names the one that the same record removes, where that is still the one at its place.
+        `instead_of` names the one that the same record removes, where that is still the one at its place. `check` as of `publish`.
         """
 
         def make(state: LogState) -> LogRecord | None:
             there = state.segment_at(segment.store, segment.start)
             if there is not None and there.name != instead_of:
                 return None
+            check()
             return LogRecord(0, "archive", epoch, "", 0, archive=(segment,), remove=() if there is None else (there.name,))
 
         return self.append("an archived segment", epoch, make)

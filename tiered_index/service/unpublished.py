@@ -10,16 +10,28 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tiered_index.errors import CorruptFile, StorageError, TieredIndexError
+from tiered_index.clock import Clock
+from tiered_index.errors import CorruptFile, StorageError, StorageUnavailable, TieredIndexError
 from tiered_index.format.trailer import Trailer
 from tiered_index.service.log_records import LogRecord, LogState, StoredObject
 from tiered_index.service.storage_log import Make, StorageLog
 from tiered_index.storage.base import PartInfo, Storage, UploadHandle
 
-__all__ = ["MAX_AGE_S", "FinishedObject", "JobOverdue", "Upload", "abandon", "append_in_time", "complete", "stored_file"]
+__all__ = [
+    "MAX_AGE_S",
+    "FinishedObject",
+    "JobOverdue",
+    "Upload",
+    "abandon",
+    "age_s_of",
+    "append_in_time",
+    "check_age",
+    "complete",
+    "stored_file",
+]
 
 MAX_AGE_S = 23 * 3600
-"""How long after it began to upload a job may publish: an hour less than `orphans` spares by default what no record names."""
+"""How long after it began to be uploaded an object may be published: an hour less than `orphans` spares by default what no record names."""
 _PART_BYTES = 16 << 20
 
 
@@ -112,7 +124,7 @@ def append_in_time(what: str, finished: Sequence[FinishedObject], make: Make, st
 
     def made_in_time(state: LogState) -> LogRecord | None:
         record = make(state)
-        age_s = max((abs(log.clock.now_ms() - one.stored.published_ms) for one in finished), default=0) / 1000
+        age_s = max((age_s_of(one.stored.published_ms, log.clock) for one in finished), default=0.0)
         if record is not None and age_s >= MAX_AGE_S:
             raise JobOverdue(
                 f"{storage.uri}: {what} began {age_s / 3600:.1f} hours ago and would be published now; what it uploaded may be swept as "
@@ -125,6 +137,20 @@ def append_in_time(what: str, finished: Sequence[FinishedObject], make: Make, st
     except JobOverdue:
         abandon(finished, storage)
         raise
+
+
+def age_s_of(began_ms: int, clock: Clock) -> float:
+    """Return how long ago an upload was begun, by this host's clock; one that was put back counts as one that went on."""
+    return abs(clock.now_ms() - began_ms) / 1000
+
+
+def check_age(name: str, began_ms: int, clock: Clock, storage: Storage) -> None:
+    """Raise `StorageUnavailable` where the upload of an object that is about to be published was begun `MAX_AGE_S` ago: it is sent anew."""
+    if (age_s := age_s_of(began_ms, clock)) >= MAX_AGE_S:
+        raise StorageUnavailable(
+            f"{storage.uri}: {name} was uploaded {age_s / 3600:.1f} hours ago and no record names it yet; it may be swept as an orphan at "
+            "any moment, so it isn't published, but sent anew"
+        )
 
 
 def stored_file(name: str, trailer: Trailer, size_bytes: int, published_ms: int) -> StoredObject:

@@ -1,7 +1,8 @@
 """Uploads: a compacted file is sent under a name of its own, then one log record publishes it.
 
 An upload may be repeated after any failure. A file that may have been published unheard (by an earlier process, or by a try whose outcome
-is unknown) is looked up in the log's records first: a merge may have removed it since. One thread at a time: the life cycle's round.
+is unknown) is looked up in the log's records first: a merge may have removed it since. What waited for the log for most of a day is sent
+anew, for `orphans` may be about to sweep it. One thread at a time: the life cycle's round.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from tiered_index.clock import Clock
 from tiered_index.errors import ObjectNotFound, StorageError, StorageUnavailable, TieredIndexError, WriterFenced
@@ -27,10 +29,16 @@ from tiered_index.service.removals import Removals
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.session import StorageSession
 from tiered_index.service.storage_log import fenced
-from tiered_index.service.unpublished import stored_file
+from tiered_index.service.unpublished import MAX_AGE_S, age_s_of, check_age, stored_file
 from tiered_index.storage.base import Storage
 
 __all__ = ["Uploads"]
+
+
+class _Sent(NamedTuple):
+    name: str
+    began_ms: int
+
 
 class Uploads:
     """The uploads of one root. `recovered` are the ids of files that an earlier process began: it may have published them unheard."""
@@ -50,7 +58,7 @@ class Uploads:
         self._refresh = refresh
         self._unheard = set(recovered)
         self._removals = Removals(session.log)
-        self._sent: dict[str, str] = {}  # file id -> object that was uploaded whole and is not known to be in the log
+        self._sent: dict[str, _Sent] = {}  # file id -> object that was uploaded whole and is not known to be in the log
 
     def upload(self, file: CompactedFile) -> None:
         """Publish a compacted file, unless the log has it already, and move it to ``uploaded``.
@@ -64,8 +72,14 @@ class Uploads:
         trailer = file.local.trailer()
         # an attempt that reached the storage but, as far as we heard, not the log is published under the name that it has
         sent = self._sent.get(file.file_id)
-        name = sent or data_name(file.file_id, secrets.token_hex(8))
-        stored = stored_file(name, trailer, file.local.size_bytes, self._clock.now_ms())
+        if sent is not None and age_s_of(sent.began_ms, self._clock) >= MAX_AGE_S:
+            # never deleted, since its record may still arrive
+            del self._sent[file.file_id]
+            self._unheard.add(file.file_id)
+            sent = None
+        now_ms = self._clock.now_ms()
+        name = sent.name if sent is not None else data_name(file.file_id, secrets.token_hex(8))
+        stored = stored_file(name, trailer, file.local.size_bytes, now_ms)
         state = self._session.log.refresh()
         if state.epoch > epoch:
             raise fenced(storage.uri, state.epoch, epoch)
@@ -89,7 +103,7 @@ class Uploads:
                 elif isinstance(error, ObjectNotFound):
                     del self._sent[file.file_id]  # sent anew next time; never deleted, since its record may still arrive
                 raise
-            self._sent[file.file_id] = name
+            self._sent[file.file_id] = sent or _Sent(name, now_ms)
             try:
                 known = self._publish(file, stored)
             except WriterFenced:
@@ -122,7 +136,8 @@ class Uploads:
         before = _log_number(file)
         removed = partial(self._removals.files, after=before) if file.file_id in self._unheard else _none
         positions = durable_positions(file, self._catalog.all())
-        return log.publish(self._session.epoch, (stored,), positions=positions, removed=removed).object_of(file.file_id)
+        check = partial(check_age, stored.name, self._sent[file.file_id].began_ms, self._clock, self._session.storage)
+        return log.publish(self._session.epoch, (stored,), positions=positions, removed=removed, check=check).object_of(file.file_id)
 
     def _move(self, file: CompactedFile) -> Path:
         """Move a file to ``uploaded``, durably; return where it is."""

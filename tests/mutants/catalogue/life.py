@@ -8,6 +8,7 @@ __all__ = ["MUTANTS"]
 
 LIFE = "tests/unit/service/test_buffer_flush_catalog.py"
 UPLOADS = "tests/unit/service/test_uploads.py"
+LATE = "tests/unit/service/test_late_records.py"
 
 MUTANTS = (
     Mutant(
@@ -43,8 +44,8 @@ MUTANTS = (
     ),
     Mutant(
         "retention-before-the-log", "a file is taken for uploaded before the log names its object",
-        "service/uploads.py", "            self._sent[file.file_id] = name\n            try:\n",
-        "            self._sent[file.file_id] = name\n"
+        "service/uploads.py", "            self._sent[file.file_id] = sent or _Sent(name, now_ms)\n            try:\n",
+        "            self._sent[file.file_id] = sent or _Sent(name, now_ms)\n"
         "            early, late = (self._root.index_path(state, file.file_id) for state in (COMPACTED, UPLOADED))\n"
         "            self._root.disk.publish(early, late)\n"
         "            try:\n",
@@ -95,5 +96,26 @@ MUTANTS = (
         "uploads-sweep-forgotten", "a restart leaves what earlier uploads of its files left in the storage",
         "service/opening.py", "parts.lifecycle.sweep_attempts({file.file_id for file in recovered.compacted})", "pass",
         (f"{UPLOADS}::test_a_restart_sweeps_what_its_uploads_left",),
+    ),
+    Mutant(
+        "record-a-day-late", "a record names what was uploaded a day before and swept meanwhile",
+        "service/uploads.py", "if sent is not None and age_s_of(sent.began_ms, self._clock) >= MAX_AGE_S:", "if False:",
+        (f"{LATE}::test_a_file_that_waited_for_the_log_is_sent_anew",),
+    ),
+    Mutant(
+        "sent-anew-though-published", "what is sent anew after a day is not looked up in the log's records",
+        "service/uploads.py", "            del self._sent[file.file_id]\n            self._unheard.add(file.file_id)\n",
+        "            del self._sent[file.file_id]\n",
+        (f"{LATE}::test_a_record_that_nobody_heard_of_is_not_repeated_after_a_day",),
+    ),
+    Mutant(
+        "record-of-a-sleeper", "a writer that slept for a day between a look at its object and the record names what was swept",
+        "service/unpublished.py", "if (age_s := age_s_of(began_ms, clock)) >= MAX_AGE_S:", "if (age_s := 0.0):",
+        (f"{LATE}::test_a_writer_that_sleeps_before_its_record_sends_anew[data/]",),
+    ),
+    Mutant(
+        "segment-a-day-late", "a record names an archived segment that was uploaded a day before and swept meanwhile",
+        "service/segment_archive.py", " and age_s_of(sent.published_ms, self._clock) < MAX_AGE_S:", ":",
+        (f"{LATE}::test_a_segment_that_waited_for_the_log_is_sent_anew",),
     ),
 )  # fmt: skip

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.staging import Job, fill, found, holds, merge_all, names_below, places, staged
+from tests.staging import Job, Sneaks, fill, found, holds, merge_all, names_below, places, staged
 from tiered_index.errors import StorageUnavailable, WriterFenced
 from tiered_index.service.unpublished import MAX_AGE_S, JobOverdue
-from tiered_index.testing.storage_faults import FaultStorage
 
 
 def test_two_jobs_publish_a_file_once(open_spark, storage, clock):
@@ -70,18 +69,6 @@ def test_a_job_that_comes_between_upload_and_record_wins(open_spark, faulty, sto
     assert places(index) == ["uploaded"]
     assert names_below(storage, "data/") == list(index.log_state.objects) and len(index.log_state.objects) == 1
     holds(storage, clock, 1)
-
-
-class Sneaks(FaultStorage):
-    """Something happens just before the next log record is put."""
-
-    before = None
-
-    def put_if_absent(self, name, data):
-        if name.startswith("log/") and self.before is not None:
-            before, self.before = self.before, None
-            before()
-        super().put_if_absent(name, data)
 
 
 @pytest.mark.parametrize("merged", [False, True])
