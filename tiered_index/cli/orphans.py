@@ -28,8 +28,8 @@ def orphans(
     Nothing younger than --older-than is touched, nor what a merge removed since: an upload may be under way, and a reader may still stand
     at the log position before the merge.
 
-    Neither jobs nor writers publish what they began to upload 23 hours ago, so a day is safe beside any. Take less only where no merge, build,
-    write or compaction runs, and no writer waits for the storage, for that long: it would fail, or lose what it publishes.
+    Neither jobs nor writers publish what they began to upload 23 hours ago, so a day is safe beside any. Take less only where no merge,
+    build, write or compaction runs, and no writer waits for the storage, for that long: it would fail, or lose what it publishes.
 
     [bold]Examples[/bold]
 
