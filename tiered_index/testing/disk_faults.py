@@ -25,6 +25,7 @@ from pathlib import Path
 
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import Disk
+from tiered_index.testing.turns import Turns
 
 __all__ = ["PRIMITIVES", "FaultDisk", "SimulatedCrash"]
 
@@ -43,23 +44,13 @@ class SimulatedCrash(BaseException):
 @dataclass(slots=True)
 class _Script:
     operation: str
-    skip: int
-    times: int | None
+    turns: Turns
     error: int | None
     after: bool
     torn: bool
 
     def matches(self, operation: str) -> bool:
         return self.operation in {"*", operation}
-
-    def strikes(self) -> bool:
-        if self.skip > 0:
-            self.skip -= 1
-            return False
-        if self.times is None:
-            return True
-        self.times -= 1
-        return self.times >= 0
 
 
 @dataclass(slots=True)
@@ -101,11 +92,11 @@ class FaultDisk(Disk):
         self, operation: str = "*", *, nth: int = 1, times: int | None = 1, error: int = errno.EIO, torn: bool = False
     ) -> None:
         """Raise `OSError(error)` before acting; `times` calls in a row (None: all from then on). `torn`: a pwrite writes half first."""
-        self._add(_Script(operation, nth - 1, times, error, False, torn))
+        self._add(_Script(operation, Turns(nth - 1, times), error, False, torn))
 
     def crash(self, operation: str = "*", *, nth: int = 1, after: bool = False, torn: bool = False) -> None:
         """Raise `SimulatedCrash` before acting, or `after`; `torn`: a pwrite writes half first. Every later call raises it too."""
-        self._add(_Script(operation, nth - 1, 1, None, after, torn))
+        self._add(_Script(operation, Turns(nth - 1, 1), None, after, torn))
 
     def clear(self) -> None:
         """Forget every script; a crashed disk stays crashed."""
@@ -224,7 +215,7 @@ class FaultDisk(Disk):
     # Inside
 
     def _add(self, script: _Script) -> None:
-        if script.skip < 0 or script.operation not in {"*", *PRIMITIVES}:
+        if script.turns.skip < 0 or script.operation not in {"*", *PRIMITIVES}:
             raise ValueError(f"no such fault: {script}")
         with self._lock:
             self._scripts.append(script)
@@ -235,7 +226,7 @@ class FaultDisk(Disk):
             if self._crashed:
                 raise SimulatedCrash(f"{operation} after the crash")
             self._calls[operation] += 1
-            struck = [script for script in self._scripts if script.matches(operation) and script.strikes()]
+            struck = [script for script in self._scripts if script.matches(operation) and script.turns.strikes()]
             for script in struck:
                 if script.torn and callable(torn):
                     torn()

@@ -21,6 +21,7 @@ from typing import Literal, TypeVar, cast
 from tiered_index.errors import StorageUnavailable
 from tiered_index.storage.base import ByteRange, Bytes, Storage
 from tiered_index.storage.wrappers import Call, WrapperStorage
+from tiered_index.testing.turns import Turns
 
 __all__ = ["FaultStorage", "Hang"]
 
@@ -40,8 +41,7 @@ class Hang:
 class _Script:
     operation: str
     name_prefix: str
-    skip: int
-    times: int | None
+    turns: Turns
     before: Callable[[Call], None] | None = None
     after: Callable[[Call], None] | None = None
     mangle: Callable[[bytes], bytes] | None = None
@@ -49,16 +49,6 @@ class _Script:
 
     def matches(self, call: Call) -> bool:
         return self.operation in {call.operation, "*"} and call.name.startswith(self.name_prefix)
-
-    def strikes(self) -> bool:
-        """Count one matching call and tell whether it is struck."""
-        if self.skip > 0:
-            self.skip -= 1
-            return False
-        if self.times is None:
-            return True
-        self.times -= 1
-        return self.times >= 0
 
 
 class FaultStorage(WrapperStorage):
@@ -85,7 +75,7 @@ class FaultStorage(WrapperStorage):
         def strike(call: Call) -> None:
             raise error(f"scripted fault {when} {call.operation} of {call.name!r}")
 
-        script = _Script(operation, name_prefix, nth - 1, times)
+        script = _Script(operation, name_prefix, Turns(nth - 1, times))
         if when == "before":
             script.before = strike
         else:
@@ -102,7 +92,7 @@ class FaultStorage(WrapperStorage):
         name_prefix: str = "",
     ) -> None:
         """Let a read answer one byte short, one byte long, or with one bit flipped in its middle."""
-        self._add(_Script(operation, name_prefix, nth - 1, times, mangle=_MANGLES[mode]))
+        self._add(_Script(operation, name_prefix, Turns(nth - 1, times), mangle=_MANGLES[mode]))
 
     def hang(self, operation: str, *, nth: int = 1, times: int | None = 1, name_prefix: str = "") -> Hang:
         """Hold a call up before it acts."""
@@ -113,12 +103,12 @@ class FaultStorage(WrapperStorage):
             if not hang.release.wait(_LONGEST_HANG_S):
                 raise StorageUnavailable(f"scripted hang of {call.operation} was never released")
 
-        self._add(_Script(operation, name_prefix, nth - 1, times, before=wait))
+        self._add(_Script(operation, name_prefix, Turns(nth - 1, times), before=wait))
         return hang
 
     def ignore_put_if_absent(self, *, nth: int = 1, times: int | None = None) -> None:
         """Let put-if-absent overwrite and succeed, as servers do that do not know the condition."""
-        self._add(_Script("put_if_absent", "", nth - 1, times, unconditional=True))
+        self._add(_Script("put_if_absent", "", Turns(nth - 1, times), unconditional=True))
 
     def clear(self) -> None:
         """Forget every script; calls that hang go on hanging."""
@@ -160,7 +150,7 @@ class FaultStorage(WrapperStorage):
         return result
 
     def _add(self, script: _Script) -> None:
-        if script.skip < 0:
+        if script.turns.skip < 0:
             raise ValueError("nth counts from 1")
         with self._lock:
             self._scripts.append(script)
@@ -168,7 +158,7 @@ class FaultStorage(WrapperStorage):
     def _match(self, call: Call) -> list[_Script]:
         with self._lock:
             self._calls[call.operation] += 1
-            return [script for script in self._scripts if script.matches(call) and script.strikes()]
+            return [script for script in self._scripts if script.matches(call) and script.turns.strikes()]
 
 
 def _mangled(result: _T, mangle: Callable[[bytes], bytes]) -> _T:
