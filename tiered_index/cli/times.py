@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import typer
@@ -38,12 +39,7 @@ def parse_time(text: str) -> int:
 
 def time_option(text: str | int) -> int:
     """Return `parse_time(text)`, an error as bad usage; what is parsed already passes."""
-    if isinstance(text, int):
-        return text
-    try:
-        return parse_time(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    return _option(text, parse_time)
 
 
 def format_time(time_ms: int | None) -> str:
@@ -66,15 +62,19 @@ def parse_duration(text: str) -> int:
 
 def duration_option(text: str | int) -> int:
     """Return `parse_duration(text)`, an error as bad usage; what is parsed already passes."""
-    if isinstance(text, int):
-        return text
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    return _option(text, parse_duration)
 
 
 def human_duration(seconds: int) -> str:
     """Return a duration in the largest unit that divides it: ``30d``, ``90m``."""
     unit = next(unit for unit, size in _UNITS_S.items() if not seconds % size)
     return f"{seconds // _UNITS_S[unit]}{unit}"
+
+
+def _option(text: str | int, parse: Callable[[str], int]) -> int:
+    if isinstance(text, int):
+        return text
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error

@@ -17,7 +17,17 @@ from pathlib import Path
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound, StorageUnavailable
-from tiered_index.storage.base import Bytes, ObjectInfo, PartInfo, Storage, UploadHandle, check_name, check_prefix
+from tiered_index.storage.base import (
+    Bytes,
+    ObjectInfo,
+    PartInfo,
+    Storage,
+    UploadHandle,
+    check_name,
+    check_prefix,
+    check_range,
+    check_suffix,
+)
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.local_files import DurableFiles, typed_errors
 from tiered_index.storage.local_names import encode, walk
@@ -62,8 +72,7 @@ class LocalStorage(Storage):
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`."""
         check_name(name)
-        if start < 0 or length < 0:
-            raise InvalidArgument(f"a range has no negative numbers: {start}, {length}")
+        check_range(start, length)
         if length == 0:
             return b""
         with typed_errors(f"reading {name!r}"):
@@ -79,8 +88,7 @@ class LocalStorage(Storage):
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
         """Return the last `length` bytes and the object's size."""
         check_name(name)
-        if length < 0:
-            raise InvalidArgument(f"a suffix's length is not negative: {length}")
+        check_suffix(length)
         with typed_errors(f"reading {name!r}"):
             descriptor = self._open(name)
             try:

@@ -19,7 +19,17 @@ from sortedcontainers import SortedDict
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
-from tiered_index.storage.base import Bytes, ObjectInfo, PartInfo, Storage, UploadHandle, check_name, check_prefix
+from tiered_index.storage.base import (
+    Bytes,
+    ObjectInfo,
+    PartInfo,
+    Storage,
+    UploadHandle,
+    check_name,
+    check_prefix,
+    check_range,
+    check_suffix,
+)
 from tiered_index.storage.parts import check_part_number, check_parts
 
 __all__ = ["MemoryStorage"]
@@ -80,8 +90,7 @@ class MemoryStorage(Storage):
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`."""
         check_name(name)
-        if start < 0 or length < 0:
-            raise InvalidArgument(f"a range has no negative numbers: {start}, {length}")
+        check_range(start, length)
         if length == 0:
             return b""
         data, _ = self._find(name)
@@ -92,8 +101,7 @@ class MemoryStorage(Storage):
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
         """Return the last `length` bytes and the object's size."""
         check_name(name)
-        if length < 0:
-            raise InvalidArgument(f"a suffix's length is not negative: {length}")
+        check_suffix(length)
         data, _ = self._find(name)
         return data[max(0, len(data) - length) :], len(data)
 

@@ -20,7 +20,18 @@ from typing import NoReturn
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
-from tiered_index.storage.base import ByteRange, Bytes, ObjectInfo, PartInfo, Storage, UploadHandle, check_name, check_prefix
+from tiered_index.storage.base import (
+    ByteRange,
+    Bytes,
+    ObjectInfo,
+    PartInfo,
+    Storage,
+    UploadHandle,
+    check_name,
+    check_prefix,
+    check_range,
+    check_suffix,
+)
 from tiered_index.storage.sqlite_bodies import Bodies
 from tiered_index.storage.sqlite_connections import ConnectionPool
 from tiered_index.storage.sqlite_uploads import SqliteUploads
@@ -59,8 +70,7 @@ class SqliteStorage(Storage):
         """Return the bytes of each range, all out of one state of the database."""
         check_name(name)
         for r in ranges:
-            if r.start < 0 or r.length < 0:
-                raise InvalidArgument(f"a range has no negative numbers: {r.start}, {r.length}")
+            check_range(r.start, r.length)
         if not any(r.length for r in ranges):
             return [b""] * len(ranges)
 
@@ -75,8 +85,7 @@ class SqliteStorage(Storage):
 
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
         """Return the last `length` bytes and the object's size."""
-        if length < 0:
-            raise InvalidArgument(f"a suffix's length is not negative: {length}")
+        check_suffix(length)
         return self._read(name, lambda size: ByteRange(max(0, size - length), min(length, size)))
 
     def put(self, name: str, data: Bytes) -> None:
