@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +16,16 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 import pytest
 
-from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, write_parquet
+from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, sweep, write_parquet
 from tests.unit.format.test_verify_shard import items_in, rebuilt
 from tiered_index import IndexConfig
 from tiered_index.cli.main import run
 from tiered_index.errors import InvalidArgument, NotAnIndex
 from tiered_index.format.names import log_name
+from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.log_records import LogRecord, StoredObject
-from tiered_index.spark import build
+from tiered_index.spark import audit_differences as differences
+from tiered_index.spark import build, merge
 from tiered_index.spark.audit import AuditResult, audit
 from tiered_index.spark.audit_report import report_table, write_report
 from tiered_index.storage.opening import open_storage
@@ -195,6 +198,45 @@ def test_what_damage_hides_is_not_missing(spark: Any, sound: Path, copy: Path) -
     result = audited(spark, copy, str(sound / "source.parquet"))
     assert len(result.report.findings) == 1
     assert result.differences is not None and result.differences.findings == 0 and 0 < result.differences.unproven <= stored.count
+
+
+def test_entries_under_another_topic_are_wrong(spark: Any, tmp_path: Path) -> None:
+    """All checksums and hashes are right, and yet no look-up would find the entries."""
+    two = pa.Table.from_pylist([{**row, "topic": ("a", "b")[n % 2]} for n, row in enumerate(messages(100).to_pylist())], messages(1).schema)
+    source = write_parquet(two, tmp_path / "source.parquet")
+    build(spark, source, storage=f"file://{tmp_path}/index", window="30d", config=IndexConfig(slots=64, max_late_s=10**10))
+    assert audited(spark, tmp_path / "index", source).status == "ok"
+
+    def exchanged(data: bytes) -> bytes:
+        (one, a), (other, b) = parse_trailer(data, "f", len(data)).metadata.topics
+        return rebuilt(data, metadata={"topics": ((one, b), (other, a))})
+
+    [stored] = states(f"file://{tmp_path}/index").objects.values()
+    _changed(tmp_path / "index", stored.name, exchanged)
+    result = audited(spark, tmp_path / "index", source)
+    assert (result.status, result.report.findings) == ("findings", [])
+    assert result.differences is not None and result.differences.counts == {"missing": 0, "extra": 0, "wrong": 100}
+    for one in result.differences.listed:
+        assert one.expected is not None and one.found is not None
+        assert {one.expected.pop("topic"), one.found.pop("topic")} == {"a", "b"} and one.expected == one.found
+
+
+def test_what_is_merged_and_swept_during_an_audit_is_not_missing(
+    spark: Any, sound: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The objects were sound when they were checked, and are gone when the entries are compared."""
+    compare = differences.compare
+
+    def after_a_merge(*arguments: Any) -> Any:
+        merge(spark, storage=f"file://{copy}", window="30d")
+        sweep(f"file://{copy}")
+        return compare(*arguments)
+
+    monkeypatch.setattr(sys.modules["tiered_index.spark.audit"], "compare", after_a_merge)  # `spark.audit` is the function, too
+    result = audited(spark, copy, str(sound / "source.parquet"))
+    assert (result.status, result.report.findings) == ("incomplete", [])
+    assert len(result.report.unchecked) == 4 and "run it again" in str(result.report.unchecked[0][1])
+    assert result.differences is not None and (result.differences.findings, result.differences.unproven) == (0, COUNT)
 
 
 def test_a_part_of_the_time_is_compared(spark: Any, sound: Path, table: pa.Table, tmp_path: Path) -> None:

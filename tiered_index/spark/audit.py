@@ -6,8 +6,8 @@
   and offset of a key's entry agree, something else does not). One shuffle of both sides.
 
 Nothing is changed. Entries may be there more than once: an index keeps what was put twice, and answers it once. What damaged objects held
-can't be known: entries of the source that may have lain there are counted as *unproven*, and only the damage is a finding. One thread
-drives an audit.
+can't be known, nor what went between check and comparison: entries of the source that may have lain there are counted as *unproven*, and
+only the damage is a finding. One thread drives an audit.
 """
 
 from __future__ import annotations
@@ -119,11 +119,13 @@ def audit(
                     schema = seen.genesis.layout.schema
                     entries = entry_frame(frame_of(spark, source, meter.sources(settings.s3)), columns or {}, schema)
                     entries = entries.drop(SKIPPED) if SKIPPED in entries.columns else entries
-                bad = {defect.file for defect in report.findings}
-                damaged = [(o.second_min, o.second_max) for o in seen.objects.values() if o.name in bad]
                 with meter.stage("compare", tasks=True):
                     stored = [o for o in seen.objects.values() if o.second_max >= seconds[0] and o.second_min <= seconds[1]]
-                    differences = compare(entries, stored, meter.address(address), schema, seconds, damaged, most_listed)
+                    bad = {defect.file for defect in report.findings}
+                    with compare(entries, stored, meter.address(address), schema, seconds) as compared:
+                        damaged = [(o.second_min, o.second_max) for o in stored if o.name in bad | compared.unread]
+                        differences = compared.told(damaged, most_listed)
+                    _tell_what_was_unread(compared.unread - bad, report)
         if state is not None:
             _tell_what_went_meanwhile(opened, present, seen, report)
     return AuditResult(
@@ -172,6 +174,13 @@ def _check_one(one: StoredObject | ArchivedSegment, storage: Storage, found: Rep
     except StorageError as error:
         # of a class that can be sent
         found.unchecked.append((one.name, StorageUnavailable(str(error))))
+
+
+def _tell_what_was_unread(names: Iterable[str], report: Report) -> None:
+    """Tell of objects that were sound when they were checked, and could not be read whole when they were compared."""
+    for name in sorted(names):
+        gone = StorageUnavailable(f"{name} could not be read any more when it was compared (a merge may have removed it): run it again")
+        report.unchecked.append((name, gone))
 
 
 def _tell_what_went_meanwhile(storage: Storage, clock: Clock, seen: LogState, report: Report) -> None:

@@ -6,7 +6,7 @@ it (second, size, further columns). Memory: a batch of the source, or 8 MiB of i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -25,13 +25,17 @@ from tiered_index.service.topics import TopicTable
 from tiered_index.service.validation import batch_columns
 from tiered_index.storage.base import Storage
 
-__all__ = ["ENTRY_SCHEMA", "identity_dtype", "source_entries", "stored_entries", "value_dtype"]
+__all__ = ["ENTRY_SCHEMA", "INDEX", "SOURCE", "UNREAD", "identity_dtype", "source_entries", "stored_entries", "value_dtype"]
 
-ENTRY_SCHEMA = "side int, identity binary, value binary, topic string, key string, object string"
-"""`side`: 0 of the source, 1 of the index; the source's rows have topic and key, the index's the object's name."""
+SOURCE, INDEX, UNREAD = range(3)
+ENTRY_SCHEMA = "side int, identity binary, value binary, second long, topic string, key string, object string"
+"""`side`: `SOURCE`, `INDEX`, or `UNREAD`, a row that names an object of which something could not be read.
+
+The source's rows have topic and key; the index's the object's name, and the topic where the file has a table of topics.
+"""
 _ARROW = pa.schema([
-    ("side", pa.int32()), ("identity", pa.binary()), ("value", pa.binary()), ("topic", pa.string()), ("key", pa.string()),
-    ("object", pa.string()),
+    ("side", pa.int32()), ("identity", pa.binary()), ("value", pa.binary()), ("second", pa.int64()), ("topic", pa.string()),
+    ("key", pa.string()), ("object", pa.string()),
 ])  # fmt: skip
 _WINDOW_BYTES = 8 << 20
 _Range = tuple[int, int]
@@ -62,30 +66,53 @@ def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, seconds: _
         kept = np.flatnonzero((columns["second"] >= seconds[0]) & (columns["second"] <= seconds[1]))
         if len(kept):
             taken = {name: values[kept] for name, values in columns.items()}
-            yield _batch(0, taken, schema, batch.column("topic").take(kept), batch.column("key").take(kept), None)
+            yield _batch(SOURCE, taken, schema, batch.column("topic").take(kept), batch.column("key").take(kept), None)
 
 
 def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, seconds: _Range) -> Iterator[pa.RecordBatch]:
     """Yield the entries that an object holds, those within an inclusive range of seconds.
 
-    What is damaged or gone is passed over: checks tell of it. Raises `StorageError`.
+    What is damaged or gone is passed over, and one row more says so. Raises `StorageError`.
     """
     settings = ColdSettings(query_threads=4, block_cache_bytes=0, coalesce_gap_bytes=0)
     with closing(ColdPath(storage, keyed=schema.keyed, settings=settings)) as cold:
         try:
             trailer = cold.trailer(stored)
         except (CorruptFile, ObjectNotFound):
+            yield _unread(stored)
             return
         begin_s = trailer.metadata.begin_ms // 1000
-        for run in _windows(trailer.directory.all_runs()):
-            for data in _readable(cold, stored, run):
+        unread = False
+        for window in _windows(trailer.directory.all_runs()):
+            readable = _readable(cold, stored, window)
+            unread |= len(readable) < len(window)
+            for data in readable:
                 items = np.frombuffer(data, schema.item)
                 times = items["time_diff_s"].astype(np.int64) + begin_s
                 kept = (times >= seconds[0]) & (times <= seconds[1])
                 columns: dict[str, Any] = {name: items[name][kept] for name in items.dtype.names or ()}
                 columns |= {"second": times[kept], "key_hash": normal_hashes(items["key_hash"][kept])}
                 if len(columns["second"]):
-                    yield _batch(1, columns, schema, None, None, stored.name)
+                    topics = _topic_names(columns["topic_id"], trailer.metadata.topics)
+                    yield _batch(INDEX, columns, schema, topics, None, stored.name)
+        if unread:
+            yield _unread(stored)
+
+
+def _topic_names(ids: npt.NDArray[Any], table: Sequence[tuple[int, str]]) -> pa.Array | None:
+    """Return each item's topic by the file's table; None where it has none. What the table lacks has a name that no topic has."""
+    if not table:
+        return None
+    names = {topic_id: name.encode(errors="surrogatepass").decode(errors="replace") for topic_id, name in table}
+    found, places = np.unique(ids, return_inverse=True)
+    texts = pa.array([names.get(topic_id, f"(topic id {topic_id})") for topic_id in found.tolist()], pa.string())
+    return texts.take(pa.array(places))
+
+
+def _unread(stored: StoredObject) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(
+        [{"side": UNREAD, "identity": b"", "value": b"", "second": 0, "topic": None, "key": None, "object": stored.name}], _ARROW
+    )
 
 
 def _windows(runs: list[Run]) -> Iterator[list[Run]]:
@@ -118,7 +145,7 @@ def _batch(
     objects = none if name is None else pa.array([name] * count, pa.string())
     return pa.RecordBatch.from_arrays(
         [pa.array(np.full(count, side, np.int32)), _packed(columns, identity_dtype(schema)), _packed(columns, value_dtype(schema)),
-         *texts, objects], schema=_ARROW,
+         pa.array(np.ascontiguousarray(columns["second"], np.int64)), *texts, objects], schema=_ARROW,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -43,6 +44,9 @@ def check_report_name(uri: str) -> None:
     """Raise `InvalidArgument` where a report can't be written there by its name."""
     if not uri.rpartition("/")[2].endswith(".parquet"):
         raise InvalidArgument(f"a report is one Parquet file, as report.parquet or s3://bucket/audits/2026-11-20.parquet, not {uri!r}")
+    folder = Path(uri).parent
+    if "://" not in uri and not folder.is_dir():
+        raise InvalidArgument(f"the report can't be written to {uri}: there is no folder {folder}")
 
 
 def write_report(result: AuditResult, uri: str, s3: S3Options | None = None) -> None:

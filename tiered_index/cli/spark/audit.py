@@ -70,12 +70,12 @@ def audit(
         spark, source or None, storage=config.storage, columns=spark_columns(columns, constants), begin_ms=begin, end_ms=end,
         most_listed=list_, config=config, progress=progress_of(session),
     )  # fmt: skip
-    if report is not None:
-        write_report(result, report, config.s3)
     if session.out.as_json:
         session.out.document(_document(result, time.monotonic() - begun))
     else:
         _print(session, result, time.monotonic() - begun)
+    if report is not None:
+        write_report(result, report, config.s3)  # last: what was found is told even if this fails
     if result.status == "findings":
         return _FOUND
     return 0 if result.status == "ok" else 3
