@@ -29,8 +29,6 @@ __all__ = [
     "UploadHandle",
     "check_name",
     "check_prefix",
-    "check_range",
-    "check_suffix",
 ]
 
 MAX_NAME_BYTES = 512
@@ -199,15 +197,3 @@ def check_prefix(prefix: str) -> str:
     if len(prefix) > MAX_NAME_BYTES or not _PREFIX.fullmatch(prefix) or ".." in prefix.split("/"):
         raise InvalidArgument(f"not a valid prefix: {prefix[:80]!r}")
     return prefix
-
-
-def check_range(start: int, length: int) -> None:
-    """Raise `InvalidArgument` for a range that no object can have."""
-    if start < 0 or length < 0:
-        raise InvalidArgument(f"a range has no negative numbers: {start}, {length}")
-
-
-def check_suffix(length: int) -> None:
-    """Raise `InvalidArgument` for a suffix that no object can have."""
-    if length < 0:
-        raise InvalidArgument(f"a suffix's length is not negative: {length}")

@@ -20,18 +20,8 @@ from typing import NoReturn
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
-from tiered_index.storage.base import (
-    ByteRange,
-    Bytes,
-    ObjectInfo,
-    PartInfo,
-    Storage,
-    UploadHandle,
-    check_name,
-    check_prefix,
-    check_range,
-    check_suffix,
-)
+from tiered_index.storage.base import ByteRange, Bytes, ObjectInfo, PartInfo, Storage, UploadHandle, check_name, check_prefix
+from tiered_index.storage.ranges import check_range, check_suffix
 from tiered_index.storage.sqlite_bodies import Bodies
 from tiered_index.storage.sqlite_connections import ConnectionPool
 from tiered_index.storage.sqlite_uploads import SqliteUploads
