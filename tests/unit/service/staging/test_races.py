@@ -9,6 +9,23 @@ from tiered_index.errors import StorageUnavailable, WriterFenced
 from tiered_index.service.unpublished import MAX_AGE_S, JobOverdue
 
 
+def overdue(open_spark, clock, **settings):
+    """Return an index with a staged file which no job has compacted in time, so that the host is about to do it."""
+    index = open_spark(refresh_interval_s=10_000, **settings)
+    fill(index, 1)
+    index.run_lifecycle()
+    clock.advance(601)
+    return index
+
+
+def compacts_only(index, faulty):
+    """Let the host compact its file, of which nothing gets into the storage."""
+    faulty.fail("put", name_prefix="data/")
+    with pytest.raises(StorageUnavailable):
+        index.run_lifecycle()
+    assert places(index) == ["compacted"]
+
+
 def test_two_jobs_publish_a_file_once(open_spark, storage, clock):
     index = open_spark()
     fill(index, 1)
@@ -40,14 +57,8 @@ def test_a_compaction_that_took_too_long_is_not_published(open_spark, storage, c
 
 
 def test_a_job_that_is_first_wins_over_the_hosts_upload(open_spark, faulty, storage, clock):
-    index = open_spark(refresh_interval_s=10_000)
-    fill(index, 1)
-    index.run_lifecycle()
-    clock.advance(601)
-    faulty.fail("put", name_prefix="data/")
-    with pytest.raises(StorageUnavailable):
-        index.run_lifecycle()
-    assert places(index) == ["compacted"]
+    index = overdue(open_spark, clock)
+    compacts_only(index, faulty)
     Job(storage, clock).run()
     index.run_lifecycle()
     assert places(index) == ["uploaded"] and found(index) == [1]
@@ -57,10 +68,7 @@ def test_a_job_that_is_first_wins_over_the_hosts_upload(open_spark, faulty, stor
 
 
 def test_a_job_that_comes_between_upload_and_record_wins(open_spark, faulty, storage, clock):
-    index = open_spark(refresh_interval_s=10_000)
-    fill(index, 1)
-    index.run_lifecycle()
-    clock.advance(601)
+    index = overdue(open_spark, clock)
     job = Job(storage, clock).look().compact()
     faulty.fail("put_if_absent", name_prefix="log/", error=lambda text: [job.publish(), StorageUnavailable(text)][1])
     with pytest.raises(StorageUnavailable):
@@ -74,10 +82,7 @@ def test_a_job_that_comes_between_upload_and_record_wins(open_spark, faulty, sto
 @pytest.mark.parametrize("merged", [False, True])
 def test_a_job_that_takes_the_very_log_number_wins(open_spark, storage, clock, merged):
     sneaks = Sneaks(storage)
-    index = open_spark(storage_backend=sneaks, refresh_interval_s=10_000)
-    fill(index, 1)
-    index.run_lifecycle()
-    clock.advance(601)
+    index = overdue(open_spark, clock, storage_backend=sneaks)
     job = Job(storage, clock).look().compact()
 
     def sneak():
@@ -104,10 +109,7 @@ def test_a_file_that_was_published_and_merged_away_does_not_come_again(open_spar
     late = Job(storage, clock).look().compact()
     if when == "compacted":
         clock.advance(601)
-        faulty.fail("put", name_prefix="data/")
-        with pytest.raises(StorageUnavailable):
-            index.run_lifecycle()
-        assert places(index) == ["compacted"]
+        compacts_only(index, faulty)
     Job(storage, clock).run()
     assert merge_all(storage, clock).sources == 1
     assert late.publish() == set() and late.reasons == ["was published and merged meanwhile"]
