@@ -239,6 +239,23 @@ def test_what_is_merged_and_swept_during_an_audit_is_not_missing(
     assert result.differences is not None and (result.differences.findings, result.differences.unproven) == (0, COUNT)
 
 
+def test_what_damage_found_late_hides_is_not_missing(
+    spark: Any, sound: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects of both days lose a run each between the check and the comparison."""
+    compare = differences.compare
+
+    def after_damage(*arguments: Any) -> Any:
+        for stored in states(f"file://{copy}").objects.values():
+            damage_an_item(copy, stored)
+        return compare(*arguments)
+
+    monkeypatch.setattr(sys.modules["tiered_index.spark.audit"], "compare", after_damage)
+    result = audited(spark, copy, str(sound / "source.parquet"))
+    assert (result.status, len(result.report.unchecked)) == ("incomplete", 4)
+    assert result.differences is not None and result.differences.findings == 0 and 0 < result.differences.unproven < COUNT
+
+
 def test_a_part_of_the_time_is_compared(spark: Any, sound: Path, table: pa.Table, tmp_path: Path) -> None:
     first = table.filter(pa.compute.less(table["timestamp_ms"], BEGIN_MS + DAY_MS))
     source = write_parquet(first, tmp_path / "first.parquet")

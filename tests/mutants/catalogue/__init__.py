@@ -19,6 +19,7 @@ from tests.mutants.catalogue import (
     recovery,
     segments,
     several,
+    spark_audit,
     spark_lookup,
     spark_sources,
     spending,
@@ -52,6 +53,7 @@ MUTANTS = (
     *stale.MUTANTS,
     *storages.MUTANTS,
     *spending.MUTANTS,
+    *spark_audit.MUTANTS,
     *spark_lookup.MUTANTS,
     *spark_sources.MUTANTS,
 )

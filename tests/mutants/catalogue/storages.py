@@ -158,4 +158,24 @@ MUTANTS = (
         "storage/metering.py", "self._lock = threading.RLock()", "self._lock = contextlib.nullcontext()",
         (f"{BUDGETS}::test_many_threads_never_get_more_than_the_limit",),
     ),
+    Mutant(
+        "lean-get-beyond-attempts", "a lean attempt that failed is followed by as many ordinary ones as if there had been none",
+        "storage/s3_gets.py", "attempts_spent(1 if failed.wait else 0)", "attempts_spent(0)",
+        ("tests/storage/test_s3_gets.py::test_attempts_are_bounded_whichever_way_they_go",),
+    ),
+    Mutant(
+        "lean-get-of-a-foreign-client", "handlers of a caller's own client are passed over",
+        "storage/s3.py", "is_lean = client is None if lean_gets is None else lean_gets", "is_lean = lean_gets is not False",
+        ("tests/storage/test_s3_gets.py::test_a_client_of_the_callers_own_goes_the_ordinary_way",),
+    ),
+    Mutant(
+        "lean-get-unseen", "lean requests ask no handlers before they are sent, so nobody counts or bounds them",
+        "storage/s3_gets.py", "response = first_non_none_response(self._events.emit(_BEFORE_SEND, request=prepared))", "response = None",
+        ("tests/storage/test_s3_gets.py::test_a_passing_fault_is_handed_over_after_a_wait",),
+    ),
+    Mutant(
+        "lean-get-in-the-old-region", "a bucket in another region costs further requests at every range",
+        "storage/s3_gets.py", 'signing.get("region") or about["region_name"]', 'about["region_name"]',
+        ("tests/storage/test_s3_gets.py::test_another_region_is_found_once",),
+    ),
 )  # fmt: skip

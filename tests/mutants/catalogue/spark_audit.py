@@ -1,0 +1,33 @@
+"""Of audits on Spark."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+TESTS = "tests/spark/test_audit.py"
+
+MUTANTS = (
+    Mutant(
+        "audit-topics-unseen", "entries that stand under another topic, where no look-up finds them, are no finding",
+        "spark/audit_entries.py", 'yield _batch(INDEX, columns, schema, topics, None, stored.name)',
+        'yield _batch(INDEX, columns, schema, None, None, stored.name)',
+        (f"{TESTS}::test_entries_under_another_topic_are_wrong",),
+    ),
+    Mutant(
+        "audit-gone-is-missing", "what a merge and a sweep removed during an audit is told as missing from the index",
+        "spark/audit.py", "if o.name in bad | compared.unread]", "if o.name in bad]",
+        (f"{TESTS}::test_what_is_merged_and_swept_during_an_audit_is_not_missing",),
+    ),
+    Mutant(
+        "audit-half-read-silent", "an object that is read in part is not told of, and what it held is missing",
+        "spark/audit_entries.py", "unread |= len(readable) < len(window)", "unread |= len(readable) > len(window)",
+        (f"{TESTS}::test_what_damage_found_late_hides_is_not_missing",),
+    ),
+    Mutant(
+        "audit-first-interval-only", "of damaged objects only the first interval excuses what is not found",
+        "spark/audit_differences.py", "in _joined(damaged)))", "in _joined(damaged)[:1]))",
+        (f"{TESTS}::test_what_damage_found_late_hides_is_not_missing",),
+    ),
+)  # fmt: skip
