@@ -54,7 +54,7 @@ def merge(
             return 0
         plan(index.log, index.clock, options[0])
         # whose put-if-absent isn't one would let two jobs merge the same files
-        probe_put_if_absent(index.storage, "probe/put-if-absent")
+        probe_put_if_absent(index.storage)
         _merge(session, index, options, threads)
     return 0
 

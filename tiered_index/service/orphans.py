@@ -1,4 +1,4 @@
-"""Objects that no log record names: what crashes left, and what merges have replaced. Found by a listing, deleted when asked.
+"""Objects that no log record names: what crashes left (probes, too), and what merges have replaced. Found by a listing, deleted when asked.
 
 An object that was uploaded a moment ago may be published in the next one, and a reader may still work at the log position before a merge:
 so nothing younger than `older_than_s` is an orphan, nor what was removed from the log since. No job or writer publishes what is nearly as
@@ -20,10 +20,12 @@ from tiered_index.service.removals import Removals
 from tiered_index.service.staged import Ticket
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.storage.base import ObjectInfo, Storage, UploadHandle
+from tiered_index.storage.probe import PROBE_PREFIX
 
 __all__ = ["MIN_AGE_S", "Orphans", "delete_orphans", "find_orphans"]
 
 _AT_ONCE = 1000
+_LISTED = (DATA_PREFIX, SEGMENTS_PREFIX, PROBE_PREFIX)
 MIN_AGE_S = 3600.0
 """Uploads take less than this; the least `older_than_s`."""
 
@@ -50,7 +52,7 @@ def find_orphans(storage: Storage, log: StorageLog, clock: Clock, *, older_than_
     if not older_than_s >= MIN_AGE_S:
         raise InvalidArgument(f"older_than_s must be {MIN_AGE_S:.0f} or more, not {older_than_s!r}: an upload may be under way")
     before_ms = clock.now_ms() - round(older_than_s * 1000)
-    listed = [info for prefix in (DATA_PREFIX, SEGMENTS_PREFIX) for info in storage.list(prefix) if info.modified_ms < before_ms]
+    listed = [info for prefix in _LISTED for info in storage.list(prefix) if info.modified_ms < before_ms]
     staged = list(storage.list(STAGING_PREFIX))
     tickets, renewed = _tickets(storage, staged)
     uploads = [

@@ -77,7 +77,7 @@ class StorageSession:
         except NotAnIndex:
             if wanted.index_id:
                 raise
-            probe_put_if_absent(self.storage, "probe/put-if-absent")
+            probe_put_if_absent(self.storage)
             state = self.log.create(Genesis(secrets.token_hex(8), wanted.layout, wanted.offset_space))
         assert state.genesis is not None
         check_genesis(state.genesis, adapt(state.genesis), where)
@@ -91,7 +91,7 @@ class StorageSession:
     def claim(self, root_id: str) -> None:
         """Become the index's writer. Raises `LockHeld` where another root's lease is in force, `WriterFenced`, `StorageError`."""
         check_lease(self.storage, root_id, self._clock)
-        probe_put_if_absent(self.storage, "probe/put-if-absent")
+        probe_put_if_absent(self.storage)
         epoch = self.log.claim_epoch()
         self._lease = Lease(self.storage, epoch, root_id, self._clock, self._lease_ttl_s)
         self.epoch = epoch

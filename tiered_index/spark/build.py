@@ -138,7 +138,7 @@ def build(
             return replace(result, metrics=meter.metrics)
         with meter.stage("plan"):
             # a server that accepts two records of one number would lose one of two builds
-            probe_put_if_absent(opened, "probe/put-if-absent")
+            probe_put_if_absent(opened)
         with typed_errors(f"building from {_name_of(source)}"), meter.stage("build", tasks=True) as building:
             results = _written(entries, plan, meter.address(address), present.now_ms())
             building.entries = sum(part.entries for part in results)

@@ -18,6 +18,7 @@ from tiered_index.service.merge.run import merge as merge_by
 from tiered_index.service.merge.task import TaskResult, run_task
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark.executors import StorageAddress, typed_errors
+from tiered_index.spark.freed_memory import between_tasks
 from tiered_index.spark.metrics import Address, JobMeter, JobMetrics
 from tiered_index.spark.windows import window_seconds
 from tiered_index.storage.metering import MeteredStorage
@@ -68,7 +69,7 @@ def merge(
         with meter.stage(_DRIVEN):
             log.open()
             # a server that accepts two records of one number would let two jobs merge the same files
-            probe_put_if_absent(opened, "probe/put-if-absent")
+            probe_put_if_absent(opened)
 
         def run_tasks(job: MergeJob) -> Sequence[TaskResult]:
             with typed_errors("a task of the merge"), meter.stage("merge", tasks=True) as stage:
@@ -88,7 +89,7 @@ def _run_on(spark: SparkSession, job: MergeJob, address: Address, now_ms: int) -
     shared = context.broadcast(job)
 
     def run_one(number: int) -> TaskResult:
-        with address.open() as storage:
+        with between_tasks(), address.open() as storage:
             return run_task(shared.value.tasks[number], storage, now_ms)
 
     count = len(job.tasks)

@@ -8,10 +8,13 @@ import uuid
 from tiered_index.errors import ObjectExists, StorageMisconfigured, TieredIndexError
 from tiered_index.storage.base import Storage
 
-__all__ = ["probe_put_if_absent"]
+__all__ = ["PROBE_PREFIX", "probe_put_if_absent"]
+
+PROBE_PREFIX = "probe/"
+"""Objects below it are of no use to anybody a moment later; one may be left by a process that was killed."""
 
 
-def probe_put_if_absent(storage: Storage, name: str) -> None:
+def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-absent") -> None:
     """Put twice to one unique name that starts with `name`, and remove it again.
 
     Raises `StorageMisconfigured` where the second put is accepted, or refused and yet stored: some servers ignore the condition

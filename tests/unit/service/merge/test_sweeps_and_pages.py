@@ -9,6 +9,7 @@ from tests.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, Merging
 from tiered_index.service.merge.publish import publish
 from tiered_index.service.merge.task import run_task
 from tiered_index.service.orphans import delete_orphans, find_orphans
+from tiered_index.storage.probe import probe_put_if_absent
 from tiered_index.storage.wrappers import WrapperStorage
 
 
@@ -28,6 +29,13 @@ class Publishing(WrapperStorage):
         if not self.published:
             self.published = True
             publish(self._job, self._results, self.inner, self._life.log())
+
+
+class KilledBeforeDeleting(WrapperStorage):
+    """A storage whose user comes no further than to what he would have deleted."""
+
+    def delete(self, name):
+        """Don't."""
 
 
 def fill(life: Merging, files: int = 3) -> None:
@@ -74,6 +82,17 @@ def test_uploads_under_way_are_left_alone_until_they_are_old(life: Merging) -> N
     life.clock.advance(2 * HOUR_S)
     delete_orphans(life.storage, find_orphans(life.storage, life.log(), life.clock))
     assert not list(life.storage.list_uploads()) and part.size_bytes == 1
+
+
+def test_the_probe_of_a_process_that_was_killed_is_swept(life: Merging) -> None:
+    fill(life)
+    probe_put_if_absent(KilledBeforeDeleting(life.storage))
+    (left,) = life.storage.list("probe/")
+    life.clock.advance(HOUR_S + 1)
+    found = find_orphans(life.storage, life.log(), life.clock, older_than_s=HOUR_S)
+    assert [info.name for info in found.objects] == [left.name]
+    delete_orphans(life.storage, found)
+    assert not list(life.storage.list("probe/"))
 
 
 def test_pages_go_on_while_hours_become_days_and_days_a_month(life: Merging) -> None:
