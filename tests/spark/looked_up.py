@@ -54,8 +54,13 @@ def plan_of(state: LogState, lookups: Sequence[Lookup], **options: Any) -> Looku
     )
 
 
-def looked_up(storage: Storage, plan: LookupPlan, lookups: Sequence[Lookup], *, batch_rows: int = 64) -> LookedUp:
-    """Return what a bulk lookup of `lookups` answers."""
+def looked_up(
+    storage: Storage, plan: LookupPlan, lookups: Sequence[Lookup], *, batch_rows: int = 64, accepted: bool = False
+) -> LookedUp:
+    """Return what a bulk lookup of `lookups` answers; nothing where an object was missing, unless the plan was `accepted` before.
+
+    Then the tasks run as Spark runs them for blocks that it lost: nobody looks at their reports.
+    """
     made = LookedUp(plan)
     topics, keys, begins, ends = _columns(lookups)
     rows = pa.record_batch({"topic": topics, "key": keys, "begin": begins, "end": ends})
@@ -69,6 +74,8 @@ def looked_up(storage: Storage, plan: LookupPlan, lookups: Sequence[Lookup], *, 
                 made.reports.append(pickle.loads(batch.column("more")[0].as_py()))
             else:
                 found.append(batch)
+    if not accepted and any(report.missing for report in made.reports):
+        return made
     gathered = pa.Table.from_batches(found)
     for partition in range(plan.partitions):
         blocks = gathered.filter(pc.equal(gathered["partition"], partition)).sort_by("kind").to_batches(7)

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, sweep, write_parquet
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.cli.main import run
-from tiered_index.errors import BudgetExceeded, ConfigError, CorruptFile, InvalidArgument, NotAnIndex, StorageError
+from tiered_index.errors import BudgetExceeded, ConfigError, CorruptFile, InvalidArgument, NotAnIndex, StorageError, StorageUnavailable
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import build, look_up, lookup, merge
 from tiered_index.storage.local import LocalStorage
@@ -211,6 +211,20 @@ def test_an_index_that_is_merged_meanwhile_and_an_object_that_is_lost(spark, cop
         lookup(spark, frame, storage=copied)
     partial = look_up(spark, frame, storage=copied, allow_partial=True)
     assert [file for file, _ in partial.failed] == [name] and partial.statuses["partial"] > 0
+
+
+def test_answers_whose_blocks_spark_lost(spark, copied):
+    """They are read anew. What a merge and a sweep removed meanwhile is an error: the rest would be a short answer, called complete."""
+    found = look_up(spark, spark.createDataFrame(ROWS, KEYS), storage=copied, max_count=5)
+    found.release()
+    # another frame each time: one that was used has what it shuffled
+    check(copied, [row.asDict() for row in found.frame.select("*").collect()], 5)
+    assert merge(spark, storage=copied, window="30d", options=MergeOptions(shard_bytes=1 << 20)).jobs > 0
+    assert sweep(copied) > 0
+    with pytest.raises(Exception, match=r"StorageUnavailable: \S+ was removed since these keys were looked up"):
+        found.frame.select("*").collect()
+    with pytest.raises(StorageUnavailable, match="look up again"):
+        found.statuses  # noqa: B018 - a property that runs a job
 
 
 def test_the_command(spark, index, tmp_path, capfd):

@@ -197,6 +197,33 @@ def test_an_object_that_a_merge_removed_ends_the_plan(life):
     check(life, again, lookups)
 
 
+@pytest.mark.parametrize("allow_partial", [False, True])
+def test_blocks_that_are_made_again_are_never_short(life, allow_partial):
+    """Spark lost what tasks had found, and runs them again after objects were removed: an error, no answer that lacks entries."""
+    lookups = lookups_of(life)
+    plan = plan_of(life.state, lookups, allow_partial=allow_partial)
+    check(life, looked_up(life.storage, plan, lookups), lookups)
+    check(life, looked_up(life.storage, plan, lookups, accepted=True), lookups)
+    life.later()
+    life.merge(30 * 86_400)
+    life.later(3)
+    delete_orphans(life.storage, find_orphans(life.storage, life.log(), life.clock))
+    with pytest.raises(StorageUnavailable, match=r"was removed since these keys were looked up.*: look up again"):
+        looked_up(life.storage, plan, lookups, accepted=True)
+
+
+def test_what_fails_when_blocks_are_made_again_is_named(life):
+    lookups = lookups_of(life)
+    plan = plan_of(life.state, lookups, allow_partial=True)
+    whole = looked_up(life.storage, plan, lookups)
+    assert not any(report.failed for report in whole.reports)
+    storage, stored = faulty(life, StorageUnavailable("no answer"))
+    again = looked_up(storage, plan, lookups, accepted=True)
+    assert {status for status, _, _ in again.answers.values()} >= {"partial"}
+    for question, (status, entries, failed) in again.answers.items():
+        assert failed == [{"file": stored.file_id, "error": "no answer"}] or (status, entries) == whole.answers[question][:2]
+
+
 def faulty(made, error):
     """A storage where one file can't be read, and that file."""
     name = next(name for name, stored in made.state.objects.items() if stored.shard is None)

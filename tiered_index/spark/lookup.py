@@ -4,8 +4,9 @@
 keys ─> census ─> plan at one log position ─> to tasks by object ─> each object opened once ─> to partitions by question ─> join to the keys
         tasks     driver                      shuffle               tasks                      shuffle                      Spark
 ```
-What is read from the storage is read while `lookup` runs, and kept by Spark; the DataFrame that it returns asks the storage for nothing. An
-object that is gone meanwhile, since a merge removed it, makes the driver plan again at the log's newer position, a bounded number of times.
+What is read from the storage is read while `lookup` runs, and kept by Spark; the DataFrame that it returns asks the storage for nothing,
+unless Spark lost what it kept. An object that is gone meanwhile, since a merge removed it, makes the driver plan again at the log's newer
+position, a bounded number of times; once answers are given out, a `StorageUnavailable`.
 One thread drives a lookup; nothing is written.
 """
 
@@ -53,7 +54,7 @@ class LookupResult:
 
     `frame` has the answers (None where nothing was made). `requests`, `bytes_read` and `cost_usd` are what tasks asked of the storage;
     `objects` were searched at log position `log_number`. `failed` are objects that could not be read, each with why. Call `release` when
-    `frame` is no longer needed.
+    `frame` is no longer needed. What Spark no longer holds is read anew: as before, or an error of the job where an object is gone.
     """
 
     frame: DataFrame | None
@@ -77,10 +78,11 @@ class LookupResult:
         if self.answers is None:
             return {}
         once = self.answers.select(_QUESTION, "status").distinct()
-        return {row["status"]: row["count"] for row in once.groupBy("status").count().collect()}
+        with typed_errors("counting answers"):
+            return {row["status"]: row["count"] for row in once.groupBy("status").count().collect()}
 
     def release(self) -> None:
-        """Let Spark forget what was read; `frame` can't be used any more."""
+        """Let Spark forget what was read. `frame` would read it anew, as far as it is still there."""
         if self.kept is not None:
             self.kept.unpersist()
 

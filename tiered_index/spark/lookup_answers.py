@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tiered_index.errors import StorageUnavailable
 from tiered_index.format.schema import Schema
 from tiered_index.service.batch_query import Found, best_answers
 from tiered_index.service.rows import row_dtype
 from tiered_index.spark.lookup_plan import LookupPlan
 from tiered_index.spark.lookup_questions import PackedBatch, cells_of, distinct, places_of, records_of
-from tiered_index.spark.lookup_tasks import ASKED, FAILED, FOUND
+from tiered_index.spark.lookup_tasks import ASKED, FAILED, FOUND, MISSING
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -64,7 +65,10 @@ def _arrow_type(dtype: np.dtype[Any]) -> pa.DataType:
 
 
 def answer_partition(batches: Iterable[pa.RecordBatch], plan: LookupPlan, *, nested: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the answers to the questions of a partition; blocks (kind, questions, rows, more) come in order of their kind."""
+    """Yield the answers to the questions of a partition; blocks (kind, questions, rows, more) come in order of their kind.
+
+    Raises `StorageUnavailable` where a task gave up since an object was gone: what it found is no whole answer, whatever it lacks.
+    """
     partition = _Partition(plan)
     for batch in batches:
         kinds = batch.column("kind").to_numpy()
@@ -83,6 +87,9 @@ class _Partition:
         self._failed: dict[int, list[dict[str, str]]] = {}
 
     def add(self, kind: int, blocks: pa.RecordBatch) -> None:
+        if kind == MISSING:
+            name = blocks.column("more")[0].as_py().decode()
+            raise StorageUnavailable(f"{name} was removed since these keys were looked up, and Spark lost what it held: look up again")
         if kind == ASKED:
             self._asked.append(records_of(blocks.column("questions")))
         elif kind == FAILED:

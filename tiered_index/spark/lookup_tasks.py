@@ -27,12 +27,12 @@ from tiered_index.spark.lookup_questions import cells_of, distinct, questions_of
 from tiered_index.spark.lookup_search import HeldAnswers, search_object
 from tiered_index.storage.metering import MeteredStorage
 
-__all__ = ["ASKED", "FAILED", "FOUND", "FOUND_SCHEMA", "REPORT", "TASK_SCHEMA", "TaskReport", "pack_questions", "search_task"]
+__all__ = ["ASKED", "FAILED", "FOUND", "FOUND_SCHEMA", "MISSING", "REPORT", "TASK_SCHEMA", "TaskReport", "pack_questions", "search_task"]
 
 TASK_SCHEMA = "task int, asked binary, wanted binary"
 FOUND_SCHEMA = "kind int, partition int, questions binary, rows binary, more binary"
-ASKED, FAILED, FOUND, REPORT = 0, 1, 2, 3
-"""Kinds of blocks: every question once, questions of an object that could not be read, answers, and what a task spent."""
+ASKED, FAILED, FOUND, REPORT, MISSING = 0, 1, 2, 3, 4
+"""Kinds of blocks: every question once, questions of an object that could not be read, answers, what a task spent, questions given up."""
 _HELD_QUESTIONS = 1 << 18
 _BLOCK_QUESTIONS = 1 << 20
 Array = npt.NDArray[Any]
@@ -118,6 +118,8 @@ def _search_all(
                     yield from _blocks(FOUND, questions_out, rows, plan)
         except MissingObject as error:
             if target.stored.name not in plan.lost:
+                # told with the blocks, too: nobody reads the report of a task that Spark runs once more for blocks that it lost
+                yield from _blocks(MISSING, questions, None, plan, error.name.encode())
                 report.missing = error.name
                 return
             meant = CorruptFile(error.name, "the log names this object, but the storage does not have it")

@@ -35,6 +35,11 @@ MUTANTS = (
         (f"{HERE}::test_an_object_that_a_merge_removed_ends_the_plan[native]",),
     ),
     Mutant(
+        "lookup-short-when-run-again", "tasks that run again for blocks that Spark lost leave out an object that was removed since",
+        "spark/lookup_tasks.py", "yield from _blocks(MISSING, questions, None, plan, error.name.encode())", "pass",
+        (f"{HERE}::test_blocks_that_are_made_again_are_never_short[native-False]",),
+    ),
+    Mutant(
         "lookup-filter-at-any-price", "a filter of megabytes is read for one key",
         "spark/lookup_search.py", "(stored.filter_length + request) * _FILTER_SHARE > wanted", "wanted < 0",
         (f"{HERE}::test_a_filter_is_read_where_it_spares_more",),
