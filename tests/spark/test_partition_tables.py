@@ -20,6 +20,7 @@ from tiered_index.service.merge import writing
 from tiered_index.service.orphans import delete_orphans, find_orphans
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark import build_plan, packing, partition_tables
+from tiered_index.spark.batch_content import BatchContent
 from tiered_index.spark.datasource_writing import EntryStreamWriter, EntryWriter, Written
 from tiered_index.spark.entry_batches import EntryColumns
 from tiered_index.spark.partition_tables import PartitionJob, write_tables
@@ -30,7 +31,7 @@ from tiered_index.testing.model import Answer, ReferenceModel
 from tiered_index.testing.storage_faults import FaultStorage
 
 TABLE = messages(2_000, days=3)
-FIRST, SECOND = MicroBatch("spark:q", 0), MicroBatch("spark:q", 1)
+FIRST, SECOND = MicroBatch("spark:q", 0, BatchContent(2_000, 1)), MicroBatch("spark:q", 1, BatchContent(10, 2))
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -80,6 +81,40 @@ def test_a_query_whose_sink_failed_goes_on(spark: Any, tmp_path: Path) -> None:
     assert list(states(uri).positions.values()) == [1]
     sweep(uri)  # a task of the failed batch may have been broken off while it uploaded
     broker.check(uri)
+
+
+def test_a_checkpoint_that_is_one_batch_older_than_the_index(spark: Any, tmp_path: Path) -> None:
+    """Its last batch is planned anew, with what the log has gained: the same number, more rows."""
+    register(spark)
+    broker, uri, checkpoint = Broker(tmp_path / "store"), f"file://{tmp_path}/index", tmp_path / "checkpoint"
+
+    def run() -> None:
+        with typed_errors("streaming"):
+            start(entries_of(spark, str(tmp_path / "store"), "1m"), tmp_path, endless=False).awaitTermination()
+
+    def restore() -> None:
+        for kind in ("offsets", "commits"):
+            for name in ("0", ".0.crc"):
+                (checkpoint / kind / name).unlink()
+
+    broker.fill(100)
+    run()
+    before = states(uri)
+    restore()
+    run()
+    # nothing was gained: the batch is the same, and done
+    assert (checkpoint / "commits" / "0").exists() and states(uri) == before
+    restore()
+    broker.fill(50)
+    with pytest.raises(InvalidArgument, match=r"has micro-batch 0 of this query already, of 200 entries.*checkpoint is older"):
+        run()
+    assert states(uri) == before and sweep(uri) == 0
+    shutil.rmtree(checkpoint)
+    run()
+    assert total(uri) == 200 + 300
+    with IndexReader.open(uri) as reader:
+        answer = reader.query("orders", "all", max_count=1_000)
+        assert [Answer.of(item) for item in answer.items] == broker.model.query("orders", "all", max_count=None)
 
 
 @pytest.mark.slow

@@ -19,7 +19,17 @@ from tiered_index.format.layout import Layout
 from tiered_index.format.slot_map import SlotMap
 from tiered_index.service.chunks import later_positions
 
-__all__ = ["ArchivedSegment", "Genesis", "LogRecord", "LogState", "StoredObject", "TableShard", "decode_document", "encode_document"]
+__all__ = [
+    "ArchivedSegment",
+    "Genesis",
+    "LogRecord",
+    "LogState",
+    "StoredObject",
+    "StreamBatch",
+    "TableShard",
+    "decode_document",
+    "encode_document",
+]
 
 LOG_VERSION = 1
 _MARK = b"\n#crc32 "
@@ -136,6 +146,27 @@ class ArchivedSegment:
         return cls(**values)
 
 
+@dataclass(frozen=True, slots=True)
+class StreamBatch:
+    """The last batch of a stream that was published: its number, and what tells it from another batch of that number.
+
+    `checksum` (u64) is a sum over the entries that depends neither on their order nor on how they were cut into tables.
+    """
+
+    number: int
+    entries: int
+    checksum: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as stored in a record."""
+        return {"number": self.number, "entries": self.entries, "checksum": f"{self.checksum:016x}"}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> StreamBatch:
+        """Return the batch that `to_json` described; unknown fields are ignored."""
+        return cls(int(document["number"]), int(document["entries"]), int(document["checksum"], 16))
+
+
 @dataclass(frozen=True)
 class Genesis:
     """What record 1 fixes for good: which index this is and what its files look like."""
@@ -168,13 +199,14 @@ class LogRecord:
     positions: dict[str, int] = field(default_factory=dict)
     genesis: Genesis | None = None
     archive: tuple[ArchivedSegment, ...] = ()
+    batches: dict[str, StreamBatch] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """Return the record's bytes."""
         return encode_document({
             "kind": self.kind, "number": self.number, "epoch": self.epoch, "attempt": self.attempt, "created_ms": self.created_ms,
             "add": [o.to_json() for o in self.add], "remove": list(self.remove), "positions": self.positions,
-            "genesis": self.genesis.to_json() if self.genesis else None, **_archive_json(self.archive),
+            "genesis": self.genesis.to_json() if self.genesis else None, **_archive_json(self.archive), **_batches_json(self.batches),
         })  # fmt: skip
 
     @classmethod
@@ -186,7 +218,7 @@ class LogRecord:
                 int(document["number"]), str(document["kind"]), int(document["epoch"]), str(document["attempt"]),
                 int(document["created_ms"]), tuple(StoredObject.from_json(o) for o in document["add"]),
                 tuple(str(name) for name in document["remove"]), {str(k): int(v) for k, v in document["positions"].items()},
-                Genesis.from_json(document["genesis"]) if document["genesis"] else None, _archive_of(document),
+                Genesis.from_json(document["genesis"]) if document["genesis"] else None, _archive_of(document), _batches_of(document),
             )  # fmt: skip
         except MALFORMED as error:
             raise CorruptFile(file, f"log record is not what this version writes: {error!r}") from error
@@ -202,6 +234,7 @@ class LogState:
     objects: dict[str, StoredObject] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
     archive: dict[str, ArchivedSegment] = field(default_factory=dict)
+    batches: dict[str, StreamBatch] = field(default_factory=dict)
 
     def apply(self, record: LogRecord, file: str) -> LogState:
         """Return the state after `record`, which must be the next one. Raises `CorruptFile` for one that contradicts the state."""
@@ -275,6 +308,7 @@ class LogState:
             "genesis": self.genesis.to_json() if self.genesis else None,
             "objects": [o.to_json() for o in self.objects.values()], "positions": self.positions,
             **_archive_json(self.archive.values()),
+            **_batches_json(self.batches),
         })  # fmt: skip
 
     @classmethod
@@ -286,7 +320,7 @@ class LogState:
             return cls(
                 int(document["number"]), int(document["epoch"]), Genesis.from_json(document["genesis"]),
                 {o.name: o for o in objects}, {str(k): int(v) for k, v in document["positions"].items()},
-                {segment.name: segment for segment in _archive_of(document)},
+                {segment.name: segment for segment in _archive_of(document)}, _batches_of(document),
             )  # fmt: skip
         except MALFORMED as error:
             raise CorruptFile(file, f"checkpoint is not what this version writes: {error!r}") from error
@@ -298,6 +332,7 @@ class Fold:
     def __init__(self, begun: LogState) -> None:
         self.number, self._epoch, self._genesis, self._positions = begun.number, begun.epoch, begun.genesis, begun.positions
         self._objects, self._archive, self._copied = begun.objects, begun.archive, False
+        self._batches = begun.batches
         self._places: set[tuple[str, int]] | None = None  # of the segments in the archive, once they matter
 
     def add(self, record: LogRecord, file: str) -> None:
@@ -330,10 +365,12 @@ class Fold:
         self._epoch = max(self._epoch, record.epoch)
         self._genesis = self._genesis or record.genesis
         self._positions = later_positions(self._positions, record.positions)
+        later = {s: batch for s, batch in record.batches.items() if s not in self._batches or batch.number > self._batches[s].number}
+        self._batches = {**self._batches, **later} if later else self._batches
 
     def state(self) -> LogState:
         """Return the state reached."""
-        return LogState(self.number, self._epoch, self._genesis, self._objects, self._positions, self._archive)
+        return LogState(self.number, self._epoch, self._genesis, self._objects, self._positions, self._archive, self._batches)
 
 
 def _archive_json(segments: Iterable[ArchivedSegment]) -> dict[str, Any]:
@@ -344,6 +381,15 @@ def _archive_json(segments: Iterable[ArchivedSegment]) -> dict[str, Any]:
 
 def _archive_of(document: dict[str, Any]) -> tuple[ArchivedSegment, ...]:
     return tuple(ArchivedSegment.from_json(segment) for segment in document.get("archive", []))
+
+
+def _batches_json(batches: dict[str, StreamBatch]) -> dict[str, Any]:
+    """Return the optional member of records and checkpoints: none where no stream has one."""
+    return {"batches": {stream: batch.to_json() for stream, batch in batches.items()}} if batches else {}
+
+
+def _batches_of(document: dict[str, Any]) -> dict[str, StreamBatch]:
+    return {str(stream): StreamBatch.from_json(batch) for stream, batch in document.get("batches", {}).items()}
 
 
 def encode_document(document: dict[str, Any]) -> bytes:

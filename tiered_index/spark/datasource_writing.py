@@ -4,8 +4,8 @@ The driver joins or creates the index and tells each task which one it is; a tas
 what it uploaded; the driver's `commit` completes the uploads and appends one log record. Spark's commit coordinator decides nothing here:
 whatever it lets be repeated, or run twice, are objects that no record names.
 
-A micro-batch is known by the query's id, which Spark keeps in the checkpoint and hands to every task, and its number: a repeated one finds
-itself in the log. A new checkpoint is another query, which reads from the beginning, and publishes from the beginning.
+A micro-batch is known by the query's id, which Spark keeps in the checkpoint and hands to every task, its number, and what it holds: a
+repeated one finds itself in the log. A new checkpoint is another query, which reads from the beginning, and publishes from the beginning.
 
 Each call of Spark's comes in a Python worker of its own: `commit` and `abort` know nothing of each other but the messages. `abort` follows
 a failed `commit`, too, whose record may be in the log for all that; it then has a message of every task and leaves all to `orphans`.
@@ -14,7 +14,7 @@ a failed `commit`, too, whose record may be in the log for all that; it then has
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -24,12 +24,13 @@ from pyspark.sql.types import StructType
 
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.errors import CorruptFile, InvalidArgument, SchemaMismatch, StorageUnavailable
 from tiered_index.service.merge.publish import abandon
 from tiered_index.service.merge.writing import FinishedShard
 from tiered_index.service.opening import wanted_genesis
 from tiered_index.service.session import StorageSession
 from tiered_index.service.storage_log import StorageLog
+from tiered_index.spark.batch_content import BatchContent
 from tiered_index.spark.build import stored_genesis
 from tiered_index.spark.datasource_options import Options
 from tiered_index.spark.entry_batches import EntryColumns
@@ -51,10 +52,11 @@ _QUERY_ID = "sql.streaming.queryId"
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What one task uploaded, and of which query it is one, where it is one of a stream."""
+    """What one task uploaded; of which query it is one and what the entries were, where it is one of a stream."""
 
     shards: tuple[FinishedShard, ...]
     query: str | None
+    content: BatchContent = field(default_factory=BatchContent)
 
 
 Messages = Sequence[WriterCommitMessage | None]
@@ -65,7 +67,7 @@ def prepared(options: Options, schema: StructType, *, probe: bool) -> tuple[Part
     address = StorageAddress(options.path)
     clock = SystemClock()
     settings, now_ms = _settings(options), clock.now_ms()
-    length = window_seconds(options.text("window") or "1d")
+    length = window_seconds("1d" if (window := options.text("window")) is None else window)
     most = options.number("maxWindows")
     if most is not None and most < 1:
         raise InvalidArgument(f"maxWindows is how many windows a task may write, at least 1, not {most}")
@@ -74,12 +76,15 @@ def prepared(options: Options, schema: StructType, *, probe: bool) -> tuple[Part
         log = StorageLog(storage, clock)
         genesis = stored_genesis(log, settings, storage.uri)
         wanted = genesis or wanted_genesis(settings, None)
-        columns = EntryColumns.of([(field.name, field.dataType.simpleString()) for field in schema], wanted.layout.schema)
+        columns = EntryColumns.of([(column.name, column.dataType.simpleString()) for column in schema], wanted.layout.schema)
         if genesis is None:
             genesis = StorageSession(storage, log, clock, settings.lease_ttl_s).join(wanted, lambda stored: wanted)
         elif probe:
             # a server that accepts two records of one number would lose one of two writes
             probe_put_if_absent(storage, "probe/put-if-absent")
+        if (items := options.number("items")) not in (None, genesis.layout.items):
+            # a file's room is no part of what `check_genesis` compares: writers may choose their own
+            raise SchemaMismatch(f"{storage.uri} was created with {genesis.layout.items:,} items a file, not {items:,}")
         sequence = max((stored.sequence for stored in log.state.objects.values()), default=0)
     return PartitionJob(address, genesis, scale, sequence, most or _MAX_WINDOWS, now_ms), columns
 
@@ -130,7 +135,13 @@ class EntryStreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty(_QUERY_ID) if context is not None else None
         if not query:
             raise InvalidArgument("this Spark doesn't tell tasks which query they are of: a repeated micro-batch would be published twice")
-        return Written(write_tables(self._columns.batches(iterator), self._job).shards, query)
+        parts: list[BatchContent] = []
+
+        def seen(items: Any, seconds: Any) -> None:
+            parts.append(BatchContent.of(items, seconds))
+
+        written = write_tables(self._columns.batches(iterator), self._job, seen)
+        return Written(written.shards, query, BatchContent.joined(parts))
 
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
         """Publish a micro-batch, or take back what it uploaded where it was published before. Driver. Raises as `EntryWriter.commit`.
@@ -139,8 +150,9 @@ class EntryStreamWriter(DataSourceStreamArrowWriter):
         """
         shards = _all_shards(messages)
         if shards:
-            [query] = {message.query for message in messages if isinstance(message, Written)}
-            batch = MicroBatch(f"spark:{query}", batchId)
+            written = [message for message in messages if isinstance(message, Written)]
+            [query] = {message.query for message in written}
+            batch = MicroBatch(f"spark:{query}", batchId, BatchContent.joined(message.content for message in written))
             _publish(self._job, shards, lambda storage, log: publish_batch(shards, batch, storage, log))
 
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name

@@ -6,7 +6,8 @@ million entries, packed and sorted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,16 +21,19 @@ from tiered_index.service.topics import TopicTable
 from tiered_index.service.validation import batch_columns
 from tiered_index.spark.build_plan import BuildPlan
 
-__all__ = ["BLOCK_SCHEMA", "pack_batches"]
+__all__ = ["BLOCK_SCHEMA", "Seen", "pack_batches"]
 
 BLOCK_SCHEMA = "partition int, piece long, items binary, checksum binary"
+Seen = Callable[[npt.NDArray[Any], npt.NDArray[np.int64]], None]
 _HELD_ITEMS = 1 << 20
 _BLOCK_ITEMS = 1 << 16
 _ARROW = pa.schema([("partition", pa.int32()), ("piece", pa.int64()), ("items", pa.binary()), ("checksum", pa.binary())])
 
 
-def pack_batches(batches: Iterable[pa.RecordBatch], plan: BuildPlan) -> Iterator[pa.RecordBatch]:
+def pack_batches(batches: Iterable[pa.RecordBatch], plan: BuildPlan, seen: Seen | None = None) -> Iterator[pa.RecordBatch]:
     """Yield blocks of the entries in `batches` (the fields of entries, see `columns`). Raises `InvalidArgument` for bad values.
+
+    `seen` is called once with each entry, in pieces: items (n) and their seconds (i64, n).
 
     `checksum` is that of all entries of a yielded batch and stands in its first row, 8 bytes, 0 in the others: sums are what is compared.
     """
@@ -45,10 +49,10 @@ def pack_batches(batches: Iterable[pa.RecordBatch], plan: BuildPlan) -> Iterator
         held.append(columns)
         count += len(batch)
         if count >= _HELD_ITEMS:
-            yield _blocks(held, count, plan)
+            yield _blocks(held, count, plan, seen)
             held, count = [], 0
     if count:
-        yield _blocks(held, count, plan)
+        yield _blocks(held, count, plan, seen)
 
 
 def _with_topic_ids(batch: pa.RecordBatch, topics: TopicTable) -> pa.RecordBatch:
@@ -64,7 +68,7 @@ def _with_topic_ids(batch: pa.RecordBatch, topics: TopicTable) -> pa.RecordBatch
     return batch.set_column(at, "topic_id", filled)
 
 
-def _blocks(held: list[Columns], count: int, plan: BuildPlan) -> pa.RecordBatch:
+def _blocks(held: list[Columns], count: int, plan: BuildPlan, seen: Seen | None) -> pa.RecordBatch:
     dtype = plan.genesis.layout.schema.item
     seconds = np.concatenate([columns["second"] for columns in held])
     hashes = normal_hashes(np.concatenate([columns["key_hash"] for columns in held]))
@@ -73,6 +77,8 @@ def _blocks(held: list[Columns], count: int, plan: BuildPlan) -> pa.RecordBatch:
     for name in dtype.names or ():
         items[name] = seconds - begins if name == "time_diff_s" else np.concatenate([columns[name] for columns in held])
     checksum = entry_checksum(items, seconds)
+    if seen is not None:
+        seen(items, seconds)
     order = np.argsort(pieces, kind="stable")
     pieces, packed = pieces[order], items[order]
     # a block ends where a piece does, and after so many items

@@ -24,7 +24,7 @@ from tiered_index.service.merge.publish import abandon
 from tiered_index.spark.build_plan import BuildPlan, plan_build
 from tiered_index.spark.census import CENSUS_COLUMNS, Census, count_batches
 from tiered_index.spark.metrics import Address
-from tiered_index.spark.packing import pack_batches
+from tiered_index.spark.packing import Seen, pack_batches
 from tiered_index.spark.shards import PartitionResult, write_blocks
 from tiered_index.spark.windows import WindowScale
 
@@ -43,10 +43,10 @@ class PartitionJob:
     now_ms: int
 
 
-def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob) -> PartitionResult:
+def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: Seen | None = None) -> PartitionResult:
     """Write the tables of `entries` (fields of entries, each with a key). Raises `InvalidArgument` for bad values, what the storage raises.
 
-    Nothing that was uploaded is left where it fails, as far as the storage lets it be taken back.
+    `seen` is called as by `pack_batches`. Nothing that was uploaded is left where it fails, as far as the storage lets it be taken back.
     """
     with tempfile.TemporaryDirectory(prefix="tiered-index-") as folder:
         kept, blocks = Path(folder) / "entries", Path(folder) / "blocks"
@@ -56,7 +56,7 @@ def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob) -> Partit
         plan = plan_build(
             census, job.genesis, job.scale, shards="auto", parallelism=1, sequence=job.sequence, max_windows=job.max_windows
         )
-        pieces = _packed(kept, blocks, plan)
+        pieces = _packed(kept, blocks, plan, seen)
         kept.unlink()
         result = write_blocks(_by_piece(blocks, pieces), plan, job.address, job.now_ms)
     try:
@@ -97,12 +97,12 @@ def _kept(entries: Iterable[pa.RecordBatch], path: Path, job: PartitionJob) -> C
             writer.close()
 
 
-def _packed(kept: Path, path: Path, plan: BuildPlan) -> list[list[int]]:
+def _packed(kept: Path, path: Path, plan: BuildPlan, seen: Seen | None) -> list[list[int]]:
     """Write the blocks of the entries in `kept` to a file; return the piece of each row of each of its batches."""
     pieces: list[list[int]] = []
     with pa.memory_map(str(kept)) as source, pa.ipc.open_stream(source) as batches, pa.OSFile(str(path), "wb") as sink:
         writer: pa.RecordBatchFileWriter | None = None
-        for batch in pack_batches(batches, plan):
+        for batch in pack_batches(batches, plan, seen):
             writer = writer or pa.ipc.new_file(sink, batch.schema)
             writer.write_batch(batch)
             pieces.append(batch.column("piece").to_pylist())

@@ -3,7 +3,7 @@
 `mode` is decided again by the state that the record follows, so of two builds of one window with ``error`` only one is published, whatever
 their order. Quarantine windows are all builds': there only what has just the same entries counts (`quarantine`).
 So is decided whether a micro-batch was published before: the record carries (stream, number of the batch) as a source position, which the
-log keeps for good.
+log keeps for good, and beside it what the batch holds. Another content under the last number is not a batch that comes again.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.log_records import LogRecord, LogState
+from tiered_index.service.log_records import LogRecord, LogState, StreamBatch
 from tiered_index.service.merge.publish import abandon, complete
 from tiered_index.service.merge.writing import FinishedShard
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.service.unpublished import append_in_time
+from tiered_index.spark.batch_content import BatchContent
 from tiered_index.spark.build_plan import BuildPlan
 from tiered_index.spark.quarantine import repeated
 from tiered_index.spark.windows import QUARANTINE_S
@@ -35,14 +36,31 @@ class MicroBatch:
 
     stream: str
     number: int
+    content: BatchContent
+
+    @property
+    def told(self) -> StreamBatch:
+        """What the log's record says of it."""
+        return StreamBatch(self.number, self.content.entries, self.content.checksum)
 
     def is_in(self, state: LogState) -> bool:
-        """Return whether the batch has been published. Raises `InvalidArgument` where a later one has: this one may be of other rows."""
+        """Return whether the batch has been published.
+
+        Raises `InvalidArgument` where a later one has, or one of this number with other entries: this one's would be lost. Records of
+        earlier versions don't say what a batch held; there the number alone counts.
+        """
         last = state.positions.get(self.stream, -1)
         if last > self.number:
             raise InvalidArgument(
                 f"the index has micro-batch {last} of this query already, and {self.number} comes now: its checkpoint is older than the "
                 "index, or another driver goes on with it; begin with a new checkpoint"
+            )
+        told = state.batches.get(self.stream)
+        if last == self.number and told is not None and told.number == last and told != self.told:
+            raise InvalidArgument(
+                f"the index has micro-batch {last} of this query already, of {told.entries:,} entries, and the {self.content.entries:,} "
+                "that come now under its number are others: its checkpoint is older than the index, or the query was changed, or makes "
+                "other rows each time; begin with a new checkpoint"
             )
         return last == self.number
 
@@ -70,7 +88,7 @@ def publish_shards(shards: Sequence[FinishedShard], mode: str, storage: Storage,
 def publish_batch(shards: Sequence[FinishedShard], batch: MicroBatch, storage: Storage, log: StorageLog) -> bool:
     """Publish a micro-batch unless it was before; return False and take the uploads back then.
 
-    Raises as `publish_tables`, and `InvalidArgument` where a later batch was published.
+    Raises as `publish_tables`, and `InvalidArgument` where a later batch was published, or other entries under its number.
     """
     state = log.refresh()
     names = {shard.stored.name for shard in shards}
@@ -130,6 +148,7 @@ def _published(
             return None
         removed = _replaced(state, windows, mode) + repeated(state, shards, mode, storage)
         positions = {} if batch is None else {batch.stream: batch.number}
-        return LogRecord(0, "build", 0, "", 0, tuple(shard.stored for shard in shards), removed, positions)
+        told = {} if batch is None else {batch.stream: batch.told}
+        return LogRecord(0, "build", 0, "", 0, tuple(shard.stored for shard in shards), removed, positions, batches=told)
 
     return append_in_time("a build", shards, make, storage, log), len(removed)

@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 __all__ = ["MUTANTS"]
 
 WRITING = "tests/spark/test_partition_tables.py"
+CONTENT = "tests/spark/test_batch_content.py"
 READING, MESSAGES = "tests/spark/test_datasource_reading.py", "tests/spark/test_datasource_messages.py"
 
 MUTANTS = (
@@ -54,5 +55,20 @@ MUTANTS = (
         "older-batch-dropped", "a checkpoint that is older than the index loses messages without a word",
         "spark/publishing.py", "        if last > self.number:\n", "        if last < -1:\n",
         (f"{WRITING}::test_a_batch_is_in_the_log_once_and_what_came_again_is_taken_back",),
+    ),
+    Mutant(
+        "planned-anew-dropped", "a checkpoint one batch older than the index loses messages without a word",
+        "spark/publishing.py", "told.number == last and told != self.told:", "told.number != last and told != self.told:",
+        (f"{CONTENT}::test_other_rows_under_the_last_number_are_refused_and_taken_back",),
+    ),
+    Mutant(
+        "content-by-cut", "a micro-batch that comes again in other tasks passes for another one",
+        "spark/batch_content.py", ' if name != "topic_id"]', " if name]",
+        (f"{CONTENT}::test_the_same_rows_are_a_repeat_however_they_are_cut",),
+    ),
+    Mutant(
+        "batch-not-in-checkpoints", "what a micro-batch held is forgotten with its record",
+        "service/log_records.py", "            **_batches_json(self.batches),\n", "            **_batches_json({}),\n",
+        ("tests/unit/service/test_stream_batches.py::test_batches_come_back_as_they_were",),
     ),
 )  # fmt: skip
