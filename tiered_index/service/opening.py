@@ -117,7 +117,9 @@ def wanted_genesis(config: IndexConfig, stored: Genesis | None) -> Genesis:
     if config.item_type is not None:
         schema = Schema.of(config.item_type)
     offset_space = config.offset_space if "offset_space" in given else stored.offset_space
-    return Genesis(stored.index_id, Layout(preset, schema, config.slots or layout.slots, config.items or layout.items), offset_space)
+    slots = layout.slots if config.slots is None else config.slots
+    items = layout.items if config.items is None else config.items
+    return Genesis(stored.index_id, Layout(preset, schema, slots, items), offset_space)
 
 
 def _join(
