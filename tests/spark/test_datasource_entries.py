@@ -139,6 +139,15 @@ def test_a_filter_that_needs_an_unknown_key_is_refused(session, written):
             frame.collect()
 
 
+def test_pushdown_that_the_configuration_forbids_is_an_error(session, written):
+    uri, rows = written
+    session.conf.set(PUSHDOWN, "false")
+    with pytest.raises(Exception, match=r"spark\.sql\.python\.filterPushdown\.enabled"):
+        load(session, uri, pushdown="on").filter("key = 'key-0'").collect()
+    session.conf.set(PUSHDOWN, "true")
+    assert load(session, uri, pushdown="on").count() == len(rows)
+
+
 def test_errors_and_schemas_of_the_user_reach_spark(session, written):
     uri, _ = written
     with pytest.raises(InvalidArgument, match="unknown option 'begin'; the options are path, topic, key, beginMs"), typed_errors("reading"):
@@ -147,6 +156,10 @@ def test_errors_and_schemas_of_the_user_reach_spark(session, written):
         session.read.format("tiered_index").schema("topic string, offset string").load(uri).collect()
     rows = session.read.format("tiered_index").schema("size int, topic string").option("topic", "orders").load(uri).collect()
     assert {row.topic for row in rows} == {"orders"} and rows[0].__fields__ == ["size", "topic"]
+    # in any case of letters, as in Spark
+    frame = session.read.format("tiered_index").schema("OFFSET long, Key string, TIMESTAMP timestamp").option("pushdown", "on").load(uri)
+    rows = frame.filter("key = 'key-0'").collect()
+    assert rows[0].__fields__ == ["OFFSET", "Key", "TIMESTAMP"] and {row.Key for row in rows} == {"key-0"}
 
 
 def test_an_index_that_is_merged_between_planning_and_reading(session, tmp_path):

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
+from pyspark.sql.types import StructField, StructType
 
 from tests.spark.entries import BEGIN_MS
 from tiered_index import IndexService
@@ -66,6 +67,15 @@ def rows_of(parts):
 
 def messages_of(store):
     return list(CommitLogReader(store / "commitlog").messages())
+
+
+def test_a_schema_of_the_user_may_have_other_letters(filled):
+    made = source(filled)
+    kinds = {column.name: column.dataType for column in made.schema()}
+    names = ("TOPIC", "Keys", "Store_Size", "BODY")
+    reader = made.reader(StructType([StructField(name, kinds[name.lower()]) for name in names]))
+    rows = [row for part in reader.partitions() for found in reader.read(part) for row in found.to_pylist()]
+    assert rows == [{name: row[name.lower()] for name in names} for row in rows_of(batch(filled))] and len(rows) == 300
 
 
 def test_every_message_is_a_row(filled):

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import (
     CaseInsensitiveDict,
+    DataSourceReader,
     EqualNullSafe,
     EqualTo,
     GreaterThan,
@@ -24,7 +25,7 @@ from pyspark.sql.datasource import (
     Not,
     StringStartsWith,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from tests.merging import BASE_MS, RegionItem
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states
@@ -210,6 +211,35 @@ def test_filters_that_need_an_unknown_key_are_refused(written, pushed):
         with pytest.raises(InvalidArgument, match="filter key by = or IN"):
             scan(uri, pushed, source=EntrySource, pushdown="on")
     assert scan(uri, pushed, source=EntrySource, key="nobody's") == []
+
+
+@pytest.mark.parametrize("mode", ["auto", "on", "off"])
+def test_only_pushdown_on_asks_for_filters(written, mode):
+    """Spark refuses a reader that takes filters where its configuration is off, and tells so: without any, `key =` would find nothing."""
+    uri, _ = written
+    made = EntrySource({"path": uri, "pushdown": mode})
+    assert (type(made.reader(made.schema())).pushFilters is not DataSourceReader.pushFilters) == (mode == "on")
+
+
+def test_a_schema_of_the_user_may_have_other_letters(tmp_path):
+    uri = f"file://{tmp_path}/storage"
+    settings = IndexConfig(root=tmp_path / "root", storage=uri, slots=64, item_type=RegionItem, background=False)
+    with IndexService.open(settings, clock=ManualClock(BASE_MS)) as index:
+        index.put("t", 1, "k", 5, 9, BASE_MS, region=7, price=2.5, tag=b"ab")
+        index.seal()
+        index.run_lifecycle()
+    made = ApartEntrySource({"path": uri})
+    kinds = {column.name: column.dataType for column in made.schema()}
+    names = ("REGION", "Offset", "KEY", "Topic", "TimeStamp")
+    whole = StructType([StructField(name, kinds[name.lower()]) for name in names])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, PUSHING, sys)
+        reader = made.reader(whole)
+    list(reader.pushFilters([EqualTo(("KEY",), "k"), EqualTo(("Topic",), "t")]))
+    [found] = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert found.to_pylist() == [{"REGION": 7, "Offset": 5, "KEY": "k", "Topic": "t", "TimeStamp": at(BASE_MS // 1000 * 1000)}]
+    with pytest.raises(InvalidArgument, match="not their texts"):
+        scan(uri, EqualTo(("KEY",), "k"), source=EntrySource)
 
 
 def test_bad_options_and_places(written, tmp_path):

@@ -85,13 +85,16 @@ class EntrySource(DataSource):
         return columns_of(_schema_of(state))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader, one that takes filters only where Spark is about to push some: it refuses such a one where pushdown is off."""
+        """Return a reader, one that takes filters where Spark is about to push some: it refuses such a one where pushdown is off.
+
+        With option pushdown ``on`` that is what is wanted: without filters the column key is null, and `key =` would find nothing.
+        """
         options = self._options()
         mode = options.choice("pushdown", ("auto", "on", "off"))
         selection = Selection.of_options(options)
         size = options.size("maxPartitionBytes") or _PARTITION_BYTES
         address = _address(options)
-        if not is_pushing():
+        if mode != "on" and not is_pushing():
             return EntryReader(address, selection, size, schema)
         return PushedEntryReader(address, selection, size, schema, prunes=mode == "on" or (mode == "auto" and self.scans_are_apart))
 
@@ -141,9 +144,10 @@ class EntryReader(DataSourceReader):
             plan = partition.value
             with self._address.open("task") as (storage, line):
                 line.log_number, line.files = plan.log_number, len({part.stored.name for part in plan.parts})
-                for batch in read_task(plan, storage, to_arrow_schema(self._schema, timezone="UTC")):
+                own = require_columns(self._schema, columns_of(plan.schema), f"the index in {self._address.uri}")
+                for batch in read_task(plan, storage, to_arrow_schema(own, timezone="UTC")):
                     line.rows += len(batch)
-                    yield batch
+                    yield batch.rename_columns(self._schema.names)
 
 
 class PushedEntryReader(EntryReader):
@@ -185,17 +189,21 @@ def columns_of(schema: Schema) -> StructType:
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
-def require_columns(wanted: StructType, columns: StructType, what: str) -> None:
-    """Raise `SchemaMismatch` unless `wanted`, which a user may have given, are some of `columns` with their types."""
-    kinds = {column.name: column.dataType.simpleString() for column in columns}
+def require_columns(wanted: StructType, columns: StructType, what: str) -> StructType:
+    """Return which of `columns` those of `wanted` are, in its order; a user may have given it, in any case of letters, as in Spark.
+
+    Raises `SchemaMismatch` for a column that isn't there or has another type.
+    """
+    own = {column.name.lower(): column for column in columns}
     for column in wanted:
-        kind = kinds.get(column.name)
-        if kind != column.dataType.simpleString():
-            told = "there is no such column" if kind is None else f"it is {kind}"
+        known, kind = own.get(column.name.lower()), column.dataType.simpleString()
+        if known is None or known.dataType.simpleString() != kind:
+            told = "there is no such column" if known is None else f"it is {known.dataType.simpleString()}"
             raise SchemaMismatch(
-                f"{what}: column {column.name!r} was wanted as {column.dataType.simpleString()}, and {told}; "
-                f"the columns are {', '.join(f'{name} {known}' for name, known in kinds.items())}"
+                f"{what}: column {column.name!r} was wanted as {kind}, and {told}; "
+                f"the columns are {', '.join(f'{each.name} {each.dataType.simpleString()}' for each in columns)}"
             )
+    return StructType([own[column.name.lower()] for column in wanted])
 
 
 def _schema_of(state: LogState) -> Schema:

@@ -80,9 +80,10 @@ class Selection:
 
 
 def _column_of(pushed: Any) -> str:
+    """Return the name of a filter's column; a schema of the user may have it in other letters."""
     while hasattr(pushed, "child"):
         pushed = pushed.child
-    return ".".join(getattr(pushed, "attribute", ()))
+    return ".".join(getattr(pushed, "attribute", ())).lower()
 
 
 def _equal_values(pushed: Any) -> Sequence[Any] | None:

@@ -186,17 +186,17 @@ def reader_of(folder: Path, size_bytes: int) -> CommitLogReader:
 
 
 def _batches(reader: CommitLogReader, stretch: Stretch, settings: MessageSettings, schema: StructType) -> Iterator[pa.RecordBatch]:
-    wanted = to_arrow_schema(schema, timezone="UTC")
+    wanted, own = to_arrow_schema(schema, timezone="UTC"), require_columns(schema, settings.columns, settings.path).names
     held: list[Message] = []
     size = 0
     for message in _messages(reader, stretch, skip_corrupt=settings.skip_corrupt):
         held.append(message)
         size += message.size
         if len(held) == _BATCH_ROWS or size >= _BATCH_BYTES:
-            yield _arrow(held, wanted, settings.body)
+            yield _arrow(held, wanted, own, settings.body)
             held, size = [], 0
     if held:
-        yield _arrow(held, wanted, settings.body)
+        yield _arrow(held, wanted, own, settings.body)
 
 
 def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) -> Iterator[Message]:
@@ -240,17 +240,18 @@ def _is_damaged(reader: CommitLogReader, offset: int) -> bool:
     return any(offset < piece.end and end > piece.begin for piece in reader.damaged)
 
 
-def _arrow(messages: list[Message], wanted: Any, body: str) -> pa.RecordBatch:
-    parsed = {"keys", "tags", "properties"} & set(wanted.names)
+def _arrow(messages: list[Message], wanted: Any, own: list[str], body: str) -> pa.RecordBatch:
+    """Return messages as a batch of the schema `wanted`, whose columns are called `own` here."""
+    parsed = {"keys", "tags", "properties"} & set(own)
     properties = [message.properties for message in messages] if parsed else []
     arrays = []
-    for column in wanted:
-        if column.name in parsed:
-            values: list[Any] = [_OF_PROPERTIES[column.name](found) for found in properties]
-        elif column.name == "body":
+    for column, name in zip(wanted, own, strict=True):
+        if name in parsed:
+            values: list[Any] = [_OF_PROPERTIES[name](found) for found in properties]
+        elif name == "body":
             values = [m.raw_body if body == "stored" else m.body() for m in messages]
         else:
-            values = [_OF_MESSAGES[column.name](message) for message in messages]
+            values = [_OF_MESSAGES[name](message) for message in messages]
         in_us = pa.types.is_timestamp(column.type)
         arrays.append(pa.array(values, pa.int64()).cast(column.type) if in_us else pa.array(values, column.type))
     return pa.RecordBatch.from_arrays(arrays, schema=wanted)
