@@ -12,6 +12,7 @@ from tests.spark.streaming_program import failing_once
 from tiered_index import IndexReader
 from tiered_index.errors import InvalidArgument, NotAnIndex, SchemaMismatch
 from tiered_index.spark import register
+from tiered_index.spark.datasource_registration import warn_of_denials
 from tiered_index.spark.executors import typed_errors
 
 
@@ -151,3 +152,17 @@ def test_a_micro_batch_whose_task_failed_is_published_once_when_it_comes_again(s
     micro_batches(session, folder, storage, checkpoint, lambda frame: failing_once(frame, mark))
     assert total(storage) == 200
     check(storage, table, keys=10)
+
+
+@pytest.mark.parametrize(("settings", "warned"), [
+    ({}, False),
+    ({"spark.speculation": "true"}, False),
+    ({"spark.speculation": "true", "spark.task.maxFailures": "4"}, False),
+    ({"spark.speculation": "TRUE", "spark.task.maxFailures": "3"}, True),
+    ({"spark.speculation": "true", "spark.task.maxFailures": "1"}, True),
+    ({"spark.task.maxFailures": "1"}, False),
+])  # fmt: skip
+def test_settings_by_which_a_denied_attempt_fails_a_write_are_warned_of(settings, warned, caplog):
+    warn_of_denials(lambda name, default: settings.get(name, default))
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warned
+    assert not warned or f"maxFailures is {settings['spark.task.maxFailures']}" in caplog.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.errors import ConfigError
@@ -9,8 +11,10 @@ from tiered_index.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register", "scans_are_apart"]
+__all__ = ["register", "scans_are_apart", "warn_of_denials"]
 
+_log = logging.getLogger(__name__)
+_LEAST_FAILURES = 4
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _SOURCE = "org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2"
 
@@ -18,7 +22,8 @@ _SOURCE = "org.apache.spark.sql.execution.datasources.v2.python.PythonDataSource
 def register(spark: SparkSession) -> None:
     """Make the formats ``tiered_index`` and ``rocketmq_commitlog`` known to a session and let Spark push filters to them. Idempotent.
 
-    Raises `ConfigError` where PySpark is missing or has no data sources in Python. docs/spark-sources.md says what the sources read.
+    Raises `ConfigError` where PySpark is missing or has no data sources in Python. docs/spark-sources.md says what the sources read. Logs a
+    warning where a write could fail because Spark speculates.
     """
     try:
         from tiered_index.spark.datasource_commitlog import MessageSource
@@ -30,6 +35,21 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(MessageSource)
     if spark.conf.isModifiable(_PUSHDOWN):
         spark.conf.set(_PUSHDOWN, "true")
+    warn_of_denials(lambda name, default: str(spark.conf.get(name, default)))
+
+
+def warn_of_denials(get: Callable[[str, str], str]) -> None:
+    """Log a warning where the slower twin of a speculated task, which Spark denies its commit, may fail a write; `get` reads the settings.
+
+    Spark counts it as a failure of the task, and the source can't tell it otherwise: what it is asked ends before.
+    """
+    failures = int(get("spark.task.maxFailures", str(_LEAST_FAILURES)))
+    if get("spark.speculation", "false").lower() == "true" and failures < _LEAST_FAILURES:
+        _log.warning(
+            "spark.speculation is on and spark.task.maxFailures is %d: Spark counts speculated attempts that it denies their commit as "
+            "failures, so writes to format tiered_index may fail, with nothing published; set it to %d or more, or speculation off",
+            failures, _LEAST_FAILURES,
+        )  # fmt: skip
 
 
 def scans_are_apart(spark: SparkSession) -> bool:
