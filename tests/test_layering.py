@@ -15,6 +15,7 @@ ALLOWED = {
     "errors": set(),
     "clock": set(),
     "types": set(),
+    "moments": {"types"},
     "storage": {"errors", "clock", "_version"},
     "format": {"errors", "types"},
     "config": {"errors", "types", "format", "storage"},

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, sweep, write_parquet
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.cli.main import run
+from tiered_index.cli.times import format_time, parse_time
 from tiered_index.errors import BudgetExceeded, ConfigError, CorruptFile, InvalidArgument, NotAnIndex, StorageError, StorageUnavailable
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import build, look_up, lookup, merge
@@ -123,6 +124,7 @@ BAD = {
     "missing_named": ("topic string, key string", {"key": "kye"}, r"column 'kye' \(key\) is missing"),
     "unknown": ("topic string, key string", {"offset": "key"}, "'offset' is no field of a lookup"),
     "number": ("topic string, key int", {}, "column 'key' is int; text is needed"),
+    "fraction": ("topic string, key string, end_ms double", {}, "column 'end_ms' is double; integers"),
     "local time": ("topic string, key string, begin_ms timestamp_ntz", {}, "column 'begin_ms' is timestamp_ntz"),
     "clash": ("topic string, key string, Offset int", {}, "column 'Offset' of the keys has the name of a column of answers"),
     "twice": ("topic string, key string, a int, A int", {}, "two columns 'a'"),
@@ -152,8 +154,10 @@ def test_bad_calls_and_bad_rows(spark, index, tmp_path):
         ask(storage=f"file://{tmp_path}/nothing")
     with pytest.raises(InvalidArgument, match="begin_ms 5000 is after end_ms 4000"):
         ask([("orders", "key-1", 5000, 4000, 1)])
-    with pytest.raises(InvalidArgument, match="UTF-16 code units"):
-        ask([("orders", "", None, None, 1)])
+    with pytest.raises(InvalidArgument, match=r"column 'key': the key '' of topic 'orders' is 0 UTF-16 code units long"):
+        ask([("orders", "key-1", None, None, 1), ("orders", "", None, None, 1)])
+    with pytest.raises(InvalidArgument, match=r"column 'k' \(key\): the key 'x{40}\.\.\.' of topic 'orders' is 40,000 UTF-16 code units"):
+        lookup(spark, spark.createDataFrame([("orders", "x" * 40_000)], "topic string, k string"), storage=index, columns={"key": "k"})
     with pytest.raises(BudgetExceeded, match="max_requests"):
         ask(max_requests=3)
 
@@ -227,8 +231,11 @@ def test_answers_whose_blocks_spark_lost(spark, copied):
         found.statuses  # noqa: B018 - a property that runs a job
 
 
-def test_the_command(spark, index, tmp_path, capfd):
-    def told(*arguments, code=0):
+@pytest.fixture
+def told(spark, index, capfd):
+    """Runs the command, and returns the document that it prints."""
+
+    def run_command(*arguments, code=0):
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
             run(["spark", "lookup", *arguments, "--storage", index, "--json", "--quiet"])
@@ -236,6 +243,30 @@ def test_the_command(spark, index, tmp_path, capfd):
         assert ended.value.code == code, captured.err
         return json.loads(captured.out if not code else captured.err.splitlines()[-1])
 
+    return run_command
+
+
+def test_bounds_that_are_text(told, index, tmp_path):
+    """All is text in CSV, whatever the column is called: milliseconds and ISO 8601 mean what they mean to other commands."""
+    since = ["", str(BEGIN_MS + DAY_MS), format_time(BEGIN_MS + DAY_MS), "2023-11-16", "2023-11-16 08:00:00+08:00"]
+    keys = tmp_path / "keys.csv"
+    keys.write_text("order_id,since\n" + "".join(f"key-0,{text}\n" for text in since))
+    arguments = ("--column", "key=order_id", "--column", "begin_ms=since", "--topic", "orders", "--max", "1000", "--nested")
+    told("--keys", str(keys), *arguments, "--out", str(tmp_path / "out"))
+    rows = pq.read_table(tmp_path / "out").to_pylist()
+    # null is no bound; the column itself is carried through
+    assert sorted(row["since"] or "" for row in rows) == sorted(since)
+    with IndexReader.open(index) as reader:
+        for row in rows:
+            answer = reader.query("orders", "key-0", None if row["since"] is None else parse_time(row["since"]), max_count=1000)
+            assert [entry["offset"] for entry in row["entries"]] == [item.offset for item in answer]
+    assert len({len(row["entries"]) for row in rows}) > 1
+    keys.write_text("order_id,begin_ms\nkey-0,2023-11-16\nkey-1,yesterday\n")
+    error = told("--keys", str(keys), "--column", "key=order_id", "--topic", "orders", "--dry-run", code=2)["error"]["message"]
+    assert "column 'begin_ms': 'yesterday' is neither epoch milliseconds nor an ISO 8601 time" in error and "Spark" not in error
+
+
+def test_the_command(told, index, tmp_path):
     keys = tmp_path / "keys.ndjson"
     keys.write_text("".join(json.dumps(dict(zip(("topic", "key", "begin_ms", "end_ms", "id"), row, strict=True))) + "\n" for row in ROWS))
     planned = told("--keys", str(keys), "--dry-run")

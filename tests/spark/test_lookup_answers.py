@@ -17,7 +17,7 @@ from tiered_index.format.hashing import key_hash
 from tiered_index.service.merge import plan as plan_module
 from tiered_index.service.merge import task as task_module
 from tiered_index.service.orphans import delete_orphans, find_orphans
-from tiered_index.spark import lookup_search
+from tiered_index.spark import lookup_search, lookup_times
 from tiered_index.spark.lookup_plan import expected
 from tiered_index.spark.lookup_questions import PackedBatch, questions_of
 from tiered_index.testing.storage_faults import FaultStorage
@@ -293,10 +293,22 @@ def test_questions_hold_what_a_batch_does():
     batch = PackedBatch(found, ["ü", "t"], 3)
     assert [batch.topics[i] for i in batch.topic_index] == columns[0]
     assert batch.part(found["topic"] == 0).topics == ["ü"]
-    with pytest.raises(InvalidArgument, match="UTF-16 code units"):
-        plan_columns(["t"], [""])
+    with pytest.raises(InvalidArgument, match=r"column 'key': the key '' of topic 't' is 0 UTF-16 code units long"):
+        plan_columns(["ü", "t"], ["k", ""])
+    with pytest.raises(InvalidArgument, match=r"the key 'x{40}\.\.\.' of topic 'ü' is 32,768 UTF-16 code units long; 1\.\.32,767 are"):
+        plan_columns(["t", "ü"], ["k", "x" * 32_768])
     with pytest.raises(InvalidArgument, match="is new"):
         plan_columns(["unseen"], ["k"])
+
+
+def test_times_of_text():
+    texts = pa.array(["2023-11-14T22:13:20Z", None, "1700000000000", "2023-11-15 06:13:20+08:00", "2023-11-14T22:13:20Z"])
+    assert lookup_times.times_of(texts, "'since' (begin_ms)").to_pylist() == [1_700_000_000_000, None, *[1_700_000_000_000] * 3]
+    assert lookup_times.times_of(texts.slice(1, 1), "'begin_ms'").to_pylist() == [None]
+    # a cut text is none either
+    for text in ("yesterday", "", "1e3", "-5", "2023-11-14" + " " * 60 + "x"):
+        with pytest.raises(InvalidArgument, match=rf"column 'since' \(begin_ms\): '{text[:10]}.* is neither"):
+            lookup_times.times_of(pa.array(["0", text]), "'since' (begin_ms)")
 
 
 def plan_columns(topics, keys):

@@ -114,11 +114,11 @@ def look_up(
 ) -> LookupResult:
     """Look up each row of `df`: its key of its topic, in its range of time, as `IndexReader.query` does.
 
-    Fields of a row are `topic`, `key` and optionally `begin_ms` and `end_ms` (inclusive; null: no bound); `columns` say which column one is
-    (``{"key": "order_id"}``), or stand for themselves (``lit("orders")``). All columns of `df` are carried through. The result has for each
-    row its entries, newest first, at most `max_count`: a row each, `position` counting from 0, or one row with null for none; or with
-    `nested` one row with the array `entries`. `status` is ``complete``, ``truncated`` or, only with `allow_partial`, ``partial``:
-    then `failed` names files that could not be read, and why.
+    Fields of a row are `topic`, `key` and optionally `begin_ms` and `end_ms` (inclusive; null: no bound; epoch milliseconds, timestamps, or
+    text of either); `columns` say which column one is (``{"key": "order_id"}``), or stand for themselves (``lit("orders")``). All columns
+    of `df` are carried through. The result has for each row its entries, newest first, at most `max_count`: a row each, `position` counting
+    from 0, or one row with null for none; or with `nested` one row with the array `entries`. `status` is ``complete``, ``truncated`` or,
+    only with `allow_partial`, ``partial``: then `failed` names files that could not be read, and why.
 
     Rows without topic or key are an error, or with `skip_null` left out and counted. `max_requests` and `max_bytes` bound what all tasks
     ask of the storage, each task its share. `messages` joins the messages themselves: ``archive``, or the folder of a RocketMQ store.
@@ -189,9 +189,10 @@ def _search(
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     shared = spark.sparkContext.broadcast(plan)
+    column = keys.names["key"]
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return pack_questions(batches, shared.value)
+        return pack_questions(batches, shared.value, column)
 
     def search(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return search_task(batches, shared.value, address)

@@ -45,11 +45,7 @@ def read_keys(spark: SparkSession, path: str, s3: S3Options) -> DataFrame:
         if names and all(name.endswith(_JSON) for name in names):
             return spark.read.option("mode", "FAILFAST").option("primitivesAsString", "false").json(place.as_uri())
         if names and all(name.endswith(_CSV) for name in names):
-            frame = spark.read.option("header", True).option("mode", "FAILFAST").csv(place.as_uri())
-            # all is text in CSV
-            for name in {"begin_ms", "end_ms"} & set(frame.columns):
-                frame = frame.withColumn(name, frame[name].cast("bigint"))
-            return frame
+            return spark.read.option("header", True).option("mode", "FAILFAST").csv(place.as_uri())
     raise InvalidArgument(f"{place}: keys are files of one kind: .parquet, .ndjson (.jsonl, .json), or .csv with a header")
 
 

@@ -3,7 +3,7 @@
 | field | needed as |
 |---|---|
 | `topic`, `key` | text |
-| `begin_ms`, `end_ms` | integers of epoch milliseconds, or a timestamp; null, or no such column: no bound |
+| `begin_ms`, `end_ms` | integers of epoch milliseconds, a timestamp, or text of either; null, or no such column: no bound |
 
 All other columns are carried through.
 """
@@ -20,6 +20,7 @@ import pyarrow as pa
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.validation import check_topic
 from tiered_index.spark.lookup_questions import cells_of, questions_of
+from tiered_index.spark.lookup_times import times_of
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 if TYPE_CHECKING:
@@ -46,11 +47,15 @@ class KeysCensus:
 
 @dataclass(frozen=True)
 class Keys:
-    """The rows, and the four fields as columns of theirs. `given` are fields that are no column of the caller's frame."""
+    """The rows, and the four fields as columns of theirs. `given` are fields that are no column of the caller's frame.
+
+    `names` is what errors call each field's column.
+    """
 
     frame: DataFrame
     fields: Mapping[str, Any]
     given: Mapping[str, Any]
+    names: Mapping[str, str]
 
     def census(self, *, skip_null: bool) -> KeysCensus:
         """Count. Raises `InvalidArgument` naming a column that has nulls, unless such rows are skipped."""
@@ -96,15 +101,15 @@ class Keys:
         """Return the rows with the record of their question, as column `name`."""
         from pyspark.sql.pandas.functions import arrow_udf
 
-        places, keyed = plan.places, plan.schema.keyed
+        places, keyed, column = plan.places, plan.schema.keyed, self.names["key"]
 
         def packed(topic: pa.Array, key: pa.Array, begin: pa.Array, end: pa.Array) -> pa.Array:
-            questions = questions_of(topic, key, begin, end, places, keyed=keyed)
+            questions = questions_of(topic, key, begin, end, places, keyed=keyed, column=column)
             return cells_of(questions, np.arange(len(questions)))
 
         make: Any = arrow_udf  # whose declared overloads ask for what it infers
         question = make(packed, "binary")(*(self.fields[field] for field in _FIELDS))
-        return self.whole().select("*", *(column.alias(field) for field, column in self.given.items()), question.alias(name))
+        return self.whole().select("*", *(given.alias(field) for field, given in self.given.items()), question.alias(name))
 
 
 def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequence[str]) -> Keys:
@@ -133,9 +138,11 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
             if name not in frame.columns:
                 given[name] = source
     here = frame.select(*(column.alias(name) for name, column in fields.items())).schema
+    names: dict[str, str] = {}
     for name in _FIELDS:
         found = here[name].dataType.simpleString()
         named = f"{columns[name]!r} ({name})" if isinstance(columns.get(name), str) and columns[name] != name else f"{name!r}"
+        names[name] = named
         if name in ("topic", "key"):
             if found != "string":
                 raise InvalidArgument(f"column {named} is {found}; text is needed")
@@ -143,15 +150,29 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
             fields[name] = F.unix_millis(fields[name])
         elif found in _INTEGERS:
             fields[name] = fields[name].cast("bigint")
+        elif found == "string":
+            fields[name] = _times(fields[name], named)
         else:
-            raise InvalidArgument(f"column {named} is {found}; integers (epoch milliseconds) or a timestamp with time zone are needed")
-    names = [*frame.columns, *given]
-    lower = [name.lower() for name in names]
-    if twice := [name for name in names if lower.count(name.lower()) > 1]:
+            wanted = "integers (epoch milliseconds), a timestamp with time zone, or text of either"
+            raise InvalidArgument(f"column {named} is {found}; {wanted} are needed")
+    there = [*frame.columns, *given]
+    lower = [name.lower() for name in there]
+    if twice := [name for name in there if lower.count(name.lower()) > 1]:
         raise InvalidArgument(f"the keys have two columns {twice[0]!r}")
-    if clash := [name for name in names if name.lower() in taken]:
+    if clash := [name for name in there if name.lower() in taken]:
         raise InvalidArgument(f"column {clash[0]!r} of the keys has the name of a column of answers; give it another one")
-    return Keys(frame, fields, given)
+    return Keys(frame, fields, given, names)
+
+
+def _times(texts: Any, named: str) -> Any:
+    """Return a column of text as one of epoch milliseconds."""
+    from pyspark.sql.pandas.functions import arrow_udf
+
+    def parsed(values: pa.Array) -> pa.Array:
+        return times_of(values, named)
+
+    make: Any = arrow_udf  # whose declared overloads ask for what it infers
+    return make(parsed, "bigint")(texts)
 
 
 def _quoted(name: str) -> str:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.service.batch_query import QuestionBatch
+from tiered_index.spark.lookup_times import shown
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS
 
 __all__ = ["QUESTION", "PackedBatch", "cells_of", "distinct", "places_of", "questions_of", "records_of", "routes"]
@@ -53,8 +54,11 @@ class PackedBatch(QuestionBatch):
         return PackedBatch(self.questions[places], self._plan_topics, self._most)
 
 
-def questions_of(topics: pa.Array, keys: pa.Array, begins: pa.Array, ends: pa.Array, places: Mapping[str, int], *, keyed: bool) -> Array:
-    """Return the questions (n) of n rows; a null bound is none. `places` are the plan's topics.
+def questions_of(
+    topics: pa.Array, keys: pa.Array, begins: pa.Array, ends: pa.Array, places: Mapping[str, int], *, keyed: bool,
+    column: str = "'key'",
+) -> Array:  # fmt: skip
+    """Return the questions (n) of n rows; a null bound is none. `places` are the plan's topics, `column` is what errors call that of keys.
 
     Raises `InvalidArgument` for keys and ranges that no lookup can have, and for a topic that was not there when topics were counted.
     """
@@ -68,7 +72,9 @@ def questions_of(topics: pa.Array, keys: pa.Array, begins: pa.Array, ends: pa.Ar
     index = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     units = code_units(keys.cast(pa.large_string()))
     for row in np.flatnonzero((units.lengths == 0) | (units.lengths > MAX_KEY_UNITS))[:1].tolist():
-        raise InvalidArgument(f"a key has {int(units.lengths[row]):,} UTF-16 code units; 1..{MAX_KEY_UNITS:,} are allowed")
+        key = f"{shown(keys[row].as_py())!r} of topic {shown(topics[row].as_py())!r}"
+        long = f"{int(units.lengths[row]):,} UTF-16 code units long; 1..{MAX_KEY_UNITS:,} are allowed"
+        raise InvalidArgument(f"column {column}: the key {key} is {long}")
     found["topic"] = np.array([places[name] for name in names], np.uint32)[index]
     found["key_hash"], fingerprints = hash_batch(names, index, units, fingerprints=keyed)
     if keyed:

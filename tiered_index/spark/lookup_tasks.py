@@ -50,13 +50,16 @@ class TaskReport:
     missing: str | None = None
 
 
-def pack_questions(batches: Iterable[pa.RecordBatch], plan: LookupPlan) -> Iterator[pa.RecordBatch]:
-    """Yield the questions of rows (topic, key, begin, end): each to the task that sees to it being answered, and to those that search."""
+def pack_questions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str = "'key'") -> Iterator[pa.RecordBatch]:
+    """Yield the questions of rows (topic, key, begin, end): each to the task that sees to it being answered, and to those that search.
+
+    `column` is what errors call the column of keys.
+    """
     held: list[Array] = []
     count = 0
     for batch in batches:
         topics, keys, begins, ends = batch.columns
-        held.append(questions_of(topics, keys, begins, ends, plan.places, keyed=plan.schema.keyed))
+        held.append(questions_of(topics, keys, begins, ends, plan.places, keyed=plan.schema.keyed, column=column))
         count += len(batch)
         if count >= _HELD_QUESTIONS:
             yield _packed(distinct(np.concatenate(held)), plan)

@@ -50,7 +50,8 @@ def lookup(
 ) -> int:
     """Look up every key of a file, on Spark: each stored object that may hold one is opened once, whatever the number of keys.
 
-    Fields of a row: topic, key, optionally begin_ms and end_ms; --begin and --end stand for all rows. Other columns are carried through.
+    Fields of a row: topic, key, optionally begin_ms and end_ms (epoch ms or ISO 8601); --begin and --end stand for all rows. Other columns
+    are carried through.
 
     [bold]Examples[/bold]
 
