@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -19,7 +20,7 @@ from tiered_index.service.merge import task as task_module
 from tiered_index.service.orphans import delete_orphans, find_orphans
 from tiered_index.spark import lookup_search, lookup_times
 from tiered_index.spark.lookup_plan import expected
-from tiered_index.spark.lookup_questions import PackedBatch, questions_of
+from tiered_index.spark.lookup_questions import QUESTION, PackedBatch, distinct, places_of, questions_of
 from tiered_index.testing.storage_faults import FaultStorage
 
 
@@ -319,3 +320,32 @@ def plan_columns(topics, keys):
 
 def test_hashes_collide_where_the_test_says_so():
     assert key_hash("t", "xAa") == key_hash("t", "xBB")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_questions_once_and_where_they_stand(seed):
+    """Some agree in hash and fingerprint and differ in topic or range; some are equal."""
+    rng = np.random.default_rng(seed)
+    questions = np.zeros(int(rng.integers(1, 80)), QUESTION)
+    for name in QUESTION.names:
+        questions[name] = rng.integers(0, int(rng.choice([1, 2, 3, 2**31 - 1])), len(questions))
+    once = distinct(questions)
+    assert len(once) == len(set(questions.tolist())) and set(once.tolist()) == set(questions.tolist())
+    assert once.tolist() == distinct(rng.permutation(questions)).tolist()
+    assert (np.diff(once["key_hash"]) >= 0).all()
+    places = places_of(once, questions)
+    assert places.dtype == np.int64 and once[places].tolist() == questions.tolist()
+    for name in QUESTION.names:
+        # one that nobody asked, before, among or behind those there are
+        other = questions[:1].copy()
+        other[name] += 1
+        if other.tolist()[0] not in set(questions.tolist()):
+            with pytest.raises(InvalidArgument, match="the keys change"):
+                places_of(once, np.concatenate((questions.view("V28"), other.view("V28"))).view(QUESTION))
+
+
+def test_no_questions_at_all():
+    none = np.zeros(0, QUESTION)
+    assert len(distinct(none)) == len(places_of(none, none)) == 0
+    with pytest.raises(InvalidArgument, match="the keys change"):
+        places_of(none, np.zeros(1, QUESTION))

@@ -23,7 +23,7 @@ from tiered_index.service.file_search import question_hashes, search_file
 from tiered_index.service.log_records import StoredObject
 from tiered_index.service.rows import Question, row_dtype
 from tiered_index.spark.lookup_plan import LookupPlan
-from tiered_index.spark.lookup_questions import PackedBatch
+from tiered_index.spark.lookup_questions import PackedBatch, distinct, places_of
 from tiered_index.storage.base import Storage
 
 __all__ = ["HeldAnswers", "search_object"]
@@ -64,9 +64,9 @@ class HeldAnswers:
         if not self._count:
             return
         questions = np.concatenate([questions for questions, _ in self._parts])
-        asked, index = np.unique(questions.view(np.dtype((np.void, questions.dtype.itemsize))), return_inverse=True)
-        batch = PackedBatch(asked.view(questions.dtype), self._plan.topics, self._plan.max_count + 1)
-        part = Found(index.astype(np.int64), np.concatenate([rows for _, rows in self._parts]))
+        asked = distinct(questions)
+        batch = PackedBatch(asked, self._plan.topics, self._plan.max_count + 1)
+        part = Found(places_of(asked, questions), np.concatenate([rows for _, rows in self._parts]))
         rows, starts, _ = best_answers(batch, [part], self._plan.schema)
         settled = np.repeat(batch.questions, np.diff(starts)), rows
         if len(rows) > keep:
@@ -86,7 +86,8 @@ def search_object(plan: LookupPlan, storage: Storage, stored: StoredObject, ques
         trailer = source.trailer()
         if trailer.metadata.layout.schema != plan.schema:
             raise SchemaMismatch(f"{stored.name} stores {trailer.metadata.layout.schema.name} entries, the index {plan.schema.name}")
-        in_order = questions[np.argsort(plan.base_slots(questions), kind="stable")]
+        # so that each lot reads another stretch of the object
+        in_order = questions if len(questions) <= _CHUNK else questions[np.argsort(plan.base_slots(questions), kind="stable")]
         for start in range(0, len(in_order), _CHUNK):
             batch = PackedBatch(in_order[start : start + _CHUNK], plan.topics, plan.max_count + 1)
             yield from _search(plan, source, trailer, batch)
@@ -103,7 +104,9 @@ def _search(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: Pac
         names = {name for _, name in pairs}
         here = np.array([topic in names for topic in batch.topics], bool)
         batch = batch.part(here[batch.topic_index])
-    batch = batch.part(batch.overlapping(metadata.second_min, metadata.second_max))
+    overlapping = batch.overlapping(metadata.second_min, metadata.second_max)
+    if len(overlapping) < len(batch):
+        batch = batch.part(overlapping)
     if not len(batch):
         return
     batch = _filtered(plan, source, trailer, batch)

@@ -149,7 +149,8 @@ def _blocks(kind: int, questions: Array, rows: Array | None, plan: LookupPlan, m
     for start in range(0, len(questions), _BLOCK_QUESTIONS):
         part = slice(start, start + _BLOCK_QUESTIONS)
         partitions = routes(questions[part], plan.partitions)
-        order = np.argsort(partitions, kind="stable")
+        # 16 bits, enough for all partitions that a plan has, are sorted by counting
+        order = np.argsort(partitions.astype(np.uint16), kind="stable")
         partitions = partitions[order]
         starts = np.flatnonzero(np.diff(partitions, prepend=-1))
         cells = pa.array([None] * len(starts), pa.binary()) if rows is None else cells_of(rows[part][order], starts)
