@@ -18,6 +18,7 @@ from tiered_index.service.staging_cost import estimate_compaction
 from tiered_index.service.staging_jobs import StagedResult, compact_staged, open_tickets, publish_staged
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark.executors import StorageAddress, typed_errors
+from tiered_index.spark.freed_memory import between_tasks
 from tiered_index.spark.metrics import Address, JobMeter, JobMetrics
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.prices import PriceTable
@@ -134,7 +135,7 @@ def _run_on(spark: SparkSession, tickets: Sequence[Ticket], address: Address, no
     """Run a task a ticket; large files first, so that the last one to begin is short."""
 
     def run_one(ticket: Ticket) -> StagedResult:
-        with address.open() as storage:
+        with between_tasks(), address.open() as storage:
             return compact_staged(ticket, storage, now_ms)
 
     ordered = sorted(tickets, key=lambda ticket: -ticket.size_bytes)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from tiered_index.service.merge.pieces import Piece
 from tiered_index.service.merge.writing import FinishedShard, TableRun
 from tiered_index.spark.build_plan import BuildPlan
+from tiered_index.spark.freed_memory import between_tasks
 from tiered_index.spark.metrics import Address
 from tiered_index.spark.spool import Spool
 from tiered_index.storage.base import Storage
@@ -41,7 +42,8 @@ def write_partition(
     batches: Iterable[pa.RecordBatch], plan: BuildPlan, address: Address, now_ms: int
 ) -> Iterator[pa.RecordBatch]:
     """Yield one row with the `PartitionResult` of blocks (columns piece, items, checksum; sorted by piece)."""
-    result = write_blocks(batches, plan, address, now_ms)
+    with between_tasks():
+        result = write_blocks(batches, plan, address, now_ms)
     yield pa.record_batch({"result": pa.array([pickle.dumps(result)], pa.binary())})
 
 

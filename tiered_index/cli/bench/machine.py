@@ -6,7 +6,6 @@ Threads: pinning concerns the threads that it names; everything else from any th
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import platform
 import threading
@@ -19,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from tiered_index._version import __version__
+from tiered_index.spark.freed_memory import give_back
 
 __all__ = ["MemoryWatch", "core_wait_s", "cores", "facts", "pin_thread", "pinned", "settle"]
 
@@ -72,10 +72,7 @@ def _pin_all(usable: set[int]) -> None:
 def settle() -> None:
     """Have earlier writes reach the disk and freed memory the system, so that what is measured next pays for neither."""
     os.sync()
-    pa.default_memory_pool().release_unused()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    give_back()
 
 
 class MemoryWatch:
