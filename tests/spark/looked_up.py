@@ -14,6 +14,7 @@ from tests.spark.in_process import Address
 from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log_records import LogState
 from tiered_index.spark.lookup_answers import answer_partition
+from tiered_index.spark.lookup_estimate import bounded, count_questions, total_counts
 from tiered_index.spark.lookup_plan import LookupPlan, plan_lookup
 from tiered_index.spark.lookup_questions import questions_of
 from tiered_index.spark.lookup_tasks import REPORT, TaskReport, pack_questions, search_task
@@ -49,9 +50,19 @@ def plan_of(state: LogState, lookups: Sequence[Lookup], **options: Any) -> Looku
     chosen: dict[str, Any] = {
         "parallelism": 2, "max_count": 64, "allow_partial": False, "settings": SETTINGS, "prices": PriceTable(), **options,
     }  # fmt: skip
-    return plan_lookup(
+    bounds = [chosen.pop(name, None) for name in ("max_requests", "max_bytes")]
+    plan = plan_lookup(
         state, sorted({q.topic for q in lookups}), (min(lows, default=0) // 1000, max(highs, default=0) // 1000), len(lookups), **chosen
     )
+    return bounded(plan, counts_of(plan, lookups), *bounds) if bounds != [None, None] else plan
+
+
+def counts_of(plan: LookupPlan, lookups: Sequence[Lookup]) -> Any:
+    """Return how many of the lookups meet each object of a plan, counted in two tasks."""
+    topics, keys, begins, ends = _columns(lookups)
+    rows = pa.record_batch({"topic": topics, "key": keys, "begin": begins, "end": ends})
+    parts = [rows.slice(0, len(lookups) // 2), rows.slice(len(lookups) // 2)]
+    return total_counts(plan, [cell.as_py() for part in parts for found in count_questions([part], plan) for cell in found.column(0)])
 
 
 def looked_up(

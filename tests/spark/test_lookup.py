@@ -158,8 +158,21 @@ def test_bad_calls_and_bad_rows(spark, index, tmp_path):
         ask([("orders", "key-1", None, None, 1), ("orders", "", None, None, 1)])
     with pytest.raises(InvalidArgument, match=r"column 'k' \(key\): the key 'x{40}\.\.\.' of topic 'orders' is 40,000 UTF-16 code units"):
         lookup(spark, spark.createDataFrame([("orders", "x" * 40_000)], "topic string, k string"), storage=index, columns={"key": "k"})
-    with pytest.raises(BudgetExceeded, match="max_requests"):
+    with pytest.raises(BudgetExceeded, match="this task's share of max_requests=3 for all"):
         ask(max_requests=3)
+
+
+def test_a_dry_runs_figures_as_bounds(spark, index):
+    frame = spark.createDataFrame(ROWS, KEYS)
+    planned = look_up(spark, frame, storage=index, dry_run=True)
+    found = look_up(spark, frame, storage=index, max_count=5, max_requests=planned.requests, max_bytes=planned.bytes_read)
+    assert 0 < found.requests <= planned.requests and 0 < found.bytes_read <= planned.bytes_read
+    check(index, [row.asDict() for row in found.frame.collect()], 5)
+    found.release()
+    # files of two days are left out of a plan for the others
+    late = [row for row in ROWS if row[4] == 3]
+    one = look_up(spark, spark.createDataFrame(late, KEYS), storage=index, dry_run=True)
+    assert one.requests < planned.requests / 2 and one.bytes_read < planned.bytes_read
 
 
 def test_a_source_that_changes_fails_and_is_no_short_answer(spark, index):

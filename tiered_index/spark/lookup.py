@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.clock import SystemClock
@@ -30,9 +32,10 @@ from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark.executors import StorageAddress, typed_errors
 from tiered_index.spark.lookup_answers import answer_partition, answer_schema, entry_columns
+from tiered_index.spark.lookup_estimate import COUNTS_SCHEMA, bounded, count_questions, foreseen, total_counts
 from tiered_index.spark.lookup_keys import Keys, KeysCensus, keys_of
 from tiered_index.spark.lookup_messages import MESSAGE_COLUMNS, check_place, with_messages
-from tiered_index.spark.lookup_plan import LookupPlan, expected, plan_lookup
+from tiered_index.spark.lookup_plan import LookupPlan, plan_lookup
 from tiered_index.spark.lookup_tasks import FOUND_SCHEMA, REPORT, TASK_SCHEMA, TaskReport, pack_questions, search_task
 from tiered_index.spark.watching import watched
 
@@ -121,7 +124,8 @@ def look_up(
     only with `allow_partial`, ``partial``: then `failed` names files that could not be read, and why.
 
     Rows without topic or key are an error, or with `skip_null` left out and counted. `max_requests` and `max_bytes` bound what all tasks
-    ask of the storage, each task its share. `messages` joins the messages themselves: ``archive``, or the folder of a RocketMQ store.
+    ask of the storage, each task its share: by what a dry run expects of it. `messages` joins the messages themselves: ``archive``, or the
+    folder of a RocketMQ store.
 
     Raises `InvalidArgument` naming the column; where an object can't be read and partial answers aren't allowed `StorageError`,
     `CorruptFile` or `BudgetExceeded`; `NotAnIndex`.
@@ -145,13 +149,15 @@ def look_up(
         make_plan = partial(
             plan_lookup, topics=census.topics, seconds=census.seconds, rows=census.rows, parallelism=spark.sparkContext.defaultParallelism,
             max_count=max_count, allow_partial=allow_partial, settings=ColdSettings.of(settings), prices=settings.prices,
-            max_requests=max_requests, max_bytes=max_bytes,
         )  # fmt: skip
         if dry_run:
-            return _foreseen(make_plan(log.state), census)
+            plan = make_plan(log.state)
+            return _foreseen(plan, census, _counted(spark, keys, plan, progress))
         lost: frozenset[str] = frozenset()
         for plans in range(1, _RETRIES + 2):
             plan = make_plan(log.state, lost=lost)
+            if max_requests is not None or max_bytes is not None:
+                plan = bounded(plan, _counted(spark, keys, plan, progress), max_requests, max_bytes)
             kept, reports = _search(spark, keys, plan, address, progress)
             missing = {report.missing for report in reports if report.missing is not None}
             if not missing:
@@ -172,8 +178,22 @@ def _taken(schema: Schema, *, nested: bool, messages: str | None) -> list[str]:
     return [_QUESTION, "status", "failed", *entry, *(MESSAGE_COLUMNS if messages is not None else ())]
 
 
-def _foreseen(plan: LookupPlan, census: KeysCensus) -> LookupResult:
-    requests, read = expected(plan, census.rows)
+def _counted(spark: SparkSession, keys: Keys, plan: LookupPlan, progress: Callable[[str, int, int], None]) -> npt.NDArray[np.int64]:
+    """Return how many questions each object of the plan may have answers for."""
+    shared = spark.sparkContext.broadcast(plan)
+    column = keys.names["key"]
+
+    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return count_questions(batches, shared.value, column)
+
+    with typed_errors("counting the keys"), watched(spark, "count", progress):
+        cells = keys.fields_only().mapInArrow(count, COUNTS_SCHEMA).collect()
+    return total_counts(plan, (row[0] for row in cells))
+
+
+def _foreseen(plan: LookupPlan, census: KeysCensus, counts: npt.NDArray[np.int64]) -> LookupResult:
+    costs = foreseen(plan, counts)
+    requests, read = sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
     return LookupResult(
         frame=None, rows=census.rows, skipped_null=census.skipped_null, objects=plan.objects, tasks=len(plan.tasks),
         log_number=plan.number, requests=requests, bytes_read=read, cost_usd=plan.prices.cost_usd({"get_range": requests}, read),

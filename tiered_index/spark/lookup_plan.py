@@ -6,7 +6,6 @@ question is sent to few tasks: to those with an object of its base slot and its 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,13 +19,10 @@ from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log_records import Genesis, LogState, StoredObject
 from tiered_index.storage.prices import PriceTable
 
-__all__ = ["LookupPlan", "Target", "expected", "plan_lookup"]
+__all__ = ["LookupPlan", "Target", "plan_lookup"]
 
 _TASKS_A_CORE = 3
 _QUESTIONS_A_PARTITION = 20_000
-_GROUP_BYTES = 16 << 10
-# about what a slot group has
-_SPAN_BYTES = 8 << 20
 Array = npt.NDArray[Any]
 
 
@@ -59,7 +55,10 @@ class Target:
 
 @dataclass(frozen=True)
 class LookupPlan:
-    """What every task knows. `lost` are objects that the log names and the storage doesn't have; `limits` are of one task each."""
+    """What every task knows. `lost` are objects that the log names and the storage doesn't have.
+
+    `max_requests` and `max_bytes` are of all tasks; `limits` are the shares (requests, bytes) of one each.
+    """
 
     number: int
     genesis: Genesis
@@ -70,6 +69,8 @@ class LookupPlan:
     allow_partial: bool
     settings: ColdSettings
     prices: PriceTable
+    max_requests: int | None = None
+    max_bytes: int | None = None
     limits: tuple[tuple[int | None, int | None], ...] = ()
     lost: frozenset[str] = field(default_factory=frozenset)
 
@@ -111,11 +112,9 @@ def plan_lookup(
     allow_partial: bool,
     settings: ColdSettings,
     prices: PriceTable,
-    max_requests: int | None = None,
-    max_bytes: int | None = None,
     lost: frozenset[str] = frozenset(),
 ) -> LookupPlan:
-    """Return the plan for `rows` rows whose ranges lie within `seconds` (inclusive). Bounds are shared out by the tasks' bytes."""
+    """Return the plan for `rows` rows whose ranges lie within `seconds` (inclusive), without bounds."""
     genesis = state.genesis
     assert genesis is not None
     found = [
@@ -128,14 +127,10 @@ def plan_lookup(
     total = sum(target.stored.size_bytes for target in found)
     share = max(1, -(-total // (_TASKS_A_CORE * max(1, parallelism))))
     tasks = (*_dealt(shards, share), *_dealt(files, share)) or ((),)
-    sizes = [sum(target.stored.size_bytes for target in task) for task in tasks]
-    limits = [
-        tuple(None if limit is None else limit * size // max(1, total) for limit in (max_requests, max_bytes)) for size in sizes
-    ]
     return LookupPlan(
         number=state.number, genesis=genesis, topics=tuple(topics), tasks=tasks,
         partitions=max(1, min(10_000, -(-rows // _QUESTIONS_A_PARTITION), rows)), max_count=max_count, allow_partial=allow_partial,
-        settings=settings, prices=prices, limits=tuple((requests, read) for requests, read in limits), lost=lost,
+        settings=settings, prices=prices, lost=lost,
     )  # fmt: skip
 
 
@@ -151,25 +146,3 @@ def _dealt(targets: Sequence[Target], share: int) -> list[tuple[Target, ...]]:
         task.append(target)
         size += target.stored.size_bytes
     return [*tasks, tuple(task)] if task else tasks
-
-
-def expected(plan: LookupPlan, rows: int) -> tuple[int, int]:
-    """Return about how many requests and bytes a lookup of `rows` different keys without ranges of time will take.
-
-    Slot groups that keys meet are taken to be spread evenly: a run of p of them is joined to the one before where that is near enough.
-    Filters, which a task fetches where they cost little, are left out, so it is rather too much.
-    """
-    requests, read = 0.0, 0.0
-    gap = plan.settings.coalesce_gap_bytes // _GROUP_BYTES
-    for target in (target for task in plan.tasks for target in task):
-        stored = target.stored
-        arrays = stored.count * plan.schema.item.itemsize
-        groups = max(1.0, arrays / _GROUP_BYTES)
-        asked = rows * (target.base_high - target.base_low) / plan.genesis.layout.slots
-        touched = groups * -math.expm1(-asked / groups)
-        p = touched / groups
-        passed_over = sum(j * p * (1 - p) ** j for j in range(gap + 1)) if p < 1 else 0.0
-        size = min(arrays, (touched + touched * passed_over) * _GROUP_BYTES)
-        requests += 1 + max(min(1.0, touched), touched * (1 - p) ** (gap + 1), size / _SPAN_BYTES)
-        read += stored.size_bytes - stored.directory_position + size
-    return round(requests), round(read)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile, SchemaMismatch
 from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.batch_query import Found, TooManyPairs, best_answers
-from tiered_index.service.cold.path import ColdPath
+from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.compacted_file import StorageBytes
 from tiered_index.service.file_search import question_hashes, search_file
 from tiered_index.service.log_records import StoredObject
@@ -26,9 +26,9 @@ from tiered_index.spark.lookup_plan import LookupPlan
 from tiered_index.spark.lookup_questions import PackedBatch, distinct, places_of
 from tiered_index.storage.base import Storage
 
-__all__ = ["HeldAnswers", "search_object"]
+__all__ = ["WINDOW_BYTES", "HeldAnswers", "request_bytes", "search_object", "worth_a_filter"]
 
-_WINDOW_BYTES = 16 << 20
+WINDOW_BYTES = 16 << 20
 _HELD_ROWS = 1 << 19
 _CHUNK = 1 << 20
 # questions searched for at a time
@@ -131,21 +131,28 @@ def _runs_of(trailer: Trailer, batch: PackedBatch) -> list[Run]:
 
 
 def _filtered(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: PackedBatch) -> PackedBatch:
-    """Return the questions that are left after the object's filter was asked, where that was worth fetching.
-
-    A request is taken to cost as much as the bytes that are read to spare one, and at least as a slot group.
-    """
+    """Return the questions that are left after the object's filter was asked, where that was worth fetching."""
     stored, cold = source.stored, source.cold
     gap = plan.settings.coalesce_gap_bytes
-    request = max(gap, _LEAST_REQUEST_BYTES)
+    request = request_bytes(plan.settings)
     wanted = sum(size if near else size + request for _, size, near in _extents(_runs_of(trailer, batch), gap))
-    if not stored.filter_length or (stored.filter_length + request) * _FILTER_SHARE > wanted:
+    if not worth_a_filter(stored, wanted, request):
         return batch
     hashes = question_hashes(batch, keyed=cold.keyed)
     cold.filters.note_in_vain(stored, int(hashes[0]))
     if not cold.learn_filter(stored):
         return batch
     return batch.part(~cold.filters.excludes_many(stored, hashes))
+
+
+def request_bytes(settings: ColdSettings) -> int:
+    """Return how many bytes a request is taken to cost: as many as are read to spare one, and at least a slot group."""
+    return max(settings.coalesce_gap_bytes, _LEAST_REQUEST_BYTES)
+
+
+def worth_a_filter(stored: StoredObject, wanted: int, request: int) -> bool:
+    """Whether an object's filter is fetched where `wanted` bytes, with those of requests, would be read without it."""
+    return stored.filter_length > 0 and (stored.filter_length + request) * _FILTER_SHARE <= wanted
 
 
 def _giants(trailer: Trailer, batch: PackedBatch) -> tuple[npt.NDArray[np.bool_], Int64]:
@@ -207,7 +214,7 @@ def _windows(runs: Iterable[Run], gap: int) -> Iterator[list[Run]]:
     window: list[Run] = []
     size = 0
     for run, length, _ in _extents(runs, gap):
-        if window and size + length > _WINDOW_BYTES:
+        if window and size + length > WINDOW_BYTES:
             yield window
             window, size = [], 0
         window.append(run)

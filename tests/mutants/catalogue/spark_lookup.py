@@ -41,7 +41,7 @@ MUTANTS = (
     ),
     Mutant(
         "lookup-filter-at-any-price", "a filter of megabytes is read for one key",
-        "spark/lookup_search.py", "(stored.filter_length + request) * _FILTER_SHARE > wanted", "wanted < 0",
+        "spark/lookup_search.py", "(stored.filter_length + request) * _FILTER_SHARE <= wanted", "wanted >= 0",
         (f"{HERE}::test_a_filter_is_read_where_it_spares_more",),
     ),
 )
