@@ -1,8 +1,9 @@
 """Puts documents that `tiered-index bench spark --out` wrote into docs/spark.md, docs/merge.md, README.md and deploy/SIZING.md.
 
-    python -m tests.spark_page BENCH.json [SCALE.json]
+    python -m tests.spark_page DOCUMENT.json ...
 
-BENCH is of a run without `--scale`, SCALE of one with it; SIZING's arithmetic is done anew from what was measured.
+Each document is of one run: of suite `spark` without `--scale` or with it, or of suite `spark-lookup` with it, which goes into
+docs/spark-lookup.md. What a document does not have stays; SIZING's arithmetic is done anew from what was measured.
 """
 
 from __future__ import annotations
@@ -80,6 +81,12 @@ def memory(document: dict[str, Any]) -> str:
     return f"{about(document['machine'])}; {table['title']}:\n\n{markdown(table['columns'], table['rows'])}"
 
 
+def bulk(document: dict[str, Any]) -> str:
+    """Return what bulk lookups read and took, by how many keys were asked of what."""
+    tables = [f"{table['title']}:\n\n{markdown(table['columns'], table['rows'])}" for table in document["tables"]]
+    return f"{about(document['machine'])}; " + "\n".join(tables)
+
+
 def inputs(document: dict[str, Any]) -> str:
     """Return SIZING's measured inputs."""
     figures = _figures(document)
@@ -93,15 +100,21 @@ def inputs(document: dict[str, Any]) -> str:
     return f"{about(document['machine'])}.\n\n{markdown(('input', 'value', 'unit', 'from'), rows)}"
 
 
-def main(bench: dict[str, Any], scale: dict[str, Any] | None) -> None:
-    """Rewrite the pages."""
+def write(document: dict[str, Any]) -> None:
+    """Rewrite the pages that show what a document has."""
+    if document["tables"][0]["suite"] == "spark-lookup":
+        rewrite(ROOT / "docs" / "spark-lookup.md", {"spark-lookup scale": bulk(document)})
+    elif document["tables"][0]["title"].startswith("peak memory"):
+        rewrite(ROOT / "docs" / "spark.md", {"spark memory": memory(document)})
+    else:
+        _write_bench(document)
+
+
+def _write_bench(bench: dict[str, Any]) -> None:
     entries = re.search(r"([0-9,]+) entries of ([0-9]+) days", str([table["title"] for table in bench["tables"]]))
     assert entries is not None
     head = f"{about(bench['machine'])}; {entries[1]} entries of {entries[2]} days.\n\n"
-    parts = {"spark": f"{head}{rates(bench)}", "spark lookups": f"{head}{lookups(bench)}"}
-    if scale is not None:
-        parts["spark memory"] = memory(scale)
-    rewrite(ROOT / "docs" / "spark.md", parts)
+    rewrite(ROOT / "docs" / "spark.md", {"spark": f"{head}{rates(bench)}", "spark lookups": f"{head}{lookups(bench)}"})
     rewrite(ROOT / "docs" / "merge.md", {"year": year(bench)})
     rewrite(ROOT / "README.md", {"spark": f"{head}{rates(bench)}\n{lookups(bench)}"})
     rewrite(SIZING, {"inputs": inputs(bench)})
@@ -109,5 +122,5 @@ def main(bench: dict[str, Any], scale: dict[str, Any] | None) -> None:
 
 
 if __name__ == "__main__":
-    documents = [json.loads(Path(name).read_text()) for name in sys.argv[1:3]]
-    main(documents[0], documents[1] if len(documents) > 1 else None)
+    for name in sys.argv[1:]:
+        write(json.loads(Path(name).read_text()))

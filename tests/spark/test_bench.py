@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
 from tests import spark_page
 from tests.s3_server import REGION
@@ -16,6 +17,7 @@ from tests.sizing_page import inputs_of
 from tiered_index import IndexConfig, IndexReader
 from tiered_index.cli.bench.setting import Setting
 from tiered_index.cli.bench.spark.amounts import MASTERS, SparkAmounts, cores_of
+from tiered_index.cli.bench.spark.bulk import NEWEST, SPREAD, AskedKeys, check_answers, counts_of
 from tiered_index.cli.bench.spark.lookups import (
     FILTERS,
     FRESH,
@@ -30,7 +32,7 @@ from tiered_index.cli.bench.spark.messages import ABSENT, BEGIN_S, TOPIC, key_in
 from tiered_index.cli.bench.spark.parquet import TUNED, hashes_of, write_parquet
 from tiered_index.cli.bench.spark.year import DAY_S, YearOfFiles
 from tiered_index.errors import InvalidArgument
-from tiered_index.spark import build
+from tiered_index.spark import build, look_up
 
 LAYOUT = IndexConfig(slots=64, items=2_000).layout()
 SETTING = Setting.of(LAYOUT, 1, quick=True)
@@ -65,6 +67,39 @@ def test_messages_are_where_their_numbers_say(made):
         (own,) = reader.query(TOPIC, key_in_one(1_001))
         assert own.timestamp_ms // 1000 == BEGIN_S + 1_001 * AMOUNTS.days * DAY_S // AMOUNTS.entries
         assert not reader.query(TOPIC, key_in_one(ABSENT)).items
+
+
+def test_keys_of_bulk_lookups_are_of_whom_they_say():
+    assert counts_of((10, 5_000), 3_840, 4) == [(SPREAD, 10), (SPREAD, 1_920), (NEWEST, 10), (NEWEST, 480)]
+    spread, newest = AskedKeys(SPREAD, 384, 3_840, 4), AskedKeys(NEWEST, 480, 3_840, 4)
+    assert spread.range_ms is None and newest.range_ms == ((BEGIN_S + 3 * DAY_S) * 1000, (BEGIN_S + 4 * DAY_S) * 1000 - 1)
+    assert spread.numbers[1:3].tolist() == [11, 21] and newest.numbers[1:3].tolist() == [2_883, 2_885]
+    # one key in twenty is of no message; every 15th message has a key that all days hold: 32 of the odd ones of the newest day
+    assert (spread.numbers >= ABSENT).sum() == 20 and (newest.numbers >= ABSENT).sum() == 24
+    assert newest.numbers[newest.numbers < ABSENT].max() == 3_839
+    assert spread.held.sum() == 384 - 20 and newest.held.sum() == 480 - 24 - 32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [SPREAD, NEWEST])
+def test_answers_of_bulk_lookups_are_compared_with_the_messages(spark, made, tmp_path, kind):
+    storage, answers = f"file://{made[0]}/index", str(tmp_path / "answers")
+    asked = AskedKeys(kind, 400, AMOUNTS.entries, AMOUNTS.days)
+    result = look_up(spark, asked.frame(spark), storage=storage)
+    result.frame.write.parquet(answers)
+    result.release()
+    assert check_answers(spark, answers, asked, storage, sample=50) == 50
+    number = int(asked.numbers[asked.held][7])
+    rows = spark.read.parquet(answers)
+    for name, wrong, told in (
+        ("offset", F.col("offset") + 1, "answers other than the message: 1, not 0"),
+        ("position", F.lit(None).cast("int"), "keys found"),
+        ("status", F.lit("truncated"), "keys whose answer is not complete: 1, not 0"),
+    ):
+        changed = str(tmp_path / name)
+        rows.withColumn(name, F.when(F.col("number") == number, wrong).otherwise(F.col(name))).write.parquet(changed)
+        with pytest.raises(RuntimeError, match=told):
+            check_answers(spark, changed, asked, storage)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import spark_page
 from tests.rocketmq.archived_store import index_log
 from tiered_index import IndexService
 from tiered_index.cli.main import run
@@ -78,4 +79,28 @@ def test_the_benchmark(spark, tmp_path, capfd):
     assert len(figures) == 8 and all(value > 0 for value in figures.values())
     ((keys, found, requests, *_), (most, *_)) = document["tables"][0]["rows"]
     assert (keys, most) == (1000, 2048) and 900 < found <= 1000 and requests == figures["lookup of 1,000 keys: requests"]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_lookups_at_scale(tmp_path, capfd):
+    amounts = ("--scale", "4096", "--keys", "400", "--keys", "1000000", "--slots", "100", "--master", "local[2]")
+    with pytest.raises(SystemExit) as ended:
+        run(["bench", "spark-lookup", *amounts, "--root-dir", str(tmp_path), "--json", "--quiet"])
+    captured = capfd.readouterr()
+    assert ended.value.code == 0, captured.err
+    document = json.loads(captured.out)
+    (table,) = document["tables"]
+    # of every row: keys, asked for, found, objects, requests, MiB read, part of the index, workers, Java, compared
+    rows = table["rows"]
+    assert [row[:3] for row in rows] == [
+        [400, "of all days", 380], [2048, "of all days", 1945], [400, "of the newest day", 380], [512, "of the newest day", 486],
+    ]  # fmt: skip
+    # a day's range is one table's: fewer objects, and no more than that table's part of the index
+    assert [row[3] for row in rows] == [rows[0][3], rows[0][3], rows[0][3] // 4, rows[0][3] // 4]
+    assert all(row[4] >= 2 * row[3] for row in rows)
+    assert all(0 < row[6] < 1 / 3 for row in rows[2:]) and all(0.5 < row[6] <= 1 for row in rows[:2])
+    assert all(int(peak) > 50 for row in rows for peak in row[7].split()) and [row[9] for row in rows] == [400, 2000, 400, 512]
+    assert [figure["median"] for figure in document["figures"]] == pytest.approx([row[6] for row in rows], abs=1e-4)
+    assert spark_page.bulk(document).count("\n") == 8
     assert not list(tmp_path.iterdir())

@@ -55,10 +55,12 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; figures are their medians.")] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller amounts; 500,000 slots and 2,000,000 items where not given.")] = False,
     entries: Annotated[int | None, typer.Option(min=1_000, help="Suites of Spark: entries that are built, merged, looked up.")] = None,
-    master: Annotated[list[str] | None, typer.Option(help="Suite spark: where Spark runs; several times.")] = None,
+    master: Annotated[list[str] | None, typer.Option(help="Suite spark, and --scale: where Spark runs; several times.")] = None,
     scale: Annotated[
-        list[int] | None, typer.Option(min=1_000, help="Suite spark: measure memory only, at so many entries; several times.")
+        list[int] | None,
+        typer.Option(min=1_000, help="Suites of Spark: measure memory, of lookups also what is read, at so many entries; several times."),
     ] = None,
+    keys: Annotated[list[int] | None, typer.Option(min=1, help="Suite spark-lookup: keys that are looked up; several times.")] = None,
     root_dir: Annotated[Path | None, typer.Option(help="Folder to measure in; TMPDIR or /var/tmp where not given.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the JSON document to this file, too.")] = None,
 ) -> int:
@@ -82,6 +84,8 @@ def bench(
 
       tiered-index bench spark --scale 25000000 --scale 100000000
 
+      tiered-index bench spark-lookup --scale 100000000 --keys 1000000
+
       tiered-index bench --slots 5000000 --items 20000000 --json --out bench.json
     """
     if session.root is not None or session.config_file is not None or (session.storage is not None and suites not in _READ_STORED):
@@ -96,7 +100,7 @@ def bench(
     standard = _QUICK if quick else (family.slots, family.items)
     layout = Layout(family, family.schema, slots or standard[0], items or standard[1])
     setting = Setting.of(layout, rounds, quick=quick, storage=session.storage)
-    setting = replace(setting, spark_entries=entries, masters=tuple(master or ()), scale=tuple(scale or ()))
+    setting = replace(setting, spark_entries=entries, masters=tuple(master or ()), scale=tuple(scale or ()), keys=tuple(keys or ()))
     chosen = [SUITES[name] for name in names]
     base = (root_dir or Path(os.environ.get("TMPDIR", "/var/tmp"))).absolute()
     base.mkdir(parents=True, exist_ok=True)

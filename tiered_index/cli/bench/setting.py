@@ -69,6 +69,7 @@ class Setting:
     spark_entries: int | None = None
     masters: tuple[str, ...] = ()
     scale: tuple[int, ...] = ()
+    keys: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, layout: Layout, rounds: int, *, quick: bool, storage: str | None = None) -> Setting:

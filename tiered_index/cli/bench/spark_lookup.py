@@ -1,7 +1,8 @@
 """Suite `spark-lookup`: keys looked up in bulk on Spark, beside a Spark join with a Parquet table of the same messages sorted by key.
 
 Messages have a key of their own each but for some (`bench/spark/messages`); keys are taken evenly from all of them, from 1,000 up to
-1,000,000. Both jobs end with one sum over all answers, which must agree. Everything lies in local folders.
+1,000,000. Both jobs end with one sum over all answers, which must agree. Everything lies in local folders. With `--scale` the suite
+measures bytes and memory instead (`bench/spark/bulk`): of lookups in an index of so many messages, on two executors of 1 GiB.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ import pyarrow.parquet as pq
 
 from tiered_index.cli.bench.figures import Spec
 from tiered_index.cli.bench.meter import Meter
-from tiered_index.cli.bench.setting import Setting, require
+from tiered_index.cli.bench.setting import Setting, require, scratch
+from tiered_index.cli.bench.spark.amounts import SCALE_MASTER, SparkAmounts
+from tiered_index.cli.bench.spark.bulk import counts_of
+from tiered_index.cli.bench.spark.job import Job
+from tiered_index.cli.bench.spark.processes import run_process
 from tiered_index.cli.bench.table import Table
 from tiered_index.config import IndexConfig
 
@@ -54,12 +59,17 @@ class SparkLookup:
 
     def specs(self, setting: Setting) -> Sequence[Spec]:
         """As `Suite.specs`."""
+        if setting.scale:
+            return [Spec(_part_read(entries, *asked), "ratio") for entries in setting.scale for asked in _at_scale(setting, entries)]
         specs = [Spec(_rate(way, count), "keys/s") for count in _counts(setting) for way in (_OURS, _JOIN)]
         specs += [Spec(f"lookup of {count:,} keys: MiB read", "MiB") for count in _counts(setting)]
         return specs + [Spec(f"lookup of {count:,} keys: requests", "count") for count in _counts(setting)]
 
     def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
         """As `Suite.run`."""
+        if setting.scale:
+            _run_scale(setting, folder, meter)
+            return
         from tiered_index.cli.bench.spark.messages import message_frame
         from tiered_index.cli.bench.spark.parquet import PLAIN, write_parquet
         from tiered_index.spark import build
@@ -114,7 +124,57 @@ def _entries(setting: Setting) -> int:
 def _counts(setting: Setting) -> tuple[int, ...]:
     """Return how many keys are asked; no more than half of the messages have."""
     most = max(1, _entries(setting) // 2)
-    return tuple(dict.fromkeys(min(count, most) for count in (_QUICK_KEYS if setting.quick else _KEYS)))
+    return tuple(dict.fromkeys(min(count, most) for count in _wanted(setting)))
+
+
+def _wanted(setting: Setting) -> tuple[int, ...]:
+    return setting.keys or (_QUICK_KEYS if setting.quick else _KEYS)
+
+
+def _at_scale(setting: Setting, entries: int) -> list[tuple[str, int]]:
+    return counts_of(_wanted(setting), entries, SparkAmounts.of(setting).days)
+
+
+def _part_read(entries: int, kind: str, count: int) -> str:
+    return f"{count:,} keys {kind} in {entries:,} entries: bytes read, of the index"
+
+
+def _run_scale(setting: Setting, folder: Path, meter: Meter) -> None:
+    """Look up each number of keys in an index of each number of entries; record how much of the index was read."""
+    amounts = SparkAmounts.of(setting)
+    master = amounts.masters[0] if len(amounts.masters) == 1 else SCALE_MASTER
+    columns = (
+        "keys", "asked for", "found", "objects", "requests", "MiB read", "of the index", "Python workers, peak MiB", "Java, peak MiB",
+        "answers compared with a reader's", "seconds", "load average",
+    )  # fmt: skip
+    for entries in setting.scale:
+        index: dict[str, Any] = {}
+        rows: list[tuple[Any, ...]] = []
+
+        def told(
+            name: str, values: dict[str, Any], entries: int = entries, index: dict[str, Any] = index, rows: list[tuple[Any, ...]] = rows
+        ) -> None:
+            if name == "index":
+                index.update(values)
+            elif name == "lookup":
+                part = values["read_bytes"] / index["bytes"]
+                meter.record(_part_read(entries, values["kind"], values["keys"]), part)
+                rows.append((
+                    values["keys"], values["kind"], values["found"], values["objects"], values["requests"],
+                    round(values["read_bytes"] / _MIB, 2), round(part, 4), " ".join(map(str, values["workers_mib"])),
+                    " ".join(map(str, values["java_mib"])), values["checked"], round(values["elapsed_s"], 1),
+                    round(values["load_average"], 1),
+                ))  # fmt: skip
+
+        with scratch(folder) as place:
+            job = Job(
+                master, str(place), amounts.entries, amounts.days, 1, amounts.preset, amounts.slots, scale=entries,
+                counts=_wanted(setting),
+            )  # fmt: skip
+            run_process(job, {}, told)
+        require(len(rows), len(_at_scale(setting, entries)), "lookups")
+        title = f"{entries:,} entries, {index['shards']} shards of {amounts.days} days, {index['bytes'] / _MIB:,.0f} MiB; on {master}"
+        meter.table(Table(title, columns, tuple(rows)))
 
 
 @contextlib.contextmanager

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from tiered_index.cli.bench.setting import Setting
 
-__all__ = ["MASTERS", "SHARED", "SparkAmounts", "cores_of"]
+__all__ = ["MASTERS", "SCALE_MASTER", "SHARED", "SparkAmounts", "cores_of"]
 
 MASTERS = ("local[1]", "local[2]", "local-cluster[2,1,1024]")
+SCALE_MASTER = MASTERS[-1]
+"""Where memory is measured: two executors of a core and 1 GiB each."""
 SHARED = 64
 """How many keys every day holds, once each."""
 _DAYS = 4

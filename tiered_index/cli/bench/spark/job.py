@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.cli.bench.spark.amounts import cores_of
+from tiered_index.cli.bench.spark.bulk import look_up_many
 from tiered_index.cli.bench.spark.memory import ProcessWatch
 from tiered_index.cli.bench.spark.messages import DAY_S, message_frame
 from tiered_index.cli.bench.spark.parquet import PLAIN, TUNED, hashes_of, write_parquet
@@ -42,7 +43,8 @@ Tell = Callable[..., None]
 
 @dataclass(frozen=True)
 class Job:
-    """What one process does. `folder` has the source and takes the rest; `scale`: a memory run of so many entries instead.
+    """What one process does. `folder` has the source and takes the rest; `scale`: a memory run of so many entries instead, of builds and
+    merges, or of bulk lookups of `counts` keys.
 
     `prepare`: write the source and the index that merges are measured on. `keys` are asked for by their hashes.
     """
@@ -56,6 +58,7 @@ class Job:
     slots: int
     prepare: bool = False
     scale: int = 0
+    counts: Sequence[int] = ()
     topic: str = ""
     keys: Sequence[str] = ()
 
@@ -176,7 +179,9 @@ def main(document: str) -> None:
         spark = _session(job.master)
         try:
             tell("started", cores=cores_of(job.master) or spark.sparkContext.defaultParallelism)
-            if job.scale:
+            if job.counts:
+                look_up_many(spark, Path(job.folder), job.scale, job.days, job.counts, index_config(job), watch, tell)
+            elif job.scale:
                 run_scale(spark, job, watch, tell)
             else:
                 run_job(spark, job, tell)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from tiered_index.cli.bench.spark.amounts import SHARED
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["ABSENT", "BEGIN_S", "DAY_S", "TOPIC", "key_in_all", "key_in_one", "message_frame"]
+__all__ = ["ABSENT", "BEGIN_S", "DAY_S", "TOPIC", "key_in_all", "key_in_one", "message_columns", "message_frame", "shared_step"]
 
 TOPIC = "TopicOrder01"
 DAY_S = 86_400
@@ -34,20 +34,32 @@ def key_in_one(number: int) -> str:
     return hashlib.md5(str(number).encode(), usedforsecurity=False).hexdigest()
 
 
+def shared_step(entries: int, days: int) -> int:
+    """Return how far apart the messages with a key that all days hold are."""
+    return max(1, entries // days // SHARED)
+
+
 def message_frame(spark: SparkSession, entries: int, days: int, partitions: int) -> DataFrame:
     """Return the messages, in order of time."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-    step = max(1, entries // days // SHARED)
-    number: Any = F.col("id")
+    return spark.range(0, entries, 1, partitions).select(*message_columns(entries, days, F.col("id")).values())
+
+
+def message_columns(entries: int, days: int, number: Any) -> dict[str, Column]:
+    """Return the columns of message `number`, by their names; `number` is a column."""
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    step = shared_step(entries, days)
     shared = F.concat(F.lit("shared-"), ((number / step).cast("long") % SHARED).cast("string"))
     own = F.md5(number.cast("string").cast("binary"))
     mixed: Any = F.xxhash64(number)
-    return spark.range(0, entries, 1, partitions).select(
-        F.lit(TOPIC).alias("topic"),
-        (number % 8).cast("int").alias("queue_id"),
-        F.when(number % step == 0, shared).otherwise(own).alias("key"),
-        (number * 4096 + F.pmod(mixed, F.lit(1000))).alias("offset"),
-        (F.pmod(mixed, F.lit(4000)) + 96).cast("int").alias("size"),
-        (F.lit(BEGIN_S * 1000) + F.floor(number.cast("double") * (days * DAY_S * 1000 / entries)).cast("long")).alias("timestamp_ms"),
-    )
+    columns = {
+        "topic": F.lit(TOPIC),
+        "queue_id": (number % 8).cast("int"),
+        "key": F.when(number % step == 0, shared).otherwise(own),
+        "offset": number * 4096 + F.pmod(mixed, F.lit(1000)),
+        "size": (F.pmod(mixed, F.lit(4000)) + 96).cast("int"),
+        "timestamp_ms": F.lit(BEGIN_S * 1000) + F.floor(number.cast("double") * (days * DAY_S * 1000 / entries)).cast("long"),
+    }
+    return {name: column.alias(name) for name, column in columns.items()}

@@ -15,7 +15,7 @@ from typing import Any
 from tiered_index.cli.bench.figures import Spec, at_most
 from tiered_index.cli.bench.meter import Meter
 from tiered_index.cli.bench.setting import Setting, require
-from tiered_index.cli.bench.spark.amounts import SparkAmounts, cores_of
+from tiered_index.cli.bench.spark.amounts import SCALE_MASTER, SparkAmounts, cores_of
 from tiered_index.cli.bench.spark.job import Job, index_config
 from tiered_index.cli.bench.spark.lookups import Asked, asked_keys, lookups_table, measure_lookups, place_of_uri
 from tiered_index.cli.bench.spark.messages import TOPIC
@@ -26,9 +26,8 @@ from tiered_index.cli.bench.spark.year import year_table
 from tiered_index.cli.bench.table import Table
 from tiered_index.cli.demo.server import place_of
 
-__all__ = ["SCALE_MASTER", "Spark"]
+__all__ = ["Spark"]
 
-SCALE_MASTER = "local-cluster[2,1,1024]"
 _ALONE = "one process"
 _RATE = "entries/s a core"
 _MOST_GROWTH = 1.15
