@@ -28,7 +28,10 @@ from tiered_index.spark.lookup_questions import cells_of, distinct, questions_of
 from tiered_index.spark.lookup_search import HeldAnswers, search_object
 from tiered_index.storage.metering import MeteredStorage
 
-__all__ = ["ASKED", "FAILED", "FOUND", "FOUND_SCHEMA", "MISSING", "REPORT", "TASK_SCHEMA", "TaskReport", "pack_questions", "search_task"]
+__all__ = [
+    "ASKED", "FAILED", "FOUND", "FOUND_SCHEMA", "MISSING", "REPORT", "TASK_SCHEMA", "TaskReport", "lots_of_questions", "pack_questions",
+    "search_task",
+]  # fmt: skip
 
 TASK_SCHEMA = "task int, asked binary, wanted binary"
 FOUND_SCHEMA = "kind int, partition int, questions binary, rows binary, more binary"
@@ -56,6 +59,12 @@ def pack_questions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: 
 
     `column` is what errors call the column of keys.
     """
+    for questions in lots_of_questions(batches, plan, column):
+        yield _packed(questions, plan)
+
+
+def lots_of_questions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str) -> Iterator[Array]:
+    """Yield the questions of rows (topic, key, begin, end) in lots of some 260,000 rows, each once in its lot."""
     held: list[Array] = []
     count = 0
     for batch in batches:
@@ -63,10 +72,10 @@ def pack_questions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: 
         held.append(questions_of(topics, keys, begins, ends, plan.places, keyed=plan.schema.keyed, column=column))
         count += len(batch)
         if count >= _HELD_QUESTIONS:
-            yield _packed(distinct(np.concatenate(held)), plan)
+            yield distinct(np.concatenate(held))
             held, count = [], 0
     if count:
-        yield _packed(distinct(np.concatenate(held)), plan)
+        yield distinct(np.concatenate(held))
 
 
 def _packed(questions: Array, plan: LookupPlan) -> pa.RecordBatch:
@@ -128,7 +137,12 @@ def _search_all(
                 return
             meant = CorruptFile(error.name, "the log names this object, but the storage does not have it")
             yield from _failed(plan, target, meant, here, report)
-        except (StorageError, CorruptFile, BudgetExceeded) as error:
+        except BudgetExceeded as error:
+            named = _share_named(error, plan)
+            if not plan.allow_partial:
+                raise named from error
+            yield from _failed(plan, target, named, here, report)
+        except (StorageError, CorruptFile) as error:
             if not plan.allow_partial:
                 raise
             yield from _failed(plan, target, error, here, report)
@@ -136,6 +150,12 @@ def _search_all(
             report.opened += 1
     for questions_out, rows in held.rest():
         yield from _blocks(FOUND, questions_out, rows, plan)
+
+
+def _share_named(error: BudgetExceeded, plan: LookupPlan) -> BudgetExceeded:
+    bounds = (("max_requests", plan.max_requests), ("max_bytes", plan.max_bytes))
+    given = " and ".join(f"{name}={bound}" for name, bound in bounds if bound is not None)
+    return BudgetExceeded(f"{error}; that is this task's share of {given} for all {len(plan.tasks)} tasks")
 
 
 def _failed(plan: LookupPlan, target: Target, error: Exception, questions: Array, report: TaskReport) -> Iterator[pa.RecordBatch]:
