@@ -53,7 +53,7 @@ class _HeldWriter(EntryWriter):
         if attempt == 0:
             _tell(folder / "first", f"{context.stageId()} {_parent(os.getppid())}")
             _until((folder / "second").exists)
-            return _Large(written.shards, None, bytes(_MESSAGE_BYTES))
+            return _Large(written.shards, None, written.content, bytes(_MESSAGE_BYTES))
         _tell(folder / "second", "")
         _until((folder / ("allowed" if attempt == 1 else "never")).exists)
         return written

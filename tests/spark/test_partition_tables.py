@@ -134,7 +134,7 @@ def test_a_batch_is_in_the_log_once_and_what_came_again_is_taken_back(clock: Man
     # a driver that was held up while another one went on, or a checkpoint that was copied back: not known to hold the same messages
     writer = a_writer(EntryStreamWriter, storage)
     with pytest.raises(InvalidArgument, match="has micro-batch 1 of this query already, and 0 comes now: its checkpoint is older"):
-        writer.commit([Written(tuple(written(TABLE, storage)), "q")], 0)
+        writer.commit([Written(tuple(written(TABLE, storage)), "q", FIRST.content)], 0)
     assert sum(stored.count for stored in log.refresh().objects.values()) == 2_010 and objects.items() <= log.state.objects.items()
     assert left_over(storage, clock) == 0
 
@@ -206,12 +206,12 @@ def test_abort_takes_back_what_is_certainly_not_published(clock: ManualClock, ki
     storage = FaultStorage(MemoryStorage())
     opened(storage, clock)
     writer, number = a_writer(kind, storage), (0,) * (kind is EntryStreamWriter)
-    writer.abort([Written(tuple(written(TABLE, storage)), "q"), None], *number)
+    writer.abort([Written(tuple(written(TABLE, storage)), "q", FIRST.content), None], *number)
     assert left_over(storage, clock) == 0
     with pytest.raises(StorageUnavailable, match="1 of 2 tasks gave no result"):
-        writer.commit([Written((), "q"), None], *number)
+        writer.commit([Written((), "q", BatchContent()), None], *number)
     # the record is there, its answer is lost: Spark calls abort after such a commit
-    messages = [Written(tuple(written(TABLE, storage)), "q")]
+    messages = [Written(tuple(written(TABLE, storage)), "q", FIRST.content)]
     storage.fail("put_if_absent", when="after")
     with pytest.raises(StorageUnavailable):
         writer.commit(messages, *number)

@@ -14,7 +14,7 @@ a failed `commit`, too, whose record may be in the log for all that; it then has
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -56,7 +56,7 @@ class Written(WriterCommitMessage):
 
     shards: tuple[FinishedShard, ...]
     query: str | None
-    content: BatchContent = field(default_factory=BatchContent)
+    content: BatchContent
 
 
 Messages = Sequence[WriterCommitMessage | None]
@@ -106,7 +106,7 @@ class EntryWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Write a partition. Executor."""
-        return Written(write_tables(self._columns.batches(iterator), self._job).shards, None)
+        return Written(write_tables(self._columns.batches(iterator), self._job).shards, None, BatchContent())
 
     def commit(self, messages: Messages) -> None:
         """Publish all tasks' tables. Driver. Raises `InvalidArgument` (the mode can't be), `CorruptFile`, `JobOverdue`, as the storage.
