@@ -29,6 +29,7 @@ __all__ = ["answer_partition", "answer_schema", "entry_columns"]
 
 _HELD_ROWS = 1 << 20
 _BATCH_ROWS = 1 << 16
+_STATUSES = ("complete", "truncated", "partial")
 _FAILED = pa.list_(pa.struct([("file", pa.string()), ("error", pa.string())]))
 Array = npt.NDArray[Any]
 
@@ -123,8 +124,8 @@ class _Partition:
         counts = np.diff(starts)
         rank = np.arange(len(rows)) - np.repeat(starts[:-1], counts)
         rows = rows[rank < most]
-        status = np.where(counts > most, "truncated", "complete").astype(object)
-        status[list(self._failed)] = "partial"
+        status = (counts > most).astype(np.int8)
+        status[list(self._failed)] = _STATUSES.index("partial")
         counts = np.minimum(counts, most)
         ends = np.cumsum(counts)
         first = 0
@@ -139,13 +140,16 @@ class _Partition:
 
     def _rows(self, part: slice, rows: Array, counts: Array, status: Array, *, nested: bool) -> pa.RecordBatch:
         schema = _arrow_schema(self._plan.schema, nested=nested)
-        failed = [self._failed.get(place) for place in range(part.start, part.stop)]
+        failed = pa.nulls(part.stop - part.start, _FAILED)
+        if self._failed:
+            failed = pa.array([self._failed.get(place) for place in range(part.start, part.stop)], _FAILED)
+        statuses = pa.DictionaryArray.from_arrays(pa.array(status), pa.array(_STATUSES)).cast(pa.string())
         questions = self.batch.questions[part]
         entries = _entries(rows, self._plan.schema)
         if nested:
             records = pa.StructArray.from_arrays(entries, fields=list(schema.field("entries").type.value_type))
             lists = pa.ListArray.from_arrays(np.append(0, np.cumsum(counts)).astype(np.int32), records)
-            columns = [cells_of(questions, np.arange(len(questions))), pa.array(status, pa.string()), pa.array(failed, _FAILED), lists]
+            columns = [cells_of(questions, np.arange(len(questions))), statuses, failed, lists]
             return pa.RecordBatch.from_arrays(columns, schema=schema)
         # a question without entries has one row, too
         index = np.repeat(np.arange(len(counts)), np.maximum(counts, 1))
@@ -155,8 +159,8 @@ class _Partition:
         position = pa.array((np.arange(len(index)) - starts[index]).astype(np.int32), mask=~some)
         repeated = pa.array(index)
         columns = [
-            cells_of(questions[index], np.arange(len(index))), pa.array(status, pa.string()).take(repeated),
-            pa.array(failed, _FAILED).take(repeated), position, *(column.take(place) for column in entries),
+            cells_of(questions[index], np.arange(len(index))), statuses.take(repeated), failed.take(repeated), position,
+            *(column.take(place) for column in entries),
         ]  # fmt: skip
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
