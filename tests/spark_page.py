@@ -78,7 +78,9 @@ def year(document: dict[str, Any]) -> str:
 def memory(document: dict[str, Any]) -> str:
     """Return the peaks of memory by the number of entries."""
     (table,) = [table for table in document["tables"] if table["title"].startswith("peak memory")]
-    return f"{about(document['machine'])}; {table['title']}:\n\n{markdown(table['columns'], table['rows'])}"
+    grown = ", ".join(f"{name.partition(':')[0]} {ratio:.2f}" for name, ratio in _figures(document).items())
+    head = f"{about(document['machine'])}; {table['title']}. Greatest worker, most entries over fewest: {grown}."
+    return f"{head}\n\n{markdown(table['columns'], table['rows'])}"
 
 
 def bulk(document: dict[str, Any]) -> str:
