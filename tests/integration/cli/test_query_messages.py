@@ -147,8 +147,11 @@ def test_limits_are_of_index_and_messages_together(run_here, made, every):
         assert (done.code, last["status"], last["error"]) == (6, "partial", done.error), flags
         assert (last["error"]["type"], last["error"]["exit_code"]) == ("BudgetExceeded", 6)
         assert last["explain"]["requests"] <= total - (flags[0] == "--max-requests")
-        assert last["failed"]
         partial = run_here(*arguments, *flags, "--allow-partial")
+        if flags[0] == "--timeout":  # no file is known of then, so that there is no answer that would be a part of something
+            assert f"while opening {made.uri}" in done.error["message"] and partial.error == done.error and partial.code == 6
+            continue
+        assert last["failed"]
         assert (partial.code, partial.err, "error" in partial.records[-1]) == (6, "", False)
     text = run_here(*(word for word in arguments if word != "--json"), "--max-requests", total - 1, "--explain")
     assert text.code == 6
