@@ -246,6 +246,13 @@ def test_a_client_of_the_callers_own_goes_the_ordinary_way(lean: S3Storage, scri
     assert seen == ["called", "called"]
 
 
+def test_an_option_leaves_every_request_to_botocore(scripted: ScriptedServer) -> None:
+    with opened(scripted, [], lean_gets=False) as storage:
+        scripted.answers(part(DATA, 0, 10))
+        storage.get_range(NAME, 0, 10)
+        assert not is_lean(scripted.requests[-1].headers)
+
+
 @mock_aws
 def test_moto_within_the_process_answers_lean_requests_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")

@@ -67,7 +67,7 @@ class S3Storage(Storage):
     ) -> None:
         """Open the storage; no request is sent. `client` replaces the one built from `options`.
 
-        `lean_gets`: whether ranges are read with less of botocore around each request (`s3_gets`); None: where no `client` is given.
+        `lean_gets` is as in `options`; None: as these say where no `client` is given, which may have handlers of its own.
         """
         self.options = options or S3Options()
         prefix = prefix.strip("/")
@@ -81,7 +81,7 @@ class S3Storage(Storage):
         self.client = client or build_client(self.options, self.uri)
         self._call = S3Calls(self.client, bucket, self.uri)
         self._retry = RetryPolicy(self.options.transfer_attempts, self.options.backoff_s, sleep, uniform)
-        is_lean = client is None if lean_gets is None else lean_gets
+        is_lean = (client is None and self.options.lean_gets) if lean_gets is None else lean_gets
         gets = RangeGets(self._call, self.client, self._retry, self.options.max_attempts) if is_lean else OrdinaryGets(self._call)
         self._reads = VerifiedReads(self._call, gets, self._retry)
         self._encryption = encryption(self.options)

@@ -45,6 +45,8 @@ class S3Options:
     """Attempts of what botocore does not repeat: an answer whose body broke off or was not as asked, and a write's 409."""
     backoff_s: float = 0.1
     """Before repeat n of those: a random time up to `backoff_s * 2**n`, at most 5 s."""
+    lean_gets: bool = True
+    """Whether ranges are read with less of botocore around each request (`s3_gets`); False for tools that trace the client's methods."""
 
     def __post_init__(self) -> None:
         if self.addressing_style not in _STYLES:

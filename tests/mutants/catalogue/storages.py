@@ -165,7 +165,7 @@ MUTANTS = (
     ),
     Mutant(
         "lean-get-of-a-foreign-client", "handlers of a caller's own client are passed over",
-        "storage/s3.py", "is_lean = client is None if lean_gets is None else lean_gets", "is_lean = lean_gets is not False",
+        "storage/s3.py", "is_lean = (client is None and self.options.lean_gets)", "is_lean = self.options.lean_gets",
         ("tests/storage/test_s3_gets.py::test_a_client_of_the_callers_own_goes_the_ordinary_way",),
     ),
     Mutant(
