@@ -12,7 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Answer:
-    """One response; `announced` is the Content-Length where it is to differ from the body's.
+    """One response; `announced` is the Content-Length where it is to differ from the body's. With a header
+    Transfer-Encoding there is none, the body is sent as it stands, and the connection closed.
 
     `hold_s` is a wait before the response, `stall_s` one after the body's last byte, with the connection left open.
     """
@@ -95,13 +96,16 @@ def scripted_server() -> Iterator[ScriptedServer]:
             self.send_response(answer.status)
             for name, value in answer.headers.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(len(answer.body) if answer.announced is None else answer.announced))
+            if chunked := "Transfer-Encoding" in answer.headers:
+                self.close_connection = True
+            else:
+                self.send_header("Content-Length", str(len(answer.body) if answer.announced is None else answer.announced))
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(answer.body)
                 self.wfile.flush()
             time.sleep(answer.stall_s)
-            if answer.announced not in {None, len(answer.body)}:
+            if chunked or answer.announced not in {None, len(answer.body)}:
                 self.close_connection = True
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer  # noqa: N815 - the base class looks for these names

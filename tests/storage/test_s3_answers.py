@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
+from botocore.retries.standard import ThrottledRetryableChecker, TransientRetryableChecker
 
 from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part, scripted_server
 from tiered_index.errors import (
@@ -18,6 +21,7 @@ from tiered_index.errors import (
 from tiered_index.storage.base import PartInfo, Storage, UploadHandle
 from tiered_index.storage.s3 import S3Options, S3Storage
 from tiered_index.storage.s3_client import build_client
+from tiered_index.storage.s3_errors import may_pass
 
 DATA = bytes(range(256)) * 4
 HANDLE = UploadHandle("object", "upload-id", 0)
@@ -229,6 +233,32 @@ def test_errors_say_what_to_do_next(
     assert "s3://bucket/pre/fix" in text
     assert "AKIASCRIPTED" not in text
     assert "scripted-secret" not in text
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 500, 503])
+@pytest.mark.parametrize(
+    "read", [lambda s: s.get("object"), lambda s: s.get_range("object", 0, 1), lambda s: s.get_suffix("object", 1)]
+)
+def test_an_error_page_that_breaks_off_is_unavailable(
+    s3: S3Storage, scripted: ScriptedServer, status: int, read: Callable[[Storage], object]
+) -> None:
+    scripted.answers(Answer(status, b"40\r\n<Error><Co", {"Transfer-Encoding": "chunked"}))
+    with pytest.raises(StorageUnavailable, match="'object'"):
+        read(s3)
+
+
+def test_an_endpoint_that_only_redirects_is_told(s3: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(Answer(301, b"", {"Location": "https://elsewhere.example/"}))
+    for call in (lambda: s3.get_range("object", 0, 1), lambda: s3.head("object")):
+        with pytest.raises(StorageMisconfigured, match="only redirects"):
+            call()
+
+
+def test_what_botocore_repeats_may_pass() -> None:
+    known = {*TransientRetryableChecker._TRANSIENT_ERROR_CODES, *ThrottledRetryableChecker._THROTTLED_ERROR_CODES}
+    for code in known:
+        answered: Any = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+        assert may_pass(ClientError(answered, "GetObject")), code
 
 
 def test_a_lost_connection_and_a_dead_server_are_unavailable(s3: S3Storage, scripted: ScriptedServer) -> None:

@@ -150,6 +150,34 @@ def test_attempts_are_bounded_whichever_way_they_go(scripted: ScriptedServer, at
     assert len(scripted.requests) == attempts
 
 
+def test_an_error_page_that_breaks_off_is_handed_over(lean: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(Answer(503, b"40\r\n<Error>", {"Transfer-Encoding": "chunked"}), part(DATA, 0, 10))
+    assert lean.get_range(NAME, 0, 10) == DATA[:10]
+    assert [is_lean(request.headers) for request in scripted.requests] == [True, False]
+
+
+def test_while_the_service_fails_nothing_is_lean(scripted: ScriptedServer) -> None:
+    """botocore repeats less and less then; a lean attempt before each would be one more."""
+    with opened(scripted, [], max_attempts=2) as storage:
+        scripted.answers(error(503, "SlowDown"))
+        for _ in range(3):
+            with pytest.raises(StorageUnavailable):
+                storage.get_range(NAME, 0, 10)
+        assert [is_lean(request.headers) for request in scripted.requests].count(True) == 1
+        scripted.reset()
+        scripted.answers(part(DATA, 0, 10))
+        for _ in range(3):
+            storage.get_range(NAME, 0, 10)
+        assert [is_lean(request.headers) for request in scripted.requests] == [False, True, True]
+
+
+def test_without_credentials_nothing_is_waited_for(lean: S3Storage, scripted: ScriptedServer, waits: list[float]) -> None:
+    lean.client._request_signer._credentials = None
+    with pytest.raises(StorageMisconfigured, match="AWS_ACCESS_KEY_ID"):
+        lean.get_range(NAME, 0, 10)
+    assert (scripted.requests, waits) == ([], [])
+
+
 def test_a_lost_connection_is_handed_over(lean: S3Storage, scripted: ScriptedServer, waits: list[float]) -> None:
     faults: list[Exception] = [ReadTimeoutError(endpoint_url="u"), EndpointConnectionError(endpoint_url="u"), OSError("reset")]
 

@@ -182,9 +182,10 @@ def _differing(values: DataFrame, damaged: Sequence[tuple[int, int]]) -> DataFra
     pairs = parts.withColumn("pair", F.explode(F.arrays_zip("expected", "found")))
     pairs = pairs.select("identity", "topic", "key", "object", F.col("pair.expected").alias("said"), F.col("pair.found").alias("held"))
     hidden = F.lit(False)
-    if damaged:
-        spans = F.array(*(F.struct(F.lit(low).alias("low"), F.lit(high).alias("high")) for low, high in _joined(damaged)))
-        hidden = F.exists(spans, lambda span: F.col("said.second").between(span["low"], span["high"]))
+    if damaged:  # of these no two overlap, so that a row meets one at most
+        spans = values.sparkSession.createDataFrame(_joined(damaged), "low long, high long")
+        pairs = pairs.join(F.broadcast(spans), F.col("said.second").between(F.col("low"), F.col("high")), "left")
+        hidden = F.col("low").isNotNull()
     kind = F.when(F.col("said").isNull(), "extra").when(F.col("held").isNotNull(), "wrong").when(hidden, _UNPROVEN).otherwise("missing")
     return pairs.withColumn("kind", kind)
 

@@ -130,7 +130,9 @@ def _readable(cold: ColdPath, stored: StoredObject, runs: list[Run]) -> list[mem
     """Return the runs that are as they should be."""
     try:
         return cold.verified(stored, runs)
-    except (CorruptFile, ObjectNotFound):
+    except ObjectNotFound:
+        return []
+    except CorruptFile:
         if len(runs) == 1:
             return []
     return [data for run in runs for data in _readable(cold, stored, [run])]

@@ -82,8 +82,8 @@ class S3Storage(Storage):
         self._call = S3Calls(self.client, bucket, self.uri)
         self._retry = RetryPolicy(self.options.transfer_attempts, self.options.backoff_s, sleep, uniform)
         is_lean = (client is None and self.options.lean_gets) if lean_gets is None else lean_gets
-        gets = RangeGets(self._call, self.client, self._retry, self.options.max_attempts) if is_lean else OrdinaryGets(self._call)
-        self._reads = VerifiedReads(self._call, gets, self._retry)
+        self._gets = RangeGets(self._call, self.client, self._retry, self.options.max_attempts) if is_lean else OrdinaryGets(self._call)
+        self._reads = VerifiedReads(self._call, self._gets, self._retry)
         self._encryption = encryption(self.options)
         self._uploads = S3Uploads(self._call, self._retry, self._encryption)
         self._bucket_seen = False
@@ -182,6 +182,7 @@ class S3Storage(Storage):
 
     def close(self) -> None:
         """Close the client's connections."""
+        self._gets.close()
         self.client.close()
 
     def _key(self, name: str) -> str:

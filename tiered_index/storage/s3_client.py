@@ -14,11 +14,12 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
+from urllib3.exceptions import HTTPError
 
-from tiered_index.errors import BudgetExceeded, StorageUnavailable
+from tiered_index.errors import BudgetExceeded, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.deadline import check_deadline
-from tiered_index.storage.s3_errors import translate
+from tiered_index.storage.s3_errors import PassingFault, translate
 from tiered_index.storage.s3_options import S3Options
 from tiered_index.storage.s3_retry import bound_repeats
 
@@ -87,6 +88,10 @@ class S3Calls:
             answer: dict[str, Any] = getattr(self._client, operation)(Bucket=self._bucket, **parameters)
         except BudgetExceeded as error:
             raise BudgetExceeded(f"{doing} in {self.uri}: {error}") from error
+        except HTTPError as error:  # in the body of an error, which botocore reads by itself
+            raise PassingFault(f"{doing} in {self.uri}: the answer broke off: {error}") from error
+        except RecursionError as error:  # botocore follows a redirect without a region by a request that is redirected, and so on
+            raise StorageMisconfigured(f"{doing} in {self.uri}: the endpoint only redirects: use the address that it names") from error
         except (BotoCoreError, ClientError, ResponseParserError, OSError) as error:
             raise translate(error, doing=doing, uri=self.uri, name=name) from error
         return answer

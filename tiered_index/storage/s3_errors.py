@@ -9,6 +9,7 @@ from __future__ import annotations
 from botocore import exceptions as boto
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
+from urllib3.exceptions import HTTPError
 
 from tiered_index.errors import (
     InvalidArgument,
@@ -19,7 +20,7 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 
-__all__ = ["PassingFault", "is_elsewhere", "may_pass", "translate"]
+__all__ = ["NO_CREDENTIALS", "PassingFault", "is_elsewhere", "may_pass", "translate"]
 
 
 class PassingFault(StorageUnavailable):
@@ -47,12 +48,25 @@ _ADVICE = {
 _PASSING_CODES = {
     "BadDigest",
     "InternalError",
-    "RequestTimeout",
     "ServiceUnavailable",
     "SlowDown",
+    "XAmzContentChecksumMismatch",
+    # those that botocore repeats, of whatever service
+    "BandwidthLimitExceeded",
+    "EC2ThrottledException",
+    "LimitExceededException",
+    "PriorRequestNotComplete",
+    "ProvisionedThroughputExceededException",
+    "RequestLimitExceeded",
+    "RequestThrottled",
+    "RequestThrottledException",
+    "RequestTimeout",
+    "RequestTimeoutException",
+    "ThrottledException",
     "Throttling",
     "ThrottlingException",
-    "XAmzContentChecksumMismatch",
+    "TooManyRequestsException",
+    "TransactionInProgressException",
 }
 _REDIRECTS = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
 _FIRST_REFUSAL = 400
@@ -65,7 +79,7 @@ _CALLER_CODES = {
     "KeyTooLongError",
     "MalformedXML",
 }
-_NO_CREDENTIALS = (
+NO_CREDENTIALS = (
     boto.NoCredentialsError,
     boto.PartialCredentialsError,
     boto.CredentialRetrievalError,
@@ -82,6 +96,7 @@ _UNREACHABLE = (
     boto.IncompleteReadError,
     boto.FlexibleChecksumError,
     ResponseParserError,  # an error page cut short, or one that is not S3's
+    HTTPError,  # one that broke off
 )
 
 
@@ -90,7 +105,7 @@ def translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredInd
     if isinstance(error, ClientError):
         return _translate_answer(error, doing, uri, name)
     text = f"{doing} in {uri}: {error}"
-    if isinstance(error, _NO_CREDENTIALS):
+    if isinstance(error, NO_CREDENTIALS):
         return StorageMisconfigured(f"{text}: {_CREDENTIALS}")
     if isinstance(error, boto.ProfileNotFound):
         return StorageMisconfigured(f"{text}: correct the profile or add it to ~/.aws/config")

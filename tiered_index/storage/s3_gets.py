@@ -4,10 +4,11 @@ For each call botocore checks parameters, chooses an endpoint, asks dozens of ha
 processor time of a GET, which a lookup in a hundred files pays a hundred times (CONTRIBUTING, "Decisions"). So the first GET goes
 the ordinary way; what it shows (address of the bucket, region, name to sign for) serves those that follow. One lean attempt is made;
 where another may fare better (a passing fault, another region), the ordinary way takes over, with its repeats and redirects. A lean
-attempt counts as one of `max_attempts`, is told to `attempts`, and asks the handlers of `before-send`, so that deadlines, counters
-and moto see it. Credentials are asked for afresh by each.
+attempt counts as one of `max_attempts` (one that is sent elsewhere doesn't), is told to `attempts`, and asks the handlers of
+`before-send`, so that deadlines, counters and moto see it. Credentials are asked for afresh by each.
 
-A client that the caller built may have handlers that matter for any step: it always goes the ordinary way. Threads: any number.
+While the service fails, all goes the ordinary way, whose repeats are fewer the longer that lasts, until a request succeeds. A client that
+the caller built may have handlers that matter for any step: it always goes the ordinary way. Threads: any number.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from botocore.parsers import ResponseParserError, create_parser
 from botocore.response import StreamingBody
 from urllib3.exceptions import HTTPError
 
-from tiered_index.errors import BudgetExceeded
+from tiered_index.errors import BudgetExceeded, StorageUnavailable
 from tiered_index.storage.deadline import check_deadline
 from tiered_index.storage.s3_client import S3Calls
-from tiered_index.storage.s3_errors import PassingFault, is_elsewhere, may_pass, translate
+from tiered_index.storage.s3_errors import NO_CREDENTIALS, PassingFault, is_elsewhere, may_pass, translate
 from tiered_index.storage.s3_retry import RetryPolicy, attempts_spent
 
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ class OrdinaryGets:
         """Return botocore's answer to a GET of `asked` (the header `Range`), its body not yet read. Raises as `S3Calls`."""
         return self._calls(_OPERATION, what, name, Key=key, Range=asked)
 
+    def close(self) -> None:
+        """Let go of the client."""
+
 
 class RangeGets(OrdinaryGets):
     """GETs of one bucket by a client that `build_client` made; `retry` waits before what failed is handed over."""
@@ -89,17 +93,19 @@ class RangeGets(OrdinaryGets):
         self._shape = cast("Shape", client.meta.service_model.operation_model("GetObject").output_shape)
         self._asking = threading.local()
         self._way: _Way | None = None
-        self._events.register(_BEFORE_SIGN, cast("Callable[..., None]", self._learn), unique_id=f"tiered-index-way-{id(self)}")
+        self._in_trouble = False
+        self._handler_id = f"tiered-index-way-{id(self)}"
+        self._events.register(_BEFORE_SIGN, cast("Callable[..., None]", self._learn), unique_id=self._handler_id)
 
     @property
     def is_lean(self) -> bool:
         """Whether the next GET goes the lean way."""
-        return self._way is not None and self._session is not None
+        return self._way is not None and self._session is not None and not self._in_trouble
 
     def __call__(self, what: str, name: str, key: str, asked: str) -> dict[str, Any]:
         """Return the parts of an answer that a reader of ranges needs, as botocore names them; its body is not yet read."""
         way = self._way
-        if way is None or self._session is None:
+        if way is None or self._session is None or self._in_trouble:
             return self._ordinary(what, name, key, asked)
         check_deadline(f"{what} in {self._calls.uri}")
         try:
@@ -123,9 +129,14 @@ class RangeGets(OrdinaryGets):
     def _ordinary(self, what: str, name: str, key: str, asked: str) -> dict[str, Any]:
         self._asking.key = key
         try:
-            return super().__call__(what, name, key, asked)
+            answer = super().__call__(what, name, key, asked)
+        except StorageUnavailable:
+            self._in_trouble = True
+            raise
         finally:
             self._asking.key = None
+        self._in_trouble = False
+        return answer
 
     def _learn(self, **about: Any) -> None:
         """See how botocore is about to send a GET of this thread's."""
@@ -147,6 +158,10 @@ class RangeGets(OrdinaryGets):
             about["request_signer"],
         )
 
+    def close(self) -> None:
+        """Leave the client's handlers. Idempotent."""
+        self._events.unregister(_BEFORE_SIGN, cast("Callable[..., None]", self._learn), unique_id=self._handler_id)
+
     def _lean(self, way: _Way, key: str, asked: str) -> dict[str, Any]:
         """Make one attempt. Raises `ClientError` for a refusal, `_Failed` for all else that goes wrong."""
         headers = {"Range": asked, "User-Agent": way.user_agent}
@@ -160,7 +175,7 @@ class RangeGets(OrdinaryGets):
             if response.status_code not in _DELIVERED:
                 self._raise_refused(response)
         except (BotoCoreError, ResponseParserError, HTTPError, OSError) as error:
-            raise _Failed(error, wait=True) from error
+            raise _Failed(error, wait=not isinstance(error, NO_CREDENTIALS)) from error
         return _answer(response.status_code, response.headers, response.raw)
 
     def _raise_refused(self, response: Any) -> NoReturn:

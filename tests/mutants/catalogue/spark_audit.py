@@ -27,7 +27,7 @@ MUTANTS = (
     ),
     Mutant(
         "audit-first-interval-only", "of damaged objects only the first interval excuses what is not found",
-        "spark/audit_differences.py", "in _joined(damaged)))", "in _joined(damaged)[:1]))",
+        "spark/audit_differences.py", "createDataFrame(_joined(damaged),", "createDataFrame(_joined(damaged)[:1],",
         (f"{TESTS}::test_what_damage_found_late_hides_is_not_missing",),
     ),
 )  # fmt: skip
