@@ -26,7 +26,7 @@ MUTANTS = (
     ),
     Mutant(
         "lookup-forgets-a-failure", "a file that can't be read is passed over in silence",
-        "spark/lookup_answers.py", '        status[list(self._failed)] = "partial"\n', "",
+        "spark/lookup_answers.py", '        status[list(self._failed)] = _STATUSES.index("partial")\n', "",
         (f"{HERE}::test_a_file_that_cannot_be_read_fails_or_is_named[native-denied]",),
     ),
     Mutant(
