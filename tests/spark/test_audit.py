@@ -18,7 +18,7 @@ import pytest
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, sweep, write_parquet
 from tests.unit.format.test_verify_shard import items_in, rebuilt
-from tiered_index import IndexConfig
+from tiered_index import IndexConfig, hash_key
 from tiered_index.cli.main import run
 from tiered_index.errors import InvalidArgument, NotAnIndex
 from tiered_index.format.names import log_name
@@ -28,6 +28,7 @@ from tiered_index.spark import audit_differences as differences
 from tiered_index.spark import build, merge
 from tiered_index.spark.audit import AuditResult, audit
 from tiered_index.spark.audit_report import report_table, write_report
+from tiered_index.spark.lookup_plan import Target
 from tiered_index.storage.opening import open_storage
 
 COUNT = 3_000
@@ -198,6 +199,27 @@ def test_what_damage_hides_is_not_missing(spark: Any, sound: Path, copy: Path) -
     result = audited(spark, copy, str(sound / "source.parquet"))
     assert len(result.report.findings) == 1
     assert result.differences is not None and result.differences.findings == 0 and 0 < result.differences.unproven <= stored.count
+
+
+def test_a_damaged_shard_hides_nothing_of_another(spark: Any, sound: Path, copy: Path, table: pa.Table, tmp_path: Path) -> None:
+    """Entries that the index never had: those of the slots of a sound shard are missing, whatever a shard of the same day lost."""
+    stored = newest(copy)
+    shard = Target.of(stored, 64)
+    damage_an_item(copy, stored)
+    row = table.to_pylist()[-1]
+    added = [{**row, "key": f"new-{n}", "offset": 10**9 + n} for n in range(200)]
+    source = write_parquet(pa.Table.from_pylist(table.to_pylist() + added, table.schema), tmp_path / "more.parquet")
+    slots = [hash_key(row["topic"], one["key"]) % 64 for one in added]
+    elsewhere = sum(not shard.base_low <= slot < shard.base_high for slot in slots)
+    found = audited(spark, copy, source).differences
+    assert found is not None and 0 < elsewhere < 200
+    assert found.counts == {"missing": elsewhere, "extra": 0, "wrong": 0} and found.unproven > 200 - elsewhere
+
+
+def test_a_damaged_filter_hides_nothing(spark: Any, sound: Path, copy: Path) -> None:
+    damage_the_filter(copy, newest(copy))
+    result = audited(spark, copy, str(sound / "source.parquet"))
+    assert result.differences is not None and (result.differences.findings, result.differences.unproven) == (0, 0)
 
 
 def test_entries_under_another_topic_are_wrong(spark: Any, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ BASE_COLUMNS = (
     Column("size", ">i4"),
     Column("time_diff_s", ">i4"),
 )
-_RESERVED = {c.name for c in BASE_COLUMNS} | {PREVIOUS, "topic", "timestamp_ms", "keys", "key", "source", "source_position"}
+_RESERVED = {c.name for c in BASE_COLUMNS} | {PREVIOUS, "topic", "second", "timestamp_ms", "keys", "key", "source", "source_position"}
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from tiered_index.spark.audit_differences import Differences, compare
 from tiered_index.spark.columns import entry_frame
 from tiered_index.spark.executors import StorageAddress, typed_errors
 from tiered_index.spark.log_sources import SKIPPED
+from tiered_index.spark.lookup_plan import Target
 from tiered_index.spark.metrics import Address, JobMeter, JobMetrics
 from tiered_index.spark.sources import SourceLike, frame_of
 from tiered_index.storage.base import Storage
@@ -123,8 +124,9 @@ def audit(
                     stored = [o for o in seen.objects.values() if o.second_max >= seconds[0] and o.second_min <= seconds[1]]
                     bad = {defect.file for defect in report.findings if defect.part != "filter"}  # which hides no entry
                     with compare(entries, stored, meter.address(address), schema, seconds) as compared:
-                        damaged = [(o.second_min, o.second_max) for o in stored if o.name in bad | compared.unread]
-                        differences = compared.told(damaged, most_listed)
+                        base = seen.genesis.layout.slots
+                        damaged = [Target.of(o, base) for o in stored if o.name in bad | compared.unread]
+                        differences = compared.told(damaged, base, most_listed)
                     _tell_what_was_unread(compared.unread - bad, report)
         if state is not None:
             _tell_what_went_meanwhile(opened, present, seen, report)

@@ -24,6 +24,7 @@ from tiered_index.spark.audit_entries import (
     stored_entries,
     value_dtype,
 )
+from tiered_index.spark.lookup_plan import Target
 from tiered_index.spark.metrics import Address
 
 if TYPE_CHECKING:
@@ -82,12 +83,12 @@ class Compared:
     unread: frozenset[str]
     schema: Schema
 
-    def told(self, damaged: Sequence[tuple[int, int]], most_listed: int) -> Differences:
-        """Return the differences. Entries of the source within `damaged`, inclusive intervals of seconds, may have lain there.
+    def told(self, damaged: Sequence[Target], base: int, most_listed: int) -> Differences:
+        """Return the differences. Entries of the source that `damaged` would hold, by second and slot (of `base`), may have lain there.
 
         Raises `StorageUnavailable` where Spark lost rows, and an object could not be read again.
         """
-        told = _told(self.rows.where("unread IS NULL"), self.schema, damaged, most_listed)
+        told = _told(self.rows.where("unread IS NULL"), self.schema, damaged, base, most_listed)
         if _unread(self.rows) != self.unread:
             raise StorageUnavailable("objects were removed while they were compared: run the audit again")
         return told
@@ -139,12 +140,12 @@ def compare(
         shared.destroy()
 
 
-def _told(values: DataFrame, schema: Schema, damaged: Sequence[tuple[int, int]], most_listed: int) -> Differences:
+def _told(values: DataFrame, schema: Schema, damaged: Sequence[Target], base: int, most_listed: int) -> Differences:
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     totals = values.agg(F.count_if(F.col("source") > 0).alias("source"), F.count_if(F.col("index") > 0).alias("index")).first()
     assert totals is not None
-    differing = _differing(values, damaged).persist()
+    differing = _differing(values, damaged, base).persist()
     try:
         counts = Counter({row["kind"]: row["count"] for row in differing.groupBy("kind").count().collect()})
         ordered = differing.orderBy("topic", "key", "identity", "said", "held")
@@ -160,7 +161,7 @@ def _told(values: DataFrame, schema: Schema, damaged: Sequence[tuple[int, int]],
     )
 
 
-def _differing(values: DataFrame, damaged: Sequence[tuple[int, int]]) -> DataFrame:
+def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataFrame:
     """Return a row for each difference, and for each entry that is unproven: what was `said` by the source and `held` by the index."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
@@ -181,23 +182,30 @@ def _differing(values: DataFrame, damaged: Sequence[tuple[int, int]]) -> DataFra
     )  # fmt: skip
     pairs = parts.withColumn("pair", F.explode(F.arrays_zip("expected", "found")))
     pairs = pairs.select("identity", "topic", "key", "object", F.col("pair.expected").alias("said"), F.col("pair.found").alias("held"))
-    hidden = F.lit(False)
-    if damaged:  # of these no two overlap, so that a row meets one at most
-        spans = values.sparkSession.createDataFrame(_joined(damaged), "low long, high long")
-        pairs = pairs.join(F.broadcast(spans), F.col("said.second").between(F.col("low"), F.col("high")), "left")
-        hidden = F.col("low").isNotNull()
-    kind = F.when(F.col("said").isNull(), "extra").when(F.col("held").isNotNull(), "wrong").when(hidden, _UNPROVEN).otherwise("missing")
-    return pairs.withColumn("kind", kind)
+    kind = F.when(F.col("said").isNull(), "extra").when(F.col("held").isNotNull(), "wrong").otherwise("missing")
+    pairs = pairs.withColumn("kind", kind)
+    if not damaged:
+        return pairs
+    hash_hex = F.hex(F.substring("identity", 1, 4))  # the first field, and never negative
+    where = F.conv(hash_hex, 16, 10).cast("long") % base
+    spans = F.broadcast(values.sparkSession.createDataFrame(_joined(damaged), "first long, last long, slot_low long, slot_high long"))
+    hidden = (
+        (F.col("kind") == "missing") & F.col("said.second").between(F.col("first"), F.col("last"))
+        & (where >= F.col("slot_low")) & (where < F.col("slot_high"))
+    )  # fmt: skip
+    unproven = pairs.join(spans, hidden, "left_semi").withColumn("kind", F.lit(_UNPROVEN))
+    return pairs.join(spans, hidden, "left_anti").unionByName(unproven)
 
 
-def _joined(intervals: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return inclusive intervals of seconds with those that meet made one."""
-    joined: list[tuple[int, int]] = []
-    for low, high in sorted(intervals):
-        if joined and low <= joined[-1][1] + 1:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], high))
+def _joined(damaged: Sequence[Target]) -> list[tuple[int, int, int, int]]:
+    """Return (first second, last, base slots from, to): inclusive seconds, those of the same slots that meet made one."""
+    joined: list[tuple[int, int, int, int]] = []
+    for low, high, first, last in sorted((t.base_low, t.base_high, t.stored.second_min, t.stored.second_max) for t in damaged):
+        before = joined[-1] if joined else None
+        if before is not None and before[2:] == (low, high) and first <= before[1] + 1:
+            joined[-1] = (before[0], max(before[1], last), low, high)
         else:
-            joined.append((low, high))
+            joined.append((first, last, low, high))
     return joined
 
 

@@ -26,6 +26,11 @@ MUTANTS = (
         (f"{TESTS}::test_what_damage_found_late_hides_is_not_missing",),
     ),
     Mutant(
+        "audit-time-alone-hides", "one damaged shard of a day hides what is missing from the others, which are sound",
+        "spark/audit_differences.py", '& (where >= F.col("slot_low")) & (where < F.col("slot_high"))', "& (where >= 0)",
+        (f"{TESTS}::test_a_damaged_shard_hides_nothing_of_another",),
+    ),
+    Mutant(
         "audit-first-interval-only", "of damaged objects only the first interval excuses what is not found",
         "spark/audit_differences.py", "createDataFrame(_joined(damaged),", "createDataFrame(_joined(damaged)[:1],",
         (f"{TESTS}::test_what_damage_found_late_hides_is_not_missing",),
