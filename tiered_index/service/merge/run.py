@@ -7,7 +7,7 @@ times. Threads: one merge at a time is the caller's business; several are safe, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,10 +85,12 @@ def merge(
 
     def run_here(job: MergeJob) -> Sequence[TaskResult]:
         results: list[TaskResult] = []
+        futures: list[Future[TaskResult]] = []
         try:
             with ThreadPoolExecutor(threads, "tiered-index-merge") as pool:
-                futures = [pool.submit(run_task, task, storage, clock.now_ms(), progress) for task in job.tasks]
                 try:
+                    for task in job.tasks:  # there may be no thread for one, and those before it have begun
+                        futures.append(pool.submit(run_task, task, storage, clock.now_ms(), progress))
                     results += [future.result() for future in futures]
                 except BaseException:
                     pool.shutdown(wait=False, cancel_futures=True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 
 from tests.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, Merging
 from tiered_index.service.merge.publish import publish
@@ -82,6 +85,19 @@ def test_uploads_under_way_are_left_alone_until_they_are_old(life: Merging) -> N
     life.clock.advance(2 * HOUR_S)
     delete_orphans(life.storage, find_orphans(life.storage, life.log(), life.clock))
     assert not list(life.storage.list_uploads()) and part.size_bytes == 1
+
+
+def test_a_merge_without_a_thread_says_so_and_leaves_nothing(life: Merging, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(life)
+    before = {info.name for info in life.storage.list()}
+
+    def submit(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        life.merge()
+    assert {info.name for info in life.storage.list()} == before and not list(life.storage.list_uploads())
 
 
 def test_the_probe_of_a_process_that_was_killed_is_swept(life: Merging) -> None:
