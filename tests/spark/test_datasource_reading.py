@@ -172,13 +172,20 @@ def test_a_giant_slot_is_cut_and_read_by_time(tmp_path):
     assert sum(map(len, late)) == sum(r["timestamp_ms"] // 1000 >= MIDDLE // 1000 for r in table.to_pylist())
 
 
-def test_extended_schemas_and_some_columns(tmp_path):
+@pytest.fixture
+def extended(tmp_path):
+    """An index of one entry that has further columns."""
     uri = f"file://{tmp_path}/storage"
     settings = IndexConfig(root=tmp_path / "root", storage=uri, slots=64, item_type=RegionItem, background=False)
     with IndexService.open(settings, clock=ManualClock(BASE_MS)) as index:
         index.put("t", 1, "k", 5, 9, BASE_MS, region=7, price=2.5, tag=b"ab")
         index.seal()
         index.run_lifecycle()
+    return uri
+
+
+def test_extended_schemas_and_some_columns(extended):
+    uri = extended
     (table,) = scan(uri, key="k")
     assert table.to_pylist() == [{
         "topic": "t", "key_hash": hash_key("t", "k"), "key": "k", "queue_id": 1, "offset": 5, "size": 9,
@@ -221,13 +228,8 @@ def test_only_pushdown_on_asks_for_filters(written, mode):
     assert (type(made.reader(made.schema())).pushFilters is not DataSourceReader.pushFilters) == (mode == "on")
 
 
-def test_a_schema_of_the_user_may_have_other_letters(tmp_path):
-    uri = f"file://{tmp_path}/storage"
-    settings = IndexConfig(root=tmp_path / "root", storage=uri, slots=64, item_type=RegionItem, background=False)
-    with IndexService.open(settings, clock=ManualClock(BASE_MS)) as index:
-        index.put("t", 1, "k", 5, 9, BASE_MS, region=7, price=2.5, tag=b"ab")
-        index.seal()
-        index.run_lifecycle()
+def test_a_schema_of_the_user_may_have_other_letters(extended):
+    uri = extended
     made = ApartEntrySource({"path": uri})
     kinds = {column.name: column.dataType for column in made.schema()}
     names = ("REGION", "Offset", "KEY", "Topic", "TimeStamp")

@@ -82,7 +82,7 @@ def compact(
             log.open()
             tickets, left = open_tickets(opened, log)
             # a server that accepts two records of one number would let a file come twice
-            probe_put_if_absent(opened, "probe/put-if-absent")
+            probe_put_if_absent(opened)
         results: list[StagedResult] = []
         if tickets:
             with typed_errors("a task of the compaction"), meter.stage("compact", tasks=True) as stage:

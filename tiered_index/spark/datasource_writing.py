@@ -81,7 +81,7 @@ def prepared(options: Options, schema: StructType, *, probe: bool) -> tuple[Part
             genesis = StorageSession(storage, log, clock, settings.lease_ttl_s).join(wanted, lambda stored: wanted)
         elif probe:
             # a server that accepts two records of one number would lose one of two writes
-            probe_put_if_absent(storage, "probe/put-if-absent")
+            probe_put_if_absent(storage)
         if (items := options.number("items")) not in (None, genesis.layout.items):
             # a file's room is no part of what `check_genesis` compares: writers may choose their own
             raise SchemaMismatch(f"{storage.uri} was created with {genesis.layout.items:,} items a file, not {items:,}")

@@ -30,6 +30,7 @@ from tiered_index.storage.base import (
     check_prefix,
 )
 from tiered_index.storage.parts import check_parts
+from tiered_index.storage.ranges import check_range, check_suffix
 from tiered_index.storage.s3_client import S3Calls, build_client, encryption, epoch_ms, page_token, request_body
 from tiered_index.storage.s3_errors import PassingFault
 from tiered_index.storage.s3_gets import OrdinaryGets, RangeGets
@@ -98,15 +99,13 @@ class S3Storage(Storage):
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`, by one verified range GET."""
         key = self._key(name)
-        if start < 0 or length < 0:
-            raise InvalidArgument(f"a range has no negative numbers: {start}, {length}")
+        check_range(start, length)
         return self._reads.range(name, key, start, length) if length else b""
 
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
         """Return the last `length` bytes and the object's size, by one GET (two requests for an empty object)."""
         key = self._key(name)
-        if length < 0:
-            raise InvalidArgument(f"a suffix's length is not negative: {length}")
+        check_suffix(length)
         if length == 0:
             return b"", self.head(name).size_bytes
         return self._retry.run(lambda: self._suffix(name, key, length))

@@ -97,11 +97,6 @@ class RangeGets(OrdinaryGets):
         self._handler_id = f"tiered-index-way-{id(self)}"
         self._events.register(_BEFORE_SIGN, cast("Callable[..., None]", self._learn), unique_id=self._handler_id)
 
-    @property
-    def is_lean(self) -> bool:
-        """Whether the next GET goes the lean way."""
-        return self._way is not None and self._session is not None and not self._in_trouble
-
     def __call__(self, what: str, name: str, key: str, asked: str) -> dict[str, Any]:
         """Return the parts of an answer that a reader of ranges needs, as botocore names them; its body is not yet read."""
         way = self._way
