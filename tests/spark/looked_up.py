@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from tests.spark.in_process import Address
 from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log_records import LogState
-from tiered_index.spark.lookup_answers import answer_partition
+from tiered_index.spark.lookup_answers import answer_partitions
 from tiered_index.spark.lookup_estimate import bounded, count_questions, total_counts
 from tiered_index.spark.lookup_plan import LookupPlan, plan_lookup
 from tiered_index.spark.lookup_questions import questions_of
@@ -51,8 +51,9 @@ def plan_of(state: LogState, lookups: Sequence[Lookup], **options: Any) -> Looku
         "parallelism": 2, "max_count": 64, "allow_partial": False, "settings": SETTINGS, "prices": PriceTable(), **options,
     }  # fmt: skip
     bounds = [chosen.pop(name, None) for name in ("max_requests", "max_bytes")]
+    rows = chosen.pop("rows", len(lookups))
     plan = plan_lookup(
-        state, sorted({q.topic for q in lookups}), (min(lows, default=0) // 1000, max(highs, default=0) // 1000), len(lookups), **chosen
+        state, sorted({q.topic for q in lookups}), (min(lows, default=0) // 1000, max(highs, default=0) // 1000), rows, **chosen
     )
     return bounded(plan, counts_of(plan, lookups), *bounds) if bounds != [None, None] else plan
 
@@ -88,10 +89,11 @@ def looked_up(
     if not accepted and any(report.missing for report in made.reports):
         return made
     gathered = pa.Table.from_batches(found)
-    for partition in range(plan.partitions):
-        blocks = gathered.filter(pc.equal(gathered["partition"], partition)).sort_by("kind").to_batches(7)
-        nested = {row["_question"]: row for b in answer_partition(blocks, plan, nested=True) for row in b.to_pylist()}
-        flat = [row for b in answer_partition(blocks, plan, nested=False) for row in b.to_pylist()]
+    for answerer in range(plan.answerers):
+        mine = pa.array(gathered["partition"].to_numpy() % plan.answerers == answerer)
+        blocks = gathered.filter(mine).sort_by([("partition", "ascending"), ("kind", "ascending")]).to_batches(7)
+        nested = {row["_question"]: row for b in answer_partitions(blocks, plan, nested=True) for row in b.to_pylist()}
+        flat = [row for b in answer_partitions(blocks, plan, nested=False) for row in b.to_pylist()]
         _check_alike(nested, flat)
         made.answers |= {question: (row["status"], row["entries"], row["failed"]) for question, row in nested.items()}
     return made

@@ -106,9 +106,21 @@ def test_answers_of_small_pieces(life, monkeypatch):
     monkeypatch.setattr(lookup_search.HeldAnswers.__init__, "__defaults__", (5,))
     monkeypatch.setattr("tiered_index.spark.lookup_answers._HELD_ROWS", 10)
     monkeypatch.setattr("tiered_index.spark.lookup_answers._BATCH_ROWS", 7)
+    monkeypatch.setattr("tiered_index.spark.lookup_plan._QUESTIONS_A_PARTITION", 9)
     lookups = lookups_of(life, max_count=20)
-    found = looked_up(life.storage, plan_of(life.state, lookups, max_count=20), lookups, batch_rows=11)
+    plan = plan_of(life.state, lookups, max_count=20)
+    assert plan.partitions > 3 * plan.answerers > 3
+    found = looked_up(life.storage, plan, lookups, batch_rows=11)
     check(life, found, lookups)
+
+
+@pytest.mark.parametrize(
+    ("rows", "parallelism", "partitions", "answerers"),
+    [(0, 2, 1, 1), (3, 2, 1, 1), (70_000, 2, 4, 4), (1_000_000, 2, 50, 4), (1_000_000, 64, 50, 50), (200_000_000, 8, 10_000, 200)],
+)
+def test_partitions_bound_memory_and_tasks_that_answer_are_few(life, rows, parallelism, partitions, answerers):
+    plan = plan_of(life.state, [Lookup(topic="t", key="k")], rows=rows, parallelism=parallelism)
+    assert (plan.partitions, plan.answerers) == (partitions, answerers)
 
 
 def test_each_object_is_opened_once_and_ranges_are_read_once(life):

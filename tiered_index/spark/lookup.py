@@ -31,7 +31,7 @@ from tiered_index.service.account import LookupLimits
 from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark.executors import StorageAddress, typed_errors
-from tiered_index.spark.lookup_answers import answer_partition, answer_schema, entry_columns
+from tiered_index.spark.lookup_answers import answer_partitions, answer_schema, entry_columns
 from tiered_index.spark.lookup_estimate import COUNTS_SCHEMA, bounded, count_questions, foreseen, total_counts
 from tiered_index.spark.lookup_keys import Keys, KeysCensus, keys_of
 from tiered_index.spark.lookup_messages import MESSAGE_COLUMNS, check_place, with_messages
@@ -238,9 +238,10 @@ def _answered(
     shared = spark.sparkContext.broadcast(plan)
 
     def answer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return answer_partition(batches, shared.value, nested=nested)
+        return answer_partitions(batches, shared.value, nested=nested)
 
-    blocks = kept.where(F.col("kind") != REPORT).repartitionById(plan.partitions, "partition").sortWithinPartitions("kind")
+    answerer = F.col("partition") % plan.answerers
+    blocks = kept.where(F.col("kind") != REPORT).repartitionById(plan.answerers, answerer).sortWithinPartitions("partition", "kind")
     answers = blocks.mapInArrow(answer, answer_schema(plan.schema, nested=nested))
     rows = keys.with_question(plan, _QUESTION)
     # a row whose question nobody asked: the source gave other rows the second time

@@ -1,11 +1,12 @@
 """The answering half of a bulk lookup: all that was found for a question, in answer order, each identity once, cut to `max_count`.
 
-Runs in tasks, one partition of questions each. Memory: a million rows and the partition's questions; with a `max_count` of millions, the
-rows of its answers.
+Runs in tasks, which take one partition of questions after the other. Memory: a million rows and a partition's questions; with a
+`max_count` of millions, the rows of its answers.
 """
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from tiered_index.spark.lookup_tasks import ASKED, FAILED, FOUND, MISSING
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["answer_partition", "answer_schema", "entry_columns"]
+__all__ = ["answer_partitions", "answer_schema", "entry_columns"]
 
 _HELD_ROWS = 1 << 20
 _BATCH_ROWS = 1 << 16
@@ -44,7 +45,7 @@ def entry_columns(schema: Schema) -> list[tuple[str, pa.DataType]]:
 
 
 def answer_schema(schema: Schema, *, nested: bool) -> StructType:
-    """Return Spark's schema of what `answer_partition` yields."""
+    """Return Spark's schema of what `answer_partitions` yields."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(_arrow_schema(schema, nested=nested))
@@ -65,17 +66,27 @@ def _arrow_type(dtype: np.dtype[Any]) -> pa.DataType:
     return pa.float64() if dtype.kind == "f" else pa.binary()
 
 
-def answer_partition(batches: Iterable[pa.RecordBatch], plan: LookupPlan, *, nested: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the answers to the questions of a partition; blocks (kind, questions, rows, more) come in order of their kind.
+def answer_partitions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, *, nested: bool) -> Iterator[pa.RecordBatch]:
+    """Yield the answers to the questions of partitions; blocks (kind, partition, questions, rows, more) come by partition, then kind.
 
     Raises `StorageUnavailable` where a task gave up since an object was gone: what it found is no whole answer, whatever it lacks.
     """
-    partition = _Partition(plan)
+    partition, number = _Partition(plan), -1
     for batch in batches:
-        kinds = batch.column("kind").to_numpy()
-        for kind in np.unique(kinds).tolist():
-            partition.add(kind, batch.filter(pa.array(kinds == kind)))
+        for here, kind, blocks in _runs(batch):
+            if here != number:
+                yield from partition.answers(nested=nested)
+                partition, number = _Partition(plan), here
+            partition.add(kind, blocks)
     yield from partition.answers(nested=nested)
+
+
+def _runs(batch: pa.RecordBatch) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+    """Yield the neighbours of one partition and kind together, with both."""
+    partitions, kinds = batch.column("partition").to_numpy(), batch.column("kind").to_numpy()
+    starts = np.flatnonzero((np.diff(partitions, prepend=-1) != 0) | (np.diff(kinds, prepend=-1) != 0)).tolist()
+    for start, stop in itertools.pairwise([*starts, len(kinds)]):
+        yield int(partitions[start]), int(kinds[start]), batch.slice(start, stop - start)
 
 
 class _Partition:

@@ -23,6 +23,8 @@ __all__ = ["LookupPlan", "Target", "plan_lookup"]
 
 _TASKS_A_CORE = 3
 _QUESTIONS_A_PARTITION = 20_000
+_ROWS_AN_ANSWERER = 1_000_000
+_ANSWERERS_A_CORE = 2
 Array = npt.NDArray[Any]
 
 
@@ -57,6 +59,8 @@ class Target:
 class LookupPlan:
     """What every task knows. `lost` are objects that the log names and the storage doesn't have.
 
+    Questions are answered a partition (of `partitions`) at a time, which bounds memory, by `answerers` tasks, each of which sees to many:
+    a task of Spark that runs Python costs some 60 ms of a core before it does anything.
     `max_requests` and `max_bytes` are of all tasks; `limits` are the shares (requests, bytes) of one each.
     """
 
@@ -65,6 +69,7 @@ class LookupPlan:
     topics: tuple[str, ...]
     tasks: tuple[tuple[Target, ...], ...]
     partitions: int
+    answerers: int
     max_count: int
     allow_partial: bool
     settings: ColdSettings
@@ -127,10 +132,12 @@ def plan_lookup(
     total = sum(target.stored.size_bytes for target in found)
     share = max(1, -(-total // (_TASKS_A_CORE * max(1, parallelism))))
     tasks = (*_dealt(shards, share), *_dealt(files, share)) or ((),)
+    partitions = max(1, min(10_000, -(-rows // _QUESTIONS_A_PARTITION), rows))
+    answerers = min(partitions, max(_ANSWERERS_A_CORE * max(1, parallelism), -(-rows // _ROWS_AN_ANSWERER)))
     return LookupPlan(
         number=state.number, genesis=genesis, topics=tuple(topics), tasks=tasks,
-        partitions=max(1, min(10_000, -(-rows // _QUESTIONS_A_PARTITION), rows)), max_count=max_count, allow_partial=allow_partial,
-        settings=settings, prices=prices, lost=lost,
+        partitions=partitions, answerers=answerers, max_count=max_count, allow_partial=allow_partial, settings=settings, prices=prices,
+        lost=lost,
     )  # fmt: skip
 
 

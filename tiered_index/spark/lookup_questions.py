@@ -30,10 +30,11 @@ Int64 = npt.NDArray[np.int64]
 
 
 class PackedBatch(QuestionBatch):
-    """Questions (n) as a search takes them; `topics` are the plan's, `max_count` is one for all."""
+    """Questions (n) as a search takes them; `topics` are the plan's, `max_count` is one for all, `places` (n) what each is called."""
 
-    def __init__(self, questions: Array, topics: Sequence[str], max_count: int) -> None:
+    def __init__(self, questions: Array, topics: Sequence[str], max_count: int, places: Int64 | None = None) -> None:
         self.questions = questions
+        self.places = np.arange(len(questions)) if places is None else places
         self.lookups = ()
         if len(questions) and (questions["topic"] == questions["topic"][0]).all():
             self.topics = [topics[int(questions["topic"][0])]]
@@ -57,7 +58,7 @@ class PackedBatch(QuestionBatch):
         """Return the questions at `places` as a batch of their own; where a mask takes all, this one."""
         if isinstance(places, np.ndarray) and places.dtype == np.bool_ and places.all():
             return self
-        return PackedBatch(self.questions[places], self._plan_topics, self._most)
+        return PackedBatch(self.questions[places], self._plan_topics, self._most, self.places[places])
 
 
 def questions_of(

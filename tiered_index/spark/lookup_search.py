@@ -16,14 +16,14 @@ import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, SchemaMismatch
 from tiered_index.format.trailer import Run, Trailer
-from tiered_index.service.batch_query import Found, TooManyPairs, best_answers
+from tiered_index.service.batch_query import Found, TooManyPairs, first_rows
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.compacted_file import StorageBytes
 from tiered_index.service.file_search import question_hashes, search_file
 from tiered_index.service.log_records import StoredObject
 from tiered_index.service.rows import Question, row_dtype
 from tiered_index.spark.lookup_plan import LookupPlan
-from tiered_index.spark.lookup_questions import PackedBatch, distinct, places_of
+from tiered_index.spark.lookup_questions import PackedBatch
 from tiered_index.storage.base import Storage
 
 __all__ = ["WINDOW_BYTES", "HeldAnswers", "request_bytes", "search_object", "worth_a_filter"]
@@ -42,17 +42,17 @@ Int64 = npt.NDArray[np.int64]
 
 
 class HeldAnswers:
-    """Answers (questions, rows) on their way out, cut early: while they are few they wait for those of further objects."""
+    """Answers on their way out, cut early: while they are few they wait for those of further objects. `questions` are those of all."""
 
-    def __init__(self, plan: LookupPlan, most: int = _HELD_ROWS) -> None:
-        self._plan, self._most = plan, most
-        self._parts: list[tuple[Array, Array]] = []
+    def __init__(self, plan: LookupPlan, questions: Array, most: int = _HELD_ROWS) -> None:
+        self._plan, self._questions, self._most = plan, questions, most
+        self._parts: list[Found] = []
         self._count = 0
 
-    def add(self, questions: Array, rows: Array) -> Iterator[tuple[Array, Array]]:
-        """Take in rows with their questions; yield what must go."""
-        self._parts.append((questions, rows))
-        self._count += len(rows)
+    def add(self, found: Found) -> Iterator[tuple[Array, Array]]:
+        """Take in rows; yield the (questions, rows) that must go."""
+        self._parts.append(found)
+        self._count += len(found.rows)
         if self._count > self._most:
             yield from self._settle(self._most // 2)
 
@@ -63,21 +63,22 @@ class HeldAnswers:
     def _settle(self, keep: int) -> Iterator[tuple[Array, Array]]:
         if not self._count:
             return
-        questions = np.concatenate([questions for questions, _ in self._parts])
-        asked = distinct(questions)
-        batch = PackedBatch(asked, self._plan.topics, self._plan.max_count + 1)
-        part = Found(places_of(asked, questions), np.concatenate([rows for _, rows in self._parts]))
-        rows, starts, _ = best_answers(batch, [part], self._plan.schema)
-        settled = np.repeat(batch.questions, np.diff(starts)), rows
-        if len(rows) > keep:
+        places, index = np.unique(np.concatenate([part.questions for part in self._parts]), return_inverse=True)
+        rows = np.concatenate([part.rows for part in self._parts])
+        first, _ = first_rows(np.full(len(places), self._plan.max_count + 1), [Found(index, rows)], self._plan.schema)
+        settled = Found(places[first.questions], first.rows)
+        if len(settled.rows) > keep:
             self._parts, self._count = [], 0
-            yield settled
+            yield self._questions[settled.questions], settled.rows
         else:
-            self._parts, self._count = [settled], len(rows)
+            self._parts, self._count = [settled], len(settled.rows)
 
 
-def search_object(plan: LookupPlan, storage: Storage, stored: StoredObject, questions: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield (questions, rows) that one object holds; `questions` are different ones. Raises as a lookup does."""
+def search_object(plan: LookupPlan, storage: Storage, stored: StoredObject, questions: Array, places: Int64) -> Iterator[Found]:
+    """Yield what one object holds for `questions[places]`, which are different ones; those of an answer are of all `questions`.
+
+    Raises as a lookup does.
+    """
     settings = replace(plan.settings, block_cache_bytes=0, filter_after_probes=1, directory_cache_bytes=1 << 30)
     # a path for each object: what it keeps, a directory and perhaps a filter, goes with it
     cold = ColdPath(storage, keyed=plan.schema.keyed, settings=settings)
@@ -86,16 +87,18 @@ def search_object(plan: LookupPlan, storage: Storage, stored: StoredObject, ques
         trailer = source.trailer()
         if trailer.metadata.layout.schema != plan.schema:
             raise SchemaMismatch(f"{stored.name} stores {trailer.metadata.layout.schema.name} entries, the index {plan.schema.name}")
-        # so that each lot reads another stretch of the object
-        in_order = questions if len(questions) <= _CHUNK else questions[np.argsort(plan.base_slots(questions), kind="stable")]
-        for start in range(0, len(in_order), _CHUNK):
-            batch = PackedBatch(in_order[start : start + _CHUNK], plan.topics, plan.max_count + 1)
+        if len(places) > _CHUNK:
+            # so that each lot reads another stretch of the object
+            places = places[np.argsort(plan.base_slots(questions[places]), kind="stable")]
+        for start in range(0, len(places), _CHUNK):
+            part = places[start : start + _CHUNK]
+            batch = PackedBatch(questions[part], plan.topics, plan.max_count + 1, part)
             yield from _search(plan, source, trailer, batch)
     finally:
         cold.close()
 
 
-def _search(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: PackedBatch) -> Iterator[tuple[Array, Array]]:
+def _search(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: PackedBatch) -> Iterator[Found]:
     metadata = trailer.metadata
     pairs = None
     if metadata.topics:
@@ -113,7 +116,7 @@ def _search(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: Pac
     alone, giants = _giants(trailer, batch)
     for place in giants.tolist():
         rows = search_file(source, _question(batch, place))
-        yield np.repeat(batch.questions[place : place + 1], len(rows)), rows
+        yield Found(np.repeat(batch.places[place : place + 1], len(rows)), rows)
     batch = batch.part(~alone)
     if not len(batch):
         return
@@ -179,25 +182,24 @@ def _question(batch: PackedBatch, place: int) -> Question:
 
 def _matching(
     plan: LookupPlan, batch: PackedBatch, items: Array, begin_s: int, pairs: Sequence[tuple[int, str]] | None
-) -> Iterator[tuple[Array, Array]]:
+) -> Iterator[Found]:
     """Yield the rows of `items` that answer questions of the batch; a batch that makes too many pairs is halved."""
     try:
-        places, questions = batch.join(items["key_hash"])
+        at, questions = batch.join(items["key_hash"])
     except TooManyPairs:
         half = len(batch) // 2
         yield from _matching(plan, batch.part(slice(0, half)), items, begin_s, pairs)
         yield from _matching(plan, batch.part(slice(half, None)), items, begin_s, pairs)
         return
-    if not len(places):
+    if not len(at):
         return
-    picked = items[places]
+    picked = items[at]
     seconds = begin_s + picked["time_diff_s"].astype(np.int64)
     found = batch.select(picked, questions, seconds, pairs, plan.schema)
     if found.rows.dtype != row_dtype(plan.schema):
         raise CorruptFile("lookup", "rows of another schema")
     if len(found.rows):
-        rows, starts, _ = best_answers(batch, [found], plan.schema)
-        yield np.repeat(batch.questions, np.diff(starts)), rows
+        yield Found(batch.places[found.questions], found.rows)
 
 
 def _extents(runs: Iterable[Run], gap: int) -> Iterator[tuple[Run, int, bool]]:

@@ -101,7 +101,7 @@ def search_task(batches: Iterable[pa.RecordBatch], plan: LookupPlan, address: St
             wanted.append(records_of(batch.column(2)))
     if task < 0:
         return
-    yield from _blocks(ASKED, distinct(np.concatenate(asked)), None, plan)
+    yield from _blocks(ASKED, np.concatenate(asked), None, plan)
     questions = distinct(np.concatenate(wanted))
     report = TaskReport()
     if len(questions):
@@ -118,16 +118,16 @@ def search_task(batches: Iterable[pa.RecordBatch], plan: LookupPlan, address: St
 def _search_all(
     plan: LookupPlan, storage: MeteredStorage, task: int, questions: Array, report: TaskReport
 ) -> Iterator[pa.RecordBatch]:
-    held = HeldAnswers(plan)
+    held = HeldAnswers(plan, questions)
     base_slots = plan.base_slots(questions)
     for target in plan.tasks[task]:
-        here = questions[target.holds(base_slots, questions)]
+        here = np.flatnonzero(target.holds(base_slots, questions))
         if not len(here):
             continue
         report.objects += 1
         try:
-            for found in search_object(plan, storage, target.stored, here):
-                for questions_out, rows in held.add(*found):
+            for found in search_object(plan, storage, target.stored, questions, here):
+                for questions_out, rows in held.add(found):
                     yield from _blocks(FOUND, questions_out, rows, plan)
         except MissingObject as error:
             if target.stored.name not in plan.lost:
@@ -136,16 +136,16 @@ def _search_all(
                 report.missing = error.name
                 return
             meant = CorruptFile(error.name, "the log names this object, but the storage does not have it")
-            yield from _failed(plan, target, meant, here, report)
+            yield from _failed(plan, target, meant, questions[here], report)
         except BudgetExceeded as error:
             named = _share_named(error, plan)
             if not plan.allow_partial:
                 raise named from error
-            yield from _failed(plan, target, named, here, report)
+            yield from _failed(plan, target, named, questions[here], report)
         except (StorageError, CorruptFile) as error:
             if not plan.allow_partial:
                 raise
-            yield from _failed(plan, target, error, here, report)
+            yield from _failed(plan, target, error, questions[here], report)
         else:
             report.opened += 1
     for questions_out, rows in held.rest():

@@ -21,7 +21,7 @@ MUTANTS = (
     ),
     Mutant(
         "lookup-cut-too-early", "an answer of as many as asked and more is told as complete",
-        "spark/lookup_search.py", "self._plan.topics, self._plan.max_count + 1)", "self._plan.topics, self._plan.max_count)",
+        "spark/lookup_search.py", "np.full(len(places), self._plan.max_count + 1)", "np.full(len(places), self._plan.max_count)",
         (f"{HERE}::test_answers_equal_a_readers[native-3]",),
     ),
     Mutant(
@@ -38,6 +38,22 @@ MUTANTS = (
         "lookup-short-when-run-again", "tasks that run again for blocks that Spark lost leave out an object that was removed since",
         "spark/lookup_tasks.py", "yield from _blocks(MISSING, questions, None, plan, error.name.encode())", "pass",
         (f"{HERE}::test_blocks_that_are_made_again_are_never_short[native-False]",),
+    ),
+    Mutant(
+        "lookup-partitions-in-one", "the partitions that a task sees to run into one another",
+        "spark/lookup_answers.py", "            if here != number:\n", "            if number < 0:\n",
+        (f"{HERE}::test_answers_of_small_pieces[native]",),
+    ),
+    Mutant(
+        "lookup-last-partition-unanswered", "a task forgets the last partition that it sees to",
+        "spark/lookup_answers.py", "            partition.add(kind, blocks)\n    yield from partition.answers(nested=nested)\n",
+        "            partition.add(kind, blocks)\n",
+        (f"{HERE}::test_answers_equal_a_readers[native-3]",),
+    ),
+    Mutant(
+        "lookup-answers-of-another-object", "what an object held for some questions is told as of others",
+        "spark/lookup_search.py", "yield Found(batch.places[found.questions], found.rows)", "yield found",
+        (f"{HERE}::test_answers_equal_a_readers[native-3]",),
     ),
     Mutant(
         "lookup-filter-at-any-price", "a filter of megabytes is read for one key",
