@@ -85,8 +85,17 @@ def memory(document: dict[str, Any]) -> str:
 
 def bulk(document: dict[str, Any]) -> str:
     """Return what bulk lookups read and took, by how many keys were asked of what."""
-    tables = [f"{table['title']}:\n\n{markdown(table['columns'], table['rows'])}" for table in document["tables"]]
-    return f"{about(document['machine'])}; " + "\n".join(tables)
+    return f"{about(document['machine'])}; {_titled(document, plans=False)}"
+
+
+def plans(document: dict[str, Any]) -> str:
+    """Return what the plans of bulk lookups would read, by how many keys were asked."""
+    return _titled(document, plans=True)
+
+
+def _titled(document: dict[str, Any], *, plans: bool) -> str:
+    tables = [table for table in document["tables"] if table["title"].startswith("plans") == plans]
+    return "\n".join(f"{table['title']}:\n\n{markdown(table['columns'], table['rows'])}" for table in tables)
 
 
 def inputs(document: dict[str, Any]) -> str:
@@ -105,7 +114,7 @@ def inputs(document: dict[str, Any]) -> str:
 def write(document: dict[str, Any]) -> None:
     """Rewrite the pages that show what a document has."""
     if document["tables"][0]["suite"] == "spark-lookup":
-        rewrite(ROOT / "docs" / "spark-lookup.md", {"spark-lookup scale": bulk(document)})
+        rewrite(ROOT / "docs" / "spark-lookup.md", {"spark-lookup scale": bulk(document), "spark-lookup plans": plans(document)})
     elif document["tables"][0]["title"].startswith("peak memory"):
         rewrite(ROOT / "docs" / "spark.md", {"spark memory": memory(document)})
     else:

@@ -2,7 +2,8 @@
 
 Messages have a key of their own each but for some (`bench/spark/messages`); keys are taken evenly from all of them, from 1,000 up to
 1,000,000. Both jobs end with one sum over all answers, which must agree. Everything lies in local folders. With `--scale` the suite
-measures bytes and memory instead (`bench/spark/bulk`): of lookups in an index of so many messages, on two executors of 1 GiB.
+measures bytes and memory instead (`bench/spark/bulk`): of lookups in an index of so many messages, on two executors of 1 GiB. A second
+table says what other ways to read the same index would ask for (`bench/spark/plans`).
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from tiered_index.cli.bench.figures import Spec
 from tiered_index.cli.bench.meter import Meter
 from tiered_index.cli.bench.setting import Setting, require, scratch
 from tiered_index.cli.bench.spark.amounts import SCALE_MASTER, SparkAmounts
-from tiered_index.cli.bench.spark.bulk import counts_of
-from tiered_index.cli.bench.spark.job import Job
+from tiered_index.cli.bench.spark.bulk import SPREAD, counts_of
+from tiered_index.cli.bench.spark.job import Job, index_config
+from tiered_index.cli.bench.spark.plans import BYTES_A_SECOND, EGRESS_PER_GIB_USD, IN_FLIGHT, REQUEST_S, SLOT
 from tiered_index.cli.bench.spark.processes import run_process
 from tiered_index.cli.bench.table import Table
 from tiered_index.config import IndexConfig
+from tiered_index.storage.prices import PriceTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,6 +42,10 @@ _DAYS = 4
 _MIB = 1 << 20
 _JOINED = ("topic", "key", "offset", "size")
 _OURS, _JOIN = "lookup", "join with Parquet"
+_PLAN_COLUMNS = (
+    "keys", "unit", "gap", "requests", "MiB read", "of the index", "USD, requests", "USD, bytes leaving", "seconds by the model",
+    "directories and filters: requests", "MiB",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -150,10 +157,12 @@ def _run_scale(setting: Setting, folder: Path, meter: Meter) -> None:
     for entries in setting.scale:
         index: dict[str, Any] = {}
         rows: list[tuple[Any, ...]] = []
+        plans: list[tuple[Any, ...]] = []
 
         def told(
-            name: str, values: dict[str, Any], entries: int = entries, index: dict[str, Any] = index, rows: list[tuple[Any, ...]] = rows
-        ) -> None:
+            name: str, values: dict[str, Any], entries: int = entries, index: dict[str, Any] = index, rows: list[tuple[Any, ...]] = rows,
+            plans: list[tuple[Any, ...]] = plans,
+        ) -> None:  # fmt: skip
             if name == "index":
                 index.update(values)
             elif name == "lookup":
@@ -165,6 +174,8 @@ def _run_scale(setting: Setting, folder: Path, meter: Meter) -> None:
                     " ".join(map(str, values["java_mib"])), values["checked"], round(values["elapsed_s"], 1),
                     round(values["load_average"], 1),
                 ))  # fmt: skip
+            elif name == "plan":
+                plans.append(_plan_row(values, index["bytes"]))
 
         with scratch(folder) as place:
             job = Job(
@@ -175,6 +186,28 @@ def _run_scale(setting: Setting, folder: Path, meter: Meter) -> None:
         require(len(rows), len(_at_scale(setting, entries)), "lookups")
         title = f"{entries:,} entries, {index['shards']} shards of {amounts.days} days, {index['bytes'] / _MIB:,.0f} MiB; on {master}"
         meter.table(Table(title, columns, tuple(rows)))
+        meter.table(Table(_plans_title(entries, index_config(job).prices), _PLAN_COLUMNS, tuple(plans)))
+
+
+def _plan_row(values: dict[str, Any], index_bytes: int) -> tuple[Any, ...]:
+    unit = "slot" if values["unit"] == SLOT else _size(values["unit"])
+    return (
+        values["keys"], f"{unit}, as looked up" if values["used"] else unit, _size(values["gap_bytes"]), values["requests"],
+        round(values["read_bytes"] / _MIB, 2), round(values["read_bytes"] / index_bytes, 4), round(values["usd_requests"], 6),
+        round(values["usd_bytes"], 6), round(values["seconds"], 2), values["opening_requests"], round(values["opening_bytes"] / _MIB, 2),
+    )  # fmt: skip
+
+
+def _size(count: int) -> str:
+    return f"{count / 1024:g} KiB" if count >= 1024 else f"{count} B"
+
+
+def _plans_title(entries: int, prices: PriceTable) -> str:
+    egress = prices.egress_per_gib_usd or EGRESS_PER_GIB_USD
+    return (
+        f"plans for keys {SPREAD} in {entries:,} entries; {prices.get_per_1000_usd:g} USD for 1,000 requests, {egress:g} USD for a GiB "
+        f"that leaves the region; {REQUEST_S * 1000:g} ms a request, {IN_FLIGHT} at once, {BYTES_A_SECOND / 1e6:g} MB/s"
+    )
 
 
 @contextlib.contextmanager

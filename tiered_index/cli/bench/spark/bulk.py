@@ -2,7 +2,8 @@
 
 The messages are those of `messages`, in tables of a day. Keys are taken evenly from all of them, without a range of time, or from the
 newest day, with that day as their range; one in twenty is a key of no message. Every answer is compared with how its message was made, and
-those of a sample with what `IndexReader.query` says. Runs on the driver; one thread.
+those of a sample with what `IndexReader.query` says. At last other ways to read the index are compared (`plans`). Runs on the driver; one
+thread.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,10 +26,15 @@ import pyarrow.parquet as pq
 from tiered_index.cli.bench.setting import require
 from tiered_index.cli.bench.spark.memory import ProcessWatch
 from tiered_index.cli.bench.spark.messages import ABSENT, BEGIN_S, DAY_S, TOPIC, key_in_one, message_columns, message_frame, shared_step
+from tiered_index.cli.bench.spark.plans import plan_costs, questions_for
+from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
+from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.reader import IndexReader
+from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark import build, look_up
 from tiered_index.spark.lookup_files import write_answers
+from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3_options import S3Options
 
 if TYPE_CHECKING:
@@ -99,7 +105,10 @@ def look_up_many(
     spark: SparkSession, folder: Path, entries: int, days: int, counts: Sequence[int], config: IndexConfig, watch: ProcessWatch,
     tell: Callable[..., None],
 ) -> None:  # fmt: skip
-    """Build the index in `folder`, ask each number of keys, and tell what it cost. Raises `RuntimeError` where an answer is wrong."""
+    """Build the index in `folder`, ask each number of keys, and tell what that cost and other plans would.
+
+    Raises `RuntimeError` where an answer is wrong.
+    """
     storage = f"file://{folder}/index"
     source = message_frame(spark, entries, days, max(4, entries // 1_000_000))
     built = build(spark, source, storage=storage, window="1d", config=config)
@@ -124,6 +133,22 @@ def look_up_many(
                 read_bytes=result.bytes_read, elapsed_s=elapsed_s, workers_mib=peaks.get("worker", []), java_mib=peaks.get("java", []),
                 checked=checked, load_average=os.getloadavg()[0],
             )  # fmt: skip
+    _tell_plans(storage, entries, days, counts, config, tell)
+
+
+def _tell_plans(storage: str, entries: int, days: int, counts: Sequence[int], config: IndexConfig, tell: Callable[..., None]) -> None:
+    """Tell what each plan reads for each number of keys of all days, the most first."""
+    asked = [AskedKeys(kind, count, entries, days) for kind, count in counts_of(counts, entries, days) if kind == SPREAD]
+    asked.sort(key=lambda keys: -keys.count)
+    with open_storage(storage) as opened:
+        state = StorageLog(opened, SystemClock()).open()
+        keyed = config.layout().schema.keyed
+        questions = [questions_for(keys.numbers, keyed=keyed) for keys in asked]
+        costs = plan_costs(opened, state, questions, ColdSettings.of(config))
+    for keys, plans in zip(asked, costs, strict=True):
+        for plan in plans:
+            usd_requests, usd_bytes = plan.usd(config.prices)
+            tell("plan", keys=keys.count, **asdict(plan), usd_requests=usd_requests, usd_bytes=usd_bytes, seconds=plan.seconds)
 
 
 def check_answers(spark: SparkSession, answers: str, asked: AskedKeys, storage: str, sample: int = _SAMPLE) -> int:
