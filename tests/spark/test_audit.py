@@ -25,6 +25,7 @@ from tiered_index.format.names import log_name
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.log_records import LogRecord, StoredObject
 from tiered_index.spark import audit_differences as differences
+from tiered_index.spark import audit_outside as outside_of_bounds
 from tiered_index.spark import build, merge
 from tiered_index.spark.audit import AuditResult, audit
 from tiered_index.spark.audit_report import report_table, write_report
@@ -193,12 +194,18 @@ def test_what_index_and_source_disagree_about_is_told_once_each(spark: Any, soun
     assert all(json.loads(row["expected"]) for row in rows if row["kind"] != "extra")
 
 
-def test_what_damage_hides_is_not_missing(spark: Any, sound: Path, copy: Path) -> None:
+def test_what_damage_hides_is_not_missing(spark: Any, copy: Path, table: pa.Table, tmp_path: Path) -> None:
+    """Nor wrong: the index has one of the entries at another time, out of bounds, as it has what was put twice under other clocks."""
     stored = newest(copy)
+    shard = Target.of(stored, 64)
     damage_an_item(copy, stored)
-    result = audited(spark, copy, str(sound / "source.parquet"))
+    rows = table.to_pylist()
+    one = next(row for row in rows if shard.base_low <= hash_key(row["topic"], row["key"]) % 64 < shard.base_high)
+    one["timestamp_ms"] = stored.second_min * 1000
+    source = write_parquet(pa.Table.from_pylist(rows, table.schema), tmp_path / "source.parquet")
+    result = audited(spark, copy, source, begin_ms=BEGIN_MS + DAY_MS)
     assert len(result.report.findings) == 1
-    assert result.differences is not None and result.differences.findings == 0 and 0 < result.differences.unproven <= stored.count
+    assert result.differences is not None and result.differences.findings == 0 and 1 < result.differences.unproven <= stored.count
 
 
 def test_a_damaged_shard_hides_nothing_of_another(spark: Any, sound: Path, copy: Path, table: pa.Table, tmp_path: Path) -> None:
@@ -278,7 +285,11 @@ def test_what_damage_found_late_hides_is_not_missing(
     assert result.differences is not None and result.differences.findings == 0 and 0 < result.differences.unproven < COUNT
 
 
-def test_a_part_of_the_time_is_compared(spark: Any, sound: Path, table: pa.Table, tmp_path: Path) -> None:
+def test_a_part_of_the_time_is_compared(
+    spark: Any, sound: Path, table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing outside of it is read, if nothing differs."""
+    monkeypatch.setattr(differences, "paired", None)
     first = table.filter(pa.compute.less(table["timestamp_ms"], BEGIN_MS + DAY_MS))
     source = write_parquet(first, tmp_path / "first.parquet")
     whole = audited(spark, sound / "index", source)
@@ -340,3 +351,38 @@ def test_the_command_tells_what_was_found_and_how_it_ended(spark: Any, sound: Pa
 def test_options_that_can_not_be_are_refused_before_spark_starts(arguments: tuple[str, ...], named: str, capfd: Any) -> None:
     code, _, err = _run(capfd, *arguments)
     assert code == 2 and named in err
+
+
+def test_a_wrong_second_beyond_a_bound_is_wrong_and_told_once(
+    spark: Any, sound: Path, table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over both bounds, in both directions; what lies outside on both sides is never told, whatever it is."""
+    times = table["timestamp_ms"].to_numpy() // 1000
+    begin_s, end_s = int(times[1000]), int(times[2000])
+    by_s = dict.fromkeys([*range(990, 996), *range(1980, 1986)], 7_000) | dict.fromkeys([*range(1010, 1016), *range(2005, 2011)], -7_000)
+    outside = dict.fromkeys((100, 101, 2500, 2501), 60)
+    source = [{**row, "timestamp_ms": row["timestamp_ms"] + 1000 * (by_s | outside).get(n, 0)} for n, row in enumerate(table.to_pylist())]
+    first, inside, last = source[0], source[1500], source[-1]
+    again = [{**one, "timestamp_ms": inside["timestamp_ms"]} for one in source[200:203]]  # inside, too: the index has the one outside only
+    added = [{**one, "offset": 10**9 + n} for n, one in enumerate([first, last, inside, inside])]
+    dropped = {300, 301, 2600, 1600, 1601, 1602}
+    messages = [row for n, row in enumerate(source) if n not in dropped] + again + added
+    path = write_parquet(pa.Table.from_pylist(messages, table.schema), tmp_path / "other.parquet")
+    found = audited(spark, sound / "index", path, begin_ms=begin_s * 1000, end_ms=end_s * 1000 + 999).differences
+    assert found is not None and (found.counts, found.unproven, found.unsought) == ({"missing": 5, "extra": 3, "wrong": 24}, 0, 0)
+    base = table["offset"][0].as_py()
+    by_kind = {kind: sorted(d.offset - base for d in found.listed if d.kind == kind) for kind in found.counts}
+    assert by_kind["wrong"] == sorted(by_s) and by_kind["extra"] == [1600, 1601, 1602] and by_kind["missing"][:3] == [200, 201, 202]
+    names = {stored.name for stored in states(f"file://{sound}/index").objects.values()}
+    for d in found.listed:
+        if d.kind == "wrong":
+            assert d.expected is not None and d.found is not None and d.object in names
+            row = table.slice(d.offset - base, 1).to_pylist()[0]
+            assert (d.topic, d.key, d.found["second"]) == (row["topic"], row["key"], row["timestamp_ms"] // 1000)
+            assert d.expected["second"] - d.found["second"] == by_s[d.offset - base]
+    monkeypatch.setattr(outside_of_bounds, "MOST_SOUGHT", 4)
+    result = audited(spark, sound / "index", path, begin_ms=begin_s * 1000, end_ms=end_s * 1000 + 999)
+    few = result.differences
+    assert few is not None and f"{few.unsought} missing or extra entries were not sought" in result.report.notes[-1]
+    assert few.findings == found.findings and 0 < few.counts["wrong"] <= 8
+    assert few.unsought == (12 + 5 - 4) + (12 + 3 - 4)

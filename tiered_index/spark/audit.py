@@ -26,6 +26,8 @@ from tiered_index.service.checks.stored import check_object, check_storage
 from tiered_index.service.log_records import ArchivedSegment, LogState, StoredObject
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark.audit_differences import Differences, compare
+from tiered_index.spark.audit_entries import ALL_TIME
+from tiered_index.spark.audit_sides import Sides
 from tiered_index.spark.columns import entry_frame
 from tiered_index.spark.executors import StorageAddress, typed_errors
 from tiered_index.spark.log_sources import SKIPPED
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["AuditResult", "audit"]
 
 _TASKS_A_CORE = 4
-_WHOLE = (-(2**62), 2**62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def audit(
     """
     settings = config or IndexConfig()
     present = clock or SystemClock()
-    seconds = (_WHOLE[0] if begin_ms is None else begin_ms // 1000, _WHOLE[1] if end_ms is None else end_ms // 1000)
+    seconds = (ALL_TIME[0] if begin_ms is None else begin_ms // 1000, ALL_TIME[1] if end_ms is None else end_ms // 1000)
     if seconds[0] > seconds[1]:
         raise InvalidArgument(f"begin {begin_ms} lies after end {end_ms}")
     address = StorageAddress(storage, settings.s3)
@@ -121,13 +122,15 @@ def audit(
                     entries = entry_frame(frame_of(spark, source, meter.sources(settings.s3)), columns or {}, schema)
                     entries = entries.drop(SKIPPED) if SKIPPED in entries.columns else entries
                 with meter.stage("compare", tasks=True):
-                    stored = [o for o in seen.objects.values() if o.second_max >= seconds[0] and o.second_min <= seconds[1]]
                     bad = {defect.file for defect in report.findings if defect.part != "filter"}  # which hides no entry
-                    with compare(entries, stored, meter.address(address), schema, seconds) as compared:
-                        base = seen.genesis.layout.slots
-                        damaged = [Target.of(o, base) for o in stored if o.name in bad | compared.unread]
-                        differences = compared.told(damaged, base, most_listed)
-                    _tell_what_was_unread(compared.unread - bad, report)
+                    sides, objects = Sides(entries, meter.address(address), schema, seen.genesis.layout.slots), [*seen.objects.values()]
+                    with compare(sides, objects, seconds) as compared:
+                        damaged = [Target.of(o, sides.base) for o in objects if o.name in bad | compared.unread]
+                        differences, unread = compared.told(damaged, most_listed)
+                    _tell_what_was_unread((compared.unread | unread) - bad, report)
+                    if differences.unsought:
+                        left = f"{differences.unsought:,} missing or extra entries"
+                        report.note(f"{left} were not sought outside of the bounds, where their other half may lie: they may be wrong ones")
         if state is not None:
             _tell_what_went_meanwhile(opened, present, seen, report)
     return AuditResult(

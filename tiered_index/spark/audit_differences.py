@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from tiered_index.errors import StorageUnavailable
-from tiered_index.format.schema import Schema
 from tiered_index.service.log_records import StoredObject
-from tiered_index.spark.audit_entries import (
-    ENTRY_SCHEMA,
-    INDEX,
-    SOURCE,
-    UNREAD,
-    identity_dtype,
-    source_entries,
-    stored_entries,
-    value_dtype,
-)
+from tiered_index.spark.audit_entries import ALL_TIME, Picked, identity_dtype, value_dtype
+from tiered_index.spark.audit_outside import SOUGHT, left_out, paired
+from tiered_index.spark.audit_sides import Sides, unread_of
 from tiered_index.spark.lookup_plan import Target
-from tiered_index.spark.metrics import Address
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -60,7 +50,8 @@ class Difference:
 class Differences:
     """All differences, counted, and the first of each kind; `unproven` entries of the source may have lain in damaged objects.
 
-    `source_entries` and `index_entries` are how many different entries were compared.
+    `source_entries` and `index_entries` are how many different entries were compared. `unsought` are those told as missing or extra that
+    were not sought outside of the bounds: their other half may lie there, and they be wrong ones.
     """
 
     counts: dict[str, int]
@@ -68,6 +59,7 @@ class Differences:
     unproven: int
     source_entries: int
     index_entries: int
+    unsought: int = 0
 
     @property
     def findings(self) -> int:
@@ -81,84 +73,58 @@ class Compared:
 
     rows: DataFrame
     unread: frozenset[str]
-    schema: Schema
+    sides: Sides
+    objects: Sequence[StoredObject]
+    seconds: tuple[int, int]
 
-    def told(self, damaged: Sequence[Target], base: int, most_listed: int) -> Differences:
-        """Return the differences. Entries of the source that `damaged` would hold, by second and slot (of `base`), may have lain there.
+    def told(self, damaged: Sequence[Target], most_listed: int) -> tuple[Differences, frozenset[str]]:
+        """Return the differences, and what else was unread. Entries of the source that `damaged` would hold may have lain there.
 
         Raises `StorageUnavailable` where Spark lost rows, and an object could not be read again.
         """
-        told = _told(self.rows.where("unread IS NULL"), self.schema, damaged, base, most_listed)
-        if _unread(self.rows) != self.unread:
+        from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+        values = self.rows.where("unread IS NULL")
+        totals = values.agg(F.count_if(F.col("source") > 0).alias("source"), F.count_if(F.col("index") > 0).alias("index")).first()
+        assert totals is not None
+        differing = _differing(values, damaged, self.sides.base).persist()
+        with ExitStack() as kept:
+            kept.callback(differing.unpersist)
+            counts, unread, unsought = _counted(differing), frozenset[str](), 0
+            if self.seconds != ALL_TIME and any(counts[kind] for kind in SOUGHT):
+                unsought = left_out(counts)
+                differing, unread = kept.enter_context(paired(differing, counts, self.sides, self.objects, self.seconds))
+                counts = _counted(differing)
+            rows = _first_of_each(differing, counts, most_listed)
+        if unread_of(self.rows) != self.unread:
             raise StorageUnavailable("objects were removed while they were compared: run the audit again")
-        return told
-
-
-def _unread(rows: DataFrame) -> frozenset[str]:
-    return frozenset(row[0] for row in rows.where("unread IS NOT NULL").select("unread").collect())
+        identities, fields = identity_dtype(self.sides.schema), value_dtype(self.sides.schema)
+        listed = [_difference(row, identities, fields) for row in rows]
+        listed.sort(key=lambda d: (KINDS.index(d.kind), d.topic or "", d.key or "", d.queue_id, d.offset))
+        found = {kind: counts[kind] for kind in KINDS}
+        told = Differences(found, tuple(listed), counts[_UNPROVEN], int(totals["source"]), int(totals["index"]), unsought)
+        return told, unread
 
 
 @contextmanager
-def compare(
-    entries: DataFrame, stored: Sequence[StoredObject], address: Address, schema: Schema, seconds: tuple[int, int]
-) -> Iterator[Compared]:
-    """Bring a source's entries and what objects hold together, within an inclusive range of seconds, until the block ends.
+def compare(sides: Sides, objects: Sequence[StoredObject], seconds: tuple[int, int]) -> Iterator[Compared]:
+    """Bring both sides' entries within an inclusive range of seconds together, until the block ends; `objects` are all of the index.
 
     Raises `InvalidArgument`, what the storage raises.
     """
-    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
-
-    spark = entries.sparkSession
-    shared = spark.sparkContext.broadcast(list(stored))
-
-    def of_source(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return source_entries(batches, schema, seconds)
-
-    def of_index(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with closing(address.open()) as storage:
-            for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    yield from stored_entries(shared.value[number], storage, schema, seconds)
-
-    try:
-        both = entries.mapInArrow(of_source, ENTRY_SCHEMA)
-        if stored:
-            both = both.unionAll(spark.range(0, len(stored), 1, len(stored)).mapInArrow(of_index, ENTRY_SCHEMA))
-        in_source, in_index = F.col("side") == SOURCE, F.col("side") == INDEX
-        # a topic is a part of the key's hash; what an index's table says must agree with it, or no look-up finds the entry
-        rows = both.groupBy("identity", "value", F.when(F.col("side") == UNREAD, F.col("object")).alias("unread")).agg(
-            F.count_if(in_source).alias("source"), F.count_if(in_index).alias("index"), F.first("second").alias("second"),
-            F.min(F.when(in_source, F.col("topic"))).alias("topic"), F.max(F.when(in_source, F.col("topic"))).alias("last_topic"),
-            F.min(F.when(in_index, F.col("topic"))).alias("found_topic"), F.max(F.when(in_index, F.col("topic"))).alias("last_found"),
-            F.first("key", ignorenulls=True).alias("key"), F.first("object", ignorenulls=True).alias("object"),
-        ).persist()  # fmt: skip
-        try:
-            yield Compared(rows, _unread(rows), schema)
-        finally:
-            rows.unpersist()
-    finally:
-        shared.destroy()
+    within = [stored for stored in objects if stored.second_max >= seconds[0] and stored.second_min <= seconds[1]]
+    with sides.met(within, Picked(*seconds)) as rows:
+        yield Compared(rows, unread_of(rows), sides, objects, seconds)
 
 
-def _told(values: DataFrame, schema: Schema, damaged: Sequence[Target], base: int, most_listed: int) -> Differences:
-    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+def _counted(differing: DataFrame) -> Counter[str]:
+    return Counter({row["kind"]: row["count"] for row in differing.groupBy("kind").count().collect()})
 
-    totals = values.agg(F.count_if(F.col("source") > 0).alias("source"), F.count_if(F.col("index") > 0).alias("index")).first()
-    assert totals is not None
-    differing = _differing(values, damaged, base).persist()
-    try:
-        counts = Counter({row["kind"]: row["count"] for row in differing.groupBy("kind").count().collect()})
-        ordered = differing.orderBy("topic", "key", "identity", "said", "held")
-        kinds = [kind for kind in KINDS if counts[kind] and most_listed]
-        rows = [row for kind in kinds for row in ordered.where(F.col("kind") == kind).limit(most_listed).collect()]
-    finally:
-        differing.unpersist()
-    identities, fields = identity_dtype(schema), value_dtype(schema)
-    listed = [_difference(row, identities, fields) for row in rows]
-    listed.sort(key=lambda d: (KINDS.index(d.kind), d.topic or "", d.key or "", d.queue_id, d.offset))
-    return Differences(
-        {kind: counts[kind] for kind in KINDS}, tuple(listed), counts[_UNPROVEN], int(totals["source"]), int(totals["index"])
-    )
+
+def _first_of_each(differing: DataFrame, counts: Mapping[str, int], most_listed: int) -> list[Any]:
+    ordered = differing.orderBy("topic", "key", "identity", "said", "held")
+    kinds = [kind for kind in KINDS if counts[kind] and most_listed]
+    return [row for kind in kinds for row in ordered.where(ordered["kind"] == kind).limit(most_listed).collect()]
 
 
 def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataFrame:
@@ -173,15 +139,18 @@ def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataF
     alone = values.where(~in_both | misplaced)
     said = F.struct("value", "second", F.when(misplaced, F.col("topic")).otherwise(none).alias("topic"))
     wrong_topic = F.when(F.col("found_topic") != F.col("topic"), F.col("found_topic")).otherwise(F.col("last_found"))
-    held = F.struct("value", "second", F.when(misplaced, wrong_topic).otherwise(none).alias("topic"))
+    held = F.struct("value", "second", F.when(misplaced, wrong_topic).otherwise(none).alias("topic"), "object")
     parts = alone.groupBy("identity").agg(
         F.sort_array(F.collect_list(F.when(F.col("source") > 0, said))).alias("expected"),
         F.sort_array(F.collect_list(F.when(F.col("index") > 0, held))).alias("found"),
         F.first("topic", ignorenulls=True).alias("topic"), F.first("key", ignorenulls=True).alias("key"),
-        F.first("object", ignorenulls=True).alias("object"),
     )  # fmt: skip
-    pairs = parts.withColumn("pair", F.explode(F.arrays_zip("expected", "found")))
-    pairs = pairs.select("identity", "topic", "key", "object", F.col("pair.expected").alias("said"), F.col("pair.found").alias("held"))
+    pairs = parts.select("*", F.posexplode(F.arrays_zip("expected", "found")).alias("at", "pair"))
+    # the place among those of its identity that have no like
+    place = F.col("at") - F.least(F.size("expected"), F.size("found"))
+    pairs = pairs.select(
+        "identity", "topic", "key", place.alias("place"), F.col("pair.expected").alias("said"), F.col("pair.found").alias("held")
+    )
     kind = F.when(F.col("said").isNull(), "extra").when(F.col("held").isNotNull(), "wrong").otherwise("missing")
     pairs = pairs.withColumn("kind", kind)
     if not damaged:
@@ -213,7 +182,8 @@ def _difference(row: Any, identities: np.dtype[Any], fields: np.dtype[Any]) -> D
     identity = _fields(row["identity"], identities)
     expected, found = (_side(row[side], fields) for side in ("said", "held"))
     place = identity["key_hash"], identity["queue_id"], identity["offset"]
-    return Difference(row["kind"], row["topic"], row["key"], *place, expected, found, row["object"])
+    name = None if row["held"] is None else row["held"]["object"]
+    return Difference(row["kind"], row["topic"], row["key"], *place, expected, found, name)
 
 
 def _side(side: Any, fields: np.dtype[Any]) -> dict[str, Any] | None:

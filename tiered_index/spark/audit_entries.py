@@ -6,8 +6,9 @@ it (second, size, further columns). Memory: a batch of the source, or 8 MiB of i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,16 @@ import pyarrow.compute as pc
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.schema import Schema
-from tiered_index.format.trailer import Run
+from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.log_records import StoredObject
 from tiered_index.service.topics import TopicTable
 from tiered_index.service.validation import batch_columns
 from tiered_index.storage.base import Storage
 
-__all__ = ["ENTRY_SCHEMA", "INDEX", "SOURCE", "UNREAD", "identity_dtype", "source_entries", "stored_entries", "value_dtype"]
+__all__ = [
+    "ALL_TIME", "ENTRY_SCHEMA", "INDEX", "SOURCE", "UNREAD", "Picked", "identity_dtype", "source_entries", "stored_entries", "value_dtype",
+]  # fmt: skip
 
 SOURCE, INDEX, UNREAD = range(3)
 ENTRY_SCHEMA = "side int, identity binary, value binary, second long, topic string, key string, object string"
@@ -38,7 +41,8 @@ _ARROW = pa.schema([
     ("key", pa.string()), ("object", pa.string()),
 ])  # fmt: skip
 _WINDOW_BYTES = 8 << 20
-_Range = tuple[int, int]
+ALL_TIME = (-(2**62), 2**62)
+"""Seconds without bounds."""
 
 
 def identity_dtype(schema: Schema) -> np.dtype[Any]:
@@ -53,8 +57,41 @@ def value_dtype(schema: Schema) -> np.dtype[Any]:
     return np.dtype([("second", ">i8"), ("size", ">i4"), *((c.name, c.dtype) for c in schema.caller_columns if not c.identity)])
 
 
-def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, seconds: _Range) -> Iterator[pa.RecordBatch]:
-    """Yield a source's entries (the fields of entries, see `columns`) within an inclusive range of seconds. Raises `InvalidArgument`."""
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """Which entries are compared: those in an inclusive range of seconds; with `identities` (packed), theirs that lie outside of it."""
+
+    first: int
+    last: int
+    identities: pa.Array | None = None
+    hashes: npt.NDArray[np.int32] | None = None
+
+    @classmethod
+    def outside(cls, seconds: tuple[int, int], identities: Sequence[bytes], schema: Schema) -> Picked:
+        """Return what picks some identities' entries outside of a range."""
+        packed = np.frombuffer(b"".join(identities), identity_dtype(schema))
+        return cls(*seconds, pa.array(identities, pa.binary()), np.unique(packed["key_hash"].astype(np.int32)))
+
+    def rows(self, columns: Mapping[str, npt.NDArray[Any]], schema: Schema) -> npt.NDArray[np.intp]:
+        """Return the places of the picked ones among entries."""
+        inside = (columns["second"] >= self.first) & (columns["second"] <= self.last)
+        if self.identities is None or self.hashes is None:
+            return np.flatnonzero(inside)
+        dtype = identity_dtype(schema)
+        likely = np.flatnonzero(~inside & np.isin(columns["key_hash"], self.hashes))
+        packed = _packed({name: columns[name][likely] for name in dtype.names or ()}, dtype)
+        sought: npt.NDArray[np.bool_] = pc.is_in(packed, value_set=self.identities).to_numpy(zero_copy_only=False)
+        return likely[sought]
+
+    def runs(self, trailer: Trailer) -> list[Run]:
+        """Return what must be read of an object."""
+        if self.hashes is None:
+            return trailer.directory.all_runs()
+        return trailer.directory.runs_of(trailer.metadata.slot_map.slots_of(self.hashes), *ALL_TIME)
+
+
+def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Picked) -> Iterator[pa.RecordBatch]:
+    """Yield the picked ones of a source's entries (the fields of entries, see `columns`). Raises `InvalidArgument`."""
     for whole in batches:
         batch = whole.filter(pc.is_valid(whole.column("key")))
         names = [name for name in batch.schema.names if name != "topic_id"]
@@ -63,14 +100,14 @@ def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, seconds: _
         if not columns:
             continue
         columns = columns | {"key_hash": normal_hashes(columns["key_hash"])}
-        kept = np.flatnonzero((columns["second"] >= seconds[0]) & (columns["second"] <= seconds[1]))
+        kept = picked.rows(columns, schema)
         if len(kept):
             taken = {name: values[kept] for name, values in columns.items()}
             yield _batch(SOURCE, taken, schema, batch.column("topic").take(kept), batch.column("key").take(kept), None)
 
 
-def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, seconds: _Range) -> Iterator[pa.RecordBatch]:
-    """Yield the entries that an object holds, those within an inclusive range of seconds.
+def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picked: Picked) -> Iterator[pa.RecordBatch]:
+    """Yield the picked ones of the entries that an object holds.
 
     What is damaged or gone is passed over, and one row more says so. Raises `StorageError`.
     """
@@ -83,16 +120,16 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, secon
             return
         begin_s = trailer.metadata.begin_ms // 1000
         unread = False
-        for window in _windows(trailer.directory.all_runs()):
+        for window in _windows(picked.runs(trailer)):
             readable = _readable(cold, stored, window)
             unread |= len(readable) < len(window)
             for data in readable:
                 items = np.frombuffer(data, schema.item)
-                times = items["time_diff_s"].astype(np.int64) + begin_s
-                kept = (times >= seconds[0]) & (times <= seconds[1])
-                columns: dict[str, Any] = {name: items[name][kept] for name in items.dtype.names or ()}
-                columns |= {"second": times[kept], "key_hash": normal_hashes(items["key_hash"][kept])}
-                if len(columns["second"]):
+                whole: dict[str, Any] = {name: items[name] for name in items.dtype.names or ()}
+                whole |= {"second": items["time_diff_s"].astype(np.int64) + begin_s, "key_hash": normal_hashes(items["key_hash"])}
+                kept = picked.rows(whole, schema)
+                if len(kept):
+                    columns = {name: values[kept] for name, values in whole.items()}
                     topics = _topic_names(columns["topic_id"], trailer.metadata.topics)
                     yield _batch(INDEX, columns, schema, topics, None, stored.name)
         if unread:
@@ -153,7 +190,7 @@ def _batch(
 
 def _packed(columns: dict[str, Any], dtype: np.dtype[Any]) -> pa.Array:
     """Return fields of each row side by side, as binary."""
-    count = len(columns["second"])
+    count = len(next(iter(columns.values())))
     rows: npt.NDArray[np.void] = np.empty(count, dtype)
     for name in dtype.names or ():
         rows[name] = columns[name]

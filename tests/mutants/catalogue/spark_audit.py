@@ -35,4 +35,14 @@ MUTANTS = (
         "spark/audit_differences.py", "createDataFrame(_joined(damaged),", "createDataFrame(_joined(damaged)[:1],",
         (f"{TESTS}::test_what_damage_found_late_hides_is_not_missing",),
     ),
+    Mutant(
+        "audit-bounds-cut-pairs", "an entry whose second is wrong and lies beyond a bound is told as missing or extra",
+        "spark/audit_differences.py", "if self.seconds != ALL_TIME and", "if self.seconds == ALL_TIME and",
+        (f"{TESTS}::test_a_wrong_second_beyond_a_bound_is_wrong_and_told_once",),
+    ),
+    Mutant(
+        "audit-sound-half-pairs", "what index and source both have outside of the bounds makes a missing entry a wrong one",
+        "spark/audit_outside.py", 'isNull() & ((F.col("source") == 0) != (F.col("index") == 0)))', "isNull())",
+        (f"{TESTS}::test_a_wrong_second_beyond_a_bound_is_wrong_and_told_once",),
+    ),
 )  # fmt: skip
