@@ -16,7 +16,7 @@ from tiered_index import Lookup
 from tiered_index.cli.bench.spark import plans
 from tiered_index.cli.bench.spark.messages import TOPIC, key_in_one
 from tiered_index.cli.bench.spark.plans import SLOT, UNITS, PlanCost, plan_costs, questions_for, ranges_of
-from tiered_index.format.compacted import GROUP_BYTES
+from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES
 from tiered_index.format.hashing import key_hash
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.cold import path as cold_path
@@ -154,6 +154,15 @@ def test_several_numbers_of_keys_are_counted_at_once(made):
     assert both == [*plan_costs(made.storage, made.state, [asked(HELD)], settings), *plan_costs(made.storage, made.state, [asked(HELD[:3])],
                     settings)]  # fmt: skip
     assert both[0][0].read_bytes > both[1][0].read_bytes > 0
+
+
+def test_a_slot_that_is_cut_into_blocks_is_refused(tmp_path):
+    giant = Merging(tmp_path, settings={"items": 10_000})
+    giant.put([(BASE_MS + n, "giant") for n in range(BLOCK_BYTES // 32 + 1)])
+    giant.publish()
+    with pytest.raises(RuntimeError, match="that are cut into blocks: 1, not 0"):
+        plan_costs(giant.storage, giant.state, [asked(["giant"])], settings_of(0))
+    giant.close()
 
 
 def test_ranges_are_joined_and_cut():

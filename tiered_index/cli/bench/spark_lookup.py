@@ -43,7 +43,7 @@ _MIB = 1 << 20
 _JOINED = ("topic", "key", "offset", "size")
 _OURS, _JOIN = "lookup", "join with Parquet"
 _PLAN_COLUMNS = (
-    "keys", "unit", "gap", "requests", "MiB read", "of the index", "USD, requests", "USD, bytes leaving", "seconds by the model",
+    "keys", "unit", "gap", "requests", "MiB read", "of the index", "US cents for requests", "for bytes that leave", "seconds by the model",
     "directories and filters: requests", "MiB",
 )  # fmt: skip
 
@@ -193,8 +193,9 @@ def _plan_row(values: dict[str, Any], index_bytes: int) -> tuple[Any, ...]:
     unit = "slot" if values["unit"] == SLOT else _size(values["unit"])
     return (
         values["keys"], f"{unit}, as looked up" if values["used"] else unit, _size(values["gap_bytes"]), values["requests"],
-        round(values["read_bytes"] / _MIB, 2), round(values["read_bytes"] / index_bytes, 4), round(values["usd_requests"], 6),
-        round(values["usd_bytes"], 6), round(values["seconds"], 2), values["opening_requests"], round(values["opening_bytes"] / _MIB, 2),
+        round(values["read_bytes"] / _MIB, 2), round(values["read_bytes"] / index_bytes, 4), round(100 * values["usd_requests"], 6),
+        round(100 * values["usd_bytes"], 6), round(values["seconds"], 2), values["opening_requests"],
+        round(values["opening_bytes"] / _MIB, 2),
     )  # fmt: skip
 
 
