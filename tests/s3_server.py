@@ -24,9 +24,21 @@ ACCESS_KEY = "testing-access-key"
 SECRET_KEY = "testing-secret-key"
 REGION = "us-east-1"
 
+# moto looks whether a name is taken and then takes it, and shows an object before it has all of it; requests come in threads. So one acts
+# at a time, once its body has been read.
 _SERVE = """
-import sys
+import functools, sys, threading
+from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
+acting = threading.RLock()
+def alone(act):
+    @functools.wraps(act)
+    def acted(*given, **named):
+        with acting:
+            return act(*given, **named)
+    return acted
+for name in ("_key_response", "_bucket_response"):
+    setattr(S3Response, name, alone(getattr(S3Response, name)))
 server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
 server.start()
 print("port", server.get_host_and_port()[1], flush=True)
