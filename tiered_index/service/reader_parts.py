@@ -62,8 +62,8 @@ class ReaderParts:
         """
         if len(calls) == 1 and remaining_s() is None:
             return [calls[0][1]()]
-        for doing, _ in calls[:1]:
-            check_deadline(doing)
+        if calls:
+            check_deadline(calls[0][0])
         made = self._begun(lambda call: self.threads.submit(contextvars.copy_context().run, call), [call for _, call in calls])
         unfinished = wait(made, remaining_s()).not_done
         try:
