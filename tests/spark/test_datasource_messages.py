@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -11,14 +12,15 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark.sql.types import StructField, StructType
 
-from tests.spark.entries import BEGIN_MS
+from tests.spark.entries import BEGIN_MS, states
 from tiered_index import IndexService
-from tiered_index.errors import CorruptFile, InvalidArgument, SchemaMismatch
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, SchemaMismatch, StorageMisconfigured
 from tiered_index.rocketmq import bodies
 from tiered_index.rocketmq.archive import SegmentArchiver, closed_segments
 from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.layout import TRANSACTION_PREPARED
 from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.spark import counted_log
 from tiered_index.spark.datasource_commitlog import MessageSource
 
 SEGMENT = 20_000
@@ -142,9 +144,92 @@ def test_segments_of_an_archive(store, tmp_path):
         source(archive).streamReader(source(archive).schema())
 
 
+def told(folder):
+    """Return the lines of a folder by their kind; it is empty afterwards."""
+    lines = {}
+    for path in folder.glob("*.json"):
+        line = json.loads(path.read_text())
+        lines.setdefault(line["kind"], []).append(line)
+        path.unlink()
+    return lines
+
+
+def asked(lines):
+    """Return requests and bytes of all lines, the rows and the files of tasks, and how the calls ended."""
+    every = [line for kind in lines.values() for line in kind]
+    assert all(line["requests"] == sum(line["requests_by_kind"].values()) and line["elapsed_ms"] >= 0 for line in every)
+    tasks = lines.get("task", [])
+    sums = sum(line["requests"] for line in every), sum(line["bytes"] for line in every)
+    return (*sums, sum(line["rows"] for line in tasks), sum(line["files"] for line in tasks), {line["ended"] for line in every})
+
+
+def test_what_is_read_of_local_files_is_told(store, tmp_path, monkeypatch):
+    looks, reads = [], []
+    listed, read = counted_log.list_segments, counted_log.pread
+    monkeypatch.setattr(counted_log, "list_segments", lambda *given: looks.append(0) or listed(*given))
+    monkeypatch.setattr(counted_log, "pread", lambda *given: reads.append(read(*given)) or reads[-1])
+    folder = tmp_path / "explained"
+    rows, files = rows_of(batch(store, explain=f"file://{folder}")), len(segments(store))
+    lines = told(folder)
+    assert {kind: len(lines[kind]) for kind in lines} == {"plan": 1, "task": files}
+    assert asked(lines) == (len(looks) + len(reads), sum(map(len, reads)), len(rows), files, {"whole"}) and len(rows) == 300
+    assert sum(map(len, reads)) >= sum(row["store_size"] for row in rows)
+    assert lines["plan"][0]["requests_by_kind"] == {"list": 1}
+    assert {(line["index"], line["log_number"], line["cost_usd"]) for kind in lines.values() for line in kind} == {(None, None, 0)}
+    # an attempt that fails, and one that nobody listens to any more
+    path = segments(store)[0].path
+    path.write_bytes(b"\xff" * 100 + path.read_bytes()[100:])
+    with pytest.raises(CorruptFile):
+        batch(store, explain=f"file://{folder}")
+    assert [(line["ended"], line["rows"]) for line in told(folder)["task"]] == [("failed", 0)]
+    made = source(store, explain=f"file://{folder}")
+    reader = made.reader(made.schema())
+    batches = reader.read(reader.partitions()[1])
+    first = next(batches)
+    batches.close()
+    assert [(line["ended"], line["rows"]) for line in told(folder)["task"]] == [("stopped", len(first))]
+    # without the option nothing is told
+    assert len(rows_of(batch(store, skipCorrupt="true"))) > 0 and not told(folder)
+
+
+def test_what_is_asked_of_an_archive_is_told(store, tmp_path):
+    uri, folder = f"file://{tmp_path}/storage", tmp_path / "explained"
+    with IndexService.open(root=tmp_path / "root", storage=uri, slots=64, background=False, offset_space="commitlog") as index:
+        closed = closed_segments(store / "commitlog")
+        SegmentArchiver(index, "broker", store / "commitlog").run_once()
+    rows = rows_of(batch(f"archive:{uri}", explain=f"file://{folder}"))
+    lines = told(folder)
+    requests, read, *others = asked(lines)
+    assert others == [len(rows), len(closed), {"whole"}] and rows
+    assert read > sum(segment.file_size for segment in closed)
+    assert {(line["index"], line["log_number"]) for kind in lines.values() for line in kind} == {(uri, states(uri).number)}
+    [plan] = lines["plan"]
+    # the table of each segment, and its pieces as one range
+    assert all(line["requests_by_kind"] == {"get_suffix": 1, "get_range": 1} for line in lines["task"])
+    assert requests == plan["requests"] + 2 * len(closed) and plan["requests"] > 0
+    with pytest.raises(InvalidArgument, match="a place within the index"):
+        source(f"archive:{uri}", explain=f"{uri}/explained").schema()
+
+
+def test_places_that_take_no_lines(store, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageMisconfigured, match="Not a directory"):
+        batch(store, explain=f"file://{tmp_path}/file/explained")
+    for path in (store, store / "commitlog", f"file://{store}"):
+        for within in (store, store / "commitlog", store / "a" / "b", store.parent / "b" / ".." / "store"):
+            with pytest.raises(InvalidArgument, match="a place within the store"):
+                source(path, explain=f"file://{within}").schema()
+    with pytest.raises(ConfigError, match="memory:// is one process's memory"):
+        source(store, explain="memory://told").schema()
+    assert source(store, explain=f"file://{store}d").schema() == source(store, explain=" ").schema()
+    with pytest.raises(InvalidArgument, match="option explain tells what a batch read asks"):
+        Stream(store, explain=f"file://{tmp_path}/explained")
+    assert not (tmp_path / "explained").exists()
+
+
 def test_bad_options_and_places(filled, tmp_path):
     for options, message in (
-        ({"bodies": "none"}, "unknown option 'bodies'; the options are path, body, skipCorrupt, store, maxBytesPerTrigger"),
+        ({"bodies": "none"}, "unknown option 'bodies'; the options are path, body, skipCorrupt, store, maxBytesPerTrigger, explain"),
         ({"body": "half"}, "body is plain or stored or none"),
         ({"skipCorrupt": "yes"}, "skipCorrupt is false or true"),
         ({"maxBytesPerTrigger": "-1"}, "maxBytesPerTrigger is a number of bytes"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from tiered_index.spark.datasource_messages import OPTIONS, MessageReader, MessageSettings
+from tiered_index.spark.datasource_message_settings import OPTIONS, MessageSettings
+from tiered_index.spark.datasource_messages import MessageReader
 from tiered_index.spark.datasource_options import Options
 from tiered_index.spark.datasource_stream import MessageStreamReader
 

@@ -41,7 +41,7 @@ from tiered_index.errors import InvalidArgument, SchemaMismatch
 from tiered_index.format.schema import Schema
 from tiered_index.service.log_records import LogState
 from tiered_index.service.storage_log import StorageLog
-from tiered_index.spark.datasource_explain import ExplainedAddress
+from tiered_index.spark.datasource_explain import ExplainedAddress, place_told
 from tiered_index.spark.datasource_filters import Selection
 from tiered_index.spark.datasource_options import Options
 from tiered_index.spark.datasource_plan import TaskPlan, plan_tasks
@@ -166,8 +166,7 @@ class PushedEntryReader(EntryReader):
 
 
 def _address(options: Options) -> ExplainedAddress:
-    told = options.text("explain")
-    return ExplainedAddress(StorageAddress(options.path), StorageAddress(told.strip()) if told and told.strip() else None)
+    return ExplainedAddress(StorageAddress(options.path), place_told(options))
 
 
 def is_pushing() -> bool:

@@ -1,8 +1,8 @@
-"""What reads of the data source ask of the storage, told outside Spark: PySpark lets a Python source report no metrics of its own.
+"""What reads of the data sources ask of a storage or of local files, told outside Spark: PySpark takes no metrics of a Python source.
 
-With the option `explain` each call of Spark's that asks the storage puts one JSON line under that URI, an object of its own: ``schema`` and
-``plan`` are the driver's, ``task`` is one attempt of a task. Spark may plan a read, or run a task, more than once: each counts, for each
-was paid for. What writing the lines costs is in none of them.
+With the option `explain` each call of Spark's that asks puts one JSON line under that URI, an object of its own: ``schema`` and ``plan``
+are the driver's, ``task`` is one attempt of a task. Spark may plan a read, or run a task, more than once: each counts, as each is paid for.
+What writing the lines costs is in none of them.
 """
 
 from __future__ import annotations
@@ -11,17 +11,38 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from pyspark import TaskContext
 
 from tiered_index.errors import InvalidArgument, TieredIndexError
+from tiered_index.spark.datasource_options import Options
 from tiered_index.spark.executors import StorageAddress
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
 
-__all__ = ["ExplainedAddress", "Line"]
+__all__ = ["ExplainedAddress", "Line", "Spent", "place_told", "telling"]
+
+
+class Spent(Protocol):
+    """What was asked so far."""
+
+    @property
+    def requests_by_kind(self) -> Mapping[str, int]:
+        """How many by operation."""
+        ...
+
+    @property
+    def bytes_read(self) -> int:
+        """Payload of all reads."""
+        ...
+
+    @property
+    def cost_usd(self) -> float:
+        """The price of it all, in US dollars."""
+        ...
 
 
 @dataclass(slots=True)
@@ -41,7 +62,7 @@ class ExplainedAddress:
     explain: StorageAddress | None = None
 
     def __post_init__(self) -> None:
-        if self.explain is not None and f"{_place(self.explain)}/".startswith(f"{_place(self.address)}/"):
+        if self.explain is not None and f"{_place(self.explain.uri)}/".startswith(f"{_place(self.uri)}/"):
             raise InvalidArgument(f"option explain names a place within the index ({self.explain.uri}); give another one")
 
     @property
@@ -52,36 +73,46 @@ class ExplainedAddress:
     @contextlib.contextmanager
     def open(self, kind: str) -> Iterator[tuple[Storage, Line]]:
         """Open the storage for one call of Spark's; at its end put the line. Raises `ConfigError`; what the put of the line raises."""
-        line = Line()
         with self.address.open() as opened:
             if self.explain is None:
-                yield opened, line
+                yield opened, Line()
                 return
-            metered, begin, ended = MeteredStorage(opened), time.perf_counter(), "failed"
-            try:
+            metered = MeteredStorage(opened)
+            with telling(self.explain, kind, self.uri, metered.total) as line:
                 yield metered, line
-                ended = "whole"
-            except GeneratorExit:  # Spark wants no more rows
-                ended = "stopped"
-                raise
-            finally:
-                # an error on its way says more than one of the put
-                with contextlib.suppress(*(() if ended == "whole" else (TieredIndexError,))):
-                    self._put(kind, ended, metered, line, time.perf_counter() - begin)
-
-    def _put(self, kind: str, ended: str, metered: MeteredStorage, line: Line, elapsed_s: float) -> None:
-        assert self.explain is not None
-        task, usage = TaskContext.get(), metered.total
-        document = {
-            "kind": kind, "index": self.uri, "log_number": line.log_number,
-            "stage": task.stageId() if task else None, "partition": task.partitionId() if task else None,
-            "attempt": task.attemptNumber() if task else None, "ended": ended, "rows": line.rows, "files": line.files,
-            "requests": usage.requests, "requests_by_kind": usage.requests_by_kind, "bytes": usage.bytes_read,
-            "cost_usd": usage.cost_usd, "elapsed_ms": round(elapsed_s * 1000, 3),
-        }  # fmt: skip
-        with self.explain.open() as storage:
-            storage.put(f"{kind}-{secrets.token_hex(16)}.json", json.dumps(document, ensure_ascii=False).encode() + b"\n")
 
 
-def _place(address: StorageAddress) -> str:
-    return address.uri.partition("?")[0].rstrip("/")
+@contextlib.contextmanager
+def telling(explain: StorageAddress, kind: str, index: str | None, spent: Spent) -> Iterator[Line]:
+    """Put the line of one call of Spark's when the block ends; `index` is its URI, None for local files. Raises as the put does."""
+    line, begin, ended = Line(), time.perf_counter(), "failed"
+    try:
+        yield line
+        ended = "whole"
+    except GeneratorExit:  # Spark wants no more rows
+        ended = "stopped"
+        raise
+    finally:
+        elapsed_s = time.perf_counter() - begin
+        # an error on its way says more than one of the put
+        with contextlib.suppress(*(() if ended == "whole" else (TieredIndexError,))):
+            task, requests = TaskContext.get(), spent.requests_by_kind
+            document = {
+                "kind": kind, "index": index, "log_number": line.log_number,
+                "stage": task.stageId() if task else None, "partition": task.partitionId() if task else None,
+                "attempt": task.attemptNumber() if task else None, "ended": ended, "rows": line.rows, "files": line.files,
+                "requests": sum(requests.values()), "requests_by_kind": dict(requests), "bytes": spent.bytes_read,
+                "cost_usd": spent.cost_usd, "elapsed_ms": round(elapsed_s * 1000, 3),
+            }  # fmt: skip
+            with explain.open() as storage:
+                storage.put(f"{kind}-{secrets.token_hex(16)}.json", json.dumps(document, ensure_ascii=False).encode() + b"\n")
+
+
+def place_told(options: Options) -> StorageAddress | None:
+    """Return the storage that the option explain names, None where it isn't given. Raises `ConfigError` as `StorageAddress`."""
+    told = (options.text("explain") or "").strip()
+    return StorageAddress(told) if told else None
+
+
+def _place(uri: str) -> str:
+    return uri.partition("?")[0].rstrip("/")

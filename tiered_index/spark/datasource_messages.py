@@ -11,24 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument
@@ -41,21 +28,14 @@ from tiered_index.rocketmq.walking import End
 from tiered_index.service.log_records import ArchivedSegment
 from tiered_index.service.segment_archive import SegmentArchive
 from tiered_index.service.storage_log import StorageLog
+from tiered_index.spark.counted_log import CountedLog, FileReads
 from tiered_index.spark.datasource_entries import require_columns
-from tiered_index.spark.datasource_options import Options
-from tiered_index.spark.executors import StorageAddress
+from tiered_index.spark.datasource_explain import ExplainedAddress, Line, telling
+from tiered_index.spark.datasource_message_settings import MessageSettings
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = ["OPTIONS", "MessageReader", "MessageSettings", "Stretch", "read_stretch", "reader_of"]
+__all__ = ["MessageReader", "Stretch", "read_stretch", "reader_of"]
 
-OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger")
-
-_COLUMNS: dict[str, DataType] = {
-    "topic": StringType(), "queue_id": IntegerType(), "queue_offset": LongType(), "physical_offset": LongType(),
-    "store_size": IntegerType(), "store_timestamp": TimestampType(), "born_timestamp": TimestampType(), "visible": BooleanType(),
-    "keys": ArrayType(StringType()), "tags": StringType(), "properties": MapType(StringType(), StringType()), "body": BinaryType(),
-}  # fmt: skip
-_ARCHIVE = "archive:"
 _BATCH_ROWS = 4_096
 _BATCH_BYTES = 8 << 20
 _LEAST_BYTES, _MOST_BYTES = 1 << 16, 1 << 24
@@ -65,53 +45,16 @@ _LEAST_BYTES, _MOST_BYTES = 1 << 16, 1 << 24
 class Stretch:
     """Messages that begin at commit log offsets [begin, end), of one segment: local, in `folder`, or `archived` in a storage.
 
-    `is_whole`: the log was seen to reach up to `end`, so anything less is an error.
+    `is_whole`: the log was seen to reach up to `end`, so anything less is an error. `log_number` is the storage's log position.
     """
 
     begin: int
     end: int
     folder: str = ""
-    address: StorageAddress | None = None
+    address: ExplainedAddress | None = None
     archived: ArchivedSegment | None = None
     is_whole: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class MessageSettings:
-    """The options, checked. `body` is ``plain``, ``stored`` (perhaps compressed) or ``none``."""
-
-    path: str
-    body: str
-    skip_corrupt: bool
-    store: str | None
-    max_bytes: int | None
-    columns: StructType
-
-    @classmethod
-    def of(cls, options: Options) -> MessageSettings:
-        """Return the settings that options make."""
-        body = options.choice("body", ("plain", "stored", "none"))
-        columns = StructType([StructField(name, kind) for name, kind in _COLUMNS.items() if name != "body" or body != "none"])
-        skips = options.choice("skipCorrupt", ("false", "true")) == "true"
-        return cls(options.path, body, skips, options.text("store"), options.size("maxBytesPerTrigger"), columns)
-
-    @property
-    def is_archive(self) -> bool:
-        """Whether the path names segments in a storage."""
-        return self.path.startswith(_ARCHIVE) or ("://" in self.path and not self.path.startswith("file://"))
-
-    @property
-    def address(self) -> StorageAddress:
-        """The storage of archived segments."""
-        return StorageAddress(self.path.removeprefix(_ARCHIVE))
-
-    @property
-    def folder(self) -> Path:
-        """The local folder of segments. Raises `InvalidArgument` where there is none."""
-        given = Path(unquote(urlsplit(self.path).path) if self.path.startswith("file://") else self.path).expanduser().absolute()
-        if not given.is_dir():
-            raise InvalidArgument(f"{given}: no such folder")
-        return given if given.name == "commitlog" and not (given / "commitlog").is_dir() else given / "commitlog"
+    log_number: int | None = None
 
 
 class _Task(InputPartition):
@@ -127,7 +70,8 @@ class MessageReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return a partition a segment. Driver. Raises `MissingOffsets` for a gap between segments, unless told to skip."""
         require_columns(self._schema, self._settings.columns, f"the commit log in {self._settings.path}")
-        stretches = list(_archived(self._settings) if self._settings.is_archive else _local(self._settings.folder))
+        archive = self._settings.archive
+        stretches = list(_local(self._settings) if archive is None else _archived(self._settings, archive))
         return [_Task(stretch) for stretch in _without_gaps(stretches, self._settings)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -136,23 +80,37 @@ class MessageReader(DataSourceReader):
             yield from read_stretch(partition.value, self._settings, self._schema)
 
 
-def _local(folder: Path) -> Iterator[Stretch]:
+def _local(settings: MessageSettings) -> Iterator[Stretch]:
+    folder = settings.folder
     if not folder.is_dir():
         raise InvalidArgument(f"{folder.parent} is no RocketMQ store: it has no commitlog/")
-    for segment in CommitLogReader(folder).segments():
+    with _counted("plan", settings) as (reads, _):
+        segments = CountedLog(folder, reads=reads).segments()
+    for segment in segments:
         yield Stretch(segment.start, segment.end, str(folder))
 
 
-def _archived(settings: MessageSettings) -> Iterator[Stretch]:
-    address = settings.address
-    with address.open() as storage:
+@contextlib.contextmanager
+def _counted(kind: str, settings: MessageSettings) -> Iterator[tuple[FileReads, Line]]:
+    """Count what is read of local files, and tell it where the option explain says."""
+    reads = FileReads()
+    if settings.explain is None:
+        yield reads, Line()
+        return
+    with telling(settings.explain, kind, None, reads) as line:
+        yield reads, line
+
+
+def _archived(settings: MessageSettings, address: ExplainedAddress) -> Iterator[Stretch]:
+    with address.open("plan") as (storage, line):
         state = StorageLog(storage, SystemClock()).open()
+        line.log_number = state.number
     if settings.store not in (None, *state.stores) or not state.stores:
         known = ", ".join(map(repr, state.stores)) or "none"
         raise InvalidArgument(f"{settings.path} has no archived segments of store {settings.store!r}; stores with some: {known}")
     for store in state.stores if settings.store is None else (settings.store,):
         for segment in state.segments_of(store):
-            yield Stretch(segment.start, segment.end, address=address, archived=segment)
+            yield Stretch(segment.start, segment.end, address=address, archived=segment, log_number=state.number)
 
 
 def _without_gaps(stretches: list[Stretch], settings: MessageSettings) -> list[Stretch]:
@@ -170,19 +128,35 @@ def read_stretch(stretch: Stretch, settings: MessageSettings, schema: StructType
 
     Raises `CorruptFile` naming file and offset at the first damage, unless told to skip, and `MissingOffsets` where the log was cut.
     """
+    with _opened(stretch, settings) as (reader, line):
+        line.log_number, line.files = stretch.log_number, 1
+        for batch in _batches(reader, stretch, settings, schema):
+            line.rows += len(batch)
+            yield batch
+
+
+@contextlib.contextmanager
+def _opened(stretch: Stretch, settings: MessageSettings) -> Iterator[tuple[CommitLogReader, Line]]:
+    """Return a reader of a stretch's segment, and the line that tells what it asks."""
     if stretch.archived is None:
-        yield from _batches(reader_of(Path(stretch.folder), stretch.end - stretch.begin), stretch, settings, schema)
+        with _counted("task", settings) as (reads, line):
+            chunk = _chunk_bytes(stretch.end - stretch.begin)
+            yield CountedLog(Path(stretch.folder), chunk, check_crc=True, reads=reads), line
         return
     assert stretch.address is not None
-    with stretch.address.open() as storage:
+    with stretch.address.open("task") as (storage, line):
         log = StorageLog(storage, SystemClock())
         archive = SegmentArchive(storage, lambda: log.state, log.open)
-        yield from _batches(ArchivedLog(archive, stretch.archived, skip_corrupt=settings.skip_corrupt), stretch, settings, schema)
+        yield ArchivedLog(archive, stretch.archived, skip_corrupt=settings.skip_corrupt), line
 
 
 def reader_of(folder: Path, size_bytes: int) -> CommitLogReader:
     """Return a reader for so many bytes of a log, which reads no more at a time."""
-    return CommitLogReader(folder, min(max(size_bytes, _LEAST_BYTES), _MOST_BYTES), check_crc=True)
+    return CommitLogReader(folder, _chunk_bytes(size_bytes), check_crc=True)
+
+
+def _chunk_bytes(size_bytes: int) -> int:
+    return min(max(size_bytes, _LEAST_BYTES), _MOST_BYTES)
 
 
 def _batches(reader: CommitLogReader, stretch: Stretch, settings: MessageSettings, schema: StructType) -> Iterator[pa.RecordBatch]:

@@ -28,7 +28,8 @@ from tiered_index.rocketmq.segments import Segment, list_segments
 from tiered_index.rocketmq.tail import EVERYTHING, Seen, proven_end, settled
 from tiered_index.rocketmq.walking import End
 from tiered_index.spark.datasource_entries import require_columns
-from tiered_index.spark.datasource_messages import MessageSettings, Stretch, read_stretch, reader_of
+from tiered_index.spark.datasource_message_settings import MessageSettings
+from tiered_index.spark.datasource_messages import Stretch, read_stretch, reader_of
 
 __all__ = ["MessageStreamReader"]
 
@@ -45,8 +46,10 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One stream over one local commit log. Raises `CorruptFile` at damage, and `MissingOffsets` where the log lacks what comes next."""
 
     def __init__(self, settings: MessageSettings, schema: StructType) -> None:
-        if settings.is_archive:
+        if settings.archive is not None:
             raise InvalidArgument(f"a stream follows a local commit log, and {settings.path} is an archive of closed segments")
+        if settings.explain is not None:
+            raise InvalidArgument("option explain tells what a batch read asks; for a stream look at the progress of its query")
         require_columns(schema, settings.columns, f"the commit log in {settings.path}")
         self._settings, self._schema, self._folder = settings, schema, settings.folder
         self._target = _NO_BOUND
