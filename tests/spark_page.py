@@ -2,8 +2,8 @@
 
     python -m tests.spark_page DOCUMENT.json ...
 
-Each document is of one run: of suite `spark` without `--scale` or with it, or of suite `spark-lookup` with it, which goes into
-docs/spark-lookup.md. What a document does not have stays; SIZING's arithmetic is done anew from what was measured.
+Each document is of one run: of suite `spark` or of suite `spark-lookup`, which goes into docs/spark-lookup.md, without `--scale` or with
+it. What a document does not have stays; SIZING's arithmetic is done anew from what was measured.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ def inputs(document: dict[str, Any]) -> str:
 
 def write(document: dict[str, Any]) -> None:
     """Rewrite the pages that show what a document has."""
-    if document["tables"][0]["suite"] == "spark-lookup":
+    if "join: keys/s" in document["tables"][0]["columns"]:
+        rewrite(ROOT / "docs" / "spark-lookup.md", {"spark-lookup rates": bulk(document)})
+    elif document["tables"][0]["suite"] == "spark-lookup":
         rewrite(ROOT / "docs" / "spark-lookup.md", {"spark-lookup scale": bulk(document), "spark-lookup plans": plans(document)})
     elif document["tables"][0]["title"].startswith("peak memory"):
         rewrite(ROOT / "docs" / "spark.md", {"spark memory": memory(document)})
