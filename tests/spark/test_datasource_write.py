@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
@@ -166,3 +167,13 @@ def test_settings_by_which_a_denied_attempt_fails_a_write_are_warned_of(settings
     warn_of_denials(lambda name, default: settings.get(name, default))
     assert [record.levelname for record in caplog.records] == ["WARNING"] * warned
     assert not warned or f"maxFailures is {settings['spark.task.maxFailures']}" in caplog.text
+
+
+def test_register_warns_by_the_settings_of_its_session(caplog):
+    settings = {"spark.speculation": "true", "spark.task.maxFailures": "1"}
+    formats = []
+    conf = SimpleNamespace(get=settings.get, set=settings.__setitem__, isModifiable=lambda name: True)
+    register(SimpleNamespace(conf=conf, dataSource=SimpleNamespace(register=lambda source: formats.append(source.name()))))
+    assert formats == ["tiered_index", "rocketmq_commitlog"] and settings["spark.sql.python.filterPushdown.enabled"] == "true"
+    [record] = caplog.records
+    assert record.levelname == "WARNING" and "maxFailures is 1" in record.getMessage()

@@ -20,6 +20,7 @@ from tests.mutants.catalogue import (
     segments,
     several,
     spark_audit,
+    spark_explain,
     spark_lookup,
     spark_sources,
     spending,
@@ -56,4 +57,5 @@ MUTANTS = (
     *spark_audit.MUTANTS,
     *spark_lookup.MUTANTS,
     *spark_sources.MUTANTS,
+    *spark_explain.MUTANTS,
 )
