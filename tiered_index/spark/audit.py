@@ -25,6 +25,7 @@ from tiered_index.service.checks.segments import check_segments
 from tiered_index.service.checks.stored import check_object, check_storage
 from tiered_index.service.log_records import ArchivedSegment, LogState, StoredObject
 from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.validation import check_integer
 from tiered_index.spark.audit_differences import Differences, compare
 from tiered_index.spark.audit_entries import ALL_TIME
 from tiered_index.spark.audit_sides import Sides
@@ -93,9 +94,9 @@ def audit(
     """
     settings = config or IndexConfig()
     present = clock or SystemClock()
-    seconds = (ALL_TIME[0] if begin_ms is None else begin_ms // 1000, ALL_TIME[1] if end_ms is None else end_ms // 1000)
-    if seconds[0] > seconds[1]:
-        raise InvalidArgument(f"begin {begin_ms} lies after end {end_ms}")
+    seconds = _seconds(begin_ms, end_ms)
+    if check_integer("most_listed", most_listed) < 0:
+        raise InvalidArgument(f"most_listed must not be negative, as {most_listed} is")
     address = StorageAddress(storage, settings.s3)
     opened = MeteredStorage(address.open(), settings.prices)
     with contextlib.closing(opened):
@@ -115,7 +116,7 @@ def audit(
             state = check_storage(opened, {}, report, quiet, deep=True, threads=1, check_objects=check_objects)
         differences = None
         if source is not None and state is not None:
-            with typed_errors("reading the source"):
+            with typed_errors("comparing with the source"):
                 with meter.stage("plan"):
                     assert seen.genesis is not None
                     schema = seen.genesis.layout.schema
@@ -128,11 +129,11 @@ def audit(
                         damaged = [Target.of(o, sides.base) for o in objects if o.name in bad | compared.unread]
                         differences, unread = compared.told(damaged, most_listed)
                     _tell_what_was_unread((compared.unread | unread) - bad, report)
-                    if differences.unsought:
-                        left = f"{differences.unsought:,} missing or extra entries"
-                        report.note(f"{left} were not sought outside of the bounds, where their other half may lie: they may be wrong ones")
         if state is not None:
             _tell_what_went_meanwhile(opened, present, seen, report)
+        else:
+            also = ", and the index was not compared with its source" if source is not None else ""
+            report.unchecked.append(("objects", CorruptFile("log", f"it is damaged, so that no object was checked{also}")))
     return AuditResult(
         report=report,
         differences=differences,
@@ -141,6 +142,15 @@ def audit(
         log_number=seen.number,
         metrics=meter.metrics,
     )
+
+
+def _seconds(begin_ms: int | None, end_ms: int | None) -> tuple[int, int]:
+    begin_s = ALL_TIME[0] if begin_ms is None else check_integer("begin_ms", begin_ms) // 1000
+    end_s = ALL_TIME[1] if end_ms is None else check_integer("end_ms", end_ms) // 1000
+    if begin_s > end_s:
+        raise InvalidArgument(f"begin_ms {begin_ms} lies after end_ms {end_ms}")
+    # Spark and NumPy know 64 bits
+    return max(begin_s, ALL_TIME[0]), min(end_s, ALL_TIME[1])
 
 
 def _check_on(spark: SparkSession, state: LogState, address: Address, report: Report) -> None:

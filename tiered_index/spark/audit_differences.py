@@ -24,6 +24,8 @@ __all__ = ["KINDS", "Compared", "Difference", "Differences", "compare"]
 
 KINDS = ("missing", "extra", "wrong")
 _UNPROVEN = "unproven"
+_MOST_ROWS = 2**31 - 1
+# what Spark takes for a limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,26 @@ class Differences:
     def findings(self) -> int:
         """How many differences there are."""
         return sum(self.counts.values())
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the counts leave open, in words."""
+        said = []
+        if self.unproven:
+            said.append(f"{_entries(self.unproven)} of the source may have lain in damaged objects: unproven")
+        if self.unsought:
+            said.append(f"{_entries(self.unsought)} told as missing or extra were not sought outside of the bounds: they may be wrong ones")
+        return said
+
+    @property
+    def unlisted(self) -> dict[str, int]:
+        """How many differences of each kind are counted and not listed, where any are."""
+        left = Counter(self.counts) - Counter(one.kind for one in self.listed)
+        return {kind: left[kind] for kind in KINDS if left[kind]}
+
+
+def _entries(count: int) -> str:
+    return f"{count:,} {'entry' if count == 1 else 'entries'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +146,7 @@ def _counted(differing: DataFrame) -> Counter[str]:
 def _first_of_each(differing: DataFrame, counts: Mapping[str, int], most_listed: int) -> list[Any]:
     ordered = differing.orderBy("topic", "key", "identity", "said", "held")
     kinds = [kind for kind in KINDS if counts[kind] and most_listed]
-    return [row for kind in kinds for row in ordered.where(ordered["kind"] == kind).limit(most_listed).collect()]
+    return [row for kind in kinds for row in ordered.where(ordered["kind"] == kind).limit(min(most_listed, _MOST_ROWS)).collect()]
 
 
 def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataFrame:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.spark.audit import AuditResult
 from tiered_index.spark.executors import StorageAddress
 from tiered_index.storage.s3_options import S3Options
 
-__all__ = ["REPORT_SCHEMA", "check_report_name", "report_table", "write_report"]
+__all__ = ["REPORT_SCHEMA", "check_report_name", "plain", "report_table", "write_report"]
 
 REPORT_SCHEMA = pa.schema([
     ("kind", pa.string()), ("object", pa.string()), ("part", pa.string()), ("problem", pa.string()), ("byte_offset", pa.int64()),
@@ -33,20 +34,34 @@ def report_table(result: AuditResult) -> pa.Table:
     for d in result.differences.listed if result.differences is not None else ():
         rows.append({
             "kind": d.kind, "object": d.object, "topic": d.topic, "key": d.key, "key_hash": d.key_hash, "queue_id": d.queue_id,
-            "offset": d.offset, "expected": _json(d.expected), "found": _json(d.found),
+            "offset": d.offset, "expected": _text(d.expected), "found": _text(d.found),
         })  # fmt: skip
-    rows += [{"kind": "note", "problem": note} for note in result.report.notes]
+    rows += [{"kind": "note", "problem": note} for note in (*_left_out(result), *result.report.notes)]
     rows += [{"kind": "unchecked", "object": what, "problem": str(error)} for what, error in result.report.unchecked]
     return pa.Table.from_pylist(rows, REPORT_SCHEMA)
 
 
-def check_report_name(uri: str) -> None:
+def check_report_name(uri: str, s3: S3Options | None = None) -> None:
     """Raise `InvalidArgument` where a report can't be written there by its name."""
-    if not uri.rpartition("/")[2].endswith(".parquet"):
+    folder, name = _place(uri)
+    if not name.endswith(".parquet"):
         raise InvalidArgument(f"a report is one Parquet file, as report.parquet or s3://bucket/audits/2026-11-20.parquet, not {uri!r}")
-    folder = Path(uri).parent
-    if "://" not in uri and not folder.is_dir():
+    if "://" in uri:
+        try:
+            StorageAddress(folder, s3 or S3Options()).open().close()
+        except ConfigError as error:
+            raise InvalidArgument(f"the report can't be written to {uri}: {error}") from error
+    elif not Path(folder).is_dir():
         raise InvalidArgument(f"the report can't be written to {uri}: there is no folder {folder}")
+
+
+def _place(uri: str) -> tuple[str, str]:
+    """Return the folder or the storage, its parameters with it, and the name in it."""
+    if "://" not in uri:
+        return str(Path(uri).parent), Path(uri).name
+    place, mark, parameters = uri.partition("?")
+    folder, _, name = place.rpartition("/")
+    return folder + mark + parameters, name
 
 
 def write_report(result: AuditResult, uri: str, s3: S3Options | None = None) -> None:
@@ -54,7 +69,7 @@ def write_report(result: AuditResult, uri: str, s3: S3Options | None = None) -> 
 
     Raises `InvalidArgument`, what the storage raises.
     """
-    check_report_name(uri)
+    check_report_name(uri, s3)
     body = io.BytesIO()
     pq.write_table(report_table(result), body)
     if "://" not in uri:
@@ -64,11 +79,28 @@ def write_report(result: AuditResult, uri: str, s3: S3Options | None = None) -> 
         except OSError as error:
             raise InvalidArgument(f"the report can't be written to {uri}: {error.strerror}") from error
         return
-    place, mark, parameters = uri.partition("?")
-    folder, _, name = place.rpartition("/")
-    with StorageAddress(folder + mark + parameters, s3 or S3Options()).open() as storage:
+    folder, name = _place(uri)
+    with StorageAddress(folder, s3 or S3Options()).open() as storage:
         storage.put(name, body.getvalue())
 
 
-def _json(fields: dict[str, Any] | None) -> str | None:
-    return None if fields is None else json.dumps(fields, default=lambda value: value.hex() if isinstance(value, bytes) else str(value))
+def plain(fields: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return fields as JSON can say them: bytes as hexadecimal digits, numbers that are none as text."""
+    return None if fields is None else {name: _plain(value) for name, value in fields.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _text(fields: dict[str, Any] | None) -> str | None:
+    return None if fields is None else json.dumps(plain(fields))
+
+
+def _left_out(result: AuditResult) -> list[str]:
+    if result.differences is None:
+        return []
+    further = [f"{count:,} further {kind} entries are not listed" for kind, count in result.differences.unlisted.items()]
+    return further + result.differences.remarks

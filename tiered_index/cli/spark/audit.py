@@ -33,10 +33,18 @@ def audit(
     ] = None,
     column: Column = None,
     constant: Constant = None,
-    begin: Annotated[int | None, typer.Option(parser=time_option, metavar="T", help="Compare from here on.")] = None,
-    end: Annotated[int | None, typer.Option(parser=time_option, metavar="T", help="Compare up to here, inclusive to the second.")] = None,
-    report: Annotated[str | None, typer.Option(metavar="PARQUET", help="Write all findings to this path or s3:// object.")] = None,
-    list_: Annotated[int, typer.Option("--list", min=0, help="Differences of each kind to keep; all are counted.")] = 1000,
+    begin: Annotated[
+        int | None, typer.Option(parser=time_option, metavar="T", help="Compare from here on; a date alone is its midnight.")
+    ] = None,
+    end: Annotated[
+        int | None, typer.Option(parser=time_option, metavar="T", help="Compare up to this second; a date alone is its midnight.")
+    ] = None,
+    report: Annotated[
+        str | None, typer.Option(metavar="PARQUET", help="Write what was found, a row each, to this path or s3:// object.")
+    ] = None,
+    list_: Annotated[
+        int, typer.Option("--list", min=0, help="Differences of each kind to keep for report and JSON; all are counted.")
+    ] = 1000,
     master: Master = None,
     conf: Conf = None,
     ship: Ship = False,
@@ -51,7 +59,7 @@ def audit(
 
       tiered-index spark audit --storage s3://bucket/index --source orders.parquet --column key=order_id --report audit.parquet
 
-      tiered-index spark audit --storage s3://bucket/index --source archive:s3://bucket/index --begin 2026-11-01 --end 2026-11-30
+      tiered-index spark audit --storage s3://bucket/index --source archive:s3://bucket/index --begin 2026-11-01 --end 2026-11-30T23:59:59
     """
     config = session.config()
     if config.storage is None:
@@ -59,11 +67,13 @@ def audit(
     columns, constants = given_columns(column, constant)
     if not source and (columns or constants or begin is not None or end is not None):
         raise InvalidArgument("--column, --constant, --begin and --end say how to compare with a --source, and none is given")
+    if begin is not None and end is not None and begin // 1000 > end // 1000:
+        raise InvalidArgument(f"--begin {format_time(begin)} lies after --end {format_time(end)}")
     from tiered_index.spark.audit import audit as audit_index
     from tiered_index.spark.audit_report import check_report_name, write_report
 
     if report is not None:
-        check_report_name(report)
+        check_report_name(report, config.s3)
     spark = spark_of(master, conf, ship=ship)
     begun = time.monotonic()
     result = audit_index(
@@ -73,7 +83,7 @@ def audit(
     if session.out.as_json:
         session.out.document(_document(result, time.monotonic() - begun))
     else:
-        _print(session, result, time.monotonic() - begun)
+        _print(session, result, time.monotonic() - begun, bounded=begin is not None or end is not None)
     if report is not None:
         write_report(result, report, config.s3)  # last: what was found is told even if this fails
     if result.status == "findings":
@@ -82,16 +92,19 @@ def audit(
 
 
 def _document(result: AuditResult, elapsed_s: float) -> dict[str, object]:
+    from tiered_index.spark.audit_report import plain
+
     differences = None
     if result.differences is not None:
-        differences = {**asdict(result.differences), "listed": [asdict(one) for one in result.differences.listed]}
+        listed = [{**asdict(one), "expected": plain(one.expected), "found": plain(one.found)} for one in result.differences.listed]
+        differences = {**asdict(result.differences), "listed": listed}
     return {
         **result.report.to_dict(), "status": result.status, "entries": result.entries, "objects": result.objects,
         "log_number": result.log_number, "differences": differences, "metrics": result.metrics.to_json(), "elapsed_s": round(elapsed_s, 3),
     }  # fmt: skip
 
 
-def _print(session: Session, result: AuditResult, elapsed_s: float) -> None:
+def _print(session: Session, result: AuditResult, elapsed_s: float, *, bounded: bool) -> None:
     report, line = result.report, session.out.line
     for defect in report.findings[:_SHOWN]:
         place = f" at byte {defect.offset:,}" if defect.offset is not None else ""
@@ -100,30 +113,45 @@ def _print(session: Session, result: AuditResult, elapsed_s: float) -> None:
         line(f"and {counted(len(report.findings) - _SHOWN, 'further finding')}")
     for note in report.notes[:_SHOWN]:
         session.out.note(f"note: {note}")
+    if len(report.notes) > _SHOWN:
+        session.out.note(f"and {counted(len(report.notes) - _SHOWN, 'further note')}")
     for what, error in report.unchecked[:_SHOWN]:
         line(f"NOT CHECKED {what}: {error}")
+    if len(report.unchecked) > _SHOWN:
+        line(f"and {len(report.unchecked) - _SHOWN:,} further not checked")
     entries, read = counted(result.entries, "entry", "entries"), human_bytes(report.checked["object_bytes"])
     found = counted(len(report.findings), "finding")
     line(f"log record {result.log_number}: {counted(result.objects, 'object')} with {entries}, {read} checked, {found}")
     if result.differences is not None:
         compared = result.differences
-        for one in compared.listed[:_SHOWN]:
-            line(_told(one))
-        if compared.findings > min(_SHOWN, len(compared.listed)):
-            line(f"and {counted(compared.findings - min(_SHOWN, len(compared.listed)), 'further difference')}")
+        for kind, number in compared.counts.items():
+            shown = [one for one in compared.listed if one.kind == kind][:_SHOWN]
+            for one in shown:
+                line(_told(one))
+            if number > len(shown):
+                line(f"and {number - len(shown):,} further {kind}")
         counts = ", ".join(f"{number:,} {kind}" for kind, number in compared.counts.items())
         line(f"source: {counted(compared.source_entries, 'entry', 'entries')}, index: {compared.index_entries:,}; {counts}")
-        if compared.unproven:
-            line(f"{counted(compared.unproven, 'entry', 'entries')} of the source may have lain in damaged objects: unproven")
+        for remark in compared.remarks:
+            line(remark)
+        if not (compared.source_entries or compared.index_entries):
+            line("nothing was compared: neither side has an entry" + (" between the bounds" if bounded else ""))
     line(f"{result.status}, {human_seconds(elapsed_s)}")
 
 
 def _told(one: Difference) -> str:
     said = one.expected or one.found or {}
     name = f"{one.topic} {one.key}" if one.key is not None else f"key hash {one.key_hash}"
-    time_ms = int(said["second"]) * 1000
-    text = f"{one.kind.upper()} {name}: queue {one.queue_id}, offset {one.offset}, {format_time(time_ms)}, {said['size']} bytes"
+    text = f"{one.kind.upper()} {name}: queue {one.queue_id}, offset {one.offset}, {_time(said['second'])}, {said['size']} bytes"
     if one.kind == "wrong" and one.found is not None:
-        held = ", ".join(f"{field} {value}" for field, value in one.found.items() if (one.expected or {}).get(field) != value)
-        text += f"; the index says {held}"
+        differing = {field: value for field, value in one.found.items() if (one.expected or {}).get(field) != value}
+        held = [f"time {_time(value)}" if field == "second" else f"{field} {value}" for field, value in differing.items()]
+        text += f"; the index says {', '.join(held)}"
     return text + (f" ({one.object})" if one.object is not None else "")
+
+
+def _time(second: int) -> str:
+    try:
+        return format_time(second * 1000)
+    except OverflowError:
+        return f"second {second}"

@@ -1,0 +1,122 @@
+"""How an audit is told: the summary, the JSON document and the report leave nothing out without saying so. No Spark."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tiered_index.cli.main import run
+from tiered_index.errors import InvalidArgument, StorageUnavailable
+from tiered_index.service.checks.report import Report
+from tiered_index.spark.audit import AuditResult, audit
+from tiered_index.spark.audit_differences import Difference, Differences
+from tiered_index.spark.audit_report import check_report_name, report_table
+
+
+def difference(kind: str, offset: int, **more: Any) -> Difference:
+    expected = None if kind == "extra" else {"second": 1_700_000_000, "size": 10, **more}
+    found = None if kind == "missing" else {"second": 1_700_000_060, "size": 10, **more}
+    return Difference(kind, "orders", "order-7", 5, 0, offset, expected, found, None if found is None else "data/a.index")
+
+
+def result_of(listed: list[Difference], counts: dict[str, int], report: Report | None = None, **more: Any) -> AuditResult:
+    compared = Differences({"missing": 0, "extra": 0, "wrong": 0} | counts, tuple(listed), more.pop("unproven", 0), 100, 100, **more)
+    return AuditResult(report or Report(), compared, 100, 1, 3)
+
+
+def told(monkeypatch: pytest.MonkeyPatch, capfd: Any, result: AuditResult, *arguments: str) -> tuple[int, str]:
+    """Return exit code and output of the command where the audit had this result."""
+    monkeypatch.setattr(sys.modules["tiered_index.cli.spark.audit"], "spark_of", lambda *given, **more: None)
+    monkeypatch.setattr(sys.modules["tiered_index.spark.audit"], "audit", lambda *given, **more: result)
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        run(["spark", "audit", "--storage", "file:///tmp/x", "--source", "s.parquet", "--quiet", *arguments])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, capfd.readouterr().out
+
+
+def test_the_summary_shows_each_kind_and_counts_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    report = Report()
+    report.unchecked += [(f"data/{n}.index", StorageUnavailable("denied")) for n in range(25)]
+    listed = [difference("missing", n) for n in range(30)] + [difference("wrong", 77)]
+    code, out = told(monkeypatch, capfd, result_of(listed, {"missing": 50, "wrong": 1}, report, unproven=4, unsought=9))
+    assert code == 1
+    assert "WRONG orders order-7: queue 0, offset 77, 2023-11-14T22:13:20Z, 10 bytes; the index says time 2023-11-14T22:14:20Z" in out
+    assert out.count("MISSING ") == 20 and "and 30 further missing" in out and "further wrong" not in out
+    assert out.count("NOT CHECKED ") == 20 and "and 5 further not checked" in out
+    assert "4 entries of the source may have lain in damaged objects" in out and "9 " in out
+
+
+def test_a_time_that_can_not_be_is_told_as_it_stands(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    odd = Difference("extra", None, None, 5, 0, 1, None, {"second": 2**45, "size": 10}, "data/a.index")
+    code, out = told(monkeypatch, capfd, result_of([odd], {"extra": 1}))
+    assert code == 1 and f"EXTRA key hash 5: queue 0, offset 1, second {2**45}" in out
+
+
+def test_nothing_between_the_bounds_is_told(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    nothing = AuditResult(Report(), Differences({"missing": 0, "extra": 0, "wrong": 0}, (), 0, 0, 0), 100, 1, 3)
+    code, out = told(monkeypatch, capfd, nothing, "--begin", "2030-01-01")
+    assert code == 0 and "nothing was compared" in out
+
+
+def test_further_columns_of_bytes_and_numbers_that_are_none_are_json(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    result = result_of([difference("wrong", 1, tag=b"\xff\x00", weight=float("nan"))], {"wrong": 1})
+    code, out = told(monkeypatch, capfd, result, "--json")
+
+    def refuse(text: str) -> None:
+        raise AssertionError(f"{text} is no JSON")
+
+    (one,) = json.loads(out, parse_constant=refuse)["differences"]["listed"]
+    assert code == 1 and one["found"] == {"second": 1_700_000_060, "size": 10, "tag": "ff00", "weight": "nan"}
+    (row,) = report_table(result).to_pylist()
+    assert json.loads(row["found"], parse_constant=refuse) == one["found"]
+
+
+def test_the_report_says_what_it_does_not_list() -> None:
+    result = result_of([difference("missing", 1)], {"missing": 40, "extra": 2}, unproven=3)
+    rows = report_table(result).to_pylist()
+    assert [row["kind"] for row in rows] == ["missing", "note", "note", "note"]
+    assert [row["problem"] for row in rows[1:]] == [
+        "39 further missing entries are not listed", "2 further extra entries are not listed",
+        "3 entries of the source may have lain in damaged objects: unproven",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "uri", ["s3://bucket/audits/r.parquet", "s3a://bucket/r.parquet?endpoint_url=http://host:9000&region=x", "file:///tmp/r.parquet"]
+)
+def test_a_report_may_go_to_any_storage(uri: str) -> None:
+    check_report_name(uri)
+
+
+@pytest.mark.parametrize("uri", ["foo://b/r.parquet", "s3://r.parquet", "s3://bucket/r.csv?region=r.parquet", "memory://x/r.parquet"])
+def test_a_report_that_can_not_be_written_is_refused_before_anything_is_read(uri: str) -> None:
+    with pytest.raises(InvalidArgument, match="report"):
+        check_report_name(uri)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"begin_ms": "2023"}, "begin_ms"),
+        ({"end_ms": 1.5}, "end_ms"),
+        ({"most_listed": -1}, "most_listed"),
+        ({"most_listed": "all"}, "most_listed"),
+        ({"begin_ms": 1_700_000_060_000, "end_ms": 1_700_000_000_000}, "begin_ms 1700000060000 lies after end_ms 1700000000000"),
+    ],
+)
+def test_options_of_another_kind_are_refused(options: dict[str, Any], named: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=named):
+        audit(None, storage=f"file://{tmp_path}", **options)  # type: ignore[arg-type]
+
+
+def test_bounds_the_wrong_way_round_are_refused_in_times_before_spark_starts(capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["tiered_index.cli.spark.audit"], "spark_of", None)
+    with pytest.raises(SystemExit) as ended:
+        run(["spark", "audit", "--storage", "file:///tmp/x", "--source", "s.parquet", "--begin", "2030-01-01", "--end", "2029-01-01"])
+    assert ended.value.code == 2
+    assert "--begin 2030-01-01T00:00:00Z lies after --end 2029-01-01T00:00:00Z" in capfd.readouterr().err
