@@ -8,7 +8,6 @@ The first attempt of one task waits at its end until another attempt got as far,
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -17,19 +16,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from tests.spark.entries import check, messages, states, sweep, total, write_parquet
-from tiered_index.spark import open_session, register
+from tests.spark.held_writers import speculating_session
+from tiered_index.spark import register
 
 _WAIT_S = 240.0
 
 
 def _main(master: str, folder: Path, count: int) -> None:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = open_session(master, settings={
-        "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-        "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]), "spark.executor.memory": "1g", "spark.task.maxFailures": "4",
-        "spark.speculation": "true", "spark.speculation.interval": "200ms", "spark.speculation.multiplier": "1.1",
-        "spark.speculation.quantile": "0.5", "spark.speculation.minTaskRuntime": "500ms",
-    })  # fmt: skip
+    spark = speculating_session(master)
     spark.sparkContext.setLogLevel("OFF")
     register(spark)
     table = messages(count, days=2)

@@ -1,0 +1,158 @@
+"""Has Spark deny one of two attempts of a task its commit: the parts that the programs of test_writing_cluster.py have in common.
+
+Both attempts of one task have uploaded all they have. The first asks first, and its executor is stopped as soon as Spark let it commit; its
+message is large, so that it can't have reached the driver by then. The second one asks now. How far each is, files beside the index say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
+from pyspark.sql.types import StructType
+
+from tiered_index.spark import open_session
+from tiered_index.spark.datasource_entries import EntrySource
+from tiered_index.spark.datasource_writing import EntryStreamWriter, EntryWriter, Written
+from tiered_index.spark.partition_tables import PartitionJob
+
+__all__ = ["HeldSource", "one_is_denied", "speculating_session"]
+
+_WAIT_S = 120.0
+_TASK = 3
+_MESSAGE_BYTES = 64 << 20
+
+
+def speculating_session(master: str, max_failures: str = "4", *, speculates: bool = True) -> SparkSession:
+    """Start a session that runs a task once more soon after others have ended; a task may fail fewer than `max_failures` times."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    return open_session(master, settings={
+        "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]), "spark.executor.memory": "1g",
+        "spark.task.maxFailures": max_failures, "spark.speculation": str(speculates).lower(), "spark.speculation.interval": "200ms",
+        "spark.speculation.multiplier": "1.1", "spark.speculation.quantile": "0.5", "spark.speculation.minTaskRuntime": "500ms",
+    })  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Large(Written):
+    padding: bytes
+
+
+def _held(written: Written, job: PartitionJob) -> Written:
+    """Return what an attempt tells the driver, when it is its turn to ask."""
+    context = TaskContext.get()
+    assert context is not None
+    if context.partitionId() != _TASK:
+        return written
+    folder, attempt = Path(job.address.uri.removeprefix("file://")).parent, context.attemptNumber()
+    if attempt == 0:
+        _tell(folder / "first", f"{context.stageId()} {_parent(os.getppid())}")
+        _until((folder / "second").exists)
+        return _Large(written.shards, written.query, written.content, bytes(_MESSAGE_BYTES))
+    _tell(folder / "second", "")
+    _until((folder / ("allowed" if attempt == 1 else "never")).exists)
+    return written
+
+
+class _HeldWriter(EntryWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return _held(super().write(iterator), self._job)
+
+
+class _HeldStreamWriter(EntryStreamWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return _held(super().write(iterator), self._job)
+
+
+class HeldSource(EntrySource):
+    """As the format ``tiered_index``, but for the two attempts of one task."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "held"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the writer of a DataFrame."""
+        writer = super().writer(schema, overwrite)
+        writer.__class__ = _HeldWriter
+        return writer
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+        """Return the writer of a micro-batch."""
+        writer = super().streamWriter(schema, overwrite)
+        writer.__class__ = _HeldStreamWriter
+        return writer
+
+
+def _tell(path: Path, text: str) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(text)
+    part.rename(path)
+
+
+def _parent(pid: int) -> int:
+    """Return the parent of a process; a worker's is the daemon, whose is the executor."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _until(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + _WAIT_S
+    while not happened() and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def one_is_denied(spark: SparkSession, folder: Path) -> Iterator[list[int]]:
+    """Have an attempt denied in what is written here to FOLDER/index as `held`; the list has how many attempts had failed, afterwards."""
+    failures: list[int] = []
+    holder = threading.Thread(target=_hold_the_first, args=(spark, folder, failures))
+    holder.start()
+    try:
+        yield failures
+    finally:
+        holder.join()
+
+
+def _hold_the_first(spark: SparkSession, folder: Path, failures: list[int]) -> None:
+    """Stop the executor of the first attempt when that may commit, until the second one has failed. A thread of the driver."""
+    _until((folder / "second").exists)
+    stage, executor = map(int, (folder / "first").read_text().split())
+    _until(lambda: _is_allowed(spark, stage))
+    os.kill(executor, signal.SIGSTOP)
+    try:
+        _tell(folder / "allowed", "")
+        tracker = spark.sparkContext.statusTracker()
+        _until(lambda: (info := tracker.getStageInfo(stage)) is not None and info.numFailedTasks > 0)
+        failures.append(info.numFailedTasks if (info := tracker.getStageInfo(stage)) is not None else 0)
+    finally:
+        os.kill(executor, signal.SIGCONT)
+
+
+def _is_allowed(spark: SparkSession, stage: int) -> bool:
+    """Return whether an attempt of the task may commit: looks into Spark's coordinator, which tells nobody."""
+    context: Any = spark.sparkContext._jsc
+    coordinator = _field(spark, "SparkEnv", "outputCommitCoordinator").get(context.sc().env())
+    state = _field(spark, "scheduler.OutputCommitCoordinator", "stageStates").get(coordinator).get(stage)
+    return state.isDefined() and state.get().authorizedCommitters()[_TASK] is not None
+
+
+def _field(spark: SparkSession, owner: str, name: str) -> Any:
+    jvm: Any = spark._jvm
+    # methods of Spark's own classes can't be listed: some are of packages that PySpark doesn't bring
+    field = jvm.java.lang.Class.forName(f"org.apache.spark.{owner}").getDeclaredField(name)
+    field.setAccessible(True)
+    return field
