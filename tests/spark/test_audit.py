@@ -20,7 +20,8 @@ from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, sweep, write
 from tests.unit.format.test_verify_shard import items_in, rebuilt
 from tiered_index import IndexConfig, hash_key
 from tiered_index.cli.main import run
-from tiered_index.errors import InvalidArgument, NotAnIndex
+from tiered_index.errors import InvalidArgument, NotAnIndex, SchemaMismatch
+from tiered_index.format.layout import PRESETS
 from tiered_index.format.names import log_name
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.log_records import LogRecord, StoredObject
@@ -28,6 +29,7 @@ from tiered_index.spark import audit_differences as differences
 from tiered_index.spark import audit_outside as outside_of_bounds
 from tiered_index.spark import build, merge
 from tiered_index.spark.audit import AuditResult, audit
+from tiered_index.spark.audit_entries import ALL_TIME, Picked, stored_entries
 from tiered_index.spark.audit_report import report_table, write_report
 from tiered_index.spark.lookup_plan import Target
 from tiered_index.storage.opening import open_storage
@@ -312,6 +314,13 @@ def test_the_report_is_one_parquet_file(spark: Any, copy: Path, tmp_path: Path) 
         assert (row["kind"], row["part"]) == ("finding", "run") and row["object"] == newest(copy).name and row["byte_offset"] is not None
     with pytest.raises(InvalidArgument, match=r"report\.parquet"):
         write_report(result, str(tmp_path / "report.csv"))
+
+
+def test_an_object_of_another_schema_is_an_error(sound: Path) -> None:
+    """All its bytes are right by its own trailer; they are no entries of this index."""
+    stored = newest(sound / "index")
+    with open_storage(f"file://{sound}/index") as storage, pytest.raises(SchemaMismatch, match=stored.name):
+        list(stored_entries(stored, storage, PRESETS["rocketmq"].schema, Picked(*ALL_TIME)))
 
 
 def test_no_index_is_an_error(spark: Any, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.errors import CorruptFile, ObjectNotFound
+from tiered_index.errors import CorruptFile, ObjectNotFound, SchemaMismatch
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
@@ -109,7 +109,7 @@ def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Pi
 def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picked: Picked) -> Iterator[pa.RecordBatch]:
     """Yield the picked ones of the entries that an object holds.
 
-    What is damaged or gone is passed over, and one row more says so. Raises `StorageError`.
+    What is damaged or gone is passed over, and one row more says so. Raises `SchemaMismatch`, `StorageError`.
     """
     settings = ColdSettings(query_threads=4, block_cache_bytes=0, coalesce_gap_bytes=0)
     with closing(ColdPath(storage, keyed=schema.keyed, settings=settings)) as cold:
@@ -118,6 +118,8 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
         except (CorruptFile, ObjectNotFound):
             yield _unread(stored)
             return
+        if trailer.metadata.layout.schema != schema:
+            raise SchemaMismatch(f"{stored.name} stores {trailer.metadata.layout.schema.name} entries, the index {schema.name}")
         begin_s = trailer.metadata.begin_ms // 1000
         unread = False
         for window in _windows(picked.runs(trailer)):

@@ -142,7 +142,7 @@ def _print(session: Session, result: AuditResult, elapsed_s: float, *, bounded: 
 def _told(one: Difference) -> str:
     said = one.expected or one.found or {}
     name = f"{one.topic} {one.key}" if one.key is not None else f"key hash {one.key_hash}"
-    text = f"{one.kind.upper()} {name}: queue {one.queue_id}, offset {one.offset}, {_time(said['second'])}, {said['size']} bytes"
+    text = f"{one.kind.upper()} {name}: queue {one.queue_id}, offset {one.offset}, {_time(said['second'])}, {counted(said['size'], 'byte')}"
     if one.kind == "wrong" and one.found is not None:
         differing = {field: value for field, value in one.found.items() if (one.expected or {}).get(field) != value}
         held = [f"time {_time(value)}" if field == "second" else f"{field} {value}" for field, value in differing.items()]
