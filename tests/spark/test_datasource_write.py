@@ -177,3 +177,26 @@ def test_register_warns_by_the_settings_of_its_session(caplog):
     assert formats == ["tiered_index", "rocketmq_commitlog"] and settings["spark.sql.python.filterPushdown.enabled"] == "true"
     [record] = caplog.records
     assert record.levelname == "WARNING" and "maxFailures is 1" in record.getMessage()
+
+
+def test_each_session_of_an_application_registers_for_itself(session, storage):
+    write(session.createDataFrame(messages(10, days=1)).coalesce(1), storage)
+    other = session.newSession()
+    register(other)
+    assert other.read.format("tiered_index").load(storage).count() == 10
+    active = session._jvm.org.apache.spark.sql.classic.SparkSession.getActiveSession()
+    assert active.get().equals(session._jsparkSession)  # as before
+
+
+def test_a_query_of_many_micro_batches_is_warned_of_denied_attempts_once(spark, storage, tmp_path, caplog):
+    """Settings of the cluster stand in a session of its own, where Spark itself doesn't look for them."""
+    table = messages(30)
+    spark.createDataFrame(table).repartition(2).write.parquet(str(tmp_path / "in"))
+    session = spark.newSession()
+    for name, value in (("sql.legacy.setCommandRejectsSparkCoreConfs", "false"), ("speculation", "true"), ("task.maxFailures", "1")):
+        session.conf.set(f"spark.{name}", value)
+    register(session)
+    micro_batches(session, tmp_path / "in", storage, tmp_path / "checkpoint")
+    assert list(states(storage).positions.values()) == [1] and total(storage) == 30
+    [told] = [record for record in caplog.records if "speculation" in record.getMessage()]
+    assert told.levelname == "WARNING" and "spark.task.maxFailures is 1" in told.getMessage()

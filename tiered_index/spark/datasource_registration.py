@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.errors import ConfigError
@@ -31,11 +32,28 @@ def register(spark: SparkSession) -> None:
     except ImportError as error:
         raise ConfigError(f"data sources need PySpark 4.2 or later: pip install 'tiered_index[spark]' ({error})") from error
 
-    spark.dataSource.register(ApartEntrySource if scans_are_apart(spark) else EntrySource)
-    spark.dataSource.register(MessageSource)
+    with _active(spark):
+        spark.dataSource.register(ApartEntrySource if scans_are_apart(spark) else EntrySource)
+        spark.dataSource.register(MessageSource)
     if spark.conf.isModifiable(_PUSHDOWN):
         spark.conf.set(_PUSHDOWN, "true")
     warn_of_denials(lambda name, default: str(spark.conf.get(name, default)))
+
+
+@contextlib.contextmanager
+def _active(spark: SparkSession) -> Iterator[None]:
+    """Make a session the active one: Spark refuses a name that the active session knows, though it is another one that registers it."""
+    jvm: Any = getattr(spark, "_jvm", None)
+    if jvm is None:
+        yield  # of Spark Connect: there each session is asked by itself
+        return
+    sessions = jvm.org.apache.spark.sql.classic.SparkSession
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)
+    try:
+        yield
+    finally:
+        sessions.setActiveSession(before.get()) if before.isDefined() else sessions.clearActiveSession()
 
 
 def warn_of_denials(get: Callable[[str, str], str]) -> None:
