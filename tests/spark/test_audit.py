@@ -289,6 +289,28 @@ def test_what_damage_found_late_hides_is_not_missing(
     assert result.differences is not None and result.differences.findings == 0 and 0 < result.differences.unproven < COUNT
 
 
+def test_an_object_that_goes_before_what_is_missing_is_sought_in_it_is_told(
+    spark: Any, sound: Path, copy: Path, table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry is a difference all the same; whether it is missing or wrong can't be known any more."""
+    rows = table.to_pylist()
+    rows[0]["timestamp_ms"] += DAY_MS
+    source = write_parquet(pa.Table.from_pylist(rows, table.schema), tmp_path / "source.parquet")
+    slot = hash_key(rows[0]["topic"], rows[0]["key"]) % 64
+    first_day = [stored for stored in states(f"file://{copy}").objects.values() if stored.second_max < (BEGIN_MS + DAY_MS) // 1000]
+    [holder] = [target.stored for target in (Target.of(stored, 64) for stored in first_day) if target.base_low <= slot < target.base_high]
+    paired = differences.paired
+
+    def after_its_end(*arguments: Any) -> Any:
+        delete_it(copy, holder)
+        return paired(*arguments)
+
+    monkeypatch.setattr(differences, "paired", after_its_end)
+    result = audited(spark, copy, source, begin_ms=BEGIN_MS + DAY_MS)
+    assert result.differences is not None and result.differences.counts == {"missing": 1, "extra": 0, "wrong": 0}
+    assert [name for name, _ in result.report.unchecked] == [holder.name]
+
+
 def test_a_part_of_the_time_is_compared(
     spark: Any, sound: Path, table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
