@@ -65,4 +65,14 @@ MUTANTS = (
         "spark/datasource_registration.py", '.lower() == "true" and failures', '.lower() != "" and failures',
         (f"{WRITING}::test_settings_by_which_a_denied_attempt_fails_a_write_are_warned_of",),
     ),
+    Mutant(
+        "registers-in-one-session", "a second session of an application can't register",
+        "spark/datasource_registration.py", "    sessions.setActiveSession(spark._jsparkSession)\n", "",
+        (f"{WRITING}::test_each_session_of_an_application_registers_for_itself",),
+    ),
+    Mutant(
+        "registering-moves-the-session", "the session that registers stays the active one",
+        "spark/datasource_registration.py", "sessions.setActiveSession(before.get()) if", "None if",
+        (f"{WRITING}::test_each_session_of_an_application_registers_for_itself",),
+    ),
 )  # fmt: skip
