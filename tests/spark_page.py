@@ -89,13 +89,18 @@ def bulk(document: dict[str, Any]) -> str:
 
 
 def plans(document: dict[str, Any]) -> str:
-    """Return what the plans of bulk lookups would read, by how many keys were asked."""
+    """Return what the plans of bulk lookups would read, for the most keys and for a hundredth of them."""
     return _titled(document, plans=True)
 
 
 def _titled(document: dict[str, Any], *, plans: bool) -> str:
     tables = [table for table in document["tables"] if table["title"].startswith("plans") == plans]
-    return "\n".join(f"{table['title']}:\n\n{markdown(table['columns'], table['rows'])}" for table in tables)
+    parts = []
+    for table in tables:
+        most = max(row[0] for row in table["rows"])
+        rows = [row for row in table["rows"] if not plans or row[0] in (most, most // 100)]
+        parts.append(f"{table['title']}:\n\n{markdown(table['columns'], rows)}")
+    return "\n".join(parts)
 
 
 def inputs(document: dict[str, Any]) -> str:
