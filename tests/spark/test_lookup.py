@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,12 +16,13 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, sweep, write_parquet
-from tiered_index import IndexConfig, IndexReader, IndexService
+from tiered_index import IndexConfig, IndexReader, IndexService, KeyedIndexItem, column
 from tiered_index.cli.main import run
 from tiered_index.cli.times import format_time, parse_time
 from tiered_index.errors import BudgetExceeded, ConfigError, CorruptFile, InvalidArgument, NotAnIndex, StorageError, StorageUnavailable
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import build, look_up, lookup, merge
+from tiered_index.spark.lookup_keys import keys_of
 from tiered_index.storage.local import LocalStorage
 
 KEYS = "topic string, key string, begin_ms long, end_ms long, id int"
@@ -114,9 +116,42 @@ def test_rows_with_nulls_are_named_or_counted(spark, index):
         lookup(spark, frame, storage=index)
     with pytest.raises(InvalidArgument, match=r"column 'key' has 1 null[ ;]"):
         lookup(spark, frame.where("topic is not null"), storage=index)
+    with pytest.raises(InvalidArgument, match=r"column 'order' \(key\) has 1 null[ ;]"):
+        lookup(spark, frame.where("topic is not null").withColumnRenamed("key", "order"), storage=index, columns={"key": "order"})
     result = look_up(spark, frame, storage=index, skip_null=True)
     assert (result.rows, result.skipped_null) == (1, 2)
     assert {row["id"] for row in result.frame.collect()} == {1}
+    # of literals Spark asks for the question of rows that are left out
+    literals = spark.sql("SELECT 'orders' AS topic, CAST(NULL AS string) AS key UNION ALL SELECT 'orders', 'key-1'")
+    some = lookup(spark, literals, storage=index, skip_null=True, max_count=1).collect()
+    assert [(row["key"], row["position"]) for row in some] == [("key-1", 0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told(KeyedIndexItem):
+    status: int = column(">u2")
+    Region: int = column(">u2")
+
+
+def test_columns_of_entries_that_have_names_of_answers(spark, tmp_path):
+    storage = f"file://{tmp_path}/storage"
+    config = IndexConfig(root=tmp_path / "root", storage=storage, slots=64, item_type=Told, background=False)
+    with IndexService.open(config) as writer:
+        writer.put("orders", 0, "key-1", 1, 2, BEGIN_MS, status=3, Region=4)
+        writer.seal()
+        writer.run_lifecycle()
+    keys = spark.createDataFrame([("orders", "key-1")], "topic string, key string")
+    with pytest.raises(InvalidArgument, match=r"entries have a column 'status', .* name of a column of answers: look up with nested"):
+        lookup(spark, keys, storage=storage)
+    [row] = lookup(spark, keys, storage=storage, nested=True).collect()
+    assert (row.status, row.entries[0].status, row.entries[0].Region) == ("complete", 3, 4)
+    with pytest.raises(InvalidArgument, match="entries have a column 'status'"):
+        lookup(spark, keys.selectExpr("*", "1 AS region"), storage=storage)
+
+
+def test_names_of_answers_are_taken_however_they_are_written(spark):
+    with pytest.raises(InvalidArgument, match="column 'region' of the keys has the name of a column of answers"):
+        keys_of(spark.createDataFrame([], "topic string, key string, region int"), {}, ["Region"])
 
 
 BAD = {
@@ -129,6 +164,13 @@ BAD = {
     "clash": ("topic string, key string, Offset int", {}, "column 'Offset' of the keys has the name of a column of answers"),
     "twice": ("topic string, key string, a int, A int", {}, "two columns 'a'"),
 }
+
+
+def test_keys_that_no_lookup_takes(spark, index):
+    with pytest.raises(InvalidArgument, match="columns: topic is the name of a column or a Column, not 5"):
+        lookup(spark, spark.createDataFrame([], KEYS), storage=index, columns={"topic": 5})
+    with pytest.raises(InvalidArgument, match="the keys are a stream"):
+        lookup(spark, spark.readStream.format("rate").load().selectExpr("'t' AS topic", "'k' AS key"), storage=index)
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -228,6 +270,19 @@ def test_an_index_that_is_merged_meanwhile_and_an_object_that_is_lost(spark, cop
         lookup(spark, frame, storage=copied)
     partial = look_up(spark, frame, storage=copied, allow_partial=True)
     assert [file for file, _ in partial.failed] == [name] and partial.statuses["partial"] > 0
+
+
+def test_many_objects_that_are_lost_are_one_partial_answer(spark, copied, monkeypatch):
+    """A task gives up at the first one, so that as many plans as objects would be needed, were they not listed."""
+    frame = spark.createDataFrame([("orders", f"key-{n}") for n in range(50)], "topic string, key string")
+    names = sorted(states(copied).objects)
+    LocalStorage(Path(urlsplit(copied).path)).delete_many(names)
+    monkeypatch.setattr("tiered_index.spark.lookup_plan._TASKS_A_CORE", 1)
+    found = look_up(spark, frame, storage=copied, allow_partial=True)
+    named = sorted(stored.file_id if stored.shard is None else name for name, stored in states(copied).objects.items())
+    assert sorted(file for file, _ in found.failed) == named and len(names) > found.tasks and found.plans == 2
+    assert {row.status for row in found.frame.collect()} == {"partial"}
+    found.release()
 
 
 def test_answers_whose_blocks_spark_lost(spark, copied):

@@ -19,7 +19,7 @@ from tiered_index.service.merge import plan as plan_module
 from tiered_index.service.merge import task as task_module
 from tiered_index.service.orphans import delete_orphans, find_orphans
 from tiered_index.spark import lookup_estimate, lookup_search, lookup_times
-from tiered_index.spark.lookup_questions import QUESTION, PackedBatch, distinct, places_of, questions_of
+from tiered_index.spark.lookup_questions import QUESTION, PackedBatch, distinct, places_of, questions_of, routes
 from tiered_index.testing.storage_faults import FaultStorage
 
 
@@ -107,6 +107,7 @@ def test_answers_of_small_pieces(life, monkeypatch):
     monkeypatch.setattr("tiered_index.spark.lookup_answers._HELD_ROWS", 10)
     monkeypatch.setattr("tiered_index.spark.lookup_answers._BATCH_ROWS", 7)
     monkeypatch.setattr("tiered_index.spark.lookup_plan._QUESTIONS_A_PARTITION", 9)
+    monkeypatch.setattr("tiered_index.spark.lookup_plan._LEAST_A_PARTITION", 1)
     lookups = lookups_of(life, max_count=20)
     plan = plan_of(life.state, lookups, max_count=20)
     assert plan.partitions > 3 * plan.answerers > 3
@@ -115,12 +116,24 @@ def test_answers_of_small_pieces(life, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("rows", "parallelism", "partitions", "answerers"),
-    [(0, 2, 1, 1), (3, 2, 1, 1), (70_000, 2, 4, 4), (1_000_000, 2, 50, 4), (1_000_000, 64, 50, 50), (200_000_000, 8, 10_000, 200)],
-)
-def test_partitions_bound_memory_and_tasks_that_answer_are_few(life, rows, parallelism, partitions, answerers):
-    plan = plan_of(life.state, [Lookup(topic="t", key="k")], rows=rows, parallelism=parallelism)
+    ("rows", "parallelism", "max_count", "partitions", "answerers"),
+    [
+        (0, 2, 64, 1, 1), (3, 2, 64, 1, 1), (32_000, 2, 64, 4, 4), (1_000_000, 2, 64, 125, 4), (1_000_000, 64, 64, 125, 125),
+        (1_000_000, 2, 1_000, 1_909, 4), (100_000, 2, 2**31 - 2, 1_000, 4), (200_000_000, 8, 64, 10_000, 200),
+    ],
+)  # fmt: skip
+def test_partitions_bound_memory_and_tasks_that_answer_are_few(life, rows, parallelism, max_count, partitions, answerers):
+    plan = plan_of(life.state, [Lookup(topic="t", key="k")], rows=rows, parallelism=parallelism, max_count=max_count)
     assert (plan.partitions, plan.answerers) == (partitions, answerers)
+
+
+def test_ranges_of_one_key_are_of_many_partitions():
+    questions = np.zeros(1_000, QUESTION)
+    questions["key_hash"], questions["second_min"], questions["second_max"] = 7, 1_700_000_000, 1_700_000_000 + np.arange(1_000)
+    often = np.bincount(routes(questions, 20), minlength=20)
+    assert often.min() > 20 and often.max() < 100
+    questions["second_min"] += np.arange(1_000)
+    assert np.bincount(routes(questions, 20), minlength=20).max() < 100
 
 
 def test_each_object_is_opened_once_and_ranges_are_read_once(life):

@@ -25,10 +25,12 @@ import pyarrow as pa
 
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.errors import CorruptFile, InvalidArgument, StorageError, StorageUnavailable
+from tiered_index.format.names import DATA_PREFIX
 from tiered_index.format.schema import Schema
 from tiered_index.service.account import LookupLimits
 from tiered_index.service.cold.path import ColdSettings
+from tiered_index.service.log_records import LogState
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark.executors import StorageAddress, typed_errors
 from tiered_index.spark.lookup_answers import answer_partitions, answer_schema, entry_columns
@@ -38,6 +40,7 @@ from tiered_index.spark.lookup_messages import MESSAGE_COLUMNS, check_place, wit
 from tiered_index.spark.lookup_plan import LookupPlan, plan_lookup
 from tiered_index.spark.lookup_tasks import FOUND_SCHEMA, REPORT, TASK_SCHEMA, TaskReport, pack_questions, search_task
 from tiered_index.spark.watching import watched
+from tiered_index.storage.base import Storage
 
 if TYPE_CHECKING:
     from pyspark import StorageLevel
@@ -143,6 +146,7 @@ def look_up(
             check_place(messages, genesis.offset_space)
             if nested:
                 raise InvalidArgument("messages are joined to entries of a row each, not to nested ones")
+        _check_names(genesis.layout.schema, nested=nested, messages=messages)
         keys = keys_of(df, columns or {}, _taken(genesis.layout.schema, nested=nested, messages=messages))
         with typed_errors("counting the keys"), watched(spark, "count", progress):
             census = keys.census(skip_null=skip_null)
@@ -168,8 +172,25 @@ def look_up(
             if gone := sorted(missing & state.objects.keys()):
                 if not allow_partial:
                     raise CorruptFile(gone[0], "the log names this object, but the storage does not have it")
-                lost |= frozenset(gone)
+                # a task gives up at the first one: the others are found by one listing, not by as many plans
+                lost |= frozenset(gone) | _not_listed(opened, state)
         raise StorageUnavailable(f"{opened.uri}: objects kept vanishing during {_RETRIES + 1} plans of one lookup; try again")
+
+
+def _not_listed(storage: Storage, state: LogState) -> frozenset[str]:
+    """Return objects that a listing does not have; none where the storage can't be listed."""
+    try:
+        return frozenset(state.objects.keys() - {info.name for info in storage.list(DATA_PREFIX)})
+    except StorageError:
+        return frozenset()
+
+
+def _check_names(schema: Schema, *, nested: bool, messages: str | None) -> None:
+    """Raise `InvalidArgument` where a further column of the entries has a name that a column of flat answers has."""
+    own = {"status", "failed", "position", *(MESSAGE_COLUMNS if messages is not None else ())}
+    if not nested and (clash := [column.name for column in schema.extra if column.name.lower() in own]):
+        other = "look up with nested=True" if messages is None else "look up without messages"
+        raise InvalidArgument(f"the index's entries have a column {clash[0]!r}, which is the name of a column of answers: {other}")
 
 
 def _taken(schema: Schema, *, nested: bool, messages: str | None) -> list[str]:

@@ -20,7 +20,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.batch_query import Found, best_answers
 from tiered_index.service.rows import row_dtype
 from tiered_index.spark.lookup_plan import LookupPlan
-from tiered_index.spark.lookup_questions import PackedBatch, cells_of, distinct, places_of, records_of
+from tiered_index.spark.lookup_questions import QUESTION, PackedBatch, cells_of, distinct, places_of, records_of
 from tiered_index.spark.lookup_tasks import ASKED, FAILED, FOUND, MISSING
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class _Partition:
     def batch(self) -> PackedBatch:
         """All questions of the partition, with one more answer than asked, which tells a full answer from a truncated one."""
         if self._batch is None:
-            asked = distinct(np.concatenate(self._asked)) if self._asked else np.zeros(0, np.void)
+            asked = distinct(np.concatenate(self._asked)) if self._asked else np.zeros(0, QUESTION)
             self._batch = PackedBatch(asked, self._plan.topics, self._plan.max_count + 1)
         return self._batch
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.validation import check_topic
@@ -73,7 +74,7 @@ class Keys:
         for name, count in (("topic", without_topic), ("key", without_key)):
             if count and not skip_null:
                 nulls = f"{count:,} null{'s' * (count > 1)}"
-                raise InvalidArgument(f"column {name!r} has {nulls}; a value is needed in every row (or skip_null)")
+                raise InvalidArgument(f"column {self.names[name]} has {nulls}; a value is needed in every row (or skip_null)")
         kept = [row for row in rows if row["topic"] is not None and row["rows"]]
         for row in kept:
             check_topic(row["topic"])
@@ -103,9 +104,14 @@ class Keys:
 
         places, keyed, column = plan.places, plan.schema.keyed, self.names["key"]
 
-        def packed(topic: pa.Array, key: pa.Array, begin: pa.Array, end: pa.Array) -> pa.Array:
+        def packed(*arrays: pa.Array) -> pa.Array:
+            # Spark may ask for rows, too, that it leaves out afterwards
+            whole = pc.and_(pc.is_valid(arrays[0]), pc.is_valid(arrays[1]))
+            topic, key, begin, end = (array.filter(whole) for array in arrays)
             questions = questions_of(topic, key, begin, end, places, keyed=keyed, column=column)
-            return cells_of(questions, np.arange(len(questions)))
+            cells = cells_of(questions, np.arange(len(questions)))
+            there = whole.to_numpy(zero_copy_only=False)
+            return cells if there.all() else cells.take(pa.array(np.cumsum(there) - 1, mask=~there))
 
         make: Any = arrow_udf  # whose declared overloads ask for what it infers
         question = make(packed, "binary")(*(self.fields[field] for field in _FIELDS))
@@ -117,8 +123,11 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
 
     Raises `InvalidArgument` naming the column and what was expected.
     """
+    from pyspark.sql import Column
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
+    if frame.isStreaming:
+        raise InvalidArgument("the keys are a stream; look up each of its batches (foreachBatch)")
     if unknown := [name for name in columns if name not in _FIELDS]:
         raise InvalidArgument(f"columns: {unknown[0]!r} is no field of a lookup; these are {', '.join(_FIELDS)}")
     fields: dict[str, Any] = {}
@@ -133,6 +142,8 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
                 named = f"{source!r} ({name})" if source != name else f"{source!r}"
                 raise InvalidArgument(f"column {named} is missing; the keys have {', '.join(frame.columns) or 'no columns'}")
             fields[name] = F.col(_quoted(source))
+        elif not isinstance(source, Column):
+            raise InvalidArgument(f"columns: {name} is the name of a column or a Column, not {source!r}")
         else:
             fields[name] = source
             if name not in frame.columns:
@@ -159,7 +170,8 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
     lower = [name.lower() for name in there]
     if twice := [name for name in there if lower.count(name.lower()) > 1]:
         raise InvalidArgument(f"the keys have two columns {twice[0]!r}")
-    if clash := [name for name in there if name.lower() in taken]:
+    names_taken = {name.lower() for name in taken}
+    if clash := [name for name in there if name.lower() in names_taken]:
         raise InvalidArgument(f"column {clash[0]!r} of the keys has the name of a column of answers; give it another one")
     return Keys(frame, fields, given, names)
 

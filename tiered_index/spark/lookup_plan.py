@@ -22,7 +22,10 @@ from tiered_index.storage.prices import PriceTable
 __all__ = ["LookupPlan", "Target", "plan_lookup"]
 
 _TASKS_A_CORE = 3
-_QUESTIONS_A_PARTITION = 20_000
+_QUESTIONS_A_PARTITION, _LEAST_A_PARTITION = 8_000, 100
+_ROWS_A_PARTITION = 1 << 19
+# entries, should each question have as many as are asked for
+_MOST_PARTITIONS = 10_000
 _ROWS_AN_ANSWERER = 1_000_000
 _ANSWERERS_A_CORE = 2
 Array = npt.NDArray[Any]
@@ -132,7 +135,8 @@ def plan_lookup(
     total = sum(target.stored.size_bytes for target in found)
     share = max(1, -(-total // (_TASKS_A_CORE * max(1, parallelism))))
     tasks = (*_dealt(shards, share), *_dealt(files, share)) or ((),)
-    partitions = max(1, min(10_000, -(-rows // _QUESTIONS_A_PARTITION), rows))
+    questions = max(_LEAST_A_PARTITION, min(_QUESTIONS_A_PARTITION, _ROWS_A_PARTITION // max_count))
+    partitions = max(1, min(_MOST_PARTITIONS, -(-rows // questions), rows))
     answerers = min(partitions, max(_ANSWERERS_A_CORE * max(1, parallelism), -(-rows // _ROWS_AN_ANSWERER)))
     return LookupPlan(
         number=state.number, genesis=genesis, topics=tuple(topics), tasks=tasks,

@@ -144,8 +144,12 @@ def _shared(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
 
 
 def routes(questions: Array, count: int) -> Int64:
-    """Return which of `count` places (i64, n) a question belongs to: the same one for all ranges of a key."""
-    mixed = questions["key_hash"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ questions["topic"].astype(np.uint64)
+    """Return which of `count` places (i64, n) a question belongs to; the ranges of a key belong to many."""
+    mixed = questions["key_hash"].astype(np.uint64)
+    for name in ("topic", "second_min", "second_max"):
+        mixed *= np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= questions[name].astype(np.uint64)
+        mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
     return ((mixed >> np.uint64(32)) % np.uint64(count)).astype(np.int64)
 

@@ -56,6 +56,16 @@ MUTANTS = (
         (f"{HERE}::test_answers_equal_a_readers[native-3]",),
     ),
     Mutant(
+        "lookup-lost-one-by-one", "each plan learns of one lost object a task, until there are too many plans",
+        "spark/lookup.py", " | _not_listed(opened, state)", "",
+        ("tests/spark/test_lookup.py::test_many_objects_that_are_lost_are_one_partial_answer",),
+    ),
+    Mutant(
+        "lookup-ranges-in-one-partition", "all ranges of a key are answered at once, however many they are",
+        "spark/lookup_questions.py", '("topic", "second_min", "second_max")', '("topic",)',
+        (f"{HERE}::test_ranges_of_one_key_are_of_many_partitions",),
+    ),
+    Mutant(
         "lookup-filter-at-any-price", "a filter of megabytes is read for one key",
         "spark/lookup_search.py", "(stored.filter_length + request) * _FILTER_SHARE <= wanted", "wanted >= 0",
         (f"{HERE}::test_a_filter_is_read_where_it_spares_more",),
