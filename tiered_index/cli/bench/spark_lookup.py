@@ -125,7 +125,7 @@ def _keys_a_second(count: int, spent: Sequence[_Spent]) -> float:
 
 
 def _entries(setting: Setting) -> int:
-    return setting.spark_entries or min(_QUICK if setting.quick else _FULL, 2 * setting.layout.items)
+    return setting.spark_entries or min(_QUICK if setting.quick else _FULL, 5 * setting.layout.items)
 
 
 def _counts(setting: Setting) -> tuple[int, ...]:
