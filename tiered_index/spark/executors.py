@@ -10,6 +10,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 from tiered_index import errors
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageUnavailable, TieredIndexError
@@ -23,7 +24,10 @@ __all__ = ["StorageAddress", "typed_errors"]
 _S3A = re.compile(r"s3a://", re.IGNORECASE)
 _OURS = re.compile(r"tiered_index\.[a-z_.]*\b(?P<kind>[A-Z][A-Za-z]+): (?P<text>[^\n]*)")
 _NO_LINES = ("MALFORMED_RECORD_IN_PARSING", "JsonParseException")
-_NO_PARQUET = ("is not a Parquet file", "CANNOT_READ_FILE_FOOTER", "FAILED_READ_FILE")
+_NO_PARQUET = ("is not a Parquet file", "CANNOT_READ_FILE_FOOTER")
+_UNREAD = "FAILED_READ_FILE"
+# a URL, whose escapes are Spark's, but for footers of Parquet; and one in any other text
+_FAILED = re.compile(r"while reading file (?P<file>file:/[^\n]*?)\.\s+(?P<next>SQLSTATE|Could not read footer)")
 _FILE = re.compile(r"file:/+[^\s,;'\"]+")
 _KINDS = {"MissingOffsets": CorruptFile}
 # classes of other modules, and what they are here
@@ -65,17 +69,26 @@ def typed_errors(what: str) -> Iterator[None]:
             kind = _KINDS.get(found["kind"]) or getattr(errors, found["kind"], None)
             if isinstance(kind, type) and issubclass(kind, TieredIndexError):
                 raise _again(kind, found["text"], what) from error
-        named = _FILE.search(text)
-        file = named[0].rstrip(".") if named is not None else "a file"
+        file = _file_in(text)
         if wrong := told_by_spark(text):
             raise InvalidArgument(f"{what}: {file}: {wrong}") from error
         if any(sign in text for sign in _NO_LINES):
-            raise InvalidArgument(f"{what}: {file} has a line that is no NDJSON of messages") from error
+            raise InvalidArgument(f"{what}: {file} has a line that is no NDJSON") from error
         if any(sign in text for sign in _NO_PARQUET):
             raise CorruptFile(file, f"can't be read as Parquet ({what})") from error
+        if _UNREAD in text:
+            raise CorruptFile(file, f"can't be read ({what})") from error
         if any(sign in text for sign in _LOST):
             raise StorageUnavailable(f"{what}: Spark lost too many executors or workers; run it again") from error
         raise
+
+
+def _file_in(text: str) -> str:
+    """Return the local file that Spark's error is of, its name as it is."""
+    if failed := _FAILED.search(text):
+        return unquote(failed["file"]) if failed["next"] == "SQLSTATE" else failed["file"]
+    named = _FILE.search(text)
+    return "a file" if named is None else named[0].rstrip(".")
 
 
 def _again(kind: type[TieredIndexError], text: str, what: str) -> TieredIndexError:

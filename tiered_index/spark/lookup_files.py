@@ -1,23 +1,26 @@
 """Keys and answers of a bulk lookup as files: Parquet, NDJSON and CSV on local disks, Parquet in a storage.
 
-Local files are Spark's to read and write; those of a storage (`s3://...`) go through the project's storage layer, a file a task.
+Local files are Spark's to read and write, but for CSV (`csv_files`); those of a storage (`s3://...`) go through the project's storage
+layer, a file a task.
 """
 
 from __future__ import annotations
 
 import io
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tiered_index.errors import InvalidArgument
+from tiered_index.spark.csv_files import csv_frame
 from tiered_index.spark.executors import StorageAddress, typed_errors
+from tiered_index.spark.local_files import is_local, local_path, to_read, to_write
 from tiered_index.spark.metrics import SourceAccess
+from tiered_index.spark.ndjson_errors import first_line_without_json
 from tiered_index.spark.sources import frame_of
 from tiered_index.storage.s3_options import S3Options
 
@@ -33,27 +36,42 @@ _PART_BYTES = 64 << 20
 
 def read_keys(spark: SparkSession, path: str, s3: S3Options) -> DataFrame:
     """Return the rows of a file or folder of keys. Raises `InvalidArgument` where there is none, what the storage raises."""
-    if not _is_local(path):
+    if not is_local(path):
         return frame_of(spark, path, SourceAccess(s3))
-    place = _local(path)
+    place = local_path(path)
     if not place.exists():
         raise InvalidArgument(f"{place}: no such file or folder")
-    names = [place.name] if place.is_file() else [p.name for p in place.iterdir() if p.is_file() and not p.name.startswith((".", "_"))]
-    with typed_errors(f"reading {place}"):
-        if names and all(name.endswith(".parquet") for name in names):
-            return spark.read.parquet(place.as_uri())
-        if names and all(name.endswith(_JSON) for name in names):
-            return spark.read.option("mode", "FAILFAST").option("primitivesAsString", "false").json(place.as_uri())
-        if names and all(name.endswith(_CSV) for name in names):
-            return spark.read.option("header", True).option("mode", "FAILFAST").csv(place.as_uri())
+    below = [place] if place.is_file() else [p for p in place.iterdir() if p.is_file() and not p.name.startswith((".", "_"))]
+    # Spark's order: the first Parquet file says which columns there are
+    files = sorted(below)
+    if files and all(file.name.endswith(_CSV) for file in files):
+        return csv_frame(spark, files)
+    if files and all(file.name.endswith(".parquet") for file in files):
+        with typed_errors(f"reading {place}"):
+            return spark.read.parquet(*map(to_read, files))
+    if files and all(file.name.endswith(_JSON) for file in files):
+        return _json_frame(spark, place, files)
     raise InvalidArgument(f"{place}: keys are files of one kind: .parquet, .ndjson (.jsonl, .json), or .csv with a header")
+
+
+def _json_frame(spark: SparkSession, place: Path, files: Sequence[Path]) -> DataFrame:
+    """Return the objects of NDJSON files; which columns there are, and that all lines are JSON, is found by reading them."""
+    try:
+        with typed_errors(f"reading {place}"):
+            return spark.read.option("mode", "FAILFAST").option("primitivesAsString", "false").json([to_read(file) for file in files])
+    except InvalidArgument as error:
+        # Spark says neither which file it is nor which line
+        for file in files:
+            if number := first_line_without_json(file):
+                raise InvalidArgument(f"{file}: line {number:,} is no JSON") from error
+        raise
 
 
 def check_out(out: str, s3: S3Options) -> None:
     """Raise `InvalidArgument` where answers can't be written to `out`: something is there already."""
-    if _is_local(out):
-        if _local(out).exists():
-            raise InvalidArgument(f"{_local(out)} exists already: answers are written to a folder of their own")
+    if is_local(out):
+        if local_path(out).exists():
+            raise InvalidArgument(f"{local_path(out)} exists already: answers are written to a folder of their own")
         return
     with StorageAddress(out, s3).open() as storage:
         if next(iter(storage.list()), None) is not None:
@@ -62,13 +80,13 @@ def check_out(out: str, s3: S3Options) -> None:
 
 def write_answers(frame: DataFrame, out: str, s3: S3Options) -> None:
     """Write answers as a folder of Parquet files (of NDJSON where `out` is named so), or as Parquet objects with a mark ``_SUCCESS``."""
-    if _is_local(out):
-        place = _local(out)
+    if is_local(out):
+        place = local_path(out)
         with typed_errors(f"writing {place}"):
             if place.name.endswith(_JSON):
-                frame.write.mode("error").json(place.as_uri())
+                frame.write.mode("error").json(to_write(place))
             else:
-                frame.write.mode("error").parquet(place.as_uri())
+                frame.write.mode("error").parquet(to_write(place))
         return
     address = StorageAddress(out, s3)
 
@@ -106,11 +124,3 @@ def _write_parts(batches: Iterator[pa.RecordBatch], address: StorageAddress) -> 
         if held:
             flush()
     yield pa.record_batch({"names": pa.array(["\n".join(names)], pa.string())})
-
-
-def _is_local(path: str) -> bool:
-    return "://" not in path or path.startswith("file://")
-
-
-def _local(path: str) -> Path:
-    return Path(unquote(urlsplit(path).path) if path.startswith("file://") else path).expanduser().absolute()

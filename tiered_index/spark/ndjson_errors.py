@@ -1,16 +1,18 @@
-"""What is wrong with a line of NDJSON, in words: which column, what was found, what was expected. Pure.
+"""What is wrong with a line of NDJSON, in words: which column, what was found, what was expected. Pure but for `first_line_without_json`.
 
 Spark says it in an error's text; pyarrow does not always name the column, so the lines are looked at again, once there is an error.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-__all__ = ["first_wrong_line", "told_by_spark"]
+__all__ = ["first_line_without_json", "first_wrong_line", "told_by_spark"]
 
 _INTEGERS = ("queue_id", "offset", "size", "timestamp_ms", "topic_id")
 _NEEDED = {
@@ -49,6 +51,17 @@ def first_wrong_line(lines: Iterable[bytes]) -> str | None:
         for name in _NEEDED:
             if not _fits(name, value := message.get(name)):
                 return f"line {number:,}: {_wrong(name, json.dumps(value, ensure_ascii=False).strip(chr(34)), _kind(value))}"
+    return None
+
+
+def first_line_without_json(file: Path) -> int | None:
+    """Return the number, from 1 on, of a local file's first line that is neither JSON nor empty; None where there is none."""
+    with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                json.loads(line or b"0") if line.strip() else None
+            except ValueError:
+                return number
     return None
 
 

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.json as pj
@@ -23,6 +22,7 @@ import pyarrow.parquet as pq
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.spark.local_files import is_local, local_path, to_read
 from tiered_index.spark.log_sources import archive_frame, is_archive, is_commit_log, log_frame
 from tiered_index.spark.metrics import SourceAccess
 from tiered_index.spark.ndjson_errors import first_wrong_line
@@ -53,12 +53,12 @@ def frame_of(spark: SparkSession, source: SourceLike, access: SourceAccess, *, s
         if len(archives) < len(paths):
             raise InvalidArgument(f"sources are all archived segments or none is: {archives[0]} stands beside others")
         return archive_frame(spark, archives, access, skip_corrupt)
-    stored = [path for path in paths if "://" in path and not path.startswith("file://")]
+    stored = [path for path in paths if not is_local(path)]
     if stored and len(stored) < len(paths):
         raise InvalidArgument(f"sources are all local or all in a storage: {stored[0]} is not local")
     if stored:
         return _stored_frame(spark, stored, access)
-    local = [Path(unquote(urlsplit(path).path) if path.startswith("file://") else path).expanduser().absolute() for path in paths]
+    local = [local_path(path) for path in paths]
     if missing := [path for path in local if not path.exists()]:
         raise InvalidArgument(f"{missing[0]}: no such file or folder")
     if any(is_commit_log(path) for path in local):
@@ -100,7 +100,7 @@ def _kind_of(names: Sequence[str]) -> str:
 
 
 def _local_frame(spark: SparkSession, files: Sequence[str]) -> DataFrame:
-    urls = [Path(file).as_uri() for file in files]
+    urls = [to_read(Path(file)) for file in files]
     if _kind_of(files) == "parquet":
         return spark.read.parquet(*urls)
     return _message_frame(spark.read.schema(_MESSAGE).option("mode", "FAILFAST").json(urls))

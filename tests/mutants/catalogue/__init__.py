@@ -21,6 +21,7 @@ from tests.mutants.catalogue import (
     several,
     spark_audit,
     spark_explain,
+    spark_files,
     spark_lookup,
     spark_sources,
     spending,
@@ -58,4 +59,5 @@ MUTANTS = (
     *spark_lookup.MUTANTS,
     *spark_sources.MUTANTS,
     *spark_explain.MUTANTS,
+    *spark_files.MUTANTS,
 )

@@ -1,0 +1,236 @@
+"""Files of keys and answers: CSV is what was written, or an error with its line; a file's name is its name, whatever stands in it."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.spark.csv_files import header_of, read_files
+from tiered_index.spark.executors import typed_errors
+from tiered_index.spark.lookup_files import read_keys, write_answers
+from tiered_index.spark.metrics import SourceAccess
+from tiered_index.spark.sources import frame_of
+from tiered_index.storage.s3_options import S3Options
+
+S3 = S3Options()
+KEYS = [
+    'say "hi"', 'x,"y"', '"', '""', '\\"', "a\\", "\\n", "line\nbreak", "line\r\nbreak", "line\rbreak", '"\n,', " spaces ", "#no comment",
+    "über", "😀", "null", "NaN", "007", "1e3",
+]  # fmt: skip
+HOSTILE = "my keys [1]{a,b}*?\\ü%20#'x'"
+# would be Spark's reading of a part of it as a pattern
+DECOYS = ("k1", "my keys 1")
+
+
+def rows(spark, path):
+    with typed_errors("reading"):
+        return [tuple(row) for row in read_keys(spark, str(path), S3).collect()]
+
+
+def read_csv(*files):
+    """What a task does with CSV files, the header being that of the first."""
+    splits = pa.record_batch({"split": [json.dumps([str(file)]) for file in files]})
+    return [row for batch in read_files([splits], header_of(files[0]), files[0]) for row in batch.to_pylist()]
+
+
+def test_keys_of_csv_are_those_that_were_written(spark, tmp_path):
+    """As Python, Excel and DuckDB write it: quotes are doubled, a backslash is one, a line may end within a cell."""
+    quotings = (csv.QUOTE_ALL, csv.QUOTE_MINIMAL, csv.QUOTE_NONNUMERIC)
+    for number, quoting in enumerate(quotings):
+        # Python's csv before 3.13 gives \r by itself no quotes where they may be left out and lines end with \n
+        for end in ("\r\n", "\n") if quoting == csv.QUOTE_ALL else ("\r\n",):
+            zipped = number == 1
+            path = tmp_path / f"{number}{len(end)}.csv{'.gz' if zipped else ''}"
+            with (gzip.open if zipped else open)(path, "wt", newline="", encoding="utf-8-sig" if number else "utf-8") as file:
+                writer = csv.writer(file, quoting=quoting, lineterminator=end)
+                writer.writerow(["topic", "key", "from"])
+                writer.writerows([f"of, {path.name}", key, str(place)] for place, key in enumerate(KEYS))
+    frame = read_keys(spark, str(tmp_path), S3)
+    assert frame.dtypes == [("topic", "string"), ("key", "string"), ("from", "string")]
+    found = sorted((row.topic, int(row["from"]), row.key) for row in frame.collect())
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) == 4
+    assert found == [(f"of, {name}", place, key) for name in names for place, key in enumerate(KEYS)]
+
+
+def test_empty_cells_of_csv_are_null_quoted_or_not(spark, tmp_path):
+    """Writers that quote everything write a null so, too."""
+    path = tmp_path / "k.csv"
+    path.write_text('topic,,begin_ms\n\nt,a,\nt,"",""\n,"b",7\n\n')
+    frame = read_keys(spark, str(path), S3)
+    assert frame.columns == ["topic", "_c1", "begin_ms"]
+    assert [tuple(row) for row in frame.collect()] == [("t", "a", None), ("t", None, None), (None, "b", "7")]
+
+
+def test_csv_files_without_rows(spark, tmp_path):
+    for name, text in {"a.csv": "", "b.csv": "topic,key\n", "c.csv": "\n\n"}.items():
+        (tmp_path / name).write_text(text)
+    assert rows(spark, tmp_path) == []
+    (tmp_path / "d.csv").write_text("topic,key\nt,k")
+    assert rows(spark, tmp_path) == [("t", "k")]
+    with pytest.raises(InvalidArgument, match=r"a\.csv: CSV begins with a header, and there is none"):
+        rows(spark, tmp_path / "a.csv")
+
+
+def test_csv_files_of_a_folder_have_one_header(spark, tmp_path):
+    (tmp_path / "a.csv").write_text("topic,key\nt,k\n")
+    (tmp_path / "b.csv").write_text("key,topic\nk,t\n")
+    with pytest.raises(InvalidArgument, match=r"/b\.csv has other columns than \S+/a\.csv: \['key', 'topic'\] instead of \['topic', "):
+        rows(spark, tmp_path)
+
+
+@pytest.mark.parametrize("header", ["key,topic", "topic,key,since", "topic", "topic, key", "Topic,key"])
+def test_headers_that_differ(tmp_path, header):
+    (tmp_path / "a.csv").write_text("topic,key\nt,k\n")
+    (tmp_path / "b.csv").write_text(f"{header}\n" + ",".join("k" * len(header.split(","))) + "\n")
+    with pytest.raises(InvalidArgument) as caught:
+        read_csv(tmp_path / "a.csv", tmp_path / "b.csv")
+    assert f"{tmp_path}/b.csv has other columns than {tmp_path}/a.csv: {header.split(',')} instead of ['topic', 'key']" in str(caught.value)
+
+
+BAD_CSV = {
+    "too many": (b"topic,key\nt,k\nt,k,7\n", "line 3 has 3 cells, the header 2"),
+    "too few": (b'topic,key\nt,"k\nl"\n\nt\n', "line 5 has 1 cell, the header 2"),
+    "twice": (b"topic,Key,key\nt,k,l\n", "two columns 'key'"),
+    "twice, one unnamed": (b"topic,,_C1\nt,k,l\n", "two columns '_C1'"),
+    "open quote": (b'topic,key\nt,"k\nt,l\nt,m\n', "line 2: a quote is not closed"),
+    "after a quote": (b'topic,key\nt,"say \\"hi\\""\n', "line 2: '\"' in a quoted cell is not doubled"),
+    "large": (b"topic,key\nt," + b"k" * 131_073 + b"\n", "line 2: a cell has more than 131,072 characters"),
+    "latin-1": ("topic,key\nt,k\nt,über\n".encode("latin-1"), "line 3 is not UTF-8: invalid start byte"),
+    "utf-16": (codecs.BOM_UTF16_LE + "topic,key\nt,k\n".encode("utf-16-le"), "line 1 is not UTF-8: invalid start byte"),
+    "a cell that is cut": (b"key\nline\rbreak\n", "line 2: a line ends with \\r alone, or a cell with \\r has no quotes"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CSV)
+def test_csv_that_is_none_is_told_with_its_line(tmp_path, case):
+    data, message = BAD_CSV[case]
+    (tmp_path / "my keys.csv").write_bytes(data)
+    with pytest.raises(InvalidArgument) as caught:
+        read_csv(tmp_path / "my keys.csv")
+    assert str(caught.value).startswith(f"{tmp_path}/my keys.csv: {message}")
+
+
+def test_spark_tells_the_line_of_bad_csv(spark, tmp_path):
+    (tmp_path / "my keys.csv").write_text("topic,key\nt,k\nt,k,7\n")
+    with pytest.raises(InvalidArgument) as caught:
+        rows(spark, tmp_path)
+    assert str(caught.value) == f"reading: {tmp_path}/my keys.csv: line 3 has 3 cells, the header 2"
+
+
+def test_a_compressed_csv_file_that_breaks_off(tmp_path):
+    path = tmp_path / "k.csv.gz"
+    path.write_bytes(gzip.compress(b"topic,key\n" + b"".join(b"t,%d\n" % (n * 2654435761) for n in range(20_000)))[:-20_000])
+    with pytest.raises(CorruptFile) as caught:
+        read_csv(path)
+    assert str(path) in str(caught.value) and "end-of-stream" in str(caught.value)
+    path.write_bytes(b"topic,key\nt,k\n")
+    with pytest.raises(CorruptFile, match="Not a gzipped file"):
+        read_csv(path)
+
+
+def fill(path, key):
+    """Write one key to a file of the kind that its name tells."""
+    row = {"topic": "t", "key": key}
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({name: [value] for name, value in row.items()}), path)
+    else:
+        path.write_text(f'topic,key\nt,"{key}"\n' if path.suffix == ".csv" else json.dumps(row) + "\n")
+
+
+@pytest.mark.parametrize("kind", [".csv", ".ndjson", ".parquet"])
+def test_a_files_name_is_no_pattern(spark, tmp_path, kind):
+    folder = tmp_path / HOSTILE
+    folder.mkdir()
+    for name in (HOSTILE, "k[1]", *DECOYS):
+        fill(folder / f"{name}{kind}", name)
+
+    def keys(path):
+        return sorted(row.key for row in read_keys(spark, str(path), S3).collect())
+
+    assert keys(folder / f"{HOSTILE}{kind}") == [HOSTILE]
+    assert keys(folder / f"k[1]{kind}") == ["k[1]"]
+    assert keys((folder / f"k[1]{kind}").as_uri()) == ["k[1]"]
+    assert keys(folder) == sorted([HOSTILE, "k[1]", *DECOYS])
+
+
+@pytest.mark.parametrize("kind", [".ndjson", ".parquet"])
+def test_a_sources_name_is_no_pattern(spark, tmp_path, kind):
+    """Of builds and audits."""
+    fill(tmp_path / f"{HOSTILE}{kind}", "one")
+    fill(tmp_path / f"k[1]{kind}", "two")
+    fill(tmp_path / f"k1{kind}", "three")
+    with typed_errors("reading"):
+        frame = frame_of(spark, [tmp_path / f"{HOSTILE}{kind}", tmp_path / f"k[1]{kind}"], SourceAccess(S3))
+        assert sorted(str(row.key).strip("[']") for row in frame.select("key").collect()) == ["one", "two"]
+
+
+@pytest.mark.parametrize("kind", ["", ".ndjson"])
+def test_answers_go_where_they_are_asked_to(spark, tmp_path, kind):
+    place = tmp_path / f"out dir {HOSTILE}{kind}"
+    write_answers(spark.createDataFrame([("t", "k")], "topic string, key string").coalesce(1), str(place), S3)
+    assert [path.name for path in tmp_path.iterdir()] == [place.name] and (place / "_SUCCESS").exists()
+    assert rows(spark, place if kind else next(place.glob("*.parquet"))) == [("k", "t") if kind else ("t", "k")]
+
+
+@pytest.mark.parametrize("kind", [".ndjson", ".parquet"])
+def test_a_name_that_spark_cannot_read_is_told(spark, tmp_path, kind):
+    """Hadoop takes what stands before a colon in a file's name for a scheme."""
+    path = tmp_path / f"20:15{kind}"
+    fill(path, "k")
+    for read in (lambda: read_keys(spark, str(tmp_path), S3), lambda: frame_of(spark, path, SourceAccess(S3))):
+        with pytest.raises(InvalidArgument) as caught:
+            read()
+        assert f"{path}: Spark reads no local file with ':' in its name" in str(caught.value)
+    fill(tmp_path / "20:15.csv", "k")
+    assert rows(spark, tmp_path / "20:15.csv") == [("t", "k")]
+
+
+def test_bad_ndjson_keys_are_told_with_file_and_line(spark, tmp_path):
+    (tmp_path / "a.ndjson").write_text('{"topic": "t", "key": "k"}\n')
+    path = tmp_path / "my keys.ndjson"
+    path.write_text('{"topic": "t", "key": "k"}\n\n{"topic": "t", "key"\n')
+    with pytest.raises(InvalidArgument) as caught:
+        rows(spark, tmp_path)
+    assert f"{path}: line 3 is no JSON" in str(caught.value) and "messages" not in str(caught.value)
+
+
+def test_bad_parquet_keys_are_told_with_their_file(spark, tmp_path):
+    path = tmp_path / "my keys, 2%20.parquet"
+    path.write_bytes(b"PAR1 this is none, and long enough for a footer")
+    with pytest.raises(CorruptFile) as caught:
+        rows(spark, path)
+    assert f"{path}: " in str(caught.value) and "Parquet" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("told", "kind", "text"),
+    [
+        (
+            "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///d/bad%20ü%20%5B1%5D,%20x.json.  SQLSTATE: KD001\n"
+            "Caused by: x: [MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed", InvalidArgument,
+            "reading: file:///d/bad ü [1], x.json has a line that is no NDJSON",
+        ),
+        (
+            "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///d/my%20x.json.  SQLSTATE: KD001\n", CorruptFile,
+            "file:///d/my x.json: can't be read (reading)",
+        ),
+        (
+            "[FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER] Encountered error while reading file file:/d/a%20b c.parquet. "
+            "Could not read footer.", CorruptFile, "file:/d/a%20b c.parquet: can't be read as Parquet (reading)",
+        ),
+        ("file:/d/a.x is not a Parquet file. Expected magic number", CorruptFile, "file:/d/a.x: can't be read as Parquet (reading)"),
+        ("[MALFORMED_RECORD_IN_PARSING.X] Malformed", InvalidArgument, "reading: a file has a line that is no NDJSON"),
+    ],
+)  # fmt: skip
+def test_files_that_spark_names(told, kind, text):
+    with pytest.raises(kind) as caught, typed_errors("reading"):
+        raise RuntimeError(told)
+    assert str(caught.value) == text
