@@ -15,6 +15,7 @@ from tiered_index.service.log_records import StoredObject
 from tiered_index.spark.audit_entries import ALL_TIME, Picked, identity_dtype, value_dtype
 from tiered_index.spark.audit_outside import SOUGHT, left_out, paired
 from tiered_index.spark.audit_sides import Sides, unread_of
+from tiered_index.spark.kept import kept
 from tiered_index.spark.lookup_plan import Target
 
 if TYPE_CHECKING:
@@ -109,13 +110,12 @@ class Compared:
         values = self.rows.where("unread IS NULL")
         totals = values.agg(F.count_if(F.col("source") > 0).alias("source"), F.count_if(F.col("index") > 0).alias("index")).first()
         assert totals is not None
-        differing = _differing(values, damaged, self.sides.base).persist()
-        with ExitStack() as kept:
-            kept.callback(differing.unpersist)
+        with ExitStack() as until_told:
+            differing = until_told.enter_context(kept(_differing(values, damaged, self.sides.base)))
             counts, unread, unsought = _counted(differing), frozenset[str](), 0
             if self.seconds != ALL_TIME and any(counts[kind] for kind in SOUGHT):
                 unsought = left_out(counts)
-                differing, unread = kept.enter_context(paired(differing, counts, self.sides, self.objects, self.seconds))
+                differing, unread = until_told.enter_context(paired(differing, counts, self.sides, self.objects, self.seconds))
                 counts = _counted(differing)
             rows = _first_of_each(differing, counts, most_listed)
         if unread_of(self.rows) != self.unread:

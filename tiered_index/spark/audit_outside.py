@@ -19,6 +19,7 @@ import numpy as np
 from tiered_index.service.log_records import StoredObject
 from tiered_index.spark.audit_entries import Picked
 from tiered_index.spark.audit_sides import Sides, unread_of
+from tiered_index.spark.kept import kept
 from tiered_index.spark.lookup_plan import Target
 
 if TYPE_CHECKING:
@@ -66,11 +67,9 @@ def paired(
             "identity", F.coalesce("topic", "other_topic").alias("topic"), F.coalesce("key", "other_key").alias("key"), "place",
             said.alias("said"), held.alias("held"),
             F.when((missing | extra) & said.isNotNull() & held.isNotNull(), "wrong").otherwise(F.col("kind")).alias("kind"),
-        ).persist()  # fmt: skip
-        try:
+        )  # fmt: skip
+        with kept(told):
             yield told, unread_of(rows)
-        finally:
-            told.unpersist()
 
 
 def _that_may_hold(objects: Sequence[StoredObject], picked: Picked, base: int) -> list[StoredObject]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from tiered_index.format.schema import Schema
 from tiered_index.service.log_records import StoredObject
 from tiered_index.spark.audit_entries import ENTRY_SCHEMA, INDEX, SOURCE, UNREAD, Picked, source_entries, stored_entries
+from tiered_index.spark.kept import kept
 from tiered_index.spark.metrics import Address
 
 if TYPE_CHECKING:
@@ -61,11 +62,9 @@ class Sides:
                 F.min(F.when(in_source, F.col("topic"))).alias("topic"), F.max(F.when(in_source, F.col("topic"))).alias("last_topic"),
                 F.min(F.when(in_index, F.col("topic"))).alias("found_topic"), F.max(F.when(in_index, F.col("topic"))).alias("last_found"),
                 F.first("key", ignorenulls=True).alias("key"), F.min("object").alias("object"),
-            ).persist()  # fmt: skip
-            try:
+            )  # fmt: skip
+            with kept(rows):
                 yield rows
-            finally:
-                rows.unpersist()
         finally:
             shared.destroy()
 
