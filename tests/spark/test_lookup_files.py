@@ -193,13 +193,21 @@ def test_a_name_that_spark_cannot_read_is_told(spark, tmp_path, kind):
     assert rows(spark, tmp_path / "20:15.csv") == [("t", "k")]
 
 
-def test_bad_ndjson_keys_are_told_with_file_and_line(spark, tmp_path):
+@pytest.mark.parametrize(("line", "message"), [('{"topic": "t", "key"', "line 3 is no JSON"), ("5", "line 3 is a number, not an object")])
+def test_bad_ndjson_keys_are_told_with_file_and_line(spark, tmp_path, line, message):
     (tmp_path / "a.ndjson").write_text('{"topic": "t", "key": "k"}\n')
     path = tmp_path / "my keys.ndjson"
-    path.write_text('{"topic": "t", "key": "k"}\n\n{"topic": "t", "key"\n')
+    path.write_text(f'{{"topic": "t", "key": "k"}}\n\n{line}\n')
     with pytest.raises(InvalidArgument) as caught:
         rows(spark, tmp_path)
-    assert f"{path}: line 3 is no JSON" in str(caught.value) and "messages" not in str(caught.value)
+    assert f"{path}: {message}" in str(caught.value) and "messages" not in str(caught.value)
+
+
+def test_an_object_with_a_name_twice(spark, tmp_path):
+    path = tmp_path / "k.ndjson"
+    path.write_text('{"topic": "t", "key": "k", "key": "l"}\n')
+    with pytest.raises(InvalidArgument, match=f"reading {path}: two columns 'key'"):
+        rows(spark, path)
 
 
 def test_bad_parquet_keys_are_told_with_their_file(spark, tmp_path):

@@ -23,7 +23,8 @@ __all__ = ["StorageAddress", "typed_errors"]
 
 _S3A = re.compile(r"s3a://", re.IGNORECASE)
 _OURS = re.compile(r"tiered_index\.[a-z_.]*\b(?P<kind>[A-Z][A-Za-z]+): (?P<text>[^\n]*)")
-_NO_LINES = ("MALFORMED_RECORD_IN_PARSING", "JsonParseException")
+_NO_LINES = ("MALFORMED_RECORD_IN_PARSING", "INVALID_JSON_RECORD_TYPE", "JsonParseException")
+_TWICE = re.compile(r"COLUMN_ALREADY_EXISTS\] The column `(?P<name>[^`]+)`")
 _NO_PARQUET = ("is not a Parquet file", "CANNOT_READ_FILE_FOOTER")
 _UNREAD = "FAILED_READ_FILE"
 # a URL, whose escapes are Spark's, but for footers of Parquet; and one in any other text
@@ -72,6 +73,8 @@ def typed_errors(what: str) -> Iterator[None]:
         file = _file_in(text)
         if wrong := told_by_spark(text):
             raise InvalidArgument(f"{what}: {file}: {wrong}") from error
+        if twice := _TWICE.search(text):
+            raise InvalidArgument(f"{what}: two columns {twice['name']!r}") from error
         if any(sign in text for sign in _NO_LINES):
             raise InvalidArgument(f"{what}: {file} has a line that is no NDJSON") from error
         if any(sign in text for sign in _NO_PARQUET):

@@ -20,7 +20,7 @@ from tiered_index.spark.csv_files import csv_frame
 from tiered_index.spark.executors import StorageAddress, typed_errors
 from tiered_index.spark.local_files import is_local, local_path, to_read, to_write
 from tiered_index.spark.metrics import SourceAccess
-from tiered_index.spark.ndjson_errors import first_line_without_json
+from tiered_index.spark.ndjson_errors import first_line_without_object
 from tiered_index.spark.sources import frame_of
 from tiered_index.storage.s3_options import S3Options
 
@@ -62,8 +62,8 @@ def _json_frame(spark: SparkSession, place: Path, files: Sequence[Path]) -> Data
     except InvalidArgument as error:
         # Spark says neither which file it is nor which line
         for file in files:
-            if number := first_line_without_json(file):
-                raise InvalidArgument(f"{file}: line {number:,} is no JSON") from error
+            if wrong := first_line_without_object(file):
+                raise InvalidArgument(f"{file}: line {wrong[0]:,} is {wrong[1]}") from error
         raise
 
 

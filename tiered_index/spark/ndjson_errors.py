@@ -1,4 +1,4 @@
-"""What is wrong with a line of NDJSON, in words: which column, what was found, what was expected. Pure but for `first_line_without_json`.
+"""What is wrong with a line of NDJSON, in words: which column, what was found, what was expected. Pure but for `first_line_without_object`.
 
 Spark says it in an error's text; pyarrow does not always name the column, so the lines are looked at again, once there is an error.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["first_line_without_json", "first_wrong_line", "told_by_spark"]
+__all__ = ["first_line_without_object", "first_wrong_line", "told_by_spark"]
 
 _INTEGERS = ("queue_id", "offset", "size", "timestamp_ms", "topic_id")
 _NEEDED = {
@@ -54,14 +54,18 @@ def first_wrong_line(lines: Iterable[bytes]) -> str | None:
     return None
 
 
-def first_line_without_json(file: Path) -> int | None:
-    """Return the number, from 1 on, of a local file's first line that is neither JSON nor empty; None where there is none."""
+def first_line_without_object(file: Path) -> tuple[int, str] | None:
+    """Return the number, from 1 on, of a local file's first line without an object, and what it is; None where there is none."""
     with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
             try:
-                json.loads(line or b"0") if line.strip() else None
+                value = json.loads(line)
             except ValueError:
-                return number
+                return number, "no JSON"
+            if not isinstance(value, dict | list):
+                return number, f"{_kind(value)}, not an object"
     return None
 
 
