@@ -163,6 +163,7 @@ BAD = {
     "local time": ("topic string, key string, begin_ms timestamp_ntz", {}, "column 'begin_ms' is timestamp_ntz"),
     "clash": ("topic string, key string, Offset int", {}, "column 'Offset' of the keys has the name of a column of answers"),
     "twice": ("topic string, key string, a int, A int", {}, "two columns 'a'"),
+    "key twice": ("topic string, key string, key string", {}, "two columns 'key'"),
 }
 
 

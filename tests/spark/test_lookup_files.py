@@ -193,14 +193,42 @@ def test_a_name_that_spark_cannot_read_is_told(spark, tmp_path, kind):
     assert rows(spark, tmp_path / "20:15.csv") == [("t", "k")]
 
 
-@pytest.mark.parametrize(("line", "message"), [('{"topic": "t", "key"', "line 3 is no JSON"), ("5", "line 3 is a number, not an object")])
+HALF = '{"topic": "t", "key": "\\ud83d"}'
+BAD_LINES = {
+    '{"topic": "t", "key"': "no JSON",
+    "5": "a number, not an object",
+    '{"topic": "t", "key": "a"} {"topic": "t", "key": "b"}': "more than one value",
+    '{"topic": "t", "key": "a"}{': "more than one value",
+    '[{"topic": "t", "key": "a"}] 5': "more than one value",
+    HALF: "no Unicode: it has half of a surrogate pair",
+}
+
+
+@pytest.mark.parametrize(("line", "message"), BAD_LINES.items())
 def test_bad_ndjson_keys_are_told_with_file_and_line(spark, tmp_path, line, message):
     (tmp_path / "a.ndjson").write_text('{"topic": "t", "key": "k"}\n')
     path = tmp_path / "my keys.ndjson"
     path.write_text(f'{{"topic": "t", "key": "k"}}\n\n{line}\n')
     with pytest.raises(InvalidArgument) as caught:
         rows(spark, tmp_path)
-    assert f"{path}: {message}" in str(caught.value) and "messages" not in str(caught.value)
+    assert f"{path}: line 3 is {message}" in str(caught.value) and "messages" not in str(caught.value)
+
+
+def test_ndjson_keys_are_what_was_written(spark, tmp_path):
+    keys = ["} {", "}x", "\\ud83d", "😀", "a}]"]
+    lines = [json.dumps({"topic": "t", "key": key}) for key in keys]
+    (tmp_path / "k.ndjson").write_text("\n".join([*lines, '[{"topic": "t", "key": "b"}, {"topic": "t", "key": "c"}]']))
+    assert sorted(rows(spark, tmp_path)) == sorted((key, "t") for key in [*keys, "b", "c"])
+    (tmp_path / "l.ndjson").write_bytes(b'{"topic": "t", "key": "\xff"}\n')
+    with pytest.raises(InvalidArgument, match=r"l\.ndjson: line 1 is not UTF-8"):
+        rows(spark, tmp_path)
+
+
+@pytest.mark.parametrize(("line", "message"), [('{"topic": "t"} {"topic": "u"}', "more than one value"), (HALF, "no Unicode")])
+def test_messages_of_two_in_a_line_are_told(spark, tmp_path, line, message):
+    (tmp_path / "m.ndjson").write_text(f"\n{line}\n")
+    with pytest.raises(InvalidArgument, match=rf"m\.ndjson: line 2 is {message}"):
+        frame_of(spark, tmp_path / "m.ndjson", SourceAccess(S3))
 
 
 def test_an_object_with_a_name_twice(spark, tmp_path):

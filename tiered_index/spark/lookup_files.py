@@ -21,6 +21,7 @@ from tiered_index.spark.executors import StorageAddress, typed_errors
 from tiered_index.spark.local_files import is_local, local_path, to_read, to_write
 from tiered_index.spark.metrics import SourceAccess
 from tiered_index.spark.ndjson_errors import first_line_without_object
+from tiered_index.spark.ndjson_lines import check_lines
 from tiered_index.spark.sources import frame_of
 from tiered_index.storage.s3_options import S3Options
 
@@ -58,6 +59,7 @@ def _json_frame(spark: SparkSession, place: Path, files: Sequence[Path]) -> Data
     """Return the objects of NDJSON files; which columns there are, and that all lines are JSON, is found by reading them."""
     try:
         with typed_errors(f"reading {place}"):
+            check_lines(spark, files)
             return spark.read.option("mode", "FAILFAST").option("primitivesAsString", "false").json([to_read(file) for file in files])
     except InvalidArgument as error:
         # Spark says neither which file it is nor which line

@@ -148,6 +148,10 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
             fields[name] = source
             if name not in frame.columns:
                 given[name] = source
+    there = [*frame.columns, *given]
+    lower = [name.lower() for name in there]
+    if twice := [name for name in there if lower.count(name.lower()) > 1]:
+        raise InvalidArgument(f"the keys have two columns {twice[0]!r}")
     here = frame.select(*(column.alias(name) for name, column in fields.items())).schema
     names: dict[str, str] = {}
     for name in _FIELDS:
@@ -166,10 +170,6 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
         else:
             wanted = "integers (epoch milliseconds), a timestamp with time zone, or text of either"
             raise InvalidArgument(f"column {named} is {found}; {wanted} are needed")
-    there = [*frame.columns, *given]
-    lower = [name.lower() for name in there]
-    if twice := [name for name in there if lower.count(name.lower()) > 1]:
-        raise InvalidArgument(f"the keys have two columns {twice[0]!r}")
     names_taken = {name.lower() for name in taken}
     if clash := [name for name in there if name.lower() in names_taken]:
         raise InvalidArgument(f"column {clash[0]!r} of the keys has the name of a column of answers; give it another one")

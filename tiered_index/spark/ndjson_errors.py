@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["first_line_without_object", "first_wrong_line", "told_by_spark"]
+__all__ = ["first_line_without_object", "first_wrong_line", "line_without_object", "told_by_spark"]
 
 _INTEGERS = ("queue_id", "offset", "size", "timestamp_ms", "topic_id")
 _NEEDED = {
@@ -57,15 +57,25 @@ def first_wrong_line(lines: Iterable[bytes]) -> str | None:
 def first_line_without_object(file: Path) -> tuple[int, str] | None:
     """Return the number, from 1 on, of a local file's first line without an object, and what it is; None where there is none."""
     with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line)
-            except ValueError:
-                return number, "no JSON"
-            if not isinstance(value, dict | list):
-                return number, f"{_kind(value)}, not an object"
+        return next(((number, wrong) for number, line in enumerate(lines, 1) if (wrong := line_without_object(line))), None)
+
+
+def line_without_object(line: bytes) -> str | None:
+    """Return what a line is that is neither empty nor one object (or array of objects, which Spark takes, too) of Unicode."""
+    if not line.strip():
+        return None
+    try:
+        value = json.loads(line)
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    except ValueError as error:
+        return "more than one value" if str(error).startswith("Extra data") else "no JSON"
+    if not isinstance(value, dict | list):
+        return f"{_kind(value)}, not an object"
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "no Unicode: it has half of a surrogate pair"
     return None
 
 

@@ -22,10 +22,12 @@ import pyarrow.parquet as pq
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.spark.executors import typed_errors
 from tiered_index.spark.local_files import is_local, local_path, to_read
 from tiered_index.spark.log_sources import archive_frame, is_archive, is_commit_log, log_frame
 from tiered_index.spark.metrics import SourceAccess
 from tiered_index.spark.ndjson_errors import first_wrong_line
+from tiered_index.spark.ndjson_lines import check_lines
 from tiered_index.spark.splits import each_split, frame_of_splits
 from tiered_index.spark.stored_files import StoredFile
 
@@ -103,6 +105,8 @@ def _local_frame(spark: SparkSession, files: Sequence[str]) -> DataFrame:
     urls = [to_read(Path(file)) for file in files]
     if _kind_of(files) == "parquet":
         return spark.read.parquet(*urls)
+    with typed_errors("reading the source"):
+        check_lines(spark, [Path(file) for file in files])
     return _message_frame(spark.read.schema(_MESSAGE).option("mode", "FAILFAST").json(urls))
 
 
