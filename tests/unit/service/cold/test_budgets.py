@@ -189,8 +189,11 @@ def test_a_storage_that_hangs_is_waited_for_until_the_timeout(
     with reader:
         hang = faulty.hang("get_range", times=None)
         try:
-            with pytest.raises(BudgetExceeded, match="timeout_s was reached") as caught:
-                ask(reader, 0.4, False)
+            for timeout_s in (0.4, 4.0, 40.0):
+                with pytest.raises(BudgetExceeded, match="timeout_s was reached") as caught:
+                    ask(reader, timeout_s, False)
+                if hang.entered.is_set():
+                    break  # a machine that is busy may not come so far in the time
             assert hang.entered.is_set() and not hang.release.is_set()
             assert len(caught.value.failed) == files
             explain = caught.value.result.explain  # type: ignore[attr-defined]
