@@ -45,9 +45,4 @@ MUTANTS = (
         "spark/ndjson_lines.py", r"[}\]]\s*[^\s,\]}]|", "",
         (f"{HERE}::test_messages_of_two_in_a_line_are_told",),
     ),
-    Mutant(
-        "ndjson-other-bytes", "what is no UTF-8 in NDJSON becomes another key",
-        "spark/ndjson_lines.py", ' | ~F.expr("is_valid_utf8(value)")', "",
-        (f"{HERE}::test_ndjson_keys_are_what_was_written",),
-    ),
 )  # fmt: skip
