@@ -70,6 +70,8 @@ def line_without_object(line: bytes) -> str | None:
         return "not UTF-8"
     except ValueError as error:
         return "more than one value" if str(error).startswith("Extra data") else "no JSON"
+    except RecursionError:
+        return "nested too deeply"
     if not isinstance(value, dict | list):
         return f"{_kind(value)}, not an object"
     try:

@@ -29,10 +29,13 @@ def check_lines(spark: SparkSession, files: Sequence[Path]) -> None:
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     lines = spark.read.text([to_read(file) for file in files])
-    if lines.where(F.col("value").rlike(_SUSPECT)).select(F.col("value").cast("binary")).mapInArrow(_wrong_ones, "wrong string").limit(1).collect():
-        for file in files:
-            if wrong := first_line_without_object(file):
-                raise InvalidArgument(f"{file}: line {wrong[0]:,} is {wrong[1]}")
+    suspects = lines.where(F.col("value").rlike(_SUSPECT)).select(F.col("value").cast("binary"))
+    if not (found := suspects.mapInArrow(_wrong_ones, "wrong string").limit(1).collect()):
+        return
+    for file in files:
+        if wrong := first_line_without_object(file):
+            raise InvalidArgument(f"{file}: line {wrong[0]:,} is {wrong[1]}")
+    raise InvalidArgument(f"{', '.join(map(str, files[:3]))}: a line is {found[0][0]}")
 
 
 def _wrong_ones(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
