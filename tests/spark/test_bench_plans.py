@@ -66,7 +66,7 @@ def test_the_used_plan_is_what_a_lookup_reads(made, monkeypatch, keys, gap, limi
     if limits is not None:
         for module, name, value in (
             (lookup_search, "WINDOW_BYTES", limits[0]), (plans, "WINDOW_BYTES", limits[0]),
-            (cold_path, "_MAX_SPAN_BYTES", limits[1]), (plans, "SPAN_BYTES", limits[1]),
+            (cold_path, "MAX_SPAN_BYTES", limits[1]), (plans, "MAX_SPAN_BYTES", limits[1]),
         ):  # fmt: skip
             monkeypatch.setattr(module, name, value)
     (costs,) = plan_costs(made.storage, made.state, [asked(keys)], settings_of(gap))
@@ -169,8 +169,8 @@ def test_ranges_are_joined_and_cut():
     starts, ends = np.array([0, 100, 210, 500]), np.array([100, 200, 300, 600])
     assert [ranges_of(starts, ends, gap) for gap in (0, 10, 199, 200)] == [(3, 390), (2, 400), (2, 400), (1, 600)]
     assert ranges_of(starts[:0], ends[:0], 10) == (0, 0)
-    long = np.arange(3, dtype=np.int64) * plans.SPAN_BYTES
-    assert ranges_of(long, long + plans.SPAN_BYTES, 0) == (3, 3 * plans.SPAN_BYTES)
+    long = np.arange(3, dtype=np.int64) * cold_path.MAX_SPAN_BYTES
+    assert ranges_of(long, long + cold_path.MAX_SPAN_BYTES, 0) == (3, 3 * cold_path.MAX_SPAN_BYTES)
 
 
 def test_cost_follows_from_requests_and_bytes():

@@ -27,6 +27,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.spark.datasource_explain import ExplainedAddress, place_told
 from tiered_index.spark.datasource_options import Options
 from tiered_index.spark.executors import StorageAddress
+from tiered_index.spark.local_files import is_local, local_path
 
 __all__ = ["OPTIONS", "MessageSettings"]
 
@@ -60,7 +61,7 @@ class MessageSettings:
         columns = StructType([StructField(name, kind) for name, kind in _COLUMNS.items() if name != "body" or body != "none"])
         skips = options.choice("skipCorrupt", ("false", "true")) == "true"
         size, told, path = options.size("maxBytesPerTrigger"), place_told(options), options.path
-        stored = path.startswith(_ARCHIVE) or ("://" in path and not path.startswith("file://"))
+        stored = path.startswith(_ARCHIVE) or not is_local(path)
         archive = ExplainedAddress(StorageAddress(path.removeprefix(_ARCHIVE)), told) if stored else None
         made = cls(path, body, skips, options.text("store"), size, told, archive, columns)
         if archive is None and told is not None and _is_within(told, made.commit_log.parent):
@@ -82,7 +83,7 @@ class MessageSettings:
 
     @property
     def _given(self) -> Path:
-        return Path(unquote(urlsplit(self.path).path) if self.path.startswith("file://") else self.path).expanduser().absolute()
+        return local_path(self.path)
 
 
 def _is_within(told: StorageAddress, folder: Path) -> bool:

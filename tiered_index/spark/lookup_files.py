@@ -57,9 +57,10 @@ def read_keys(spark: SparkSession, path: str, s3: S3Options) -> DataFrame:
 
 def _json_frame(spark: SparkSession, place: Path, files: Sequence[Path]) -> DataFrame:
     """Return the objects of NDJSON files; which columns there are, and that all lines are JSON, is found by reading them."""
+    with typed_errors(f"reading {place}"):
+        check_lines(spark, files)
     try:
         with typed_errors(f"reading {place}"):
-            check_lines(spark, files)
             return spark.read.option("mode", "FAILFAST").option("primitivesAsString", "false").json([to_read(file) for file in files])
     except InvalidArgument as error:
         # Spark says neither which file it is nor which line

@@ -42,11 +42,11 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.deadline import check_deadline, remaining_s
 from tiered_index.storage.metering import MeteredStorage
 
-__all__ = ["ColdPath", "ColdSettings", "MissingObject", "check_run"]
+__all__ = ["MAX_SPAN_BYTES", "ColdPath", "ColdSettings", "MissingObject", "check_run"]
 
 T = TypeVar("T")
-_MAX_SPAN_BYTES = 8 << 20
-# longer ranges are cut, so that they travel side by side
+MAX_SPAN_BYTES = 8 << 20
+"""The longest range that is asked for at once: longer ones are cut, so that they travel side by side."""
 _log = logging.getLogger(__name__)
 
 
@@ -150,7 +150,7 @@ class ColdPath:
                 missing.append(run)
             else:
                 pieces[run.offset] = memoryview(block)
-        spans = spans_of(missing, self.settings.coalesce_gap_bytes, _MAX_SPAN_BYTES)
+        spans = spans_of(missing, self.settings.coalesce_gap_bytes, MAX_SPAN_BYTES)
         for found in self._side_by_side([partial(self._fetch_span, stored, span) for span in spans]):
             pieces.update(found)
         return [pieces[run.offset] for run in runs]

@@ -27,7 +27,7 @@ from tiered_index.format.bloom import FILTER_BLOCK_BYTES, block_numbers, blocks_
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.trailer import GROUP_DTYPE, Trailer, parse_trailer
-from tiered_index.service.cold.path import ColdSettings
+from tiered_index.service.cold.path import MAX_SPAN_BYTES, ColdSettings
 from tiered_index.service.log_records import LogState, StoredObject
 from tiered_index.spark.lookup_plan import Target
 from tiered_index.spark.lookup_questions import distinct, questions_of
@@ -49,8 +49,6 @@ REQUEST_S, IN_FLIGHT, BYTES_A_SECOND = 0.030, 64, 100_000_000
 """The model of time: how long a request takes, how many travel at once, and how many bytes arrive a second."""
 EGRESS_PER_GIB_USD = 0.09
 """What bytes cost that leave the region, where the settings' prices have none: Amazon S3's list price to the internet."""
-SPAN_BYTES = 8 << 20
-"""The longest range that the cold path asks for at once."""
 _PIECE_BYTES = 32 << 20
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -180,8 +178,8 @@ def ranges_of(starts: Int64, ends: Int64, gap: int) -> tuple[int, int]:
     firsts = np.flatnonzero(begins)
     stops = np.append(firsts[1:], count)
     for first, stop in zip(firsts.tolist(), stops.tolist(), strict=True):
-        if ends[stop - 1] - starts[first] > SPAN_BYTES:
-            for place in _cuts(ends, starts, first, stop, SPAN_BYTES):
+        if ends[stop - 1] - starts[first] > MAX_SPAN_BYTES:
+            for place in _cuts(ends, starts, first, stop, MAX_SPAN_BYTES):
                 begins[place] = True
     firsts = np.flatnonzero(begins)
     lasts = np.append(firsts[1:], count) - 1
