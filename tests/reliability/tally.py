@@ -1,0 +1,56 @@
+"""What a campaign counted: the one thing that every campaign of this folder gives back, prints, and puts into docs/reliability.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass
+class Tally:
+    """What one campaign tried and what came of it.
+
+    `tried` counts by what was tried ("crash states", "seeds", "mutations of journal", ...). Every failure is one line in `failures` that
+    ends with how to replay it, and is of one `KINDS`.
+    """
+
+    KINDS = ("lost", "wrong", "untyped", "hangs")
+
+    campaign: str
+    command: str = ""
+    tried: Counter[str] = field(default_factory=Counter)
+    found: Counter[str] = field(default_factory=Counter)  # failures by kind
+    failures: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def fail(self, kind: str, what: str) -> None:
+        """Count a failure: ``lost`` (a durable entry), ``wrong`` (an answer), ``untyped`` (an error), ``hangs``."""
+        assert kind in self.KINDS
+        self.found[kind] += 1
+        self.failures.append(f"{kind}: {what}")
+
+
+def main(doc: str, run: Callable[[argparse.Namespace], Tally], add_arguments: Callable[[argparse.ArgumentParser], None]) -> int:
+    """Run a campaign as a program: failures to stderr, the tally to stdout (``--json``: one document); exit code 1 on a failure."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print the tally as one JSON document")
+    add_arguments(parser)
+    options = parser.parse_args()
+    began_s = time.monotonic()
+    tally = run(options)
+    tally.seconds = round(time.monotonic() - began_s, 1)
+    tally.command = " ".join(["python -m", sys.modules["__main__"].__spec__.name, *(a for a in sys.argv[1:] if a != "--json")])
+    for line in tally.failures:
+        print(line, file=sys.stderr)
+    if options.json:
+        print(json.dumps(asdict(tally), indent=1))
+    else:
+        lines = [*tally.tried.items(), *((kind, tally.found[kind]) for kind in Tally.KINDS), ("seconds", tally.seconds)]
+        for name, count in lines:
+            print(f"{name:40} {count:>12,}")
+    return 1 if tally.failures else 0
