@@ -4,6 +4,8 @@
 flusher. A chunk stays visible to queries until the flusher says that it is in a file. Order of chunks is order of puts.
 
 Invariants: a closed chunk never changes; a call is in one chunk whole; `size` counts entries not yet released.
+Callers may be interrupted at any line, and go on: each change is one assignment (to several attributes at once, between whose stores no
+signal handler runs), or leaves behind only what is put right when the chunk is closed.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from tiered_index.service.columns import Columns
 from tiered_index.service.gathered import matching
 from tiered_index.service.rows import Question, rows_of_columns
 from tiered_index.service.topics import TopicTable
+from tiered_index.service.workers import synchronized
 
 __all__ = ["BufferedChunk", "WriteBuffer"]
 
@@ -66,11 +69,10 @@ class WriteBuffer:
         self._codec = RowCodec(schema, name_of)
         self._max_entries, self._max_bytes = max_entries, max_bytes
         self._lock = threading.Lock()
-        self._merging = threading.Lock()
-        self._open: OpenChunk | None = None
+        self._open = OpenChunk(self._codec, 0)
         self._ready: list[Chunk] = []
         self._flushing: tuple[Chunk, ...] = ()
-        self._entries = 0
+        self._entries = 0  # of closed chunks, like the bytes
         self._bytes = 0
         self._newest = self._released = 0
         self._closed = False
@@ -80,13 +82,14 @@ class WriteBuffer:
     @property
     def size(self) -> int:
         """Entries in the buffer."""
-        return self._entries
+        return self._entries + len(self._open.keys)
 
     @property
     def size_bytes(self) -> int:
         """Estimated bytes in the buffer."""
-        return self._bytes
+        return self._bytes + self._open.size_bytes
 
+    @synchronized
     def append_rows(
         self,
         keys: Sequence[str],
@@ -97,115 +100,118 @@ class WriteBuffer:
         agree: Callable[[], None] | None = None,
     ) -> None:
         """Add the entries of one message. Raises `BackPressure`, or what `agree` raises, which is asked last; then nothing was added."""
-        count = len(keys)
-        with self._lock:
-            self._admit(count, size_bytes, agree)
-            chunk = self._open
-            if chunk is None or len(chunk.keys) + count > chunk.capacity:
-                self._close_open()
-                chunk = self._open = OpenChunk(self._codec, max(ROWS, count))
-            chunk.add(keys, record)
-            chunk.size_bytes += size_bytes
-            if source is not None and position is not None:
-                chunk.positions[source] = max(position, chunk.positions.get(source, position))
+        self._admit(len(keys), size_bytes, agree)
+        chunk = self._open
+        if len(chunk.keys) + len(keys) > chunk.capacity:
+            self._close_open()
+            chunk = self._open = OpenChunk(self._codec, max(ROWS, len(keys)))
+        chunk.add(keys, record, size_bytes)
+        if source is not None and position is not None:
+            # behind the entries: an interrupt in between leaves a position that is told again
+            chunk.positions[source] = max(position, chunk.positions.get(source, position))
 
+    @synchronized
     def append_columns(
         self, columns: Columns, size_bytes: int, positions: dict[str, int], agree: Callable[[], None] | None = None
     ) -> None:
         """Add a batch of columns that are hashed already; `agree` and errors as `append_rows`."""
-        chunk = Chunk(0, len(columns["second"]), size_bytes, dict(positions), None, columns)
-        with self._lock:
-            self._admit(chunk.count, size_bytes, agree)
-            self._close_open()
-            self._append(chunk)
+        self._admit(len(columns["second"]), size_bytes, agree)
+        self._close_open()
+        self._append(Chunk(self._newest + 1, len(columns["second"]), size_bytes, dict(positions), columns), self._open)
 
     def snapshot(self) -> tuple[Chunk, ...]:
         """Return every chunk that isn't released, oldest first; whatever was put before the call is in one."""
-        with self._lock:
-            self._close_open()
+        self.close_chunk()
         self._merge_small()
-        with self._lock:
-            return (*self._flushing, *self._ready)
+        return self._all()
 
+    @synchronized
     def close(self) -> None:
         """Accept nothing more: whatever was accepted before is flushed by the flush that follows."""
-        with self._lock:
-            self._closed = True
+        self._closed = True
 
+    @synchronized
     def close_chunk(self) -> int:
         """Close the chunk that takes rows; return the number of the newest closed one: everything put so far is in it or before it."""
-        with self._lock:
-            self._close_open()
-            return self._newest
+        self._close_open()
+        return self._newest
 
     @property
     def released(self) -> int:
         """Number of the newest chunk that `end_flush` released."""
         return self._released
 
+    @synchronized
     def begin_flush(self, max_entries: int) -> tuple[Chunk, ...]:
         """Return the oldest closed chunks, `max_entries` or one chunk; the same ones again until `end_flush`."""
-        with self._lock:
-            if not self._flushing:
-                stop = entries = 0
-                while stop < len(self._ready) and (not stop or entries + self._ready[stop].count <= max_entries):
-                    entries += self._ready[stop].count
-                    stop += 1
-                self._flushing, self._ready = tuple(self._ready[:stop]), self._ready[stop:]
-            return self._flushing
+        if not self._flushing:
+            stop = entries = 0
+            while stop < len(self._ready) and (not stop or entries + self._ready[stop].count <= max_entries):
+                entries += self._ready[stop].count
+                stop += 1
+            taken, left = tuple(self._ready[:stop]), self._ready[stop:]
+            self._flushing, self._ready = taken, left
+        return self._flushing
 
+    @synchronized
     def end_flush(self) -> None:
         """Release the chunks of `begin_flush`: they are in files now, durable and searchable there."""
-        with self._lock:
-            self._entries -= sum(chunk.count for chunk in self._flushing)
-            self._bytes -= sum(chunk.size_bytes for chunk in self._flushing)
-            if self._flushing:
-                self._released = self._flushing[-1].number
-            self._flushing = ()
-            self.refusal = None
+        if self._flushing:
+            entries = self._entries - sum(chunk.count for chunk in self._flushing)
+            size_bytes = self._bytes - sum(chunk.size_bytes for chunk in self._flushing)
+            newest = self._flushing[-1].number
+            self._flushing, self._entries, self._bytes, self._released = (), entries, size_bytes, newest
+        self.refusal = None
 
     def _admit(self, entries: int, size_bytes: int, agree: Callable[[], None] | None) -> None:
         if self._closed:
             raise InvalidArgument("the index is closed")
-        if self._entries and (self._entries + entries > self._max_entries or self._bytes + size_bytes > self._max_bytes):
+        held, held_bytes = self._entries + len(self._open.keys), self._bytes + self._open.size_bytes
+        if held and (held + entries > self._max_entries or held_bytes + size_bytes > self._max_bytes):
             self.refusal = (
-                f"the write buffer holds {self._entries:,} entries ({self._bytes:,} bytes) that are not flushed yet; "
+                f"the write buffer holds {held:,} entries ({held_bytes:,} bytes) that are not flushed yet; "
                 f"its bounds are {self._max_entries:,} entries and {self._max_bytes:,} bytes: slow down and repeat the call"
             )
             raise BackPressure(self.refusal)
         if agree is not None:
             agree()
-        self._entries += entries
-        self._bytes += size_bytes
 
     def _close_open(self) -> None:
-        if self._open is not None and (self._open.keys or self._open.positions):
-            self._append(Chunk.closed(self._open))
-            self._open = None
+        rows = self._open
+        if rows.keys or rows.positions:
+            self._append(Chunk(self._newest + 1, len(rows.keys), rows.size_bytes, rows.positions, rows), OpenChunk(self._codec, 0))
+            rows.trim()
 
-    def _append(self, chunk: Chunk) -> None:
-        self._newest += 1
-        chunk.number = self._newest
-        self._ready.append(chunk)
+    def _append(self, chunk: Chunk, following: OpenChunk) -> None:
+        """Add a closed chunk, and from here on have `following` take rows."""
+        ready, entries, size_bytes = [*self._ready, chunk], self._entries + chunk.count, self._bytes + chunk.size_bytes
+        self._ready, self._open, self._newest, self._entries, self._bytes = ready, following, chunk.number, entries, size_bytes
+
+    @synchronized
+    def _all(self) -> tuple[Chunk, ...]:
+        return (*self._flushing, *self._ready)
 
     def _merge_small(self) -> None:
         """Keep the chunks' sizes falling by halves, so that a query meets few of them however puts and queries alternate.
 
-        No put waits for it: the lock is held to look and to exchange, not while columns are computed.
+        No put waits for it: the lock is held to exchange chunks, not while columns are computed.
         """
-        if not self._merging.acquire(blocking=False):
-            return  # another query is at it
-        try:
-            while True:
-                with self._lock:
-                    pair = self._ready[-2:]
-                if len(pair) < 2 or pair[0].count > 2 * pair[1].count or pair[0].count + pair[1].count > _MERGE_BELOW:
-                    return
-                merged = pair[0].merged_with(pair[1])
-                with self._lock:
-                    at = next((i for i, chunk in enumerate(self._ready) if chunk is pair[0]), None)
-                    if at is None:
-                        return  # on its way into a file meanwhile
-                    self._ready[at : at + 2] = [merged]
-        finally:
-            self._merging.release()
+        while True:
+            pair = self._last_two()
+            if len(pair) < 2 or pair[0].count > 2 * pair[1].count or pair[0].count + pair[1].count > _MERGE_BELOW:
+                return
+            if not self._exchange(pair, pair[0].merged_with(pair[1])):
+                return  # on its way into a file, or merged by another query meanwhile
+
+    @synchronized
+    def _last_two(self) -> list[Chunk]:
+        return self._ready[-2:]
+
+    @synchronized
+    def _exchange(self, pair: list[Chunk], merged: Chunk) -> bool:
+        ready = self._ready
+        at = next((i for i, chunk in enumerate(ready) if chunk is pair[0]), len(ready))
+        if at + 1 >= len(ready) or ready[at + 1] is not pair[1]:
+            return False
+        self._ready = [*ready[:at], merged, *ready[at + 2 :]]
+        return True

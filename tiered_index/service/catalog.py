@@ -18,6 +18,7 @@ from typing import Protocol
 from tiered_index.service.batch_query import Found, QuestionBatch
 from tiered_index.service.rows import Array, Question
 from tiered_index.service.skiplist import Node, TimeRangeSkipList
+from tiered_index.service.workers import synchronized
 
 __all__ = ["AlwaysRead", "Catalog", "Handle"]
 
@@ -108,12 +109,12 @@ class Catalog:
     def reading(self) -> Iterator[None]:
         """While it is entered, nothing that was in the catalog at entry is disposed of."""
         ticket = next(self._tickets)
-        # single dictionary operations are atomic; the generation is read first, so a removal in between only waits longer
-        self._readers[ticket] = self._generation
         try:
+            # single dictionary operations are atomic; the generation is read first, so a removal in between only waits longer
+            self._readers[ticket] = self._generation
             yield
         finally:
-            del self._readers[ticket]
+            self._readers.pop(ticket, None)
 
     def overlapping(self, second_min: int, second_max: int) -> list[Handle]:
         """Return the handles whose interval overlaps the inclusive range, each file once, in its later state."""
@@ -124,50 +125,50 @@ class Catalog:
             handles[node.value.file_id] = node.value
         return list(handles.values())
 
+    @synchronized
     def all(self) -> list[Handle]:
         """Return every handle, newest begin first."""
-        with self._lock:
-            return [node.value for node in self._nodes.values() if node.value is not None]
+        return [node.value for node in self._nodes.values() if node.value is not None]
 
     def get(self, file_id: str) -> Handle | None:
         """Return the handle of a file, or None."""
         node = self._nodes.get(file_id)
         return node.value if node is not None else None
 
+    @synchronized
     def put(self, handle: Handle, dispose: Callable[[], None] | None = None) -> None:
         """Add a handle, or replace the one of the same file; `dispose` runs when no query can still be using that one."""
-        with self._lock:
-            old = self._nodes.get(handle.file_id)
-            begin = handle.second_min if old is None else min(handle.second_min, old.begin)
-            self._nodes[handle.file_id] = self._list.insert(begin, max(begin, handle.second_max), handle)
-            if old is not None:
-                self._list.remove(old)
-            self._retire(dispose)
+        old = self._nodes.get(handle.file_id)
+        begin = handle.second_min if old is None else min(handle.second_min, old.begin)
+        self._nodes[handle.file_id] = self._list.insert(begin, max(begin, handle.second_max), handle)
+        if old is not None:
+            self._list.remove(old)
+        self._retire(dispose)
 
+    @synchronized
     def extend(self, handle: Handle) -> None:
         """Bring the interval of a handle that has grown up to date."""
-        with self._lock:
-            old = self._nodes[handle.file_id]
-            begin, end = min(old.begin, handle.second_min), max(old.end, handle.second_max)
-            if (begin, end) != (old.begin, old.end):
-                self._nodes[handle.file_id] = self._list.insert(begin, end, handle)
-                self._list.remove(old)
+        old = self._nodes[handle.file_id]
+        begin, end = min(old.begin, handle.second_min), max(old.end, handle.second_max)
+        if (begin, end) != (old.begin, old.end):
+            self._nodes[handle.file_id] = self._list.insert(begin, end, handle)
+            self._list.remove(old)
 
+    @synchronized
     def remove(self, file_id: str, dispose: Callable[[], None] | None = None) -> None:
         """Take a file out, if it is there; `dispose` as in `put`."""
-        with self._lock:
-            node = self._nodes.pop(file_id, None)
-            if node is None:
-                return
-            self._list.remove(node)
-            self._retire(dispose)
+        node = self._nodes.pop(file_id, None)
+        if node is None:
+            return
+        self._list.remove(node)
+        self._retire(dispose)
 
+    @synchronized
     def clear(self) -> None:
         """Let go of every handle; those that a query has gathered stay until it ends. Nothing is disposed of."""
-        with self._lock:
-            self._list = TimeRangeSkipList()
-            self._nodes = {}
-            self._disposals = []
+        self._list = TimeRangeSkipList()
+        self._nodes = {}
+        self._disposals = []
 
     def reclaim(self) -> int:
         """Run the disposals that no query stands in the way of any more; return how many are left waiting."""

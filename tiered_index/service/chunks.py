@@ -1,16 +1,16 @@
 """Chunks of the write buffer: runs of entries that were put and aren't in a file yet.
 
 `OpenChunk` takes messages one by one: numbers packed into a block of bytes, keys in a list. No object that the garbage collector would
-have to visit is made for a row, and a block is small, so that turning one into columns never keeps the interpreter lock for long.
+have to visit is made for a row, and a block is small, so that turning one into columns never keeps the interpreter lock for long. A message
+is in it from the one step on that adds its keys: a caller who is interrupted before has added nothing.
 A `Chunk` is closed: it never changes but for its columns being computed by whoever needs them first, a query or the flusher.
 """
 
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -67,12 +67,13 @@ class OpenChunk:
         self.size_bytes = 0
         self.positions: dict[str, int] = {}
 
-    def add(self, keys: Sequence[str], record: Record) -> None:
+    def add(self, keys: Sequence[str], record: Record, size_bytes: int) -> None:
         """Add one row a key; there must be room."""
         at = len(self.keys) * self._size
         for _ in keys:
             self._pack_into(self.data, at, *record)
             at += self._size
+        self.size_bytes += size_bytes
         self.keys += keys
 
     def trim(self) -> None:
@@ -99,34 +100,23 @@ class OpenChunk:
 class Chunk:
     """A run of put entries; `positions` are durable once this chunk and all before it are. `number` grows from chunk to chunk."""
 
-    number: int = 0
-    count: int = 0
-    size_bytes: int = 0
-    positions: dict[str, int] = field(default_factory=dict)
-    _rows: OpenChunk | None = None
-    _columns: Columns | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    number: int
+    count: int
+    size_bytes: int
+    positions: dict[str, int]
+    _content: OpenChunk | Columns
 
     def columns(self) -> Columns:
-        """Return the entries as columns, computing them the first time."""
-        if self._columns is None:
-            with self._lock:
-                if self._columns is None:
-                    assert self._rows is not None
-                    self._columns = self._rows.columns()
-                    self._rows = None
-        return self._columns
-
-    @classmethod
-    def closed(cls, rows: OpenChunk) -> Chunk:
-        """Return what an open chunk took, and give the rest of its block back."""
-        rows.trim()
-        return cls(0, len(rows.keys), rows.size_bytes, rows.positions, rows)
+        """Return the entries as columns, computing them the first time; two threads that need them first may both do so."""
+        content = self._content
+        if isinstance(content, OpenChunk):
+            content = self._content = content.columns()
+        return content
 
     def merged_with(self, newer: Chunk) -> Chunk:
         """Return this chunk and the next one as one."""
         a, b = self.columns(), newer.columns()
         return Chunk(
             newer.number, self.count + newer.count, self.size_bytes + newer.size_bytes, later_positions(self.positions, newer.positions),
-            None, {name: np.concatenate((a[name], b[name])) for name in a},
+            {name: np.concatenate((a[name], b[name])) for name in a},
         )  # fmt: skip

@@ -99,9 +99,9 @@ class Flusher:
             self.error = error
             raise
         self.error = None
-        self._round = None
         self.positions = later_positions(self.positions, current.positions)
         self._buffer.end_flush()
+        self._round = None  # last: a round that did not get here is gone on with
         return len(current.main["second"]) + len(current.quarantine["second"])
 
     def flush(self) -> None:
@@ -147,8 +147,9 @@ class Flusher:
         if not len(seconds) or (seconds.min() >= low and seconds.max() <= high):
             return _Round(columns, {name: values[:0] for name, values in columns.items()}, positions)
         bad = (seconds < low) | (seconds > high)
-        self.quarantined += int(bad.sum())
         # wild clocks lie far apart: in order of time they fill as few files as possible
         order = np.flatnonzero(bad)
         order = order[np.argsort(seconds[order], kind="stable")]
-        return _Round({n: v[~bad] for n, v in columns.items()}, {n: v[order] for n, v in columns.items()}, positions)
+        begun = _Round({n: v[~bad] for n, v in columns.items()}, {n: v[order] for n, v in columns.items()}, positions)
+        self.quarantined += len(order)
+        return begun

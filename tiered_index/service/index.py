@@ -9,8 +9,8 @@ Durability: `put` returns when the entries are in the write buffer and searchabl
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from tiered_index.service.opening import open_parts
 from tiered_index.service.segment_archive import ReadSegment, SegmentArchive, SegmentUploads
 from tiered_index.service.unsealed_file import UnsealedFile
 from tiered_index.service.validation import batch_columns, check_keys, check_number, check_position, is_plain, message_row
-from tiered_index.service.workers import Worker
+from tiered_index.service.workers import Stopped, Worker
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.wrappers import MeteredStorage
@@ -39,6 +39,10 @@ __all__ = ["IndexService"]
 
 _ROW_BYTES = 160
 # what a buffered row of one put costs beside its key, estimated
+_PATIENCE_S = 5.0
+# that an opening which was interrupted is waited for, so that the root is free again
+_STORAGE_PATIENCE_S = 1.0
+# that a close waits for a request of a lookup or of an archived segment
 
 
 class IndexService(Lookups):
@@ -54,7 +58,26 @@ class IndexService(Lookups):
     ) -> None:
         """Open an index; prefer `IndexService.open`. `clock`, `disk` and `storage` stand in for the real ones in tests."""
         self.config = config
-        parts = open_parts(config, clock or SystemClock(), disk or Disk(), storage)
+        self._closed = False
+        self._closing: list[Callable[[], object]] | None = []  # what is left to do of closing it; None: all
+        self._trouble: list[Exception] = []
+        rounds = config.background
+        self._writer = Worker("flusher", (lambda: self._flusher.run_once()) if rounds else None, config.flush_interval_s)
+        self._rounds = Worker("lifecycle", (lambda: self._lifecycle.run_once()) if rounds else None, config.lifecycle_interval_s)
+        # threads of their own, begun when they are needed: neither a lookup nor a flush waits for an upload
+        self._log_reader, self._archiver = Worker("log"), Worker("archive")
+        try:
+            self._writer.call(partial(self._open, clock or SystemClock(), disk or Disk(), storage))
+            if rounds:
+                self._rounds.start()
+        except BaseException:
+            self._closed = True
+            self._writer.finish(self._close, _PATIENCE_S)
+            self._writer.stop(_PATIENCE_S)
+            raise
+
+    def _open(self, clock: Clock, disk: Disk, storage: Storage | None) -> None:
+        parts = open_parts(self.config, clock, disk, storage)
         self._marker = parts.marker
         self._schema: Schema = parts.layout.schema
         self._session = parts.session
@@ -70,17 +93,8 @@ class IndexService(Lookups):
         self._cold = parts.cold
         self._lifecycle = parts.lifecycle
         self._engine = parts.engine
-        self._segments = SegmentUploads(parts.session, clock or SystemClock(), config.upload_part_bytes)
-        self._closed = False
-        self._close_lock = threading.Lock()
-        self._workers: list[Worker] = []
-        if config.background:
-            self._workers = [
-                Worker("flusher", self._flusher.run_once, config.flush_interval_s),
-                Worker("lifecycle", self._lifecycle.run_once, config.lifecycle_interval_s),
-            ]
-        for worker in self._workers:
-            worker.start()
+        self._segments = SegmentUploads(parts.session, clock, self.config.upload_part_bytes)
+        self._closing = None
 
     @classmethod
     def open(
@@ -165,31 +179,32 @@ class IndexService(Lookups):
     def flush(self) -> None:
         """Return when everything put before the call is durable on the local disk. Raises `DiskFull`, `StorageUnavailable`."""
         self._check_open()
-        self._flusher.flush()
+        self._writer.call(self._flusher.flush)
 
     def seal(self) -> None:
         """Flush, then close the active files to further entries, so that the life cycle takes them on."""
         self._check_open()
-        self._flusher.seal()
+        self._writer.call(self._flusher.seal)
 
     def run_lifecycle(self) -> Progress:
         """Run one round of the life cycle now: everything sealed is compacted and uploaded when it returns. Raises its first error."""
         self._check_open()
-        return self._lifecycle.run_once()
+        return self._rounds.call(self._lifecycle.run_once)
 
     def archive(
         self, store: str, start: int, size_bytes: int, read: ReadSegment, modified_ms: int | None = None, rewritten_ms: int | None = None
     ) -> bool:
         """Upload a closed segment of a source's log, bytes [start, start + size_bytes) of it, unless it is archived; return whether it was.
 
-        `read(position, length)` gives its bytes. A segment that is archived already is compared with its copy: its first MiB, and all of
-        it where `modified_ms` (when its file was changed last) is not given or not before the upload. `rewritten_ms` is when the source's
-        log was found to be another within this segment: one record puts it in the place of a copy from before, where that differs.
+        `read(position, length)` gives its bytes, called from a thread of the service. A segment that is archived already is compared with
+        its copy: its first MiB, and all of it where `modified_ms` (when its file was changed last) is not given or not before the upload.
+        `rewritten_ms` is when the source's log was found to be another within this segment: one record puts it in the place of a copy
+        from before, where that differs.
 
         Raises `CorruptFile` where it differs or overlaps another one, `StorageUnavailable` (repeat the call), `WriterFenced`.
         """
         self._check_open()
-        return self._segments.archive(store, start, size_bytes, read, modified_ms, rewritten_ms)
+        return self._archiver.call(partial(self._segments.archive, store, start, size_bytes, read, modified_ms, rewritten_ms))
 
     def archived(self, store: str | None = None) -> tuple[ArchivedSegment, ...]:
         """Return the archived segments of a store, or of all, by store and start."""
@@ -226,7 +241,7 @@ class IndexService(Lookups):
     @property
     def segment_archive(self) -> SegmentArchive:
         """The archived segments, for reading."""
-        return SegmentArchive(self._storage, lambda: self._session.log.state, self._lifecycle.refresh)
+        return SegmentArchive(self._storage, lambda: self._session.log.state, self._refresh)
 
     @property
     def log_state(self) -> LogState:
@@ -256,33 +271,24 @@ class IndexService(Lookups):
         }
 
     def close(self) -> None:
-        """Flush, stop the workers, release lease and lock. Idempotent; an error of the last flush is raised after all is released."""
-        with self._close_lock:
-            if self._closed:
-                return
-            self._closed = True
-        for worker in self._workers:
-            worker.stop()
-        trouble: list[Exception] = []
-        self._buffer.close()
-        for step in (self._flusher.flush, self._flusher.end, *(lane.close for lane in self._lanes), self._lifecycle.close):
-            try:
-                step()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is raised once lock and files are let go of
-                trouble.append(error)
-        self._release()
-        if trouble:
+        """Flush, stop the workers, release lease and lock; an error on the way is raised after all is released.
+
+        Idempotent; a call that was interrupted is finished by itself, and waited for by the next one.
+        """
+        self._closed = True
+        with contextlib.suppress(Stopped):  # it is closed
+            self._writer.call(self._close)
+        self._writer.stop()
+        if self._trouble:
+            trouble, self._trouble = self._trouble, []
             raise trouble[0]
 
     def abandon(self) -> None:
         """Let go of everything without flushing: what is left is what a crash would leave. For tests and for fenced writers."""
-        with self._close_lock:
-            self._closed = True
-        for worker in self._workers:
-            worker.stop()
-        self._flusher.end()
-        self._lifecycle.end()
-        self._release(keep_reserve=True)
+        self._closed = True
+        with contextlib.suppress(Stopped):
+            self._writer.call(self._abandon)
+        self._writer.stop()
 
     def __enter__(self) -> IndexService:
         return self
@@ -292,10 +298,52 @@ class IndexService(Lookups):
 
     # Inside
 
-    def _release(self, *, keep_reserve: bool = False) -> None:
+    def _close(self) -> None:
+        if self._closing is None:
+            self._closing = [
+                self._buffer.close, self._stop_rounds, self._flush_last, self._flusher.end, *(lane.close for lane in self._lanes),
+                self._lifecycle.close, *self._letting_go(keep_reserve=False),
+            ]  # fmt: skip
+        self._go_on_closing(self._closing)
+
+    def _abandon(self) -> None:
+        if self._closing != []:
+            self._closing = [self._stop_rounds, self._flusher.end, self._lifecycle.end, *self._letting_go(keep_reserve=True)]
+            self._go_on_closing(self._closing)
+        self._trouble = []
+
+    def _go_on_closing(self, left: list[Callable[[], object]]) -> None:
+        """Do what is left to do; what fails is told when all is done."""
+        while left:
+            try:
+                left[0]()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is raised once lock and files are let go of
+                self._trouble.append(error)
+            del left[0]
+
+    def _flush_last(self) -> None:
+        try:
+            self._flusher.flush()
+        except MemoryError:
+            self._flusher.flush()  # there is no later round that would do it
+
+    def _stop_rounds(self) -> None:
+        self._rounds.stop()
+        for worker in (self._log_reader, self._archiver):
+            worker.stop(_STORAGE_PATIENCE_S)
+
+    def _letting_go(self, *, keep_reserve: bool) -> list[Callable[[], object]]:
+        return [
+            self._close_pools, partial(self._release_files, keep_reserve=keep_reserve), self._catalog.clear, self._lock.release,
+            self._storage.close,
+        ]  # fmt: skip
+
+    def _close_pools(self) -> None:
         with closing_together():
             self._engine.close()
             self._cold.close()
+
+    def _release_files(self, *, keep_reserve: bool) -> None:
         for handle in self._catalog.all():
             if isinstance(handle, UnsealedFile):
                 handle.release()
@@ -307,9 +355,6 @@ class IndexService(Lookups):
             else:
                 lane.discard_reserve()
             lane.active = None
-        self._catalog.clear()
-        self._lock.release()
-        self._storage.close()
 
     def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
         """Return what may hold answers. The buffer is looked at before the files, so that an entry on its way is met at least once.
@@ -325,7 +370,10 @@ class IndexService(Lookups):
         return found
 
     def _read_log(self, uri: str) -> LogState:
-        return self._lifecycle.refresh()
+        return self._refresh()
+
+    def _refresh(self) -> LogState:
+        return self._log_reader.call(self._lifecycle.refresh)
 
     def _errors(self) -> list[tuple[str, Exception]]:
         errors: list[tuple[str, Exception]] = []
@@ -340,7 +388,9 @@ class IndexService(Lookups):
             errors.append(("log", self._session.log_error))
         # typed errors are told by whoever met them; what else a worker met is a defect, and mustn't be silent
         errors += [
-            (worker.name, worker.error) for worker in self._workers if worker.error and not isinstance(worker.error, TieredIndexError)
+            (worker.name, worker.error)
+            for worker in (self._writer, self._rounds)
+            if worker.error and not isinstance(worker.error, TieredIndexError)
         ]
         if self._session.fenced is not None:
             errors.append(("writer", self._session.fenced))

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterable
 
 from tiered_index.errors import InvalidArgument
+from tiered_index.service.workers import synchronized
 
 __all__ = ["TopicTable", "assigned_topic_id"]
 
@@ -40,26 +41,28 @@ class TopicTable:
         known = self._assigned.get(topic)
         if known is not None:
             return known
-        with self._lock:
-            topic_id = assigned_topic_id(topic)
-            while self._names.get(topic_id, topic) != topic:
-                topic_id = _ASSIGNED | ((topic_id + 1) & (_ASSIGNED - 1))
-            self._add(topic_id, topic)
-            self._assigned[topic] = topic_id
-            return topic_id
+        return self._assign(topic)
 
+    @synchronized
+    def _assign(self, topic: str) -> int:
+        topic_id = assigned_topic_id(topic)
+        while self._names.get(topic_id, topic) != topic:
+            topic_id = _ASSIGNED | ((topic_id + 1) & (_ASSIGNED - 1))
+        self._add(topic_id, topic)
+        self._assigned[topic] = topic_id
+        return topic_id
+
+    @synchronized
     def give(self, pairs: Iterable[tuple[int, str]]) -> None:
         """Record ids given by a source. Raises `InvalidArgument` where one means another name already; then none is recorded."""
-        pairs = list(pairs)
-        with self._lock:
-            fresh: dict[int, str] = {}
-            for topic_id, topic in pairs:
-                other = self._names.get(topic_id, fresh.get(topic_id, topic))
-                if other != topic:
-                    raise InvalidArgument(f"topic id {topic_id} of {topic!r} already means topic {other!r}")
-                fresh[topic_id] = topic
-            for topic_id, topic in fresh.items():
-                self._add(topic_id, topic)
+        fresh: dict[int, str] = {}
+        for topic_id, topic in pairs:
+            other = self._names.get(topic_id, fresh.get(topic_id, topic))
+            if other != topic:
+                raise InvalidArgument(f"topic id {topic_id} of {topic!r} already means topic {other!r}")
+            fresh[topic_id] = topic
+        for topic_id, topic in fresh.items():
+            self._add(topic_id, topic)
 
     def ids(self, topic: str) -> frozenset[int]:
         """Return every id that means `topic`."""
@@ -70,5 +73,6 @@ class TopicTable:
         return self._names[topic_id]
 
     def _add(self, topic_id: int, topic: str) -> None:
+        # the second may be left to do by an interrupt: whoever comes with this topic next does both
         self._names[topic_id] = topic
         self._ids[topic] = self._ids.get(topic, frozenset()) | {topic_id}
