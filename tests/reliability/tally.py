@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 import time
 from collections import Counter
@@ -33,20 +34,20 @@ class Tally:
         assert kind in self.KINDS
         self.found[kind] += 1
         self.failures.append(f"{kind}: {what}")
+        print(self.failures[-1], file=sys.stderr, flush=True)
 
 
 def main(doc: str, run: Callable[[argparse.Namespace], Tally], add_arguments: Callable[[argparse.ArgumentParser], None]) -> int:
-    """Run a campaign as a program: failures to stderr, the tally to stdout (``--json``: one document); exit code 1 on a failure."""
+    """Run a campaign as a program: failures to stderr as they come, the tally to stdout (``--json``: one document); exit code 1 on a failure."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the tally as one JSON document")
     add_arguments(parser)
     options = parser.parse_args()
+    logging.getLogger("tiered_index").setLevel(logging.CRITICAL)  # provoked faults are no news
     began_s = time.monotonic()
     tally = run(options)
     tally.seconds = round(time.monotonic() - began_s, 1)
     tally.command = " ".join(["python -m", sys.modules["__main__"].__spec__.name, *(a for a in sys.argv[1:] if a != "--json")])
-    for line in tally.failures:
-        print(line, file=sys.stderr)
     if options.json:
         print(json.dumps(asdict(tally), indent=1))
     else:

@@ -1,0 +1,441 @@
+"""Interrupts at every line of every public call, in many states of an index: a caller may go on, close, or open again, and nothing is lost.
+
+Three ways:
+- a trace function raises `KeyboardInterrupt` or `MemoryError` at line n of a call, in the caller's thread, for every n;
+- it raises `MemoryError` at line n of what the service's own threads do for the call (no signal handler runs there, but memory may end);
+- a real timer signal strikes calls of a service with background workers at random moments.
+
+After each strike the index must go on in the same process, be closed within a bound of time, be opened again at once, and answer everything
+that was durable and nothing that was never put.
+
+examples:
+  python -m tests.reliability.interrupts --all             every line of every call in every state
+  python -m tests.reliability.interrupts --stride 17       every 17th line
+  python -m tests.reliability.interrupts --only flush/half full/ours/120    one strike again, as a failure names it
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dis
+import functools
+import itertools
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+
+from tests.reliability.tally import Tally, main
+from tiered_index import IndexReader, IndexService
+from tiered_index.clock import ManualClock
+from tiered_index.errors import TieredIndexError
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.disk_faults import FaultDisk
+from tiered_index.testing.model import Answer, ReferenceModel
+from tiered_index.types import Lookup
+
+NOW_MS = 1_700_000_000_000
+KEYS = ("a", "b", "c")
+TOPICS = ("orders", "payments")
+HANG_S = 30.0
+PACKAGE = str(Path(sys.modules["tiered_index"].__file__ or "").parent)
+# stand-ins of tests
+_STAND_INS = tuple(f"{PACKAGE}/{part}" for part in ("testing/", "storage/memory.py", "clock.py"))
+
+
+class Hang(BaseException):
+    """Something took longer than it ever should."""
+
+
+@contextlib.contextmanager
+def bounded(seconds: float = HANG_S) -> Iterator[None]:
+    """Raise `Hang` in the main thread, which must be the caller's, where the block takes longer."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise Hang
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@functools.cache
+def ends_of_with(code: CodeType) -> frozenset[int]:
+    """Return the offsets at which a `with` block is left without an error: the call of ``__exit__(None, None, None)``.
+
+    Python runs no handler there, and no memory is asked for: it goes from the block's last instruction to the end of a lock's release.
+    """
+    instructions = list(dis.get_instructions(code))
+    found = set()
+    for at, instruction in enumerate(instructions):
+        three = instructions[at : at + 3]
+        if len(three) == 3 and all(i.opname == "LOAD_CONST" and i.argval is None for i in three):
+            found.update(i.offset for i in three)
+            if at and instructions[at - 1].opname == "SWAP":
+                found.add(instructions[at - 1].offset)
+    return frozenset(found)
+
+
+class Striker:
+    """Raises `error` at the n-th line of ours that is run, in the caller's thread or in the service's."""
+
+    def __init__(self, line: int, error: type[BaseException], *, ours: bool, with_ends: bool) -> None:
+        self.left = line
+        self.error = error
+        self.ours, self.with_ends = ours, with_ends
+        self.armed = False
+        self.struck = ""
+
+    def trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        name = frame.f_code.co_filename
+        if not self.armed or not name.startswith(PACKAGE) or name.startswith(_STAND_INS):
+            return None
+        if self.ours and (name.endswith("/workers.py") or not threading.current_thread().name.startswith("tiered-index-")):
+            return None  # the loop of those threads has no memory to ask for
+        return self.line
+
+    def line(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event != "line" or not self.armed:
+            return self.line
+        if not self.with_ends and frame.f_lasti in ends_of_with(frame.f_code):
+            return self.line
+        self.left -= 1
+        if self.left == 0:
+            self.armed = False
+            self.struck = f"{frame.f_code.co_filename.removeprefix(PACKAGE)}:{frame.f_lineno}"
+            raise self.error("struck")
+        return self.line
+
+    @contextlib.contextmanager
+    def striking(self) -> Iterator[None]:
+        self.armed = True
+        if not self.ours:
+            sys.settrace(self.trace)
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+            self.armed = False
+
+
+@dataclass
+class Life:
+    """One index and what was put to it: `model` has all that was offered, `accepted` what a call took, `durable` what a flush confirmed."""
+
+    folder: Path
+    storage: MemoryStorage = field(default_factory=MemoryStorage)
+    model: ReferenceModel = field(default_factory=ReferenceModel)
+    accepted: list[Any] = field(default_factory=list)
+    durable: ReferenceModel = field(default_factory=ReferenceModel)
+    number: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+    service: IndexService | None = None
+    disk: FaultDisk = field(default_factory=FaultDisk)
+
+    def open(self) -> IndexService:
+        settings = {"slots": 7, "items": 12, "local_keep_s": 0, "background": False, "query_threads": 2, **self.settings}
+        return IndexService.open(
+            root=self.folder / "root", storage_backend=self.storage, clock=ManualClock(NOW_MS), disk=self.disk, **settings
+        )
+
+    def message(self) -> tuple[Any, ...]:
+        self.number += 1
+        n = self.number
+        timestamp_ms = 5_000 if n % 10 == 0 else NOW_MS + n * 1000
+        return TOPICS[n % 2], n % 3, [KEYS[n % 3], KEYS[n % 2]], n, 10, timestamp_ms
+
+    def put(self, count: int = 1) -> None:
+        assert self.service is not None
+        for _ in range(count):
+            message, before = self.message(), len(self.model.entries)
+            self.model.put(*message)
+            self.service.put(*message, source="log", source_position=self.number)
+            self.accepted += self.model.entries[before:]
+
+    def put_batch(self) -> None:
+        assert self.service is not None
+        rows: list[tuple[Any, ...]] = []
+        before = len(self.model.entries)
+        for _ in range(3):
+            topic, queue_id, keys, offset, size, timestamp_ms = self.message()
+            self.model.put(topic, queue_id, keys, offset, size, timestamp_ms)
+            rows += [(topic, queue_id, key, offset, size, timestamp_ms) for key in keys]
+        names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
+        columns = {name: np.array([row[at] for row in rows]) for at, name in enumerate(names)}
+        self.service.put_batch(columns, source="log", source_position=self.number)
+        self.accepted += self.model.entries[before:]
+
+    def flush(self) -> None:
+        assert self.service is not None
+        self.service.flush()
+        self.durable.entries = list(self.accepted)
+
+    def seal(self) -> None:
+        assert self.service is not None
+        self.service.seal()
+        self.durable.entries = list(self.accepted)
+
+    def close(self) -> None:
+        assert self.service is not None
+        self.service.close()
+        self.durable.entries = list(self.accepted)
+
+    def check(self, index: IndexService | IndexReader) -> str:
+        """Return what is wrong with the answers, or nothing."""
+        for topic, key in itertools.product(TOPICS, KEYS):
+            result = index.query(topic, key, max_count=1000)
+            answers = [Answer.of(item) for item in result]
+            possible = self.model.query(topic, key, max_count=None)
+            if result.status != "complete" or answers != [answer for answer in possible if answer in set(answers)]:
+                return f"wrong: {topic} {key}: {answers}"
+            if gone := set(self.durable.query(topic, key, max_count=None)) - set(answers):
+                return f"lost: {topic} {key}: {gone}"
+        return ""
+
+
+def _archive(life: Life) -> None:
+    assert life.service is not None
+    life.service.archive("store", 0, 4096, lambda position, length: bytes(length), modified_ms=1)
+
+
+def _query(life: Life) -> None:
+    assert life.service is not None
+    life.check(life.service)
+
+
+def _query_many(life: Life) -> None:
+    assert life.service is not None
+    list(life.service.query_many([Lookup(topic, key) for topic, key in itertools.product(TOPICS, KEYS)]))
+
+
+def _look(life: Life) -> None:
+    service = life.service
+    assert service is not None
+    service.health(), service.files(), service.durable_positions(), service.durable_position("log"), service.archived()  # noqa: B018
+
+
+def _reader(life: Life) -> None:
+    with IndexReader.open(root=life.folder / "root", storage_backend=life.storage, query_threads=2, background=False) as reader:
+        reader.refresh()
+        life.check(reader)
+
+
+def _open(life: Life) -> None:
+    life.close()
+    life.service = None
+    life.service = life.open()
+
+
+CALLS: dict[str, Callable[[Life], None]] = {
+    "put": Life.put, "put_batch": Life.put_batch, "flush": Life.flush, "seal": Life.seal, "close": Life.close,
+    "run_lifecycle": lambda life: life.service.run_lifecycle() and None, "open": _open, "abandon": lambda life: life.service.abandon(),
+    "archive": _archive, "query": _query, "query_many": _query_many, "look": _look, "reader": _reader,
+}  # fmt: skip
+WRITING = ("put", "put_batch", "flush", "seal", "close", "run_lifecycle", "open", "abandon", "archive")
+
+
+def _steps(*names: str) -> Callable[[Life], None]:
+    def go(life: Life) -> None:
+        for name in names:
+            CALLS[name](life)
+
+    return go
+
+
+STATES: dict[str, Callable[[Life], None]] = {
+    "empty": lambda life: None,
+    "buffered": lambda life: life.put(4),
+    "half full": lambda life: (life.put(3), life.flush(), life.put(2)) and None,
+    "about to roll": lambda life: (life.put(5), life.flush(), life.put(8)) and None,
+    "quarantined": lambda life: (life.put(10), life.flush(), life.put(1)) and None,
+    "sealed": lambda life: (life.put(4), life.seal(), life.put(2)) and None,
+    "uploaded": lambda life: (life.put(9), life.seal(), life.service.run_lifecycle(), life.put(3), life.flush()) and None,
+    "failed": lambda life: (life.put(2), life.flush(), life.put(2), _fail_flush(life)) and None,
+}
+
+
+def _fail_flush(life: Life) -> None:
+    life.disk.fail("sync", times=4)
+    with contextlib.suppress(TieredIndexError):
+        life.flush()
+    life.disk.clear()
+
+
+WAYS = {
+    # a line that only leaves a `with` can't be interrupted; where the writer's locks are concerned it is struck all the same
+    "interrupt": (KeyboardInterrupt, False), "memory": (MemoryError, False), "ours": (MemoryError, True),
+}  # fmt: skip
+
+
+def strike(folder: Path, state: str, call: str, way: str, line: int, tally: Tally) -> bool:
+    """Live one life; return whether there was such a line."""
+    error, ours = WAYS[way]
+    life, where = Life(folder), f"{call}/{state}/{way}/{line}"
+    striker = Striker(line, error, ours=ours, with_ends=not ours and call in WRITING)
+    if ours:
+        threading.settrace(striker.trace)
+    try:
+        with bounded():
+            life.service = life.open()
+            STATES[state](life)
+            try:
+                with striker.striking():
+                    CALLS[call](life)
+            except error:
+                pass
+            striker.armed = False
+            if not striker.struck:
+                return False
+            tally.tried[f"lines struck: {way}"] += 1
+            _go_on(life, call, told=ours)
+    except Hang:
+        tally.fail("hangs", f"{where} at {striker.struck}")
+    except AssertionError as wrong:
+        tally.fail("lost" if str(wrong).startswith("lost") else "wrong", f"{wrong}; {where} at {striker.struck}")
+    except BaseException as error:
+        tally.fail("untyped", f"{type(error).__name__}: {error}; {where} at {striker.struck}")
+        if isinstance(error, KeyboardInterrupt):
+            raise
+    finally:
+        threading.settrace(None)  # type: ignore[arg-type]
+        if life.service is not None:
+            with contextlib.suppress(BaseException), bounded(5):
+                life.service.abandon()
+        shutil.rmtree(folder, ignore_errors=True)
+    return bool(striker.struck)
+
+
+def _go_on(life: Life, call: str, *, told: bool) -> None:
+    """Work on after a strike, close, open again; everything is checked each time. `told`: the call itself raised the error."""
+    if life.service is not None and not life.service._closed:
+        before = life.service.durable_position("log") or 0
+        life.put(2)
+        _checked(life, life.service)
+        life.flush()
+        assert (life.service.durable_position("log") or 0) >= before, "wrong: a durable position went back"
+        assert life.service.health()["buffered_entries"] == 0, "wrong: entries are left in the buffer"
+        _checked(life, life.service)
+        life.seal()
+        life.service.run_lifecycle()
+        _checked(life, life.service)
+    if life.service is not None and told and life.service._closed:
+        life.service.close()  # what could not be flushed was told by the error
+    elif life.service is not None and call != "abandon":
+        life.close()
+    elif life.service is not None:
+        life.service.abandon()
+    life.service = life.open()
+    _checked(life, life.service)
+    life.put(1)
+    life.seal()
+    life.service.run_lifecycle()
+    _checked(life, life.service)
+    life.close()
+    with IndexReader.open(storage_backend=life.storage, query_threads=2) as reader:
+        _checked(life, reader)
+
+
+def _checked(life: Life, index: IndexService | IndexReader) -> None:
+    if wrong := life.check(index):
+        raise AssertionError(wrong)
+
+
+def strike_lines(folder: Path, first: int, stride: int, tally: Tally, calls: tuple[str, ...] = tuple(CALLS)) -> None:
+    """Strike every `stride`-th line, from a place that differs by call, state and way."""
+    for number, (call, state, way) in enumerate(itertools.product(calls, STATES, WAYS)):
+        line = 1 + (first + 7 * number) % stride
+        while strike(folder / f"{number}-{line}", state, call, way, line, tally):
+            line += stride
+
+
+def strike_by_signals(folder: Path, seed: int, seconds: float, tally: Tally) -> None:
+    """Have a timer's real signal interrupt calls of a service with background workers at random moments."""
+    rng = random.Random(seed)
+    life = Life(folder, settings={"background": True, "flush_interval_s": 0.003, "lifecycle_interval_s": 0.005, "items": 60})
+    armed = False
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        if armed:
+            raise KeyboardInterrupt
+
+    names = ["put", "put", "put", "put_batch", "flush", "seal", "run_lifecycle", "query", "query_many", "look", "close", "open"]
+    end_s = os.times().elapsed + seconds
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        while os.times().elapsed < end_s:
+            if life.service is None or life.service._closed:
+                if life.service is not None:
+                    life.close()
+                life.service = life.open()
+                _checked(life, life.service)
+            name = rng.choice(names if rng.random() < 0.2 else names[:-2])
+            signal.setitimer(signal.ITIMER_REAL, rng.choice((1e-5, 1e-4, 1e-3)) * (0.1 + rng.random()))
+            armed = True
+            try:
+                CALLS[name](life)
+                armed = False
+            except KeyboardInterrupt:
+                armed = False
+                tally.tried["signals"] += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            if name == "close":
+                life.close()
+        if life.service is not None:
+            life.close()
+        life.service = life.open()
+        _checked(life, life.service)
+        life.close()
+    except AssertionError as wrong:
+        tally.fail("lost" if str(wrong).startswith("lost") else "wrong", f"{wrong}; signals, seed {seed}")
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+        tally.fail("untyped", f"{type(error).__name__}: {error}; signals, seed {seed}")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if life.service is not None:
+            with contextlib.suppress(BaseException), bounded(5):
+                life.service.abandon()
+
+
+def run(options: argparse.Namespace) -> Tally:
+    """Run what the options ask for."""
+    tally = Tally("interrupts")
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        if options.only:
+            call, state, way, line = options.only.split("/")
+            strike(Path(folder) / "only", state, call, way, int(line), tally)
+            return tally
+        strike_lines(Path(folder), options.seed, 1 if options.all else options.stride, tally, tuple(options.calls.split(",")))
+        for number in range(options.signal_lives):
+            strike_by_signals(Path(folder) / f"signals-{number}", options.seed + number, options.signal_seconds, tally)
+    return tally
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("--all", action="store_true", help="every line")
+    parser.add_argument("--stride", type=int, default=37, help="every so many lines")
+    parser.add_argument("--seed", type=int, default=1, help="where the strides begin, and when signals come")
+    parser.add_argument("--calls", default=",".join(CALLS), help="only these, by name")
+    parser.add_argument("--only", default="", metavar="CALL/STATE/WAY/LINE", help="one strike again")
+    parser.add_argument("--signal-lives", type=int, default=10, help="lives that real signals strike")
+    parser.add_argument("--signal-seconds", type=float, default=5.0, help="seconds of each")
+
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__ or "", run, add_arguments))
