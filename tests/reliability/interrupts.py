@@ -82,7 +82,7 @@ def ends_of_with(code: CodeType) -> frozenset[int]:
     """
     instructions = list(dis.get_instructions(code))
     found = set()
-    for at, instruction in enumerate(instructions):
+    for at in range(len(instructions)):
         three = instructions[at : at + 3]
         if len(three) == 3 and all(i.opname == "LOAD_CONST" and i.argval is None for i in three):
             found.update(i.offset for i in three)
@@ -220,13 +220,13 @@ def _query(life: Life) -> None:
 
 def _query_many(life: Life) -> None:
     assert life.service is not None
-    list(life.service.query_many([Lookup(topic, key) for topic, key in itertools.product(TOPICS, KEYS)]))
+    list(life.service.query_many([Lookup(topic=topic, key=key) for topic, key in itertools.product(TOPICS, KEYS)]))
 
 
 def _look(life: Life) -> None:
     service = life.service
     assert service is not None
-    service.health(), service.files(), service.durable_positions(), service.durable_position("log"), service.archived()  # noqa: B018
+    service.health(), service.files(), service.durable_positions(), service.durable_position("log"), service.archived()
 
 
 def _reader(life: Life) -> None:
@@ -249,24 +249,20 @@ CALLS: dict[str, Callable[[Life], None]] = {
 WRITING = ("put", "put_batch", "flush", "seal", "close", "run_lifecycle", "open", "abandon", "archive")
 
 
-def _steps(*names: str) -> Callable[[Life], None]:
-    def go(life: Life) -> None:
-        for name in names:
-            CALLS[name](life)
+STATES = {
+    "empty": "", "buffered": "4", "half full": "3 flush 2", "about to roll": "5 flush 8", "quarantined": "10 flush 1", "sealed": "4 seal 2",
+    "uploaded": "9 seal run_lifecycle 3 flush", "failed": "2 flush 2 failing_flush",
+}  # fmt: skip
+"""What leads to each state: numbers are puts."""
 
-    return go
 
-
-STATES: dict[str, Callable[[Life], None]] = {
-    "empty": lambda life: None,
-    "buffered": lambda life: life.put(4),
-    "half full": lambda life: (life.put(3), life.flush(), life.put(2)) and None,
-    "about to roll": lambda life: (life.put(5), life.flush(), life.put(8)) and None,
-    "quarantined": lambda life: (life.put(10), life.flush(), life.put(1)) and None,
-    "sealed": lambda life: (life.put(4), life.seal(), life.put(2)) and None,
-    "uploaded": lambda life: (life.put(9), life.seal(), life.service.run_lifecycle(), life.put(3), life.flush()) and None,
-    "failed": lambda life: (life.put(2), life.flush(), life.put(2), _fail_flush(life)) and None,
-}
+def reach(life: Life, state: str) -> None:
+    """Bring a life to a state."""
+    for step in STATES[state].split():
+        if step.isdigit():
+            life.put(int(step))
+        else:
+            (CALLS.get(step) or _fail_flush)(life)
 
 
 def _fail_flush(life: Life) -> None:
@@ -292,7 +288,7 @@ def strike(folder: Path, state: str, call: str, way: str, line: int, tally: Tall
     try:
         with bounded():
             life.service = life.open()
-            STATES[state](life)
+            reach(life, state)
             try:
                 with striker.striking():
                     CALLS[call](life)
@@ -405,6 +401,7 @@ def strike_by_signals(folder: Path, seed: int, seconds: float, tally: Tally) -> 
     except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
         tally.fail("untyped", f"{type(error).__name__}: {error}; signals, seed {seed}")
     finally:
+        armed = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         if life.service is not None:

@@ -38,7 +38,7 @@ class Tally:
 
 
 def main(doc: str, run: Callable[[argparse.Namespace], Tally], add_arguments: Callable[[argparse.ArgumentParser], None]) -> int:
-    """Run a campaign as a program: failures to stderr as they come, the tally to stdout (``--json``: one document); exit code 1 on a failure."""
+    """Run a campaign as a program: failures to stderr, the tally to stdout (``--json``: one document); exit code 1 on a failure."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the tally as one JSON document")
     add_arguments(parser)

@@ -89,7 +89,6 @@ class WriteBuffer:
         """Estimated bytes in the buffer."""
         return self._bytes + self._open.size_bytes
 
-    @synchronized
     def append_rows(
         self,
         keys: Sequence[str],
@@ -100,7 +99,16 @@ class WriteBuffer:
         agree: Callable[[], None] | None = None,
     ) -> None:
         """Add the entries of one message. Raises `BackPressure`, or what `agree` raises, which is asked last; then nothing was added."""
-        self._admit(len(keys), size_bytes, agree)
+        # what `synchronized` does, with less to hand on: this is called for each message
+        with self._lock: self._append_rows(keys, record, size_bytes, source, position, agree)  # noqa: E701  # fmt: skip
+
+    def _append_rows(
+        self, keys: Sequence[str], record: Record, size_bytes: int, source: str | None, position: int | None,
+        agree: Callable[[], None] | None,
+    ) -> None:  # fmt: skip
+        self._admit(len(keys), size_bytes)
+        if agree is not None:
+            agree()
         chunk = self._open
         if len(chunk.keys) + len(keys) > chunk.capacity:
             self._close_open()
@@ -115,7 +123,9 @@ class WriteBuffer:
         self, columns: Columns, size_bytes: int, positions: dict[str, int], agree: Callable[[], None] | None = None
     ) -> None:
         """Add a batch of columns that are hashed already; `agree` and errors as `append_rows`."""
-        self._admit(len(columns["second"]), size_bytes, agree)
+        self._admit(len(columns["second"]), size_bytes)
+        if agree is not None:
+            agree()
         self._close_open()
         self._append(Chunk(self._newest + 1, len(columns["second"]), size_bytes, dict(positions), columns), self._open)
 
@@ -163,18 +173,17 @@ class WriteBuffer:
             self._flushing, self._entries, self._bytes, self._released = (), entries, size_bytes, newest
         self.refusal = None
 
-    def _admit(self, entries: int, size_bytes: int, agree: Callable[[], None] | None) -> None:
+    def _admit(self, entries: int, size_bytes: int) -> None:
         if self._closed:
             raise InvalidArgument("the index is closed")
-        held, held_bytes = self._entries + len(self._open.keys), self._bytes + self._open.size_bytes
+        rows = self._open
+        held, held_bytes = self._entries + len(rows.keys), self._bytes + rows.size_bytes
         if held and (held + entries > self._max_entries or held_bytes + size_bytes > self._max_bytes):
             self.refusal = (
                 f"the write buffer holds {held:,} entries ({held_bytes:,} bytes) that are not flushed yet; "
                 f"its bounds are {self._max_entries:,} entries and {self._max_bytes:,} bytes: slow down and repeat the call"
             )
             raise BackPressure(self.refusal)
-        if agree is not None:
-            agree()
 
     def _close_open(self) -> None:
         rows = self._open

@@ -25,7 +25,7 @@ from tiered_index.service.daemon_pool import closing_together
 from tiered_index.service.lifecycle import Progress
 from tiered_index.service.log_records import ArchivedSegment, LogState
 from tiered_index.service.lookups import Lookups
-from tiered_index.service.opening import open_parts
+from tiered_index.service.opening import Parts, open_parts
 from tiered_index.service.segment_archive import ReadSegment, SegmentArchive, SegmentUploads
 from tiered_index.service.unsealed_file import UnsealedFile
 from tiered_index.service.validation import batch_columns, check_keys, check_number, check_position, is_plain, message_row
@@ -59,7 +59,8 @@ class IndexService(Lookups):
         """Open an index; prefer `IndexService.open`. `clock`, `disk` and `storage` stand in for the real ones in tests."""
         self.config = config
         self._closed = False
-        self._closing: list[Callable[[], object]] | None = []  # what is left to do of closing it; None: all
+        self._parts: Parts | None = None
+        self._closing: list[Callable[[], object]] | None = None  # what is left to do of closing it; None: all
         self._trouble: list[Exception] = []
         rounds = config.background
         self._writer = Worker("flusher", (lambda: self._flusher.run_once()) if rounds else None, config.flush_interval_s)
@@ -77,12 +78,11 @@ class IndexService(Lookups):
             raise
 
     def _open(self, clock: Clock, disk: Disk, storage: Storage | None) -> None:
-        parts = open_parts(self.config, clock, disk, storage)
+        self._parts = parts = open_parts(self.config, clock, disk, storage)
         self._marker = parts.marker
         self._schema: Schema = parts.layout.schema
         self._session = parts.session
         self._storage = parts.storage
-        self._lock = parts.lock
         self._recovered = parts.recovered
         self._catalog = parts.catalog
         self._catalogs, self._storages, self._cold_paths = (parts.catalog,), (parts.storage,), (parts.cold,)
@@ -90,11 +90,9 @@ class IndexService(Lookups):
         self._buffer = parts.buffer
         self._lanes = parts.lanes
         self._flusher = parts.flusher
-        self._cold = parts.cold
         self._lifecycle = parts.lifecycle
         self._engine = parts.engine
         self._segments = SegmentUploads(parts.session, clock, self.config.upload_part_bytes)
-        self._closing = None
 
     @classmethod
     def open(
@@ -299,62 +297,37 @@ class IndexService(Lookups):
     # Inside
 
     def _close(self) -> None:
-        if self._closing is None:
+        if self._closing is None and self._parts is not None:
+            parts = self._parts
             self._closing = [
-                self._buffer.close, self._stop_rounds, self._flush_last, self._flusher.end, *(lane.close for lane in self._lanes),
-                self._lifecycle.close, *self._letting_go(keep_reserve=False),
+                parts.buffer.close, self._stop_rounds, parts.flusher.flush, parts.flusher.end, *(lane.close for lane in parts.lanes),
+                parts.lifecycle.close, *_letting_go(parts, keep_reserve=False),
             ]  # fmt: skip
-        self._go_on_closing(self._closing)
+        self._go_on_closing()
 
     def _abandon(self) -> None:
-        if self._closing != []:
-            self._closing = [self._stop_rounds, self._flusher.end, self._lifecycle.end, *self._letting_go(keep_reserve=True)]
-            self._go_on_closing(self._closing)
+        if self._closing != [] and self._parts is not None:
+            parts = self._parts
+            self._closing = [self._stop_rounds, parts.flusher.end, parts.lifecycle.end, *_letting_go(parts, keep_reserve=True)]
+        self._go_on_closing()
         self._trouble = []
 
-    def _go_on_closing(self, left: list[Callable[[], object]]) -> None:
+    def _go_on_closing(self) -> None:
         """Do what is left to do; what fails is told when all is done."""
-        while left:
+        while self._closing:
             try:
-                left[0]()
+                try:
+                    self._closing[0]()
+                except MemoryError:
+                    self._closing[0]()  # there is no later round that would do it
             except Exception as error:  # noqa: BLE001 - whatever it is, it is raised once lock and files are let go of
                 self._trouble.append(error)
-            del left[0]
-
-    def _flush_last(self) -> None:
-        try:
-            self._flusher.flush()
-        except MemoryError:
-            self._flusher.flush()  # there is no later round that would do it
+            del self._closing[0]
 
     def _stop_rounds(self) -> None:
         self._rounds.stop()
         for worker in (self._log_reader, self._archiver):
             worker.stop(_STORAGE_PATIENCE_S)
-
-    def _letting_go(self, *, keep_reserve: bool) -> list[Callable[[], object]]:
-        return [
-            self._close_pools, partial(self._release_files, keep_reserve=keep_reserve), self._catalog.clear, self._lock.release,
-            self._storage.close,
-        ]  # fmt: skip
-
-    def _close_pools(self) -> None:
-        with closing_together():
-            self._engine.close()
-            self._cold.close()
-
-    def _release_files(self, *, keep_reserve: bool) -> None:
-        for handle in self._catalog.all():
-            if isinstance(handle, UnsealedFile):
-                handle.release()
-        for lane in self._lanes:
-            if lane.active is not None:
-                lane.active.release()
-            if keep_reserve:
-                lane.forget_reserve()
-            else:
-                lane.discard_reserve()
-            lane.active = None
 
     def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
         """Return what may hold answers. The buffer is looked at before the files, so that an entry on its way is met at least once.
@@ -405,3 +378,26 @@ class IndexService(Lookups):
         if self._closed:
             raise InvalidArgument("the index is closed")
 
+
+def _letting_go(parts: Parts, *, keep_reserve: bool) -> list[Callable[[], object]]:
+    """Return the steps that close everything and free the root; `keep_reserve` leaves the next file's space behind, as a crash would."""
+
+    def close_pools() -> None:
+        with closing_together():
+            parts.engine.close()
+            parts.cold.close()
+
+    def release_files() -> None:
+        for handle in parts.catalog.all():
+            if isinstance(handle, UnsealedFile):
+                handle.release()
+        for lane in parts.lanes:
+            if lane.active is not None:
+                lane.active.release()
+            if keep_reserve:
+                lane.forget_reserve()
+            else:
+                lane.discard_reserve()
+            lane.active = None
+
+    return [close_pools, release_files, parts.catalog.clear, parts.lock.release, parts.storage.close]

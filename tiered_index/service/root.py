@@ -207,20 +207,22 @@ class RootLock:
         self._path = root.path / "lock"
         root.remember()
         try:
-            self._descriptor: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            # a file object: closing it is one step that may be repeated
+            self._file = os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "rb+", buffering=0)
         except OSError as error:
             raise disk_error(error, f"opening {self._path}") from error
+        descriptor = self._file.fileno()
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = _holder(os.pread(self._descriptor, 4096, 0))
-            os.close(self._descriptor)
+            holder = _holder(os.pread(descriptor, 4096, 0))
+            self._file.close()
             pid, host = holder.get("pid"), holder.get("host")
             raise LockHeld(f"{root.path} is being written by process {pid} on {host}", pid=pid, host=host) from error
         except OSError as error:
-            os.close(self._descriptor)
+            self._file.close()
             raise disk_error(error, f"locking {self._path}") from error
-        self._name_holder(self._descriptor)
+        self._name_holder(descriptor)
 
     def _name_holder(self, descriptor: int) -> None:
         """Write down who holds the lock. It is held also where a full disk has no room for that."""
@@ -236,9 +238,7 @@ class RootLock:
 
     def release(self) -> None:
         """Give the lock up. Idempotent."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
+        self._file.close()
 
 
 def _holder(data: bytes) -> dict[str, Any]:

@@ -14,18 +14,19 @@ MUTANTS = (
     Mutant(
         "buffer-accepts-in-part", "a call that is pushed back leaves its entries in the buffer",
         "service/buffer.py",
-        "            self._admit(chunk.count, size_bytes, agree)\n            self._close_open()\n            self._append(chunk)\n",
-        "            self._close_open()\n            self._append(chunk)\n            self._admit(chunk.count, size_bytes, agree)\n",
+        "        self._admit(len(columns[\"second\"]), size_bytes)\n",
+        "        self._append(Chunk(self._newest + 1, len(columns[\"second\"]), size_bytes, dict(positions), columns), self._open)\n"
+        "        self._admit(len(columns[\"second\"]), size_bytes)\n",
         (f"{BUFFER}::test_a_call_beyond_the_buffers_bound_is_refused_whole",),
     ),
     Mutant(
         "buffer-bound-passed", "a call is taken as long as the bound is not reached before it",
-        "service/buffer.py", "self._entries + entries > self._max_entries", "self._entries > self._max_entries",
+        "service/buffer.py", "held + entries > self._max_entries", "held > self._max_entries",
         (f"{BUFFER}::test_a_call_beyond_the_buffers_bound_is_refused_whole",),
     ),
     Mutant(
         "buffer-bytes-unbounded", "the bound in bytes is not looked at",
-        "service/buffer.py", " or self._bytes + size_bytes > self._max_bytes", "",
+        "service/buffer.py", " or held_bytes + size_bytes > self._max_bytes", "",
         (f"{BUFFER}::test_the_bound_in_bytes",),
     ),
     Mutant(

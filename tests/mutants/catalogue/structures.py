@@ -62,10 +62,10 @@ MUTANTS = (
     Mutant(
         "catalog-remove-before-insert", "for a moment neither a file nor its successor is in the list",
         "service/catalog.py",
-        "            self._nodes[handle.file_id] = self._list.insert(begin, max(begin, handle.second_max), handle)\n"
-        "            if old is not None:\n                self._list.remove(old)\n",
-        "            if old is not None:\n                self._list.remove(old)\n"
-        "            self._nodes[handle.file_id] = self._list.insert(begin, max(begin, handle.second_max), handle)\n",
+        "        self._nodes[handle.file_id] = self._list.insert(begin, max(begin, handle.second_max), handle)\n"
+        "        if old is not None:\n            self._list.remove(old)\n",
+        "        if old is not None:\n            self._list.remove(old)\n"
+        "        self._nodes[handle.file_id] = self._list.insert(begin, max(begin, handle.second_max), handle)\n",
         (f"{CATALOG}::test_a_file_is_visible_at_every_moment_of_a_change[put]",),
     ),
     Mutant(
