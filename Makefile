@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-all test-cluster test-s3 mutants lint bench bench-quick bench-s3 lock clean
+.PHONY: help setup demo test test-all test-cluster test-s3 mutants reliability-report lint bench bench-quick bench-s3 lock clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -67,6 +67,12 @@ test-s3: $(VENV)/.stamp-test ## tests against a real S3 server, started for them
 # the geometry of RocketMQ's defaults, in both file families
 BENCH_GEOMETRY := --slots 5000000 --items 20000000
 BENCH_ARGS ?=
+
+reliability-report: $(VENV)/.stamp-test ## run every campaign that tries to break the engine, and write docs/reliability.md (hours)
+	@$(BIN)/python -m tests.reliability.report $(REPORT_ARGS)
+
+# for example --only interrupts
+REPORT_ARGS ?=
 
 bench: $(VENV)/.stamp-test ## measure this machine: puts, pauses, compaction, lookups, recovery, commit logs, as medians and ratios (half an hour)
 	@$(BIN)/tiered-index bench $(BENCH_GEOMETRY) --preset native $(BENCH_ARGS)

@@ -1,7 +1,8 @@
 """Interrupts at every line of every public call, in many states of an index: a caller may go on, close, or open again, and nothing is lost.
 
 Three ways:
-- a trace function raises `KeyboardInterrupt` or `MemoryError` at line n of a call, in the caller's thread, for every n;
+- a trace function raises `KeyboardInterrupt` or `MemoryError` at line n of a call, in the caller's thread, for every n (each line of code
+  twice at most);
 - it raises `MemoryError` at line n of what the service's own threads do for the call (no signal handler runs there, but memory may end);
 - a real timer signal strikes calls of a service with background workers at random moments.
 
@@ -28,6 +29,7 @@ import signal
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +51,8 @@ NOW_MS = 1_700_000_000_000
 KEYS = ("a", "b", "c")
 TOPICS = ("orders", "payments")
 HANG_S = 30.0
+_OFTEN = 2
+# a loop's third round is no other place
 PACKAGE = str(Path(sys.modules["tiered_index"].__file__ or "").parent)
 # stand-ins of tests
 _STAND_INS = tuple(f"{PACKAGE}/{part}" for part in ("testing/", "storage/memory.py", "clock.py"))
@@ -95,18 +99,21 @@ class Striker:
     """Raises `error` at the n-th line of ours that is run, in the caller's thread or in the service's."""
 
     def __init__(self, line: int, error: type[BaseException], *, ours: bool, with_ends: bool) -> None:
-        self.left = line
+        self.target = line
         self.error = error
         self.ours, self.with_ends = ours, with_ends
         self.armed = False
         self.struck = ""
+        self.seen: list[tuple[str, int]] = []
 
     def trace(self, frame: FrameType, event: str, argument: object) -> Any:
         name = frame.f_code.co_filename
         if not self.armed or not name.startswith(PACKAGE) or name.startswith(_STAND_INS):
             return None
-        if self.ours and (name.endswith("/workers.py") or not threading.current_thread().name.startswith("tiered-index-")):
-            return None  # the loop of those threads has no memory to ask for
+        if self.ours and not threading.current_thread().name.startswith("tiered-index-"):
+            return None
+        if self.ours and name.endswith(("/workers.py", "/daemon_pool.py")):
+            return None  # the loops of those threads have no memory to ask for
         return self.line
 
     def line(self, frame: FrameType, event: str, argument: object) -> Any:
@@ -114,8 +121,8 @@ class Striker:
             return self.line
         if not self.with_ends and frame.f_lasti in ends_of_with(frame.f_code):
             return self.line
-        self.left -= 1
-        if self.left == 0:
+        self.seen.append((frame.f_code.co_filename, frame.f_lineno))
+        if len(self.seen) == self.target:
             self.armed = False
             self.struck = f"{frame.f_code.co_filename.removeprefix(PACKAGE)}:{frame.f_lineno}"
             raise self.error("struck")
@@ -215,12 +222,12 @@ def _archive(life: Life) -> None:
 
 def _query(life: Life) -> None:
     assert life.service is not None
-    life.check(life.service)
+    life.service.query("orders", "a", max_count=1000)
 
 
 def _query_many(life: Life) -> None:
     assert life.service is not None
-    list(life.service.query_many([Lookup(topic=topic, key=key) for topic, key in itertools.product(TOPICS, KEYS)]))
+    list(life.service.query_many([Lookup(topic="orders", key=key) for key in KEYS]))
 
 
 def _look(life: Life) -> None:
@@ -232,7 +239,7 @@ def _look(life: Life) -> None:
 def _reader(life: Life) -> None:
     with IndexReader.open(root=life.folder / "root", storage_backend=life.storage, query_threads=2, background=False) as reader:
         reader.refresh()
-        life.check(reader)
+        reader.query("orders", "a", max_count=1000)
 
 
 def _open(life: Life) -> None:
@@ -278,8 +285,8 @@ WAYS = {
 }  # fmt: skip
 
 
-def strike(folder: Path, state: str, call: str, way: str, line: int, tally: Tally) -> bool:
-    """Live one life; return whether there was such a line."""
+def strike(folder: Path, state: str, call: str, way: str, line: int, tally: Tally) -> list[tuple[str, int]]:
+    """Live one life, struck at that line of the call (0: not at all); return the lines that were run before it."""
     error, ours = WAYS[way]
     life, where = Life(folder), f"{call}/{state}/{way}/{line}"
     striker = Striker(line, error, ours=ours, with_ends=not ours and call in WRITING)
@@ -296,7 +303,7 @@ def strike(folder: Path, state: str, call: str, way: str, line: int, tally: Tall
                 pass
             striker.armed = False
             if not striker.struck:
-                return False
+                return striker.seen
             tally.tried[f"lines struck: {way}"] += 1
             _go_on(life, call, told=ours)
     except Hang:
@@ -313,7 +320,7 @@ def strike(folder: Path, state: str, call: str, way: str, line: int, tally: Tall
             with contextlib.suppress(BaseException), bounded(5):
                 life.service.abandon()
         shutil.rmtree(folder, ignore_errors=True)
-    return bool(striker.struck)
+    return striker.seen
 
 
 def _go_on(life: Life, call: str, *, told: bool) -> None:
@@ -337,6 +344,7 @@ def _go_on(life: Life, call: str, *, told: bool) -> None:
         life.service.abandon()
     life.service = life.open()
     _checked(life, life.service)
+    life.accepted = list(life.durable.entries)  # the rest may be gone
     life.put(1)
     life.seal()
     life.service.run_lifecycle()
@@ -351,12 +359,23 @@ def _checked(life: Life, index: IndexService | IndexReader) -> None:
         raise AssertionError(wrong)
 
 
+def lines_to_strike(seen: list[tuple[str, int]], often: int) -> list[int]:
+    """Return the numbers of the lines of a call that are worth striking: each line of code up to `often` times."""
+    times: Counter[tuple[str, int]] = Counter()
+    numbers = []
+    for number, line in enumerate(seen, 1):
+        times[line] += 1
+        if times[line] <= often:
+            numbers.append(number)
+    return numbers
+
+
 def strike_lines(folder: Path, first: int, stride: int, tally: Tally, calls: tuple[str, ...] = tuple(CALLS)) -> None:
-    """Strike every `stride`-th line, from a place that differs by call, state and way."""
+    """Strike every `stride`-th line of those that are worth it, from a place that differs by call, state and way."""
     for number, (call, state, way) in enumerate(itertools.product(calls, STATES, WAYS)):
-        line = 1 + (first + 7 * number) % stride
-        while strike(folder / f"{number}-{line}", state, call, way, line, tally):
-            line += stride
+        seen = strike(folder / f"{number}", state, call, way, 0, tally)
+        for line in lines_to_strike(seen, _OFTEN)[(first + 7 * number) % stride :: stride]:
+            strike(folder / f"{number}-{line}", state, call, way, line, tally)
 
 
 def strike_by_signals(folder: Path, seed: int, seconds: float, tally: Tally) -> None:
