@@ -37,7 +37,7 @@ MUTANTS = (
     ),
     Mutant(
         "directory-fetched-by-each", "lookups at the same time fetch the same directory each for itself",
-        "service/cold/path.py", "fetch = self._fetches.get(stored.name)", "fetch = self._fetches.pop(stored.name, None) and None",
+        "service/cold/path.py", "fetch = self._fetches.setdefault(stored.name, mine)", "fetch = mine",
         (f"{PARALLEL}::test_lookups_of_one_file_wait_for_one_directory",),
     ),
     Mutant(

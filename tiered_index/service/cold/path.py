@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import zlib
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -106,7 +105,6 @@ class ColdPath:
         self.filters = Filters(folder, self._caches.filters, index_id, self.settings.filter_after_probes)
         self._own_travel = travel is None
         self._travel = travel or Travel(self.settings.query_threads)
-        self._lock = threading.Lock()
         self._fetches: dict[str, Future[Trailer]] = {}
         self._closed = False
 
@@ -119,13 +117,21 @@ class ColdPath:
             known = self.known_trailer(stored)
             if known is not None:
                 return known
-            with self._lock:
-                fetch = self._fetches.get(stored.name)
-                mine = fetch is None
-                if fetch is None:
-                    fetch = self._fetches[stored.name] = Future()
-            if mine:
-                return self._fetch_for_all(stored, fetch)
+            mine: Future[Trailer] = Future()
+            try:
+                fetch = self._fetches.setdefault(stored.name, mine)
+                if fetch is mine:
+                    trailer = self._load_trailer(stored)
+                    self._caches.directories.put((self._index_id, stored.name), trailer, stored.size_bytes - stored.directory_position)
+                    mine.set_result(trailer)
+                    return trailer
+            except BaseException as error:
+                if not mine.done():
+                    mine.set_exception(error if isinstance(error, TieredIndexError) else _Abandoned())
+                raise
+            finally:
+                if self._fetches.get(stored.name) is mine:
+                    del self._fetches[stored.name]
             try:
                 return fetch.result(remaining_s())
             except (BudgetExceeded, _Abandoned):
@@ -211,20 +217,6 @@ class ColdPath:
             self._travel.close()
         if self._own_caches:
             self._caches.clear()
-
-    def _fetch_for_all(self, stored: StoredObject, fetch: Future[Trailer]) -> Trailer:
-        try:
-            trailer = self._load_trailer(stored)
-        except BaseException as error:
-            with self._lock:
-                del self._fetches[stored.name]
-            fetch.set_exception(error if isinstance(error, TieredIndexError) else _Abandoned())
-            raise
-        self._caches.directories.put((self._index_id, stored.name), trailer, stored.size_bytes - stored.directory_position)
-        with self._lock:
-            del self._fetches[stored.name]
-        fetch.set_result(trailer)
-        return trailer
 
     def _load_trailer(self, stored: StoredObject) -> Trailer:
         start = stored.directory_position
