@@ -31,7 +31,7 @@ _GENTLE_STOP_S = 3.0
 _LOOK_S = 0.05
 _PORTS = range(20_000, 32_000)
 _SHOWN_CHARACTERS = 3000
-_ORDER = ("ceph-mon", "ceph-osd", "radosgw")
+PROGRAMS = ("ceph-mon", "ceph-osd", "radosgw")
 
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
@@ -91,20 +91,42 @@ class Cluster:
 
     def start(self) -> None:
         """Start what does not run and return when the gateway answers."""
-        for program in _ORDER:
+        for program in PROGRAMS:
             if self._running(program) is None:
                 self._launch(program)
         self._until(self._answers, "the gateway did not answer")
 
     def stop(self) -> None:
         """End the processes, gently first: the gateway may hang while it shuts down."""
-        for program in reversed(_ORDER):
+        for program in reversed(PROGRAMS):
             self._end(program, signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill every process at once, as a power cut would as far as they can tell."""
-        for program in _ORDER:
+        for program in PROGRAMS:
             self._end(program, signal.SIGKILL)
+
+    def send(self, program: str, number: signal.Signals) -> None:
+        """Send a signal to one of `PROGRAMS`, where it runs; `start` starts it again where that ended it."""
+        process_id = self._running(program)
+        if process_id is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process_id, number)
+
+    def fill(self) -> None:
+        """Have the disk count as full: from some seconds later every write is refused as on a full one, with InsufficientCapacity."""
+        for which, ratio in (("nearfull", 0.00001), ("backfillfull", 0.00002), ("full", 0.00003)):
+            self._administer("osd", f"set-{which}-ratio", f"{ratio:f}")
+
+    def make_room(self) -> None:
+        """Take `fill` back."""
+        for which, ratio in (("full", 0.95), ("backfillfull", 0.90), ("nearfull", 0.85)):
+            self._administer("osd", f"set-{which}-ratio", f"{ratio:f}")
+
+    def set_quota(self, *, enabled: bool) -> None:
+        """Let the user store no object more than there are, or any number: what is too much is refused with QuotaExceeded."""
+        for words in (("set", "--max-objects=1"), ("enable",)) if enabled else (("disable",),):
+            self._run("radosgw-admin", "-n", "client.rgw.a", "quota", words[0], "--quota-scope=user", "--uid=tests", *words[1:])
 
     def remove(self) -> None:
         """Stop what runs and delete the state."""
@@ -184,7 +206,7 @@ class Cluster:
         return state in "ZX"  # ended, and its parent has not asked for it yet
 
     def _answers(self) -> bool:
-        for program in _ORDER:
+        for program in PROGRAMS:
             if self._running(program) is None:
                 raise ClusterError(f"{program} ended; see {self._log(program)}\n{self._log(program).read_text()[-_SHOWN_CHARACTERS:]}")
         try:

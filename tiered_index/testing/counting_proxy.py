@@ -18,6 +18,7 @@ import http.client
 import socket
 import struct
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ __all__ = ["Action", "Count", "CountingProxy", "Exchange", "Request", "counting_
 
 _HOP_BY_HOP = {"connection", "expect", "keep-alive", "transfer-encoding", "upgrade"}
 _UPSTREAM_TIMEOUT_S = 60.0
+_PIECES = 20
+# of an answer that drips
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ class Action:
     """Bytes of the body after which the connection is closed; all of them are announced."""
     reset: bool = False
     """With `cut_at`: the connection is reset, not closed."""
+    drip_s: float = 0.0
+    """Seconds that sending the answer takes, piece by piece."""
     lose_answer: bool = False
     """The endpoint does its work, and the connection is closed without an answer."""
     hold: Callable[[], object] | None = None
@@ -234,7 +239,14 @@ class _Handler(BaseHTTPRequestHandler):
         if action.lose_answer:
             self.close_connection = True
             return
-        self.wfile.write(_head(self.command, reply, action) + sent)
+        answer = _head(self.command, reply, action) + sent
+        if action.drip_s:
+            piece = len(answer) // _PIECES + 1
+            for start in range(0, len(answer), piece):
+                self.wfile.write(answer[start : start + piece])
+                time.sleep(action.drip_s / _PIECES)
+        else:
+            self.wfile.write(answer)
         if action.cut_at is not None:
             self.close_connection = True
             if action.reset:

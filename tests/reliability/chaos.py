@@ -1,0 +1,538 @@
+"""Chaos on a real S3 server: two writers of one index that take over from each other, readers and a merger, all killed, stopped and cut off.
+
+    python -m tests.reliability.chaos --minutes 10 [--seed S] [--endpoint URL]
+
+Four timelines of events run side by side, each drawn from the seed: the processes (SIGKILL, SIGSTOP, SIGTERM, and sweeps of orphans while
+nobody writes), the server (killed, stopped and restarted, whole or in part; its disk full, its quota spent), and the network of each of two
+hosts (a proxy). Every event is told on stderr with its time. At the end all is healed, every writer ends and publishes what it has, and the
+index must hold all that the journals declare durable and nothing else (`chaos_oracle`), verify must find nothing, and orphans must leave
+nothing. Without an endpoint (the option, or TIERED_INDEX_TEST_S3_ENDPOINT) a server is started for the campaign; only one of ours is killed.
+
+Threads: processes are started, and end, with the main one; a thread for each of the other timelines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+import boto3
+from botocore.config import Config
+
+from tests.real_s3.cluster import Cluster, ClusterError
+from tests.real_s3.packages import install
+from tests.real_s3.server import ENDPOINT_VARIABLE, STATE_VARIABLE
+from tests.reliability.chaos_crew import HANG_S, LEASE_TTL_S, SETTINGS, WRITERS, Place
+from tests.reliability.chaos_oracle import KEYS, Declared, problem_with
+from tests.reliability.tally import Tally
+from tests.reliability.tally import main as tally_main
+from tests.storage.scripted_server import error as s3_error
+from tiered_index import IndexReader, IndexService
+from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.errors import LockHeld, StorageError, TieredIndexError
+from tiered_index.service.log_records import LogState
+from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.service.orphans import delete_orphans, find_orphans
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.s3 import S3Storage
+from tiered_index.testing.counting_proxy import Action, CountingProxy, Request, counting_proxy
+
+CREW = {"writer-a": 0, "writer-b": 1, "reader-stored": 0, "reader-local": 1, "merger": 1}
+"""Its members, and the host that each is on."""
+_PUBLISHERS = ("writer-a", "writer-b", "merger")
+_LOOK_S = 0.05
+_PATIENCE_S = 60.0
+_TWO_DAYS_S = 2 * 86400
+_SERVER = ("kill all", "kill all", "restart", "kill the gateway", "kill the disk's process", "stop the gateway", "stop the disk's process",
+           "fill the disk", "spend the quota")  # fmt: skip
+_NETWORK = ("latency", "resets", "half-answers", "lost requests", "lost answers", "503", "black hole", "black hole after the work", "slow drip")
+Timeline = Generator[float, None, None]
+"""Yields how many seconds to wait; what is closed early heals what it has broken."""
+
+
+@dataclass
+class _Member:
+    process: subprocess.Popen[bytes] | None = None
+    due_s: float = 0.0
+    """When it is started again."""
+    killed: bool = False
+    stopped: bool = False
+
+
+class Campaign:
+    """One run. `tally` is filled as it goes."""
+
+    def __init__(self, seconds: float, seed: int, endpoint_url: str, cluster: Cluster | None, folder: Path) -> None:
+        self.seconds, self.seed, self.endpoint_url, self.cluster, self.folder = seconds, seed, endpoint_url, cluster, folder
+        self.tally = Tally("chaos")
+        self.bucket = f"tiered-index-chaos-{uuid.uuid4().hex[:12]}"
+        self.proxies: list[CountingProxy] = []
+        self.begun = Counter[int]()
+        """Requests that each proxy was given."""
+        self.crew = {name: _Member() for name in CREW}
+        self.starts = 0
+        self.ending = threading.Event()
+        self._began_s = time.monotonic()
+        self._tally_lock = threading.Lock()
+
+    # The course of a campaign
+
+    def run(self) -> None:
+        """Do it all; whatever happens, no process of the crew is left."""
+        client = boto3.client("s3", endpoint_url=self.endpoint_url, config=Config(s3={"addressing_style": "path"}))
+        client.create_bucket(Bucket=self.bucket)
+        try:
+            with contextlib.ExitStack() as hosts:
+                self.proxies = [hosts.enter_context(counting_proxy(self.endpoint_url)) for _ in range(2)]
+                for host in range(2):
+                    self._set_fault(host, None)
+                self._strike()
+                self.say("healed; everything ends and settles")
+                self._end_crew()
+                self._read_notes()
+                self._wait_idle()
+                with self._guarded("settling"):
+                    self._settle()
+        finally:
+            self._kill_crew()
+            if self.cluster is None:
+                with contextlib.suppress(Exception), open_storage(self.uri()) as storage:
+                    storage.delete_many([info.name for info in storage.list()])
+                    client.delete_bucket(Bucket=self.bucket)
+            client.close()
+
+    def say(self, what: str) -> None:
+        """Tell of an event."""
+        print(f"{time.monotonic() - self._began_s:7.1f} s  {what}", file=sys.stderr, flush=True)
+
+    def count(self, what: str, number: int = 1) -> None:
+        """Count what was tried."""
+        with self._tally_lock:
+            self.tally.tried[what] += number
+
+    def fail(self, kind: str, what: str) -> None:
+        """Tell of a failure."""
+        with self._tally_lock:
+            self.tally.fail(kind, f"{what} (--seed {self.seed})")
+        self.say(f"FAILED: {kind}: {what}")
+
+    def uri(self, host: int | None = None) -> str:
+        """Return the index's place, as a host sees it."""
+        return f"s3://{self.bucket}/chaos?endpoint_url={self.endpoint_url if host is None else self.proxies[host].endpoint_url}"
+
+    def _strike(self) -> None:
+        """Let the timelines run for the campaign's time."""
+        beside = [self._network(host, self._random(f"network {host}")) for host in range(2)]
+        if self.cluster is not None:
+            beside.append(self._server(self.cluster, self._random("server")))
+        troubles: list[BaseException] = []
+        threads = [threading.Thread(target=self._follow, args=(timeline, troubles)) for timeline in beside]
+        for thread in threads:
+            thread.start()
+        try:
+            self._tend_until(time.monotonic() + 3.0)  # every member has a beginning
+            with contextlib.closing(self._processes(self._random("processes"))) as timeline:
+                for pause_s in timeline:
+                    until_s = time.monotonic() + pause_s
+                    self._tend_until(min(until_s, self._began_s + self.seconds))
+                    if time.monotonic() >= self._began_s + self.seconds or troubles:
+                        break
+        finally:
+            self.ending.set()
+            for thread in threads:
+                thread.join()
+        if troubles:
+            raise troubles[0]
+
+    def _random(self, name: str) -> random.Random:
+        return random.Random(f"{self.seed} {name}")
+
+    def _follow(self, timeline: Timeline, troubles: list[BaseException]) -> None:
+        try:
+            for pause_s in timeline:
+                if self.ending.wait(pause_s):
+                    break
+            timeline.close()
+        except BaseException as error:  # noqa: BLE001 - raised by the main thread
+            troubles.append(error)
+
+    # Processes
+
+    def _processes(self, chance: random.Random) -> Timeline:
+        while True:
+            yield chance.uniform(0.2, 3)
+            what = chance.choices(("kill", "stop", "stop and kill", "end", "kill both writers", "sweep"), (8, 8, 2, 2, 1, 1))[0]
+            names = WRITERS if what == "kill both writers" else (chance.choice((*CREW, "writer-a", "writer-b")),)
+            members = [f"writer-{name}" if name in WRITERS else name for name in names]
+            pause_s = chance.choice((0.0, 0.5, 3.0, LEASE_TTL_S + 2))
+            asleep_s = chance.choice((0.2, 1.0, 3.0, LEASE_TTL_S + 1, LEASE_TTL_S + 5))
+            if what == "sweep":
+                self._sweep_alone()
+                continue
+            for name in members:
+                if what.startswith("kill"):
+                    self._kill(name, pause_s)
+                elif what == "end" and self._signal(name, signal.SIGTERM):
+                    self.count("ends (SIGTERM)")
+                    self.crew[name].due_s = time.monotonic() + pause_s
+                elif what.startswith("stop") and self._signal(name, signal.SIGSTOP):
+                    self.say(f"stop {name} for {asleep_s:.1f} s")
+                    self.count("stops (SIGSTOP)")
+                    self.crew[name].stopped = True
+                    try:
+                        yield asleep_s
+                    finally:
+                        self.crew[name].stopped = False
+                        self._signal(name, signal.SIGCONT)
+                    if what == "stop and kill":
+                        self._kill(name, pause_s)
+
+    def _kill(self, name: str, pause_s: float) -> None:
+        if self._signal(name, signal.SIGKILL):
+            self.say(f"kill {name}; it comes back in {pause_s:.1f} s or more")
+            self.count("kills (SIGKILL)")
+            self.crew[name].killed = True
+            self.crew[name].due_s = time.monotonic() + pause_s
+
+    def _signal(self, name: str, number: signal.Signals) -> bool:
+        process = self.crew[name].process
+        if process is None or process.poll() is not None:
+            return False
+        process.send_signal(number)
+        return True
+
+    def _tend_until(self, until_s: float) -> None:
+        """Start whoever is due, and look at how others ended."""
+        while True:
+            for name, member in self.crew.items():
+                self._reap(name)
+                if member.process is None and time.monotonic() >= member.due_s:
+                    self._start(name)
+            if time.monotonic() >= until_s:
+                return
+            time.sleep(_LOOK_S)
+
+    def _start(self, name: str) -> None:
+        self.starts += 1
+        place = Place(str(self.folder), self.uri(CREW[name]), name, self._random(f"{name} {self.starts}").randrange(1 << 30))
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("TIERED_INDEX_")}
+        command = [sys.executable, "-m", "tests.reliability.chaos_crew", name.partition("-")[0], json.dumps(asdict(place))]
+        with self._stderr(name).open("ab") as log:
+            # a session of its own: an interrupt typed at the campaign is the campaign's to deal with
+            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        self.crew[name].process, self.crew[name].killed = process, False
+
+    def _reap(self, name: str) -> None:
+        member = self.crew[name]
+        if member.process is not None and (code := member.process.poll()) is not None:
+            member.process = None
+            if code and not (member.killed and code == -signal.SIGKILL):
+                kind = "hangs" if "Timeout (" in self._stderr(name).read_text()[-20_000:] else "untyped"
+                self.fail(kind, f"{name} ended with {code}; see {self._stderr(name)}")
+
+    def _stderr(self, name: str) -> Path:
+        return self.folder / f"stderr-{name}"
+
+    def _end_crew(self, names: tuple[str, ...] = tuple(CREW)) -> None:
+        """Have members end in good order."""
+        for name in names:
+            self._signal(name, signal.SIGCONT)
+            self._signal(name, signal.SIGTERM)
+        deadline_s = time.monotonic() + HANG_S
+        for name in names:
+            process = self.crew[name].process
+            if process is not None:
+                try:
+                    process.wait(max(0.1, deadline_s - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    self.fail("hangs", f"{name} did not end within {HANG_S:.0f} s; see {self._stderr(name)}")
+                    process.kill()
+                    self.crew[name].killed = True
+                    process.wait()
+            self._reap(name)
+
+    def _kill_crew(self) -> None:
+        for member in self.crew.values():
+            if member.process is not None:
+                member.process.kill()
+                member.process.wait()
+
+    # The server
+
+    def _server(self, cluster: Cluster, chance: random.Random) -> Timeline:
+        while True:
+            yield chance.uniform(2, 12)
+            what, lasts_s, down_s = chance.choice(_SERVER), chance.uniform(2, 9), chance.choice((0.0, 0.0, 2.0, 5.0))
+            self.say(f"server: {what}")
+            self.count(f"server: {what}")
+            gateway, disk = "radosgw", "ceph-osd"
+            try:
+                if what == "kill all":
+                    cluster.kill()
+                    yield down_s
+                elif what == "restart":
+                    cluster.stop()
+                elif what.startswith("kill"):
+                    cluster.send(gateway if "gateway" in what else disk, signal.SIGKILL)
+                    yield down_s
+                elif what.startswith("stop"):
+                    cluster.send(gateway if "gateway" in what else disk, signal.SIGSTOP)
+                    yield lasts_s
+                elif what == "fill the disk":
+                    cluster.fill()
+                    yield lasts_s
+                else:
+                    cluster.set_quota(enabled=True)
+                    yield lasts_s
+            finally:
+                for program in (gateway, disk):
+                    cluster.send(program, signal.SIGCONT)
+                cluster.start()
+                if what == "fill the disk":
+                    cluster.make_room()
+                elif what == "spend the quota":
+                    cluster.set_quota(enabled=False)
+                self.say(f"server: well again after: {what}")
+
+    # The network
+
+    def _network(self, host: int, chance: random.Random) -> Timeline:
+        faults = self._random(f"faults {host}")  # how many are drawn depends on the requests
+        while True:
+            yield chance.uniform(0.5, 8)
+            what, share, lasts_s = chance.choice(_NETWORK), chance.choice((0.05, 0.3, 1.0)), chance.uniform(0.5, 7)
+            self.say(f"host {host}: {what} for {lasts_s:.1f} s, {share:.0%} of requests")
+            self.count(f"network: {what}")
+            over = threading.Event()
+            make = _fault(what, faults, over)
+            self._set_fault(host, lambda make=make, share=share: make() if faults.random() < share else None)  # type: ignore[misc]
+            try:
+                yield lasts_s
+            finally:
+                self._set_fault(host, None)
+                over.set()
+
+    def _set_fault(self, host: int, make: Callable[[], Action | None] | None) -> None:
+        def fault(_: Request) -> Action | None:
+            self.begun[host] += 1
+            action = make() if make is not None else None
+            if action is not None:
+                self.count("requests spoilt")
+            return action
+
+        self.proxies[host].fault = fault
+
+    def _wait_idle(self) -> bool:
+        """Return whether what was sent to the server has been answered: a late write would look like one that nobody made."""
+        deadline_s = time.monotonic() + _PATIENCE_S + 5
+        while any(self.begun[host] != len(proxy.exchanges) for host, proxy in enumerate(self.proxies)):
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(0.2)
+        return True
+
+    # Sweeps
+
+    def _sweep_alone(self) -> None:
+        """Delete orphans as of two days later, which is safe where nobody uploads: all who do are killed first."""
+        for name in _PUBLISHERS:
+            self._signal(name, signal.SIGKILL)
+            self.crew[name].killed = True
+        for name in _PUBLISHERS:
+            process = self.crew[name].process
+            if process is not None:
+                process.wait()
+            self._reap(name)
+        self.count("kills (SIGKILL)", len(_PUBLISHERS))
+        if not self._wait_idle():
+            self.say("no sweep: requests are still under way")
+            return
+        try:
+            with open_storage(self.uri()) as storage:
+                objects, uploads = _sweep(storage)
+        except TieredIndexError as error:
+            self.say(f"no sweep: {error}")
+            return
+        self.say(f"swept {objects} orphans and {uploads} unfinished uploads while nobody wrote")
+        self.count("sweeps beside readers")
+        self.count("orphans deleted", objects + uploads)
+
+    # The end
+
+    def _read_notes(self) -> None:
+        for name in CREW:
+            path = self.folder / f"notes-{name}"
+            for line in path.read_text().splitlines() if path.exists() else ():
+                note = json.loads(line)
+                if "fail" in note:
+                    self.fail(note["fail"], note["what"])
+                else:
+                    self.count(note["count"], note["number"])
+            told = self._stderr(name).read_text() if self._stderr(name).exists() else ""
+            if "Traceback (most recent call last)" in told:
+                self.fail("untyped", f"{name}: {told[told.index('Traceback') :][:3000]}")
+
+    @contextlib.contextmanager
+    def _guarded(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except (TieredIndexError, ClusterError, AssertionError) as error:
+            self.fail("wrong", f"{doing}: {type(error).__name__}: {error}")
+
+    def _settle(self) -> None:
+        """Publish, merge and sweep everything; then everything must be there, and nothing else."""
+        declared = {name: Declared(self.folder / f"journal-{name}") for name in WRITERS}
+        for name, said in declared.items():
+            said.look()
+            self.count("entries declared durable", said.durable + 1)
+            self._publish(name, said)
+        with open_storage(self.uri()) as storage:
+            assert isinstance(storage, S3Storage)
+            log = StorageLog(storage, SystemClock())
+            log.open()
+            self.count("writers' epochs", log.state.epoch)
+            entries = _entries(log.state)
+            self._check_all(declared, entries)
+            for window_s in (86400, 30 * 86400):
+                merge(storage, log, SystemClock(), MergeOptions(window_s=window_s, min_age_s=0))
+            if _entries(log.refresh()) != entries:
+                self.fail("wrong", f"{entries} entries before the last merge, {_entries(log.state)} after it")
+            self.count("orphans deleted", sum(_sweep(storage)))
+            left = {info.name for prefix in ("data/", "staging/", "segments/", "probe/") for info in storage.list(prefix)}
+            if left != set(log.refresh().objects) or any(_sweep(storage)) or list(storage.list_uploads()):
+                self.fail("wrong", f"after the sweep: {sorted(left ^ set(log.state.objects))[:5]}, {list(storage.list_uploads())[:5]}")
+            self._check_all(declared, entries)
+        for place in (["--storage", self.uri()], *(["--root", str(self.folder / f"root-{name}")] for name in WRITERS)):
+            self._verify(place)
+
+    def _publish(self, name: str, said: Declared) -> None:
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                index = IndexService.open(
+                    root=self.folder / f"root-{name}", storage=self.uri(), lease_ttl_s=LEASE_TTL_S, background=False, **SETTINGS
+                )
+                break
+            except (LockHeld, StorageError):
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.2)
+        with index:
+            position = index.durable_position(name)
+            if (-1 if position is None else position) < said.durable:
+                self.fail("lost", f"writer {name} stands at {position}, and declared {said.durable} durable")
+            index.seal()
+            while True:
+                try:
+                    index.run_lifecycle()
+                    index.run_lifecycle()
+                    break
+                except StorageError:
+                    if time.monotonic() > deadline_s:
+                        raise
+            if problems := index.health()["problems"]:
+                self.fail("wrong", f"writer {name} has problems at the end: {problems}")
+
+    def _check_all(self, declared: dict[str, Declared], entries: int) -> None:
+        """Ask a fresh reader for every key of every writer."""
+        answers = 0
+        with IndexReader.open(self.uri(), **SETTINGS) as reader:
+            for topic, said in declared.items():
+                for key in range(KEYS):
+                    result = reader.query(topic, f"key-{key}", max_count=10**7)
+                    found = problem_with(result.items, topic, key, said.durable, said.offered)
+                    if result.status != "complete":
+                        found = "wrong", f"{topic} key-{key} is {result.status} at the end"
+                    if found is not None:
+                        self.fail(found[0], f"at the end: {found[1]}")
+                    answers += len(result)
+                    self.count("answers checked")
+        puts = sum(said.puts for said in declared.values())
+        if not answers <= entries <= puts:
+            self.fail("wrong", f"{answers} answers of {entries} stored entries of {puts} that were put")
+
+    def _verify(self, place: list[str]) -> None:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("TIERED_INDEX_")}
+        done = subprocess.run(
+            [sys.executable, "-m", "tiered_index.cli", "verify", "--deep", "--json", *place],
+            env=environment, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        # a root's notes tell of local copies of files that were merged, a storage's of objects that the sweep should have taken
+        notes = json.loads(done.stdout)["notes"] if done.returncode == 0 and place[0] == "--storage" else []
+        if done.returncode or notes:
+            told = f"{notes[:3]} {done.stdout[-2000:]} {done.stderr[-2000:]}"
+            self.fail("wrong", f"verify {' '.join(place)} ended with {done.returncode}: {told}")
+
+
+def _fault(what: str, chance: random.Random, over: threading.Event) -> Callable[[], Action]:
+    """Return what makes an action of this kind; `over` is when the fault ends."""
+    nothing = s3_error(503, "Lost")
+    return {
+        "latency": lambda: Action(hold=lambda delay_s=chance.uniform(0.05, 2): over.wait(delay_s)),  # type: ignore[misc]
+        "resets": lambda: Action(cut_at=0, reset=True),
+        "half-answers": lambda: Action(cut_at=chance.choice((1, 20, 100, 3000))),
+        "lost requests": lambda: Action(answer=nothing, lose_answer=True),
+        "lost answers": lambda: Action(lose_answer=True),
+        "503": lambda: Action(answer=s3_error(503, "SlowDown")),
+        "black hole": lambda: Action(answer=nothing, hold=over.wait, lose_answer=True),
+        "black hole after the work": lambda: Action(hold=over.wait, lose_answer=True),
+        "slow drip": lambda: Action(drip_s=chance.uniform(0.5, 5)),
+    }[what]
+
+
+def _sweep(storage: object) -> tuple[int, int]:
+    """Delete orphans as they are seen two days later; return how many objects and uploads."""
+    clock = ManualClock(SystemClock().now_ms() + _TWO_DAYS_S * 1000)
+    log = StorageLog(storage, clock)  # type: ignore[arg-type]
+    log.open()
+    found = delete_orphans(storage, find_orphans(storage, log, clock))  # type: ignore[arg-type]
+    return len(found.objects), len(found.uploads)
+
+
+def _entries(state: LogState) -> int:
+    return sum(stored.count for stored in state.objects.values())
+
+
+def run(options: argparse.Namespace) -> Tally:
+    """Run a campaign against the endpoint."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    state = os.environ.get(STATE_VARIABLE)
+    cluster = Cluster(install(), Path(state)) if state and not options.endpoint else None
+    folder = tempfile.mkdtemp(prefix="tiered-index-chaos-")
+    print(f"seed {options.seed}, {options.minutes} minutes, files in {folder}", file=sys.stderr, flush=True)
+    campaign = Campaign(options.minutes * 60, options.seed, options.endpoint or os.environ[ENDPOINT_VARIABLE], cluster, Path(folder))
+    campaign.run()
+    return campaign.tally
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--endpoint", help="an S3 service to use; its processes are left alone")
+
+
+if __name__ == "__main__":
+    if not os.environ.get(ENDPOINT_VARIABLE) and not any(word.startswith(("--endpoint", "-h", "--help")) for word in sys.argv[1:]):
+        os.execv(  # noqa: S606 - our own server, which runs this program
+            sys.executable,
+            [sys.executable, "-m", "tests.real_s3.server", "run", "--", sys.executable, "-m", "tests.reliability.chaos", *sys.argv[1:]],
+        )
+    sys.exit(tally_main(__doc__ or "", run, add_arguments))

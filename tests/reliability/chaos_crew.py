@@ -1,0 +1,300 @@
+"""The crew of the chaos campaign, each a process of its own that is stopped, killed and started again: a writer, a reader, a merger.
+
+`python -m tests.reliability.chaos_crew ROLE JSON`, where the document holds the fields of `Place`. Each meets typed errors and goes on; any
+other exception ends it, and its traceback on stderr is a finding, as is one of a background worker's. A step that takes longer than
+`HANG_S` ends the process with the stacks of its threads. It does not outlive the campaign.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.reliability.chaos_oracle import KEYS, Declared, Journal, Notes, batch, problem_with, seconds
+from tiered_index import IndexReader, IndexService, Lookup, QueryResult
+from tiered_index.clock import SystemClock
+from tiered_index.errors import BackPressure, CorruptFile, InvalidArgument, TieredIndexError, WriterFenced
+from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.s3_options import S3Options
+
+HANG_S = 180.0
+"""Far beyond what all time-outs of a step and a stop by the campaign add up to, under load as well."""
+LEASE_TTL_S = 4.0
+IMPATIENT = S3Options(connect_timeout_s=2, read_timeout_s=4, max_attempts=2, transfer_attempts=2, backoff_s=0.05)
+SETTINGS: dict[str, Any] = {"slots": 501, "query_threads": 4, "s3": IMPATIENT}
+WRITERS = ("a", "b")
+_PR_SET_PDEATHSIG = 1
+_DEFECTS = (CorruptFile, InvalidArgument)
+# typed errors that no fault of this campaign explains: no byte is changed, and no call is wrong
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a member of the crew works."""
+
+    folder: str
+    uri: str
+    name: str
+    seed: int
+
+    def root(self, writer: str) -> Path:
+        return Path(self.folder) / f"root-{writer}"
+
+    def journal(self, writer: str) -> Path:
+        return Path(self.folder) / f"journal-{writer}"
+
+
+class Member:
+    """What all roles share: randomness, notes, and what becomes of an error."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.random = random.Random(place.seed)
+        self.notes = Notes(Path(place.folder) / f"notes-{place.name}")
+        self.ending = threading.Event()
+        signal.signal(signal.SIGTERM, lambda number, frame: self.ending.set())
+
+    def run(self) -> None:
+        """Work until SIGTERM."""
+        while not self.ending.is_set():
+            self.step()
+            with self.trying("session"):
+                self.session()
+            self.ending.wait(0.2)
+
+    def session(self) -> None:
+        """Open, work, close."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """Say that all goes on."""
+        faulthandler.dump_traceback_later(HANG_S, exit=True)
+
+    @contextlib.contextmanager
+    def trying(self, what: str) -> Iterator[None]:
+        """Count a typed error, and go on behind the block."""
+        try:
+            yield
+        except TieredIndexError as error:
+            self.notes.count(f"typed errors of a {what}")
+            print(f"{time.time():.1f} {what}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            if isinstance(error, _DEFECTS):
+                self.notes.fail("wrong", f"{self.place.name}: {what}: {type(error).__name__}: {error}")
+
+
+class Writer(Member):
+    """Puts, flushes and declares; what another root's lease or fence keeps out tries again."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.topic = place.name.removeprefix("writer-")
+        self.journal = Journal(place.journal(self.topic))
+        self.declared = Declared(place.journal(self.topic))
+
+    def session(self) -> None:
+        self.declared.look()
+        index = IndexService.open(
+            root=self.place.root(self.topic), storage=self.place.uri, items=self.random.choice((300, 3000, 30_000, 250_000)),
+            lease_ttl_s=LEASE_TTL_S, flush_interval_s=0.2, lifecycle_interval_s=0.1, refresh_interval_s=self.random.choice((0.3, 5)),
+            local_keep_s=self.random.choice((0, 5, 86400)), **SETTINGS,
+        )  # fmt: skip
+        self.notes.count("sessions of writers")
+        last = -1
+        try:
+            last = self._start(index)
+            while not self.ending.is_set() and self.random.random() > 0.001:
+                last = self._work(index, last)
+        except WriterFenced:
+            self.notes.count("writers fenced")
+            raise
+        finally:
+            index.close()
+            if last >= 0:
+                self.journal.declare(last)  # closed without an error: all is flushed
+
+    def _start(self, index: IndexService) -> int:
+        """Return the last message that is durable; none that was declared so may be missing among them."""
+        known = not any(problem.startswith("log:") for problem in index.health()["problems"])
+        position = index.durable_position(self.topic)
+        last = -1 if position is None else position
+        if known and last < self.declared.durable:
+            self.notes.fail("lost", f"durable position {last} after {self.declared.durable} was declared")
+        if last > self.declared.offered:
+            self.notes.fail("wrong", f"durable position {last}, but only {self.declared.offered} was offered")
+        return last
+
+    def _work(self, index: IndexService, last: int) -> int:
+        self.step()
+        first, last = last + 1, last + self.random.choice((1, 5, 100, 400, 1000))
+        self.journal.offer(first, last)
+        self._put(index, first, last)
+        chance = self.random.random()
+        if chance < 0.3:
+            with self.trying("flush"):
+                index.flush()
+                self.journal.declare(last)
+        elif chance < 0.6:
+            durable = index.durable_position(self.topic)
+            if durable is not None:
+                self.journal.declare(durable)
+        elif chance < 0.63:
+            with self.trying("seal"):
+                index.seal()
+                self.journal.declare(last)
+        elif chance < 0.65:
+            with self.trying("round of the life cycle"):
+                index.run_lifecycle()
+        elif chance < 0.7:
+            with self.trying("lookup"):
+                key = self.random.randrange(KEYS)
+                found = problem_with(index.query(self.topic, f"key-{key}", max_count=10**6).items, self.topic, key, last, last)
+                self.notes.count("answers checked")
+                if found is not None:
+                    self.notes.fail(found[0], f"{self.place.name} itself: {found[1]}")
+        time.sleep(self.random.uniform(0.0, 0.25))
+        return last
+
+    def _put(self, index: IndexService, first: int, last: int) -> None:
+        while True:
+            try:
+                columns = batch(self.topic, first, last)
+                if first == last:
+                    row = {name: values[0] for name, values in columns.items()}  # type: ignore[index]
+                    numbers = (int(row[name]) for name in ("offset", "size", "timestamp_ms"))
+                    index.put(row["topic"], int(row["queue_id"]), row["key"], *numbers, self.topic, last)
+                else:
+                    index.put_batch(columns, self.topic, last)
+                return
+            except BackPressure:
+                time.sleep(0.1)
+
+
+class Reader(Member):
+    """Asks, of the storage alone or beside a root, and checks each answer."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.declared = {name: Declared(place.journal(name)) for name in WRITERS}
+        self.seen: dict[str, int] = {}
+
+    def session(self) -> None:
+        local = self.random.choice(WRITERS) if self.place.name == "reader-local" else None
+        root = self.place.root(local) if local is not None else None
+        if root is not None and not (root / "tiered_index.json").exists():
+            return  # not begun yet
+        settings = {**SETTINGS, "refresh_interval_s": self.random.choice((0, 0.2, 2)), "filter_after_probes": self.random.choice((1, 8))}
+        with IndexReader.open(self.place.uri, root=root, **settings) as reader:
+            for _ in range(self.random.choice((5, 50, 200))):
+                if self.ending.is_set():
+                    return
+                self.step()
+                with self.trying("lookup"):
+                    self._ask(reader, local)
+                time.sleep(0.02)
+
+    def _ask(self, reader: IndexReader, local: str | None) -> None:
+        topic, key = self.random.choice(WRITERS), self.random.randrange(KEYS)
+        durable = self._durable(reader, topic, local)
+        begin_s, end_s = 0, 1 << 40
+        if durable >= 0 and self.random.random() < 0.5:
+            middle = int(seconds(np.array([self.random.randint(0, durable)]))[0])
+            begin_s, end_s = middle - self.random.choice((0, 60, 7200)), middle + self.random.choice((0, 60, 7200))
+        times = {"begin_ms": begin_s * 1000, "end_ms": min(end_s * 1000, 253_402_300_799_999)}
+        asked = {"topic": topic, "key": f"key-{key}", **times}
+        timeout_s = self.random.choice((None, None, 1.0, 10.0))
+        bounds = {"begin_s": begin_s, "end_s": end_s}
+        chance = self.random.random()
+        if chance < 0.2:
+            keys = self.random.sample(range(KEYS), 5)
+            lookups = [Lookup(topic=topic, key=f"key-{each}", max_count=10**6, **times) for each in keys]
+            results = reader.query_many(lookups, timeout_s=timeout_s)
+            for each, result in zip(keys, results, strict=True):
+                self._check(result, topic, each, durable, **bounds)
+        elif chance < 0.4:
+            partial = reader.query(**asked, max_count=10**6, allow_partial=True, timeout_s=timeout_s)
+            if partial.status == "partial":
+                if not partial.failed:
+                    self.notes.fail("wrong", f"a partial answer that names no file: {asked}")
+                durable = -1  # what was found must be right nevertheless
+                self.notes.count("partial answers")
+            self._check(partial, topic, key, durable, partial=partial.status == "partial", **bounds)
+        elif chance < 0.6:
+            self._pages(reader, asked, topic, key, durable, bounds)
+        else:
+            self._check(reader.query(**asked, max_count=10**6, timeout_s=timeout_s), topic, key, durable, **bounds)
+
+    def _durable(self, reader: IndexReader, topic: str, local: str | None) -> int:
+        """Return up to which message an answer of now must hold all of them."""
+        position = reader.log_state.positions.get(topic, -1)
+        if position < self.seen.get(topic, -1):
+            self.notes.fail("wrong", f"the log's position of {topic} went back from {self.seen[topic]} to {position}")
+        self.seen[topic] = position
+        self.declared[topic].look()
+        return max(position, self.declared[topic].durable) if topic == local else position
+
+    def _pages(self, reader: IndexReader, asked: dict[str, Any], topic: str, key: int, durable: int, bounds: dict[str, int]) -> None:
+        cursor, after, size = None, None, self.random.choice((3, 64, 1000))
+        for _ in range(10):
+            result = reader.query(**asked, max_count=size, cursor=cursor)
+            self._check(result, topic, key, durable, after=after, **bounds)
+            cursor = result.cursor
+            if cursor is None:
+                return
+            if result.items:
+                last = result.items[-1]
+                after = (-(last.timestamp_ms // 1000), -last.offset, last.queue_id)
+
+    def _check(self, result: QueryResult, topic: str, key: int, durable: int, *, partial: bool = False, **bounds: Any) -> None:
+        self.declared[topic].look()
+        if (result.status == "partial") != partial:
+            self.notes.fail("wrong", f"{self.place.name}: {topic} key-{key} is {result.status}")
+        found = problem_with(result.items, topic, key, durable, self.declared[topic].offered, truncated=result.status == "truncated", **bounds)
+        self.notes.count("answers checked")
+        self.notes.count("entries in answers", len(result.items))
+        if found is not None:
+            self.notes.fail(found[0], f"{self.place.name}: {found[1]}")
+
+
+class Merger(Member):
+    """Merges hours, days and months, all the time."""
+
+    def session(self) -> None:
+        with open_storage(self.place.uri, options=IMPATIENT) as storage:
+            log = StorageLog(storage, SystemClock())
+            log.open()
+            while not self.ending.is_set():
+                self.step()
+                with self.trying("merge"):
+                    window_s, shard_bytes = self.random.choice((3600, 86400, 30 * 86400)), self.random.choice((1 << 20, 1 << 23, 1 << 30))
+                    report = merge(storage, log, SystemClock(), MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=shard_bytes))
+                    self.notes.count("merge jobs published", report.jobs)
+                self.ending.wait(self.random.uniform(0, 2))
+
+
+ROLES: dict[str, type[Member]] = {"writer": Writer, "reader": Reader, "merger": Merger}
+
+
+def main(role: str, document: str) -> None:
+    """Work until SIGTERM."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ROLES[role](Place(**json.loads(document))).run()
+    faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

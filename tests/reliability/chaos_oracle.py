@@ -1,0 +1,138 @@
+"""What the chaos campaign's writers put, what they declared durable, and what every answer must therefore hold.
+
+A writer's messages are a function of its name and their number, so that the oracle needs two numbers of each writer: the greatest that it
+declared durable, and the greatest that it ever offered to `put`. Both stand in its journal, a file that outlives the writer. An answer
+holds every message up to the first, and none beyond the second, nor any that is not just as it was put.
+
+The functions are pure; a `Journal` is its writer's alone, `Declared` is for one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index import IndexItem
+
+__all__ = ["KEYS", "Declared", "Journal", "Notes", "batch", "problem_with", "seconds"]
+
+KEYS = 199
+QUEUES = 4
+_BASE_S = 1_699_920_000
+_LATE_S = 631_152_000
+_WILD = 1009
+# every so-and-so-many-th message has the time of a broken clock, and goes to quarantine
+_Row = tuple[int, int, int]
+
+
+def seconds(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the times of messages: four a second, out of order by up to 150 seconds, and some of 1990."""
+    return np.where(numbers % _WILD == 5, _LATE_S + numbers % 3600, _BASE_S + (numbers + numbers * 7919 % 600) // 4)
+
+
+def batch(topic: str, first: int, last: int) -> dict[str, object]:
+    """Return the messages `first` to `last` of a writer as `put_batch` takes them."""
+    numbers = np.arange(first, last + 1)
+    return {
+        "topic": [topic] * len(numbers),
+        "queue_id": numbers % QUEUES,
+        "key": [f"key-{key}" for key in (numbers % KEYS).tolist()],
+        "offset": numbers,
+        "size": numbers % 1000 + 1,
+        "timestamp_ms": seconds(numbers) * 1000 + 7,
+    }
+
+
+def problem_with(
+    items: Sequence[IndexItem], topic: str, key: int, durable: int, offered: int,
+    *, begin_s: int = 0, end_s: int = 1 << 40, truncated: bool = False, after: _Row | None = None,
+) -> tuple[str, str] | None:  # fmt: skip
+    """Return what is wrong with an answer (its kind, and a sentence), or None. `after` is the last row of the page before it."""
+    rows: list[_Row] = [(-(item.timestamp_ms // 1000), -item.offset, item.queue_id) for item in items]
+    numbers = np.fromiter((item.offset for item in items), np.int64, len(items))
+    found_s = np.fromiter((item.timestamp_ms // 1000 for item in items), np.int64, len(items))
+    sizes = np.fromiter((item.size for item in items), np.int64, len(items))
+    queues = np.fromiter((item.queue_id for item in items), np.int64, len(items))
+    right = (numbers <= offered) & (numbers % KEYS == key) & (sizes == numbers % 1000 + 1) & (queues == numbers % QUEUES)
+    right &= (found_s == seconds(numbers)) & (found_s >= begin_s) & (found_s <= end_s)
+    where = f"{topic} key-{key}, {durable} durable, {offered} offered, {begin_s} to {end_s}, {len(items)} found"
+    if not right.all() or any(item.topic != topic for item in items):
+        return "wrong", f"never put: {np.array(numbers)[~right][:3].tolist()}: {where}"
+    if not all(one < other for one, other in pairwise(rows)) or (after is not None and rows and rows[0] <= after):
+        return "wrong", f"out of order or twice: {where}"
+    expected = np.arange(key, durable + 1, KEYS)
+    at_s = seconds(expected)
+    inside = (at_s >= begin_s) & (at_s <= end_s)
+    missing = set(expected[inside].tolist()) - set(numbers.tolist())
+    if after is not None or truncated:
+        low, high = after or (-(1 << 60), 0, 0), rows[-1] if rows and truncated else (1 << 60, 0, 0)
+        if truncated and not rows:
+            high = low
+        behind = {-number: (-int(at), -number, number % QUEUES) for number, at in zip(expected.tolist(), at_s.tolist(), strict=True)}
+        missing = {number for number in missing if low < behind[-number] < high}
+    if missing:
+        return "lost", f"{len(missing)} missing, such as {sorted(missing)[:3]}: {where}"
+    return None
+
+
+class Journal:
+    """A writer's declarations, as lines that are whole or not there. What it declares durable is on the disk when `declare` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def offer(self, first: int, last: int) -> None:
+        """Note that a put of these begins."""
+        os.write(self._file, f"o {first} {last}\n".encode())
+
+    def declare(self, number: int) -> None:
+        """Note that everything up to `number` is durable."""
+        os.write(self._file, f"d {number}\n".encode())
+        os.fsync(self._file)
+
+
+class Declared:
+    """What a writer's journal says so far: -1 is nothing; `puts` counts messages put, however often."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+        self.durable = self.offered = -1
+        self.puts = 0
+
+    def look(self) -> None:
+        """Read what the journal has gained."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            lines = file.read().rpartition(b"\n")[0]
+        self._read += len(lines) + 1 if lines else 0
+        for line in lines.splitlines():
+            word, *numbers = line.split()
+            if word == b"o":
+                self.offered = max(self.offered, int(numbers[1]))
+                self.puts += int(numbers[1]) - int(numbers[0]) + 1
+            else:
+                self.durable = max(self.durable, int(numbers[0]))
+
+
+class Notes:
+    """What a process of the crew counted and found, a line each, so that nothing is lost where it is killed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def count(self, what: str, number: int = 1) -> None:
+        """Add to a count."""
+        os.write(self._file, json.dumps({"count": what, "number": number}).encode() + b"\n")
+
+    def fail(self, kind: str, what: str) -> None:
+        """Tell a failure of one of `Tally.KINDS`."""
+        os.write(self._file, json.dumps({"fail": kind, "what": what}).encode() + b"\n")
