@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-all test-cluster test-s3 mutants reliability-report lint bench bench-quick bench-s3 lock clean
+.PHONY: help setup demo test test-all test-cluster test-s3 chaos mutants reliability-report lint bench bench-quick bench-s3 lock clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -63,6 +63,12 @@ mutants: $(VENV)/.stamp-test ## put seeded defects into copies of the code, one 
 
 test-s3: $(VENV)/.stamp-test ## tests against a real S3 server, started for them (or $TIERED_INDEX_TEST_S3_ENDPOINT)
 	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m pytest -m real_s3 tests/real_s3 --durations=15 $(PYTEST_ARGS)
+
+MINUTES ?= 10
+CHAOS_ARGS ?=
+
+chaos: $(VENV)/.stamp-test ## MINUTES=10 of chaos on a real S3 server: processes, server, disk and network fail; nothing may be lost
+	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m tests.reliability.chaos --minutes $(MINUTES) $(CHAOS_ARGS)
 
 # the geometry of RocketMQ's defaults, in both file families
 BENCH_GEOMETRY := --slots 5000000 --items 20000000

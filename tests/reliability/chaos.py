@@ -1,12 +1,11 @@
-"""Chaos on a real S3 server: two writers of one index that take over from each other, readers and a merger, all killed, stopped and cut off.
+"""Chaos on a real S3 server: two writers of one index that take over from each other, readers, a merger, all killed, stopped, cut off.
 
     python -m tests.reliability.chaos --minutes 10 [--seed S] [--endpoint URL]
 
 Four timelines of events run side by side, each drawn from the seed: the processes (SIGKILL, SIGSTOP, SIGTERM, and sweeps of orphans while
 nobody writes), the server (killed, stopped and restarted, whole or in part; its disk full, its quota spent), and the network of each of two
-hosts (a proxy). Every event is told on stderr with its time. At the end all is healed, every writer ends and publishes what it has, and the
-index must hold all that the journals declare durable and nothing else (`chaos_oracle`), verify must find nothing, and orphans must leave
-nothing. Without an endpoint (the option, or TIERED_INDEX_TEST_S3_ENDPOINT) a server is started for the campaign; only one of ours is killed.
+hosts (a proxy). Every event is told on stderr with its time. At the end all is healed, and everything must be there (`chaos_settling`).
+Without an endpoint (the option, or TIERED_INDEX_TEST_S3_ENDPOINT) a server is started for the campaign; only one of ours is killed.
 
 Threads: processes are started, and end, with the main one; a thread for each of the other timelines.
 """
@@ -18,6 +17,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,31 +26,23 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
 
 import boto3
 from botocore.config import Config
 
-from tests.real_s3.cluster import Cluster, ClusterError
+from tests.real_s3.cluster import Cluster
 from tests.real_s3.packages import install
 from tests.real_s3.server import ENDPOINT_VARIABLE, STATE_VARIABLE
-from tests.reliability.chaos_crew import HANG_S, LEASE_TTL_S, SETTINGS, WRITERS, Place
-from tests.reliability.chaos_oracle import KEYS, Declared, problem_with
+from tests.reliability.chaos_crew import HANG_S, LEASE_TTL_S, Place
+from tests.reliability.chaos_settling import settle, sweep
 from tests.reliability.tally import Tally
 from tests.reliability.tally import main as tally_main
 from tests.storage.scripted_server import error as s3_error
-from tiered_index import IndexReader, IndexService
-from tiered_index.clock import ManualClock, SystemClock
-from tiered_index.errors import LockHeld, StorageError, TieredIndexError
-from tiered_index.service.log_records import LogState
-from tiered_index.service.merge.run import MergeOptions, merge
-from tiered_index.service.orphans import delete_orphans, find_orphans
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.errors import TieredIndexError
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.s3 import S3Storage
 from tiered_index.testing.counting_proxy import Action, CountingProxy, Request, counting_proxy
 
 CREW = {"writer-a": 0, "writer-b": 1, "reader-stored": 0, "reader-local": 1, "merger": 1}
@@ -58,10 +50,10 @@ CREW = {"writer-a": 0, "writer-b": 1, "reader-stored": 0, "reader-local": 1, "me
 _PUBLISHERS = ("writer-a", "writer-b", "merger")
 _LOOK_S = 0.05
 _PATIENCE_S = 60.0
-_TWO_DAYS_S = 2 * 86400
 _SERVER = ("kill all", "kill all", "restart", "kill the gateway", "kill the disk's process", "stop the gateway", "stop the disk's process",
            "fill the disk", "spend the quota")  # fmt: skip
-_NETWORK = ("latency", "resets", "half-answers", "lost requests", "lost answers", "503", "black hole", "black hole after the work", "slow drip")
+_NETWORK = ("latency", "resets", "half-answers", "lost requests", "lost answers", "503", "black hole", "black hole after the work",
+            "slow drip")  # fmt: skip
 Timeline = Generator[float, None, None]
 """Yields how many seconds to wait; what is closed early heals what it has broken."""
 
@@ -71,8 +63,10 @@ class _Member:
     process: subprocess.Popen[bytes] | None = None
     due_s: float = 0.0
     """When it is started again."""
-    killed: bool = False
-    stopped: bool = False
+    told: bool = False
+    """Whether a signal of ours may have ended it."""
+    wakes_s: float | None = None
+    """When it is let go on, where it is stopped."""
 
 
 class Campaign:
@@ -107,8 +101,10 @@ class Campaign:
                 self._end_crew()
                 self._read_notes()
                 self._wait_idle()
-                with self._guarded("settling"):
-                    self._settle()
+                try:
+                    settle(self.folder, self.uri(), self.count, self.fail)
+                except (TieredIndexError, AssertionError) as error:
+                    self.fail("wrong", f"settling: {type(error).__name__}: {error}")
         finally:
             self._kill_crew()
             if self.cluster is None:
@@ -177,43 +173,37 @@ class Campaign:
     def _processes(self, chance: random.Random) -> Timeline:
         while True:
             yield chance.uniform(0.2, 3)
-            what = chance.choices(("kill", "stop", "stop and kill", "end", "kill both writers", "sweep"), (8, 8, 2, 2, 1, 1))[0]
-            names = WRITERS if what == "kill both writers" else (chance.choice((*CREW, "writer-a", "writer-b")),)
-            members = [f"writer-{name}" if name in WRITERS else name for name in names]
+            what = chance.choices(("kill", "stop", "end", "kill both writers", "sweep"), (8, 8, 2, 1, 1))[0]
+            both = ("writer-a", "writer-b")
+            names = both if what == "kill both writers" else (chance.choice((*CREW, *both)),)
             pause_s = chance.choice((0.0, 0.5, 3.0, LEASE_TTL_S + 2))
             asleep_s = chance.choice((0.2, 1.0, 3.0, LEASE_TTL_S + 1, LEASE_TTL_S + 5))
             if what == "sweep":
                 self._sweep_alone()
                 continue
-            for name in members:
+            for name in names:
                 if what.startswith("kill"):
                     self._kill(name, pause_s)
                 elif what == "end" and self._signal(name, signal.SIGTERM):
                     self.count("ends (SIGTERM)")
                     self.crew[name].due_s = time.monotonic() + pause_s
-                elif what.startswith("stop") and self._signal(name, signal.SIGSTOP):
+                elif what == "stop" and self._signal(name, signal.SIGSTOP):
                     self.say(f"stop {name} for {asleep_s:.1f} s")
                     self.count("stops (SIGSTOP)")
-                    self.crew[name].stopped = True
-                    try:
-                        yield asleep_s
-                    finally:
-                        self.crew[name].stopped = False
-                        self._signal(name, signal.SIGCONT)
-                    if what == "stop and kill":
-                        self._kill(name, pause_s)
+                    self.crew[name].wakes_s = time.monotonic() + asleep_s
 
     def _kill(self, name: str, pause_s: float) -> None:
         if self._signal(name, signal.SIGKILL):
             self.say(f"kill {name}; it comes back in {pause_s:.1f} s or more")
             self.count("kills (SIGKILL)")
-            self.crew[name].killed = True
             self.crew[name].due_s = time.monotonic() + pause_s
 
     def _signal(self, name: str, number: signal.Signals) -> bool:
         process = self.crew[name].process
         if process is None or process.poll() is not None:
             return False
+        if number in (signal.SIGKILL, signal.SIGTERM):
+            self.crew[name].told = True
         process.send_signal(number)
         return True
 
@@ -222,6 +212,9 @@ class Campaign:
         while True:
             for name, member in self.crew.items():
                 self._reap(name)
+                if member.wakes_s is not None and time.monotonic() >= member.wakes_s:
+                    member.wakes_s = None
+                    self._signal(name, signal.SIGCONT)
                 if member.process is None and time.monotonic() >= member.due_s:
                     self._start(name)
             if time.monotonic() >= until_s:
@@ -236,13 +229,13 @@ class Campaign:
         with self._stderr(name).open("ab") as log:
             # a session of its own: an interrupt typed at the campaign is the campaign's to deal with
             process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-        self.crew[name].process, self.crew[name].killed = process, False
+        self.crew[name].process, self.crew[name].told = process, False
 
     def _reap(self, name: str) -> None:
         member = self.crew[name]
         if member.process is not None and (code := member.process.poll()) is not None:
             member.process = None
-            if code and not (member.killed and code == -signal.SIGKILL):
+            if code and not (member.told and code in (-signal.SIGKILL, -signal.SIGTERM)):
                 kind = "hangs" if "Timeout (" in self._stderr(name).read_text()[-20_000:] else "untyped"
                 self.fail(kind, f"{name} ended with {code}; see {self._stderr(name)}")
 
@@ -262,8 +255,7 @@ class Campaign:
                     process.wait(max(0.1, deadline_s - time.monotonic()))
                 except subprocess.TimeoutExpired:
                     self.fail("hangs", f"{name} did not end within {HANG_S:.0f} s; see {self._stderr(name)}")
-                    process.kill()
-                    self.crew[name].killed = True
+                    self._signal(name, signal.SIGKILL)
                     process.wait()
             self._reap(name)
 
@@ -353,7 +345,6 @@ class Campaign:
         """Delete orphans as of two days later, which is safe where nobody uploads: all who do are killed first."""
         for name in _PUBLISHERS:
             self._signal(name, signal.SIGKILL)
-            self.crew[name].killed = True
         for name in _PUBLISHERS:
             process = self.crew[name].process
             if process is not None:
@@ -365,7 +356,7 @@ class Campaign:
             return
         try:
             with open_storage(self.uri()) as storage:
-                objects, uploads = _sweep(storage)
+                objects, uploads = sweep(storage)
         except TieredIndexError as error:
             self.say(f"no sweep: {error}")
             return
@@ -388,97 +379,6 @@ class Campaign:
             if "Traceback (most recent call last)" in told:
                 self.fail("untyped", f"{name}: {told[told.index('Traceback') :][:3000]}")
 
-    @contextlib.contextmanager
-    def _guarded(self, doing: str) -> Iterator[None]:
-        try:
-            yield
-        except (TieredIndexError, ClusterError, AssertionError) as error:
-            self.fail("wrong", f"{doing}: {type(error).__name__}: {error}")
-
-    def _settle(self) -> None:
-        """Publish, merge and sweep everything; then everything must be there, and nothing else."""
-        declared = {name: Declared(self.folder / f"journal-{name}") for name in WRITERS}
-        for name, said in declared.items():
-            said.look()
-            self.count("entries declared durable", said.durable + 1)
-            self._publish(name, said)
-        with open_storage(self.uri()) as storage:
-            assert isinstance(storage, S3Storage)
-            log = StorageLog(storage, SystemClock())
-            log.open()
-            self.count("writers' epochs", log.state.epoch)
-            entries = _entries(log.state)
-            self._check_all(declared, entries)
-            for window_s in (86400, 30 * 86400):
-                merge(storage, log, SystemClock(), MergeOptions(window_s=window_s, min_age_s=0))
-            if _entries(log.refresh()) != entries:
-                self.fail("wrong", f"{entries} entries before the last merge, {_entries(log.state)} after it")
-            self.count("orphans deleted", sum(_sweep(storage)))
-            left = {info.name for prefix in ("data/", "staging/", "segments/", "probe/") for info in storage.list(prefix)}
-            if left != set(log.refresh().objects) or any(_sweep(storage)) or list(storage.list_uploads()):
-                self.fail("wrong", f"after the sweep: {sorted(left ^ set(log.state.objects))[:5]}, {list(storage.list_uploads())[:5]}")
-            self._check_all(declared, entries)
-        for place in (["--storage", self.uri()], *(["--root", str(self.folder / f"root-{name}")] for name in WRITERS)):
-            self._verify(place)
-
-    def _publish(self, name: str, said: Declared) -> None:
-        deadline_s = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                index = IndexService.open(
-                    root=self.folder / f"root-{name}", storage=self.uri(), lease_ttl_s=LEASE_TTL_S, background=False, **SETTINGS
-                )
-                break
-            except (LockHeld, StorageError):
-                if time.monotonic() > deadline_s:
-                    raise
-                time.sleep(0.2)
-        with index:
-            position = index.durable_position(name)
-            if (-1 if position is None else position) < said.durable:
-                self.fail("lost", f"writer {name} stands at {position}, and declared {said.durable} durable")
-            index.seal()
-            while True:
-                try:
-                    index.run_lifecycle()
-                    index.run_lifecycle()
-                    break
-                except StorageError:
-                    if time.monotonic() > deadline_s:
-                        raise
-            if problems := index.health()["problems"]:
-                self.fail("wrong", f"writer {name} has problems at the end: {problems}")
-
-    def _check_all(self, declared: dict[str, Declared], entries: int) -> None:
-        """Ask a fresh reader for every key of every writer."""
-        answers = 0
-        with IndexReader.open(self.uri(), **SETTINGS) as reader:
-            for topic, said in declared.items():
-                for key in range(KEYS):
-                    result = reader.query(topic, f"key-{key}", max_count=10**7)
-                    found = problem_with(result.items, topic, key, said.durable, said.offered)
-                    if result.status != "complete":
-                        found = "wrong", f"{topic} key-{key} is {result.status} at the end"
-                    if found is not None:
-                        self.fail(found[0], f"at the end: {found[1]}")
-                    answers += len(result)
-                    self.count("answers checked")
-        puts = sum(said.puts for said in declared.values())
-        if not answers <= entries <= puts:
-            self.fail("wrong", f"{answers} answers of {entries} stored entries of {puts} that were put")
-
-    def _verify(self, place: list[str]) -> None:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("TIERED_INDEX_")}
-        done = subprocess.run(
-            [sys.executable, "-m", "tiered_index.cli", "verify", "--deep", "--json", *place],
-            env=environment, capture_output=True, text=True, timeout=600, check=False,
-        )  # fmt: skip
-        # a root's notes tell of local copies of files that were merged, a storage's of objects that the sweep should have taken
-        notes = json.loads(done.stdout)["notes"] if done.returncode == 0 and place[0] == "--storage" else []
-        if done.returncode or notes:
-            told = f"{notes[:3]} {done.stdout[-2000:]} {done.stderr[-2000:]}"
-            self.fail("wrong", f"verify {' '.join(place)} ended with {done.returncode}: {told}")
-
 
 def _fault(what: str, chance: random.Random, over: threading.Event) -> Callable[[], Action]:
     """Return what makes an action of this kind; `over` is when the fault ends."""
@@ -496,19 +396,6 @@ def _fault(what: str, chance: random.Random, over: threading.Event) -> Callable[
     }[what]
 
 
-def _sweep(storage: object) -> tuple[int, int]:
-    """Delete orphans as they are seen two days later; return how many objects and uploads."""
-    clock = ManualClock(SystemClock().now_ms() + _TWO_DAYS_S * 1000)
-    log = StorageLog(storage, clock)  # type: ignore[arg-type]
-    log.open()
-    found = delete_orphans(storage, find_orphans(storage, log, clock))  # type: ignore[arg-type]
-    return len(found.objects), len(found.uploads)
-
-
-def _entries(state: LogState) -> int:
-    return sum(stored.count for stored in state.objects.values())
-
-
 def run(options: argparse.Namespace) -> Tally:
     """Run a campaign against the endpoint."""
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -519,6 +406,8 @@ def run(options: argparse.Namespace) -> Tally:
     print(f"seed {options.seed}, {options.minutes} minutes, files in {folder}", file=sys.stderr, flush=True)
     campaign = Campaign(options.minutes * 60, options.seed, options.endpoint or os.environ[ENDPOINT_VARIABLE], cluster, Path(folder))
     campaign.run()
+    if not campaign.tally.failures:
+        shutil.rmtree(folder)
     return campaign.tally
 
 
@@ -531,7 +420,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 if __name__ == "__main__":
     if not os.environ.get(ENDPOINT_VARIABLE) and not any(word.startswith(("--endpoint", "-h", "--help")) for word in sys.argv[1:]):
-        os.execv(  # noqa: S606 - our own server, which runs this program
+        os.execv(
             sys.executable,
             [sys.executable, "-m", "tests.real_s3.server", "run", "--", sys.executable, "-m", "tests.reliability.chaos", *sys.argv[1:]],
         )

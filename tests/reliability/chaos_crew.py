@@ -263,7 +263,8 @@ class Reader(Member):
         self.declared[topic].look()
         if (result.status == "partial") != partial:
             self.notes.fail("wrong", f"{self.place.name}: {topic} key-{key} is {result.status}")
-        found = problem_with(result.items, topic, key, durable, self.declared[topic].offered, truncated=result.status == "truncated", **bounds)
+        offered, truncated = self.declared[topic].offered, result.status == "truncated"
+        found = problem_with(result.items, topic, key, durable, offered, truncated=truncated, **bounds)
         self.notes.count("answers checked")
         self.notes.count("entries in answers", len(result.items))
         if found is not None:

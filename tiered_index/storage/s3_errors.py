@@ -68,6 +68,8 @@ _PASSING_CODES = {
     "TooManyRequestsException",
     "TransactionInProgressException",
 }
+_FULL_CODES = {"InsufficientCapacity", "InsufficientStorage", "QuotaExceeded", "XMinioStorageFull"}
+_INSUFFICIENT_STORAGE = 507
 _REDIRECTS = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
 _FIRST_REFUSAL = 400
 _CALLER_CODES = {
@@ -146,6 +148,9 @@ def _translate_answer(error: ClientError, doing: str, uri: str, name: str) -> Ti
         return PassingFault(text)
     if code in _CALLER_CODES or status == 416:
         return InvalidArgument(text)
+    if code in _FULL_CODES or status == _INSUFFICIENT_STORAGE:
+        # it passes without a change of ours: a writer waits with its files, and may start meanwhile
+        return StorageUnavailable(f"{text}: make room in the storage, or raise its quota")
     if code in _ADVICE:
         return StorageMisconfigured(f"{text}: {_ADVICE[code]}")
     if may_pass(error):

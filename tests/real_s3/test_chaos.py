@@ -1,0 +1,68 @@
+"""A short run of the chaos campaign (`make chaos`), in processes of its own: it fails nothing, and leaves none of them behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.real_s3.cluster import Cluster
+from tests.real_s3.conftest import Server
+from tests.real_s3.server import ENDPOINT_VARIABLE, STATE_VARIABLE
+
+pytestmark = pytest.mark.real_s3
+
+REPOSITORY = Path(__file__).parents[2]
+TIMEOUT_S = 600
+
+
+def campaign(server: Server, cluster: Cluster, *options: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, ENDPOINT_VARIABLE: server.endpoint_url, STATE_VARIABLE: str(cluster.state)}
+    command = [sys.executable, "-m", "tests.reliability.chaos", "--json", *options]
+    return subprocess.Popen(command, env=environment, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def crew_of(folder: str) -> list[str]:
+    """Return the processes that work in a campaign's folder."""
+    commands = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            commands.append(path.read_text())
+        except OSError:
+            continue  # it has just ended
+    return [command for command in commands if "chaos_crew" in command and folder in command]
+
+
+def test_most_of_a_minute_of_chaos(server: Server, cluster: Cluster) -> None:
+    process = campaign(server, cluster, "--minutes", "0.7", "--seed", "3")
+    out, told = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, told
+    tally = json.loads(out)
+    assert tally["found"] == {}, told
+    tried = tally["tried"]
+    assert tried["kills (SIGKILL)"] and tried["stops (SIGSTOP)"] and tried["requests spoilt"], tried
+    assert any(what.startswith("server: ") for what in tried), tried
+    assert tried["answers checked"] > 2 * 2 * 199, tried  # more than the questions at the end
+    assert tried["entries declared durable"] > 1000, tried
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_campaign_that_is_interrupted_leaves_no_process(server: Server, cluster: Cluster, number: signal.Signals) -> None:
+    process = campaign(server, cluster, "--minutes", "5")
+    assert process.stderr
+    folder = ""
+    for line in process.stderr:
+        if "files in" in line:
+            folder = line.split()[-1]
+        if "stop " in line:  # one of them is stopped
+            break
+    assert crew_of(folder)
+    process.send_signal(number)
+    process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode != 0
+    assert crew_of(folder) == []

@@ -1,0 +1,132 @@
+"""The end of the chaos campaign: every root publishes what it has, all is merged and swept; then all must be there, and nothing else.
+
+The index must hold all that the journals declare durable and nothing that was never put, before and after a last merge; counts must agree;
+orphans must leave nothing; verify must find nothing. One thread; the crew has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.reliability.chaos_crew import LEASE_TTL_S, SETTINGS, WRITERS
+from tests.reliability.chaos_oracle import KEYS, Declared, problem_with
+from tiered_index import IndexReader, IndexService
+from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.errors import LockHeld, StorageError
+from tiered_index.service.log_records import LogState
+from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.service.orphans import delete_orphans, find_orphans
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.base import Storage
+from tiered_index.storage.opening import open_storage
+
+__all__ = ["settle", "sweep"]
+
+_PATIENCE_S = 60.0
+_TWO_DAYS_S = 2 * 86400
+Count = Callable[[str, int], None]
+Fail = Callable[[str, str], None]
+
+
+def settle(folder: Path, uri: str, count: Count, fail: Fail) -> None:
+    """Publish, merge and sweep everything, and check it. Raises typed errors, which are findings by now."""
+    declared = {name: Declared(folder / f"journal-{name}") for name in WRITERS}
+    for name, said in declared.items():
+        said.look()
+        count("entries declared durable", said.durable + 1)
+        _publish(name, said, folder, uri, fail)
+    with open_storage(uri) as storage:
+        log = StorageLog(storage, SystemClock())
+        log.open()
+        count("writers' epochs", log.state.epoch)
+        entries = _entries(log.state)
+        _check_all(declared, entries, uri, count, fail)
+        for window_s in (86400, 30 * 86400):
+            merge(storage, log, SystemClock(), MergeOptions(window_s=window_s, min_age_s=0))
+        if _entries(log.refresh()) != entries:
+            fail("wrong", f"{entries} entries before the last merge, {_entries(log.state)} after it")
+        count("orphans deleted", sum(sweep(storage)))
+        left = {info.name for prefix in ("data/", "staging/", "segments/", "probe/") for info in storage.list(prefix)}
+        if left != set(log.refresh().objects) or any(sweep(storage)) or list(storage.list_uploads()):
+            fail("wrong", f"after the sweep: {sorted(left ^ set(log.state.objects))[:5]}, {list(storage.list_uploads())[:5]}")
+        _check_all(declared, entries, uri, count, fail)
+    for place in (["--storage", uri], *(["--root", str(folder / f"root-{name}")] for name in WRITERS)):
+        _verify(place, fail)
+
+
+def sweep(storage: Storage) -> tuple[int, int]:
+    """Delete orphans as they are seen two days later; return how many objects and uploads."""
+    clock = ManualClock(SystemClock().now_ms() + _TWO_DAYS_S * 1000)
+    log = StorageLog(storage, clock)
+    log.open()
+    found = delete_orphans(storage, find_orphans(storage, log, clock))
+    return len(found.objects), len(found.uploads)
+
+
+def _entries(state: LogState) -> int:
+    return sum(stored.count for stored in state.objects.values())
+
+
+def _publish(name: str, said: Declared, folder: Path, uri: str, fail: Fail) -> None:
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            index = IndexService.open(root=folder / f"root-{name}", storage=uri, lease_ttl_s=LEASE_TTL_S, background=False, **SETTINGS)
+            break
+        except (LockHeld, StorageError):
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.2)
+    with index:
+        position = index.durable_position(name)
+        if (-1 if position is None else position) < said.durable:
+            fail("lost", f"writer {name} stands at {position}, and declared {said.durable} durable")
+        index.seal()
+        while True:
+            try:
+                index.run_lifecycle()
+                index.run_lifecycle()
+                break
+            except StorageError:
+                if time.monotonic() > deadline_s:
+                    raise
+        if problems := index.health()["problems"]:
+            fail("wrong", f"writer {name} has problems at the end: {problems}")
+
+
+def _check_all(declared: dict[str, Declared], entries: int, uri: str, count: Count, fail: Fail) -> None:
+    """Ask a fresh reader for every key of every writer."""
+    answers = 0
+    with IndexReader.open(uri, **SETTINGS) as reader:
+        for topic, said in declared.items():
+            for key in range(KEYS):
+                result = reader.query(topic, f"key-{key}", max_count=10**7)
+                found = problem_with(result.items, topic, key, said.durable, said.offered)
+                if result.status != "complete":
+                    found = "wrong", f"{topic} key-{key} is {result.status} at the end"
+                if found is not None:
+                    fail(found[0], f"at the end: {found[1]}")
+                answers += len(result)
+                count("answers checked", 1)
+    puts = sum(said.puts for said in declared.values())
+    if not answers <= entries <= puts:
+        fail("wrong", f"{answers} answers of {entries} stored entries of {puts} that were put")
+
+
+def _verify(place: list[str], fail: Fail) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("TIERED_INDEX_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tiered_index.cli", "verify", "--deep", "--json", *place],
+        env=environment, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    # a root's notes tell of local copies of files that were merged, a storage's of objects that the sweep should have taken
+    notes = json.loads(done.stdout)["notes"] if done.returncode == 0 and place[0] == "--storage" else []
+    if done.returncode or notes:
+        told = f"{notes[:3]} {done.stdout[-2000:]} {done.stderr[-2000:]}"
+        fail("wrong", f"verify {' '.join(place)} ended with {done.returncode}: {told}")

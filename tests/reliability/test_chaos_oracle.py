@@ -1,0 +1,77 @@
+"""The oracle of the chaos campaign sees what is missing, what was never put, and what is out of order. (The campaign: `tests/real_s3`.)"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.reliability.chaos_oracle import KEYS, Declared, Journal, batch, problem_with
+from tiered_index import IndexItem, IndexService
+
+LAST = 6000
+KEY = 5
+TOPIC = "a"
+
+
+@pytest.fixture(scope="module")
+def items(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[IndexItem]]:
+    folder = tmp_path_factory.mktemp("index")
+    with IndexService.open(root=folder / "root", storage=f"file://{folder}/store", slots=101, items=10_000, background=False) as index:
+        index.put_batch(batch(TOPIC, 0, LAST))
+        yield list(index.query(TOPIC, f"key-{KEY}", max_count=10**6))
+
+
+def kind(items: list[IndexItem], durable: int = LAST, offered: int = LAST, **more: object) -> str | None:
+    found = problem_with(items, TOPIC, KEY, durable, offered, **more)  # type: ignore[arg-type]
+    return found and found[0]
+
+
+def test_a_right_answer_is_one(items: list[IndexItem]) -> None:
+    assert len(items) == len(range(KEY, LAST + 1, KEYS))
+    assert kind(items) is None
+    assert kind(items, durable=100) is None
+    assert kind(items[:10], truncated=True) is None
+    row = (-(items[9].timestamp_ms // 1000), -items[9].offset, items[9].queue_id)
+    assert kind(items[10:], after=row) is None
+    assert kind([], truncated=True) is None
+
+
+def test_what_is_missing_is_seen(items: list[IndexItem]) -> None:
+    for at in range(len(items)):
+        assert kind(items[:at] + items[at + 1 :]) == "lost"
+    assert kind(items[:4] + items[5:10], truncated=True) == "lost"
+    assert kind(items[:10]) == "lost"
+    assert kind(items[10:], after=(-(items[8].timestamp_ms // 1000), -items[8].offset, items[8].queue_id)) == "lost"
+    assert kind([]) == "lost"
+
+
+def test_what_was_never_put_is_seen(items: list[IndexItem]) -> None:
+    assert kind(items, durable=100, offered=LAST - KEYS) == "wrong"
+    assert kind(items, end_s=items[0].timestamp_ms // 1000 - 1) == "wrong"
+    assert kind([*items, items[-1]]) == "wrong"
+    assert kind([items[1], items[0], *items[2:]]) == "wrong"
+    assert kind(items[9:], after=(-(items[9].timestamp_ms // 1000), -items[9].offset, items[9].queue_id)) == "wrong"
+    assert problem_with(items, TOPIC, KEY + 1, -1, LAST) is not None
+    assert problem_with(items, "b", KEY, -1, LAST) is not None
+
+
+def test_a_journal_tells_what_is_whole(tmp_path: Path) -> None:
+    declared = Declared(tmp_path / "journal")
+    declared.look()
+    assert (declared.durable, declared.offered, declared.puts) == (-1, -1, 0)
+    journal = Journal(tmp_path / "journal")
+    journal.offer(0, 9)
+    journal.declare(4)
+    declared.look()
+    assert (declared.durable, declared.offered, declared.puts) == (4, 9, 10)
+    with (tmp_path / "journal").open("a") as file:
+        file.write("o 5 19")
+        file.flush()
+        declared.look()
+        assert declared.offered == 9
+        file.write("\n")
+    journal.declare(3)
+    declared.look()
+    assert (declared.durable, declared.offered, declared.puts) == (4, 19, 25)
