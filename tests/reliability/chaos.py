@@ -172,7 +172,7 @@ class Campaign:
 
     def _processes(self, chance: random.Random) -> Timeline:
         while True:
-            yield chance.uniform(0.2, 3)
+            yield chance.uniform(0.2, 5)
             what = chance.choices(("kill", "stop", "end", "kill both writers", "sweep"), (8, 8, 2, 1, 1))[0]
             both = ("writer-a", "writer-b")
             names = both if what == "kill both writers" else (chance.choice((*CREW, *both)),)
@@ -225,7 +225,14 @@ class Campaign:
         self.starts += 1
         place = Place(str(self.folder), self.uri(CREW[name]), name, self._random(f"{name} {self.starts}").randrange(1 << 30))
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TIERED_INDEX_")}
-        command = [sys.executable, "-m", "tests.reliability.chaos_crew", name.partition("-")[0], json.dumps(asdict(place))]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.reliability.chaos_crew",
+            name.partition("-")[0],
+            str(os.getpid()),
+            json.dumps(asdict(place)),
+        ]
         with self._stderr(name).open("ab") as log:
             # a session of its own: an interrupt typed at the campaign is the campaign's to deal with
             process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)

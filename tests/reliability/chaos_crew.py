@@ -1,8 +1,8 @@
 """The crew of the chaos campaign, each a process of its own that is stopped, killed and started again: a writer, a reader, a merger.
 
-`python -m tests.reliability.chaos_crew ROLE JSON`, where the document holds the fields of `Place`. Each meets typed errors and goes on; any
-other exception ends it, and its traceback on stderr is a finding, as is one of a background worker's. A step that takes longer than
-`HANG_S` ends the process with the stacks of its threads. It does not outlive the campaign.
+`python -m tests.reliability.chaos_crew ROLE PARENT JSON`: PARENT is the campaign's process, the document holds the fields of `Place`. Each
+meets typed errors and goes on; any other exception ends it, and its traceback on stderr is a finding, as is one of a background worker's.
+A step that takes longer than `HANG_S` ends the process with the stacks of its threads. It does not outlive the campaign.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import faulthandler
 import json
+import os
 import random
 import signal
 import sys
@@ -290,9 +291,11 @@ class Merger(Member):
 ROLES: dict[str, type[Member]] = {"writer": Writer, "reader": Reader, "merger": Merger}
 
 
-def main(role: str, document: str) -> None:
-    """Work until SIGTERM."""
+def main(role: str, parent: str, document: str) -> None:
+    """Work until SIGTERM, or until the campaign has ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):
+        return  # it ended before it could take us along
     ROLES[role](Place(**json.loads(document))).run()
     faulthandler.cancel_dump_traceback_later()
 

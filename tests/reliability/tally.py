@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -49,7 +49,7 @@ def main(doc: str, run: Callable[[argparse.Namespace], Tally], add_arguments: Ca
     tally.seconds = round(time.monotonic() - began_s, 1)
     tally.command = " ".join(["python -m", sys.modules["__main__"].__spec__.name, *(a for a in sys.argv[1:] if a != "--json")])
     if options.json:
-        print(json.dumps(asdict(tally), indent=1))
+        print(json.dumps(vars(tally), indent=1))
     else:
         lines = [*tally.tried.items(), *((kind, tally.found[kind]) for kind in Tally.KINDS), ("seconds", tally.seconds)]
         for name, count in lines:
