@@ -18,7 +18,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from tests.real_s3.packages import Programs
 ACCESS_KEY = "real-s3-access-key"
 SECRET_KEY = "real-s3-secret-key"
 _START_S = 60.0
+_TOOL_S = 120.0
 _GENTLE_STOP_S = 3.0
 _LOOK_S = 0.05
 _PORTS = range(20_000, 32_000)
@@ -101,13 +102,13 @@ class Cluster:
         for program in reversed(PROGRAMS):
             self._end(program, signal.SIGTERM)
 
-    def kill(self) -> None:
-        """Kill every process at once, as a power cut would as far as they can tell."""
-        for program in PROGRAMS:
+    def kill(self, programs: Sequence[str] = PROGRAMS) -> None:
+        """Kill every process at once, as a power cut would as far as they can tell; or some of `PROGRAMS`."""
+        for program in programs:
             self._end(program, signal.SIGKILL)
 
     def send(self, program: str, number: signal.Signals) -> None:
-        """Send a signal to one of `PROGRAMS`, where it runs; `start` starts it again where that ended it."""
+        """Stop or continue one of `PROGRAMS`, where it runs."""
         process_id = self._running(program)
         if process_id is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -148,9 +149,18 @@ class Cluster:
 
     def _finish(self, program: str, command: list[str], environment: Mapping[str, str]) -> None:
         # The programs' own time-outs end them where another process of the cluster does not answer; this bound is for what they lack.
-        done = subprocess.run(
-            command, env=self._environment(environment), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
-        )
+        try:
+            done = subprocess.run(
+                command,
+                env=self._environment(environment),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_TOOL_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ClusterError(f"{program} did not end within {_TOOL_S:.0f} s; see {self.state / 'log'}") from error
         with self._log(program).open("a") as log:
             log.write(done.stdout + done.stderr)
         if done.returncode:

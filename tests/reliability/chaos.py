@@ -288,7 +288,7 @@ class Campaign:
                 elif what == "restart":
                     cluster.stop()
                 elif what.startswith("kill"):
-                    cluster.send(gateway if "gateway" in what else disk, signal.SIGKILL)
+                    cluster.kill((gateway if "gateway" in what else disk,))
                     yield down_s
                 elif what.startswith("stop"):
                     cluster.send(gateway if "gateway" in what else disk, signal.SIGSTOP)
