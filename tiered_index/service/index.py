@@ -63,7 +63,9 @@ class IndexService(Lookups):
         self._closing: list[Callable[[], object]] | None = None  # what is left to do of closing it; None: all
         self._trouble: list[Exception] = []
         rounds = config.background
-        self._writer = Worker("flusher", (lambda: self._flusher.run_once()) if rounds else None, config.flush_interval_s)
+        # its rounds begin once it has opened: an opening that takes longer than a round's pause may fail
+        flush = (lambda: self._flusher.run_once() if self._parts is not None else None) if rounds else None
+        self._writer = Worker("flusher", flush, config.flush_interval_s)
         self._rounds = Worker("lifecycle", (lambda: self._lifecycle.run_once()) if rounds else None, config.lifecycle_interval_s)
         # threads of their own, begun when they are needed: neither a lookup nor a flush waits for an upload
         self._log_reader, self._archiver = Worker("log"), Worker("archive")
