@@ -28,12 +28,13 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import boto3
 from botocore.config import Config
 
-from tests.real_s3.cluster import Cluster
+from tests.real_s3.cluster import Cluster, ClusterError
 from tests.real_s3.packages import install
 from tests.real_s3.server import ENDPOINT_VARIABLE, STATE_VARIABLE
 from tests.reliability.chaos_crew import HANG_S, LEASE_TTL_S, Place
@@ -50,6 +51,7 @@ CREW = {"writer-a": 0, "writer-b": 1, "reader-stored": 0, "reader-local": 1, "me
 _PUBLISHERS = ("writer-a", "writer-b", "merger")
 _LOOK_S = 0.05
 _PATIENCE_S = 60.0
+_TRIES = 5
 _SERVER = ("kill all", "kill all", "restart", "kill the gateway", "kill the disk's process", "stop the gateway", "stop the disk's process",
            "fill the disk", "spend the quota")  # fmt: skip
 _NETWORK = ("latency", "resets", "half-answers", "lost requests", "lost answers", "503", "black hole", "black hole after the work",
@@ -281,6 +283,7 @@ class Campaign:
             self.say(f"server: {what}")
             self.count(f"server: {what}")
             gateway, disk = "radosgw", "ceph-osd"
+            heal: Callable[[], None] = cluster.start
             try:
                 if what == "kill all":
                     cluster.kill()
@@ -294,20 +297,33 @@ class Campaign:
                     cluster.send(gateway if "gateway" in what else disk, signal.SIGSTOP)
                     yield lasts_s
                 elif what == "fill the disk":
+                    heal = cluster.make_room
                     cluster.fill()
                     yield lasts_s
                 else:
+                    heal = partial(cluster.set_quota, enabled=False)
                     cluster.set_quota(enabled=True)
                     yield lasts_s
+            except ClusterError as error:
+                self.say(f"server: that did not come about: {error}")
             finally:
                 for program in (gateway, disk):
                     cluster.send(program, signal.SIGCONT)
-                cluster.start()
-                if what == "fill the disk":
-                    cluster.make_room()
-                elif what == "spend the quota":
-                    cluster.set_quota(enabled=False)
+                self._make_well(cluster, heal)
                 self.say(f"server: well again after: {what}")
+
+    def _make_well(self, cluster: Cluster, heal: Callable[[], None]) -> None:
+        """Start what does not run, and heal. On a busy machine the server may need more than one try."""
+        for left in reversed(range(_TRIES)):
+            try:
+                cluster.start()
+                heal()
+                return
+            except ClusterError as error:
+                if not left:
+                    raise
+                self.say(f"server: once more: {error}")
+                cluster.kill()
 
     # The network
 
