@@ -159,6 +159,12 @@ def test_a_body_breaks_off_where_told(stored: S3Storage, proxy: CountingProxy, r
     assert [exchange.bytes for exchange in proxy.exchanges] == [100]
 
 
+def test_an_answer_that_drips_is_whole(stored: S3Storage, proxy: CountingProxy) -> None:
+    proxy.fault = times(1, Action(drip_s=0.2))
+    with plain(proxy, stored) as answer:
+        assert answer.read() == DATA
+
+
 def test_a_lost_answer_leaves_the_work_done(stored: S3Storage, proxy: CountingProxy) -> None:
     held: list[str] = []
     proxy.fault = times(1, Action(lose_answer=True, hold=lambda: held.append("answered")), lambda request: request.method == "DELETE")

@@ -83,6 +83,11 @@ MUTANTS = (
         (f"{S3}::test_a_conditional_conflict_is_repeated_within_a_bound",),
     ),
     Mutant(
+        "s3-full-taken-for-a-set-up", "a storage that is full is taken for one that is set up wrongly",
+        "storage/s3_errors.py", "if code in _FULL_CODES or status == _INSUFFICIENT_STORAGE:", "if False:",
+        (f"{S3}::test_errors_say_what_to_do_next",),
+    ),
+    Mutant(
         "s3-one-attempt-too-many", "a passing fault is repeated once more than the bound says",
         "storage/s3_retry.py", "if attempt >= self.attempts:", "if attempt > self.attempts:",
         (f"{S3}::test_a_conditional_conflict_is_repeated_within_a_bound",),
