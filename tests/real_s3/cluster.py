@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -32,6 +33,7 @@ _GENTLE_STOP_S = 3.0
 _LOOK_S = 0.05
 _PORTS = range(20_000, 32_000)
 _SHOWN_CHARACTERS = 3000
+_FULL = re.compile(r"\b(near|backfill)?full\b")
 PROGRAMS = ("ceph-mon", "ceph-osd", "radosgw")
 
 
@@ -120,9 +122,10 @@ class Cluster:
             self._administer("osd", f"set-{which}-ratio", f"{ratio:f}")
 
     def make_room(self) -> None:
-        """Take `fill` back."""
+        """Take `fill` back; return when that is known. An OSD that is killed before it said so would count as full for ever."""
         for which, ratio in (("full", 0.95), ("backfillfull", 0.90), ("nearfull", 0.85)):
             self._administer("osd", f"set-{which}-ratio", f"{ratio:f}")
+        self._until(lambda: not _FULL.search(self._administer("osd", "dump")), "the disk still counts as full")
 
     def set_quota(self, *, enabled: bool) -> None:
         """Let the user store no object more than there are, or any number: what is too much is refused with QuotaExceeded."""
@@ -142,12 +145,12 @@ class Cluster:
     def _run(self, program: str, *arguments: str) -> None:
         self._finish(program, self.programs.command(program, "-c", str(self._config()), *arguments), {})
 
-    def _administer(self, *arguments: str) -> None:
+    def _administer(self, *arguments: str) -> str:
         timeout = ("--connect-timeout", str(int(_START_S)))
         command, environment = self.programs.python_command("ceph", "-c", str(self._config()), *timeout, *arguments)
-        self._finish("ceph", command, environment)
+        return self._finish("ceph", command, environment)
 
-    def _finish(self, program: str, command: list[str], environment: Mapping[str, str]) -> None:
+    def _finish(self, program: str, command: list[str], environment: Mapping[str, str]) -> str:
         # The programs' own time-outs end them where another process of the cluster does not answer; this bound is for what they lack.
         try:
             done = subprocess.run(
@@ -165,6 +168,7 @@ class Cluster:
             log.write(done.stdout + done.stderr)
         if done.returncode:
             raise ClusterError(f"{program} ended with {done.returncode}; see {self._log(program)}\n{done.stderr[-_SHOWN_CHARACTERS:]}")
+        return done.stdout
 
     def _launch(self, program: str) -> None:
         identity = {"ceph-mon": ("-i", "a"), "ceph-osd": ("-i", "0"), "radosgw": ("-n", "client.rgw.a")}[program]
