@@ -23,7 +23,7 @@ from tiered_index.cli.inspect import inspect
 from tiered_index.cli.merge import merge
 from tiered_index.cli.message import message
 from tiered_index.cli.orphans import orphans
-from tiered_index.cli.output import Printer
+from tiered_index.cli.output import Printer, printable
 from tiered_index.cli.query import query
 from tiered_index.cli.recover import recover
 from tiered_index.cli.spark.group import spark
@@ -75,6 +75,7 @@ def run(arguments: list[str] | None = None) -> None:
         if "--json" in given:
             Printer(as_json=True).error(error.__class__.__name__, error.format_message())
         else:
+            error.message = printable(error.message)
             error.show(file=sys.stderr)
         code = USAGE
     except typer.Abort:

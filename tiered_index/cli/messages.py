@@ -117,12 +117,12 @@ def print_fetched(out: Printer, fetched: Fetched, body: BodyFormat) -> None:
     out.line(f"{format_time(message.store_ms)}  queue {message.queue_id}  queue offset {message.queue_offset}  {fetched.state}")
     others = {name: value for name, value in message.properties.items() if name not in _SHOWN_APART}
     out.facts({
-        "topic": _printable(message.topic),
+        "topic": message.topic,
         "message id": message.offset_msg_id,
-        "unique key": _shown(message.uniq_key),
-        "keys": _shown(message.properties.get(KEYS)),
-        "tags": _shown(message.tags),
-        "properties": _printable(", ".join(f"{name}={value}" for name, value in others.items())) or None,
+        "unique key": message.uniq_key or None,
+        "keys": message.properties.get(KEYS) or None,
+        "tags": message.tags or None,
+        "properties": ", ".join(f"{name}={value}" for name, value in others.items()) or None,
         "born": f"{format_time(message.born_ms)} at {message.born_host}",
         "stored": f"{format_time(message.store_ms)} at {message.store_host}",
         "commit log": f"offset {message.physical_offset}, {message.size:,} bytes",
@@ -130,8 +130,9 @@ def print_fetched(out: Printer, fetched: Fetched, body: BodyFormat) -> None:
         "transaction": None if message.is_visible else "prepared or rolled back: consumers don't see it",
         "read from": fetched.read_from,
         "note": fetched.problem,
-        "body": _body(message, body),
     })  # fmt: skip
+    if shown := _body(message, body):
+        out.lines(f"  {'body':<14}  {shown}")
 
 
 def _body(message: FoundRocketmqMessage, wanted: BodyFormat) -> str | None:
@@ -143,17 +144,8 @@ def _body(message: FoundRocketmqMessage, wanted: BodyFormat) -> str | None:
     if problem := shown.get("body_problem"):
         head += f" {problem}"
     text = shown["body"] if isinstance(shown["body"], str) and shown["body_format"] != "json" else _pretty(shown["body"])
-    return f"{head} {_printable(text)}" if text else head
+    return f"{head} {text}" if text else head
 
 
 def _pretty(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False)
-
-
-def _shown(text: str | None) -> str | None:
-    return _printable(text) if text else None
-
-
-def _printable(text: str) -> str:
-    """Return the text with everything escaped that would move a terminal's cursor or colour it; lines and tabs stay."""
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape", "surrogatepass").decode() for c in text)

@@ -1,13 +1,18 @@
 """One printer for people and programs: tables and lines, or JSON. Answers go to stdout; notes, logs and errors to stderr.
 
 With `as_json` stdout holds one JSON document (or NDJSON where a command says so), and an error is one JSON line on stderr.
-JSON is ASCII, so that any text, lone surrogates too, passes any pipe. One thread.
+JSON is printable ASCII, so that any text, lone surrogates too, passes any pipe and any terminal.
+
+Topics, keys, names and servers' words are other people's text: whatever is written here, logs too, goes through `printable`, and no
+markup is looked for. One thread.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,11 +23,48 @@ from rich.text import Text
 
 from tiered_index.errors import CorruptFile, LockHeld, TieredIndexError
 
-__all__ = ["Printer", "counted", "describe_error", "error_document", "human_bytes", "human_count", "human_seconds"]
+__all__ = [
+    "Printer",
+    "PrintableFormatter",
+    "counted",
+    "describe_error",
+    "error_document",
+    "human_bytes",
+    "human_count",
+    "human_seconds",
+    "printable",
+]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _WIDE = 100_000
 # a table that goes to a file is as wide as it needs to be
+
+
+def printable(text: str) -> str:
+    """Return `text` as one line of which a terminal takes nothing for a command, and nothing turns the reading order.
+
+    What is not printable by Unicode (C0 and C1 controls, line ends, marks of direction, surrogates) is written as Python's escape.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def _printable_lines(text: str, indent: str = "") -> str:
+    """Return `text` with its line ends, behind which `indent` stands, and tabs, all else as `printable`."""
+    return f"\n{indent}".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
+
+
+class PrintableFormatter(logging.Formatter):
+    """A log's lines as `printable`; a traceback keeps its lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
+        """Return the line without a traceback."""
+        return printable(super().formatMessage(record))
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line and its traceback."""
+        return _printable_lines(super().format(record))
 
 
 def human_bytes(size_bytes: float) -> str:
@@ -83,23 +125,28 @@ class Printer:
 
     def document(self, document: dict[str, Any]) -> None:
         """Print the one JSON document of a command."""
-        self.line(json.dumps(document, indent=2 if self._terminal else None))
+        sys.stdout.write(_json(document, indent=2 if self._terminal else None))
 
     def record(self, record: dict[str, Any]) -> None:
         """Print one line of NDJSON."""
-        self.line(json.dumps(record))
+        sys.stdout.write(_json(record))
 
     def line(self, text: str = "") -> None:
         """Print one line of text."""
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(printable(text) + "\n")
+
+    def lines(self, text: str) -> None:
+        """Print a text of several lines, such as a message's body; those behind the first are set in, to pass for no line of ours."""
+        sys.stdout.write(_printable_lines(text, "    ") + "\n")
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None, right: str = "") -> None:
         """Print a table; columns whose names are in `right` (separated by blanks) are aligned to the right."""
-        table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+        heading = Text(printable(title)) if title is not None else None
+        table = Table(box=SIMPLE_HEAD, title=heading, title_justify="left", pad_edge=False)
         for name in columns:
             table.add_column(name, justify="right" if name in right.split() else "left", overflow="fold")
         for row in rows:
-            table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+            table.add_row(*(Text("" if cell is None else printable(str(cell))) for cell in row))
         self._console().print(table)
 
     def facts(self, facts: dict[str, object], *, title: str | None = None) -> None:
@@ -114,19 +161,28 @@ class Printer:
     def note(self, text: str) -> None:
         """Tell the user something that is no answer; silent with --quiet."""
         if not self.quiet:
-            sys.stderr.write(text + "\n")
+            sys.stderr.write(printable(text) + "\n")
 
     def error(self, kind: str, message: str, **details: Any) -> None:
         """Report an error on stderr: one line, or one JSON document."""
         if self.as_json:
-            sys.stderr.write(json.dumps({"error": {"type": kind, "message": message, **details}}) + "\n")
+            sys.stderr.write(_json({"error": {"type": kind, "message": message, **details}}))
         else:
-            sys.stderr.write(f"tiered-index: {message}\n")
+            sys.stderr.write(_printable_lines(f"tiered-index: {message}", "    ") + "\n")
 
     def error_line(self, text: str) -> None:
         """Add a line for people to an error that was reported."""
         if not self.as_json:
-            sys.stderr.write(f"  {text}\n")
+            sys.stderr.write(f"  {printable(text)}\n")
+
+    def traceback(self, error: BaseException) -> None:
+        """Show on stderr where an error came from."""
+        sys.stderr.write(_printable_lines("".join(traceback.format_exception(error)).removesuffix("\n")) + "\n")
 
     def _console(self) -> Console:
         return Console(file=sys.stdout, width=None if self._terminal else _WIDE, highlight=False, soft_wrap=False)
+
+
+def _json(document: dict[str, Any], indent: int | None = None) -> str:
+    # of ASCII's controls JSON leaves this one as it is
+    return json.dumps(document, indent=indent).replace("\x7f", "\\u007f") + "\n"

@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from tiered_index.cli.output import printable
+
 __all__ = ["Progress"]
 
 _LINE_INTERVAL_S = 5.0
@@ -26,7 +28,7 @@ class Progress:
     """One piece of work of `total` steps (None: unknown)."""
 
     def __init__(self, title: str, total: int | None, *, quiet: bool, stream: Any = None) -> None:
-        self._title = title
+        self._title = printable(title)
         self._total = total
         self._stream = stream if stream is not None else sys.stderr
         self._quiet = quiet
@@ -36,8 +38,8 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if not self._quiet and self._stream.isatty():
-            columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
-                       TextColumn("{task.fields[detail]}"))  # fmt: skip
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
+                       TimeRemainingColumn(), TextColumn("{task.fields[detail]}", markup=False))  # fmt: skip
             self._bar = Bar(*columns, console=Console(file=self._stream), transient=True)
             self._task = self._bar.add_task(self._title, total=self._total, detail="")
             self._bar.start()
@@ -51,6 +53,7 @@ class Progress:
         """Say how many steps are done."""
         if self._quiet:
             return
+        detail = printable(detail)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done, detail=detail)
             return

@@ -12,7 +12,6 @@ import inspect
 import logging
 import os
 import sys
-import traceback
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec
 import typer
 
 from tiered_index.cli.explaining import print_not_read
-from tiered_index.cli.output import Printer, describe_error
+from tiered_index.cli.output import PrintableFormatter, Printer, describe_error
 from tiered_index.cli.progress import Progress
 from tiered_index.config import IndexConfig
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
@@ -147,7 +146,7 @@ def _guarded(session: Session, act: Callable[[], int]) -> int:
 
 def _report(session: Session, error: Exception, message: str, details: dict[str, Any]) -> None:
     if session.debug:
-        traceback.print_exception(error)
+        session.out.traceback(error)
     session.out.error(type(error).__name__, message, **details)
     if isinstance(error, BudgetExceeded):
         print_not_read(session.out, error.failed)
@@ -161,5 +160,9 @@ def _set_up_logging(*, verbose: bool, debug: bool) -> None:
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    formatter = PrintableFormatter("%(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(formatter)
     logger.addHandler(handler)
+    if logging.lastResort is not None:
+        # other packages' warnings quote what servers answer
+        logging.lastResort.setFormatter(formatter)
