@@ -24,8 +24,8 @@ from rich.text import Text
 from tiered_index.errors import CorruptFile, LockHeld, TieredIndexError
 
 __all__ = [
-    "Printer",
     "PrintableFormatter",
+    "Printer",
     "counted",
     "describe_error",
     "error_document",

@@ -96,6 +96,8 @@ def _put_back() -> Iterator[None]:
         yield
     finally:
         logger.level, logger.propagate, logger.handlers[:] = logging_before
+        if logging.lastResort is not None:
+            logging.lastResort.setFormatter(None)
         for number, handler in handlers.items():
             signal.signal(number, handler)
         os.chdir(folder)

@@ -1,0 +1,233 @@
+"""Other people's text in everything that a command prints: nothing of it reaches a terminal as a command, whatever the command is."""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+import tiered_index.cli
+from tests.integration.cli.command_lines import run_here
+from tests.rocketmq.messages import NOW_MS, joined, message, write_log
+from tests.storage.scripted_server import error, scripted_server
+from tiered_index import IndexService
+from tiered_index.cli import session
+from tiered_index.cli.output import PrintableFormatter, printable
+from tiered_index.cli.progress import Progress
+from tiered_index.format.names import lease_name
+from tiered_index.storage.opening import open_storage
+
+# colour, a title, a link, the clipboard; the same as C1; marks of direction, line ends of Unicode, delete, bells and carriage returns
+CONTROLS = "\x1b[31m\x1b]0;t\x07\x1b]8;;http://x\x1b\\\x1b]52;c;aGk=\x07\x9b2J\x9d0;t\x9c\x90\u202e\u2066\u200f\u2028\u2029\x7f\b\r\v\f\x85"
+MARKUP = "[red]r[/red][link=http://x]l[/link]"
+TEXT = f"a{CONTROLS}{MARKUP}z"
+NAME = f"n{CONTROLS.replace('/', '')}[red]r"  # of a file
+SAFE = r"\x1b[31m"
+
+
+def is_safe(text: str, allowed: str = "\n") -> bool:
+    return all(c.isprintable() or c in allowed for c in text)
+
+
+def refused_or_done(*arguments: object, **more: str) -> str:
+    """Return all that a command wrote, for people and as JSON; both are safe, and JSON is ASCII."""
+    shown = ""
+    for form in ((), ("--json",)):
+        done = run_here(*arguments, *form, "--debug", environment=more)
+        assert done.code in (0, 1, 2, 3, 4, 5, 6), done.err
+        assert is_safe(done.out, "\n\t"), repr(done.out)
+        assert is_safe(done.err, "\n\t"), repr(done.err)
+        if form:
+            assert done.out.isascii()
+            assert "\x7f" not in done.out
+        shown += done.out + done.err
+    return shown
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a hostile name, in it an index with hostile topics and keys: one file uploaded, one unsealed."""
+    folder = tmp_path_factory.mktemp("hostile") / NAME
+    folder.mkdir()
+    settings = {"slots": 7, "items": 20, "background": False, "offset_space": "commitlog"}
+    with IndexService.open(root=folder / "root", storage=(folder / "storage").as_uri(), **settings) as index:
+        index.put(TEXT, 0, [TEXT], 0, 10, NOW_MS, source=TEXT, source_position=1)
+        index.seal()
+        index.run_lifecycle()
+        index.put(TEXT, 0, [TEXT, "plain"], 10, 10, NOW_MS, source=TEXT, source_position=2)
+        index.flush()
+    return folder
+
+
+def test_every_command_on_an_index(made: Path) -> None:
+    place = ("--root", made / "root")
+    uploaded, unsealed = (next((made / "root" / state).glob("*.index")) for state in ("uploaded", "unsealed"))
+    assert SAFE in refused_or_done("files", *place)
+    assert "2 found" in refused_or_done("query", TEXT, TEXT, *place, "--explain-all")
+    for file in (uploaded, unsealed):
+        assert SAFE in refused_or_done("inspect", file, *place)
+        refused_or_done("dump", file, *place)
+    for line in (("verify",), ("recover",), ("orphans",), ("merge",), ("query", TEXT, TEXT, "--cursor", TEXT)):
+        refused_or_done(*line, *place)
+    for absent in ("inspect", "dump"):
+        assert SAFE in refused_or_done(absent, made / TEXT, *place)
+
+
+def test_damage_is_told_of_a_file_with_such_a_name(made: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / f"{NAME}.index"
+    damaged.write_bytes(next((made / "root" / "uploaded").glob("*.index")).read_bytes()[:-9])
+    for command in ("inspect", "dump"):
+        assert SAFE in refused_or_done(command, damaged)
+    source = tmp_path / f"{NAME}.ndjson"
+    source.write_text(json.dumps({"topic": TEXT, "keys": "\ud800", "offset": TEXT}) + "\n")
+    assert SAFE in refused_or_done("ingest", source, "--root", tmp_path / NAME / "root", "--storage", f"file://{tmp_path}/storage")
+    assert SAFE in refused_or_done("files", "--config", tmp_path / NAME)
+
+
+def test_who_holds_the_lock_or_the_lease(made: Path, tmp_path: Path) -> None:
+    uri = (tmp_path / "storage").as_uri()
+    settings = {"storage": uri, "slots": 7, "items": 20, "background": False}
+    with IndexService.open(root=tmp_path / "root", **settings):
+        (tmp_path / "root" / "lock").write_text(json.dumps({"pid": 1, "host": TEXT}))
+        assert SAFE in refused_or_done("recover", "--root", tmp_path / "root")
+        with open_storage(uri) as storage:
+            lease = {"root_id": "f" * 16, "host": TEXT, "pid": 1, "released": False, "expires_ms": 2**42}
+            storage.put(lease_name(1, 99), json.dumps(lease).encode())
+        assert SAFE in refused_or_done("recover", "--root", tmp_path / "other", "--storage", uri)
+
+
+def test_what_a_server_says() -> None:
+    """XML holds no ESC, but C1 controls and marks of direction."""
+    said = "".join(c for c in TEXT if c.isprintable() or c in "\x9b\x9d\x9c\x90\u202e\u2066\u2028\x7f\x85").replace("<", "")
+    with scripted_server() as server:
+        server.answers(error(403, said, said))
+        uri = f"s3://bucket?endpoint_url={server.endpoint_url}&region=us-east-1"
+        shown = refused_or_done("files", "--storage", uri, AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b")
+        assert r"\x9b2J" in shown
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A RocketMQ store with one message of hostile topic, properties and body."""
+    properties = f"KEYS\x01k{CONTROLS}\x02TAGS\x01{TEXT}\x02own\x01{TEXT}\n  message id  forged\x02".encode()
+    body = json.dumps({TEXT: [TEXT, "\udc80"]}, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    bodies = [body, f"{TEXT}\n2023-11-14 forged\t{TEXT}".encode(), b"\x1b[31m\xff"]
+    messages, offset = [], 0
+    for number, one in enumerate(bodies):
+        messages.append(message(offset, topic=f"t{CONTROLS}", properties=properties, body=one, store_ms=NOW_MS + 1000 * number))
+        offset += messages[-1].size
+    (tmp_path / "store").mkdir()
+    write_log(tmp_path / "store" / "commitlog", 1 << 16, {0: joined(messages)})
+    return tmp_path / "store"
+
+
+def test_messages_of_a_store(store: Path, tmp_path: Path) -> None:
+    place = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/storage")
+    refused_or_done("ingest", store, *place, "--slots", 7, "--items", 20, "--store-name", TEXT)
+    topic, key = f"t{CONTROLS}", f"k{CONTROLS}"
+    shown = ""
+    for body in ("text", "json", "hex"):
+        shown += refused_or_done("query", topic, key, *place, "--messages", "--store", store, "--body", body)
+    assert SAFE in shown
+    assert "3 found" in shown
+    assert MARKUP in shown
+    forged = [line for line in shown.splitlines() if re.match(r" {0,3}(2023-11-14 forged|message id  forged)", line)]
+    assert not forged, "a property or body passes for a line of ours"
+
+
+def test_the_command_line_itself() -> None:
+    for line in ((TEXT,), ("query", "t", "k", TEXT), ("query", "t", "k", "--max", TEXT), ("files", f"--{TEXT}"), ("files", "--storage", TEXT), ("spark", TEXT)):
+        assert is_safe(run_here(*line).err), line
+
+
+def test_logs_are_safe_with_their_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter("%(levelname)s %(name)s: %(message)s"))
+    logger = logging.Logger("x")
+    logger.addHandler(handler)
+    try:
+        raise ValueError(TEXT)
+    except ValueError:
+        logger.exception("found %s\nWARNING forged", TEXT)
+    shown = capsys.readouterr().err
+    assert is_safe(shown), repr(shown)
+    assert SAFE in shown
+    assert "Traceback (most recent call last):\n" in shown
+    assert "\nWARNING" not in shown
+
+
+def test_warnings_of_other_packages_are_safe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`logging` writes those that nobody handles to stderr by itself."""
+    assert logging.lastResort is not None
+    monkeypatch.setattr(logging.lastResort, "formatter", None)
+    logger = logging.getLogger("tiered_index")
+    monkeypatch.setattr(logger, "handlers", list(logger.handlers))
+    monkeypatch.setattr(logger, "propagate", logger.propagate)
+    monkeypatch.setattr(logger, "level", logger.level)
+    session._set_up_logging(verbose=False, debug=False)
+    logging.lastResort.handle(logging.LogRecord("urllib3", logging.WARNING, "", 0, "header %s", (TEXT,), None))
+    shown = capsys.readouterr().err
+    assert is_safe(shown)
+    assert SAFE in shown
+
+
+def test_progress_on_a_terminal_and_off_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal:
+        """Keeps what is written; a terminal as far as it says."""
+
+        encoding = "utf-8"
+
+        def __init__(self, *, terminal: bool) -> None:
+            self.text, self.terminal = "", terminal
+
+        def isatty(self) -> bool:
+            return self.terminal
+
+        def write(self, text: str) -> int:
+            self.text += text
+            return len(text)
+
+        def flush(self) -> None:
+            pass
+
+    monkeypatch.setattr("tiered_index.cli.progress._LINE_INTERVAL_S", 0)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "400")
+    for terminal in (True, False):
+        stream = Terminal(terminal=terminal)
+        with Progress(TEXT, 10, quiet=False, stream=stream) as progress:
+            progress.update(5, TEXT)
+        # what is left without the bar's own colours and movements
+        rest = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", stream.text)
+        assert is_safe(rest, "\n\r"), repr(rest)
+        assert SAFE in stream.text
+        assert MARKUP in stream.text
+        assert "\x9b" not in stream.text
+
+
+def test_what_is_printable_stays_as_it_is() -> None:
+    assert printable("заказ 注文 é €[x] \\") == "заказ 注文 é €[x] \\"
+    assert printable("\x1b\x9b\u202e\n\t\ud800\0") == r"\x1b\x9b\u202e\n\t\ud800\x00"
+
+
+_WRITES = {"print", "Console", "echo", "secho"}
+_MAY_WRITE = {"output.py", "progress.py"}
+_READ_BY_PROGRAMS = {"demo/broker.py", "bench/spark/job.py"}
+
+
+def test_one_place_writes_to_the_streams() -> None:
+    """So that what holds for the commands above holds for those that need Spark, a broker or half an hour."""
+    folder = Path(tiered_index.cli.__file__).parent
+    found = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = node.func if isinstance(node, ast.Call) else None
+            name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+            writes = name == "write" and isinstance(called, ast.Attribute) and ast.unparse(called.value) in ("sys.stdout", "sys.stderr")
+            if name in _WRITES or writes or name in ("print_exception", "print_exc"):
+                found.add(path.relative_to(folder).as_posix())
+    assert found == _MAY_WRITE | _READ_BY_PROGRAMS
