@@ -140,7 +140,9 @@ def test_messages_of_a_store(store: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_line_itself() -> None:
-    for line in ((TEXT,), ("query", "t", "k", TEXT), ("query", "t", "k", "--max", TEXT), ("files", f"--{TEXT}"), ("files", "--storage", TEXT), ("spark", TEXT)):
+    lines = ((TEXT,), ("spark", TEXT), ("query", "t", "k", TEXT), ("query", "t", "k", "--max", TEXT), ("files", f"--{TEXT}"),
+             ("files", "--storage", TEXT))  # fmt: skip
+    for line in lines:
         assert is_safe(run_here(*line).err), line
 
 

@@ -77,7 +77,7 @@ class ScriptedServer:
 
 
 @contextlib.contextmanager
-def scripted_server() -> Iterator[ScriptedServer]:
+def scripted_server(host: str = "127.0.0.1") -> Iterator[ScriptedServer]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -119,8 +119,8 @@ def scripted_server() -> Iterator[ScriptedServer]:
         def handle_error(self, request: object, client_address: object) -> None:
             pass
 
-    server = Server(("127.0.0.1", 0), Handler)
-    scripted = ScriptedServer(f"http://127.0.0.1:{server.server_address[1]}")
+    server = Server((host, 0), Handler)
+    scripted = ScriptedServer(f"http://{host}:{server.server_address[1]}")
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

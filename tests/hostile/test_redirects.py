@@ -1,0 +1,99 @@
+"""A server that sends its clients elsewhere: no request, and so no signature and no token, ever goes to another host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from botocore.awsrequest import AWSResponse
+
+from tests.storage.scripted_server import Answer, ScriptedServer, part, scripted_server
+from tiered_index.errors import StorageError
+from tiered_index.storage.base import PartInfo, UploadHandle
+from tiered_index.storage.s3 import S3Options, S3Storage
+
+HANDLE = UploadHandle("a", "id", 0)
+OPERATIONS: dict[str, Callable[[S3Storage], object]] = {
+    "get": lambda storage: storage.get("a"),
+    "get_range": lambda storage: storage.get_range("a", 0, 4),
+    "get_suffix": lambda storage: storage.get_suffix("a", 4),
+    "head": lambda storage: storage.head("a"),
+    "list": lambda storage: list(storage.list()),
+    "list_uploads": lambda storage: list(storage.list_uploads()),
+    "put": lambda storage: storage.put("a", b"x"),
+    "put_if_absent": lambda storage: storage.put_if_absent("a", b"x"),
+    "delete": lambda storage: storage.delete("a"),
+    "delete_many": lambda storage: storage.delete_many(["a", "b"]),
+    "begin_upload": lambda storage: storage.begin_upload("a"),
+    "upload_part": lambda storage: storage.upload_part(HANDLE, 1, b"x"),
+    "complete_upload": lambda storage: storage.complete_upload(HANDLE, [PartInfo(1, "e", 1)]),
+    "abort_upload": lambda storage: storage.abort_upload(HANDLE),
+}
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[ScriptedServer, ScriptedServer]]:
+    with scripted_server() as ours, scripted_server("127.0.0.2") as other:
+        yield ours, other
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAREDIRECTED")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "scripted-secret")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "scripted-token")
+    monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: None))
+
+
+def sent_elsewhere(status: int, other: str, region: str | None) -> Answer:
+    """Return a redirection by every means that there is."""
+    host = urlsplit(other).netloc
+    body = f"<Error><Code>PermanentRedirect</Code><Message>go</Message><Endpoint>{host}</Endpoint><Bucket>bucket</Bucket></Error>"
+    headers = {"Content-Type": "application/xml", "Location": f"{other}/bucket/a", "x-amz-request-id": "1"}
+    return Answer(status, body.encode(), headers | ({"x-amz-bucket-region": region} if region else {}))
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_nothing_is_sent_to_another_host(servers: tuple[ScriptedServer, ScriptedServer], status: int) -> None:
+    ours, other = servers
+    settings = S3Options(endpoint_url=ours.endpoint_url, region="eu-central-1", max_attempts=2, transfer_attempts=2)
+    with S3Storage("bucket", "", settings, sleep=lambda seconds: None) as storage:
+        ours.answers(part(b"abcd", 0, 4))
+        assert storage.get_range("a", 0, 4) == b"abcd"  # so that the next ones are lean
+        other.reset()
+        for region in ("eu-west-1", f"@{urlsplit(other.endpoint_url).netloc}/#"):
+            ours.answers(sent_elsewhere(status, other.endpoint_url, region))
+            for name, act in OPERATIONS.items():
+                ours.requests.clear()
+                with pytest.raises(StorageError):
+                    act(storage)
+                assert ours.requests, name
+                assert any("AKIAREDIRECTED" in value for value in ours.requests[0].headers.values())
+        ours.answers(sent_elsewhere(status, other.endpoint_url, None))
+        with pytest.raises(StorageError):
+            storage.get_range("a", 0, 4)
+    assert other.requests == []
+    assert other.connections == 0
+
+
+@pytest.mark.parametrize("region", ["eu-west-1", "x@127.0.0.2/#", "evil.example/"])
+def test_another_region_of_amazons_is_a_host_of_amazons(region: str) -> None:
+    """Where no endpoint is set botocore follows to the bucket's region; what a server calls one can't be part of another name."""
+    hosts: list[str] = []
+
+    def answer(request: Any, **_: object) -> AWSResponse:
+        hosts.append(urlsplit(request.url).netloc)
+        body = b"<Error><Code>PermanentRedirect</Code><Message>go</Message><Endpoint>127.0.0.2</Endpoint></Error>"
+        raw = SimpleNamespace(stream=lambda *_, **__: iter([body]), close=lambda: None)
+        return AWSResponse(request.url, 301, {"x-amz-bucket-region": region, "Location": "http://127.0.0.2/"}, raw)
+
+    with S3Storage("bucket", "", S3Options(region="eu-central-1", max_attempts=2), sleep=lambda seconds: None) as storage:
+        storage.client.meta.events.register("before-send.s3", answer)
+        for act in OPERATIONS.values():
+            with pytest.raises(StorageError):
+                act(storage)
+    assert hosts
+    assert {host for host in hosts if not host.endswith(".amazonaws.com")} == set()
