@@ -228,6 +228,7 @@ class S3Storage(Storage):
             answer = self._call("list_objects_v2", f"listing {prefix!r}", **parameters)
             for item in answer.get("Contents", ()):
                 key = str(item["Key"])
+                self._check_asked(key, prefix)
                 if key <= last:
                     raise StorageMisconfigured(f"{self.uri}: the service lists {key!r} after {last!r}; the engine needs order of name")
                 last = key
@@ -239,9 +240,15 @@ class S3Storage(Storage):
 
     def _list_uploads(self, prefix: str, older_than_ms: int | None) -> Iterator[UploadHandle]:
         for key, upload_id, started_ms in self._uploads.list(self._base + prefix):
+            self._check_asked(key, prefix)
             name = self._name(key)
             if name and (older_than_ms is None or started_ms < older_than_ms):
                 yield UploadHandle(name, upload_id, started_ms)
+
+    def _check_asked(self, key: str, prefix: str) -> None:
+        """Refuse a listing of what was not asked for: what it names would be deleted as something else than it is."""
+        if not key.startswith(self._base + prefix):
+            raise StorageMisconfigured(f"{self.uri}: the service lists {key!r}, asked for what starts with {self._base + prefix!r}")
 
     def _delete_error(self, doing: str, failures: Sequence[dict[str, str]]) -> StorageMisconfigured | StorageUnavailable:
         codes = sorted({failure.get("Code", "?") for failure in failures})

@@ -1,0 +1,74 @@
+"""A server that lists what was not asked for: it is refused, for what it names would be deleted as something else than it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+
+from tests.storage.scripted_server import Answer, Request, ScriptedServer, scripted_server
+from tiered_index.clock import ManualClock
+from tiered_index.errors import StorageMisconfigured
+from tiered_index.format.names import DATA_PREFIX, LEASE_PREFIX, log_name
+from tiered_index.service.lease import Lease
+from tiered_index.storage.s3 import S3Options, S3Storage
+
+OLD = "2001-01-01T00:00:00.000Z"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    with scripted_server() as running:
+        yield running
+
+
+def opened(server: ScriptedServer) -> S3Storage:
+    return S3Storage("bucket", "own/index", S3Options(endpoint_url=server.endpoint_url, region="us-east-1", max_attempts=1))
+
+
+def listing(key: str) -> bytes:
+    entry = f"<Contents><Key>{key}</Key><Size>1</Size><LastModified>{OLD}</LastModified></Contents>"
+    return f"<ListBucketResult>{entry}</ListBucketResult>".encode()
+
+
+def uploads(key: str) -> bytes:
+    entry = f"<Upload><Key>{key}</Key><UploadId>u</UploadId><Initiated>{OLD}</Initiated></Upload>"
+    return f"<ListMultipartUploadsResult>{entry}</ListMultipartUploadsResult>".encode()
+
+
+def answers(storage: S3Storage, keys: Iterable[str]) -> Iterator[tuple[bytes, Callable[[str], Iterator[object]]]]:
+    for key in keys:
+        yield listing(key), storage.list
+        yield uploads(key), storage.list_uploads
+
+
+def test_a_key_that_was_not_asked_for_is_refused(server: ScriptedServer) -> None:
+    keys = ("other/index/data/x/0.index", "data/x/0.index", f"own/index/{log_name(1)}", "own/data/x", "../data/x")
+    with opened(server) as storage:
+        for body, act in answers(storage, keys):
+            server.answers(Answer(200, body, {"Content-Type": "application/xml"}))
+            with pytest.raises(StorageMisconfigured, match="asked for"):
+                list(act(DATA_PREFIX))
+
+
+def test_a_name_that_is_none_is_passed_over(server: ScriptedServer) -> None:
+    keys = [f"own/index/data/{name}" for name in ("../../x", "/x", "./x", "x%0a", "x y")]
+    with opened(server) as storage:
+        for body, act in answers(storage, keys):
+            server.answers(Answer(200, body, {"Content-Type": "application/xml"}))
+            assert list(act(DATA_PREFIX)) == []
+
+
+def test_a_lease_that_sweeps_old_leases_deletes_no_data(server: ScriptedServer) -> None:
+    """It deletes what is listed before its own; index files would be."""
+
+    def lie(request: Request) -> Answer:
+        body = listing("own/index/data/x/0.index") if request.method == "GET" else b""
+        return Answer(200, body, {"Content-Type": "application/xml"})
+
+    server.script = lie
+    with opened(server) as storage, pytest.raises(StorageMisconfigured, match=LEASE_PREFIX):
+        Lease(storage, 1, "root", ManualClock(0), 60)
+    assert [request.method for request in server.requests] == ["PUT", "GET"]
