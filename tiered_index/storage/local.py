@@ -3,7 +3,8 @@
 Invariants: an object is one file, published by a rename (or, for put-if-absent, a hard link) after it was synced, so it is old or
 new after a crash and never half; when a call returns, its effect is durable. After a call that raised, the old object or the new
 one is there. How names become paths is `local_names`; any name may be a prefix of another (`a` and `a/b`).
-Files in the folder that are not objects of ours (other spellings, symbolic links) are not listed and not touched.
+Files in the folder that are not objects of ours (other spellings, symbolic links, pipes) are not listed and not touched: asked for by
+name they are refused, as is whatever lies behind a link. The folder itself may be one.
 
 Errors: a full disk or quota is `DiskFull`, refused permission `StorageMisconfigured`, any other trouble `StorageUnavailable`.
 Threads: any number, in any number of processes. The storage keeps no descriptor open.
@@ -16,10 +17,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound, StorageUnavailable
+from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Bytes, ObjectInfo, PartInfo, Storage, UploadHandle, check_name, check_prefix
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.local_files import DurableFiles, typed_errors
+from tiered_index.storage.local_files import DurableFiles, check_regular, typed_errors
 from tiered_index.storage.local_names import encode, walk
 from tiered_index.storage.local_uploads import LocalUploads
 from tiered_index.storage.ranges import check_range, check_suffix
@@ -108,9 +109,10 @@ class LocalStorage(Storage):
         path = self._path(name)
         with typed_errors(f"looking at {name!r}"):
             try:
-                status = path.stat()
+                status = path.lstat()
             except FileNotFoundError as error:
                 raise ObjectNotFound(name, str(self.folder)) from error
+            check_regular(path, status)
         return ObjectInfo(name, status.st_size, status.st_mtime_ns // 1_000_000)
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
@@ -175,13 +177,23 @@ class LocalStorage(Storage):
         return aborted
 
     def _path(self, name: str) -> Path:
-        return self.folder / encode(check_name(name))
+        path = self.folder / encode(check_name(name))
+        self._files.check_way(path)
+        return path
 
     def _open(self, name: str) -> int:
+        path = self._path(name)
         try:
-            return os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
+            # a pipe in an object's place would be waited for
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError as error:
             raise ObjectNotFound(name, str(self.folder)) from error
+        try:
+            check_regular(path, os.fstat(descriptor))
+        except StorageMisconfigured:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     def _read(self, name: str, descriptor: int, start: int, length: int) -> bytes:
         data = os.pread(descriptor, length, start)

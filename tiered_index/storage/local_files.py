@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from tiered_index.errors import DiskFull, ObjectExists, StorageError, StorageMis
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 
-__all__ = ["WORK_FOLDER", "DurableFiles", "typed_errors"]
+__all__ = ["WORK_FOLDER", "DurableFiles", "check_regular", "typed_errors"]
 
 WORK_FOLDER = ".%work"
 
@@ -49,6 +50,17 @@ def typed_errors(doing: str) -> Iterator[None]:
         raise typed(error, doing) from error
 
 
+def check_regular(path: Path, status: os.stat_result) -> None:
+    """Raise `StorageMisconfigured` where what stands in an object's place is a link, a pipe or the like."""
+    if not stat.S_ISREG(status.st_mode):
+        raise StorageMisconfigured(f"{path} is not a regular file: nothing else is an object")
+
+
+def _refuse_link(folder: Path) -> None:
+    if folder.is_symlink():
+        raise StorageMisconfigured(f"{folder} is a symbolic link, which may lead anywhere: put the folder itself there")
+
+
 class DurableFiles:
     """Files under `root`, published whole through `disk`."""
 
@@ -61,6 +73,8 @@ class DurableFiles:
         """Make `folder` (`root` or below it) and what is missing above it, durably."""
         if folder in self._durable:
             return
+        if folder != self.root:
+            _refuse_link(folder)
         if folder == self.root:
             missing = [path for path in (folder, *folder.parents) if not path.exists()]
             for path in reversed(missing):
@@ -72,6 +86,13 @@ class DurableFiles:
             # Also where the folder was there: another process may have made it and not yet synced its parent.
             self.disk.sync_folder(folder.parent)
         self._durable.add(folder)
+
+    def check_way(self, path: Path) -> None:
+        """Raise `StorageMisconfigured` where a folder between the root and `path` is a symbolic link."""
+        folder = path.parent
+        while folder != self.root:
+            _refuse_link(folder)
+            folder = folder.parent
 
     def publish(self, target: Path, chunks: Callable[[], Iterable[Bytes]]) -> None:
         """Make `target` hold the bytes of `chunks()`, replacing what was there.
@@ -87,6 +108,7 @@ class DurableFiles:
     def sweep(self, older_than_ms: int) -> int:
         """Remove temporary files last written before `older_than_ms` (epoch ms); return how many."""
         folder = self.root / WORK_FOLDER
+        _refuse_link(folder)
         swept = 0
         for entry in self.disk.names(folder):
             path = folder / entry

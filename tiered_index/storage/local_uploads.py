@@ -110,12 +110,15 @@ class LocalUploads:
 
     def _existing(self, handle: UploadHandle) -> Path:
         # The id becomes a path, and handles come from other processes: only what we could have made is looked up.
+        self._files.check_way(self._folder / _DESCRIPTION)
         found = self._describe(handle.upload_id) if _UPLOAD_ID.fullmatch(handle.upload_id) else None
         if found is None or found.name != handle.name:
             raise _gone(handle)
         return self._folder / handle.upload_id
 
     def _describe(self, upload_id: str) -> UploadHandle | None:
+        if (self._folder / upload_id).is_symlink():
+            return None  # not made here
         try:
             document = json.loads((self._folder / upload_id / _DESCRIPTION).read_bytes())
         except FileNotFoundError:
@@ -149,11 +152,15 @@ class LocalUploads:
             self._empty(dropped)
 
     def _empty(self, folder: Path) -> None:
+        if folder.is_symlink():
+            self._disk.unlink(folder)  # the link, and nothing of what it leads to
+            return
         for file_name in self._disk.names(folder):
             self._disk.unlink(folder / file_name)
         self._disk.remove_folder(folder)
 
     def _folder_names(self) -> tuple[str, ...]:
+        self._files.check_way(self._folder / _DESCRIPTION)
         try:
             return tuple(sorted(entry.name for entry in self._folder.iterdir()))
         except FileNotFoundError:
