@@ -36,6 +36,8 @@ from tiered_index.storage.base import Storage
 __all__ = ["Genesis", "LogRecord", "LogState", "Make", "StorageLog", "StoredObject", "fenced"]
 
 _LISTED = 1000
+_TAIL_BYTES = 16
+# of a record: among them its CRC32
 _MAX_RACES = 1000
 # numbers that may be lost to other writers in one append before it gives up
 
@@ -50,6 +52,8 @@ class StorageLog:
         self._clock = clock
         self._checkpoints = Checkpoints(storage, checkpoint_every)
         self._state = LogState()
+        self._end: tuple[int, bytes, int] = (0, b"", 0)
+        # number, tail and size of the newest record that was read or written: what tells this log from any other
         self._append_lock = threading.Lock()
         self._advance_lock = threading.Lock()
 
@@ -70,7 +74,7 @@ class StorageLog:
         return self._state
 
     def refresh(self) -> LogState:
-        """Read records that others have added since: one request, and one more for each.
+        """Read records that others have added since: one request, and where there are some one more, and one for each.
 
         What was read before an error of the storage, or a spent budget, is not read again. Raises `CorruptFile` where a record is missing.
         """
@@ -81,7 +85,10 @@ class StorageLog:
         """Read what follows `state` and go there, as far as it can be read; return the number reached."""
         fold = state.folding()
         try:
-            for name in self._names_behind(state.number):
+            names = self._names_behind(state.number)
+            if names and state.number and state is self._state:
+                self._check_end(state)  # or records of another log would be taken for this one's
+            for name in names:
                 fold.add(self._record(name), name)
         except (StorageError, BudgetExceeded):
             self._advance(fold.state())
@@ -102,18 +109,26 @@ class StorageLog:
 
     def _record(self, name: str) -> LogRecord:
         try:
-            return LogRecord.decode(self._storage.get(name), name)
+            data = self._storage.get(name)
         except ObjectNotFound as error:
             raise CorruptFile(name, "record is listed, but the storage does not have it") from error
+        return self._decoded(data, name)
+
+    def _decoded(self, data: bytes, name: str) -> LogRecord:
+        record = LogRecord.decode(data, name)
+        self._end = (record.number, data[-_TAIL_BYTES:], len(data))
+        return record
 
     def create(self, genesis: Genesis) -> LogState:
         """Write record 1 unless there is one; return the state with whoever's genesis it is."""
         record = LogRecord(1, "create", 0, secrets.token_hex(8), self._clock.now_ms(), genesis=genesis)
+        data = record.encode()
         with self._append_lock:
             try:
-                self._storage.put_if_absent(log_name(1), record.encode())
+                self._storage.put_if_absent(log_name(1), data)
             except ObjectExists:
                 return self.open()
+            self._decoded(data, log_name(1))
             self._advance(LogState().apply(record, log_name(1)))
             self._checkpoints.write(self._state)
             return self._state
@@ -229,36 +244,48 @@ class StorageLog:
 
     def _put(self, record: LogRecord) -> LogRecord:
         """Return the record that is there under the number of `record`: this one, or who came first. Raises `StorageError` alone."""
-        name = log_name(record.number)
+        name, data = log_name(record.number), record.encode()
         try:
             try:
-                self._storage.put_if_absent(name, record.encode())
+                self._storage.put_if_absent(name, data)
             except ObjectExists:
                 return self._winner(name)
         except (CorruptFile, InvalidArgument) as error:
             raise StorageUnavailable(f"{self._storage.uri}: whether {name} is the record that was put is not known: {error}") from error
-        return record
+        return self._decoded(data, name)
 
     def _winner(self, name: str) -> LogRecord:
         try:
-            return LogRecord.decode(self._storage.get(name), name)
+            return self._decoded(self._storage.get(name), name)
         except CorruptFile:  # damage on the way is not damage of the object
-            return LogRecord.decode(self._storage.get(name), name)
+            return self._decoded(self._storage.get(name), name)
 
     def check_end(self) -> None:
-        """Raise `StorageUnavailable` where the newest record known is gone; records never are deleted.
+        """Raise `StorageUnavailable` where the newest record known is gone, or is another; records never are deleted or replaced.
 
         An empty folder where a disk should be mounted looks like the end of the log: a record that is written there is lost to everybody.
+        One with another index in it would get the records of this one.
         """
-        number = self._state.number
-        if not number:
-            return
+        state = self._state
+        if state.number:
+            self._check_end(state)
+
+    def _check_end(self, state: LogState) -> None:
+        name, (known, tail, size) = log_name(state.number), self._end
         try:
-            self._storage.head(log_name(number))
+            if known == state.number:
+                is_same = self._storage.get_suffix(name, _TAIL_BYTES) == (tail, size)
+            else:  # only a checkpoint was read of it
+                self._storage.head(name)
+                is_same = LogRecord.decode(self._storage.get(log_name(1)), log_name(1)).genesis == state.genesis
         except ObjectNotFound as error:
             raise StorageUnavailable(
-                f"{self._storage.uri}: the log's record {number} is gone, so this is not the storage that it was: is it mounted?"
+                f"{self._storage.uri}: the log's record {state.number} is gone, so this is not the storage that it was: is it mounted?"
             ) from error
+        if not is_same:
+            raise StorageUnavailable(
+                f"{self._storage.uri}: the log's record {state.number} is another, so this is not the storage that it was: what is mounted?"
+            )
 
     def _advance(self, state: LogState) -> None:
         with self._advance_lock:
