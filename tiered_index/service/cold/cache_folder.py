@@ -9,15 +9,20 @@ an entry that was copied, cut or swapped fails like one with a flipped bit. What
 deleted it is told of once, and is as good as absent until it is replaced. An entry is a copy, so no trouble of this
 folder is a lookup's error.
 
+A CRC32 is no signature: who may write an entry could make an answer short. So an entry is believed only where it is a regular file that
+`CacheRoom.trusts`: no other user's, and not for others to write. What else stands in its place is treated as damaged.
+
 Threads and processes: any number may share a folder; entries appear whole, by a rename.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
+import stat
 import threading
 import zlib
 from collections.abc import Container, Iterator
@@ -25,7 +30,7 @@ from pathlib import Path
 from typing import Literal
 
 from tiered_index.service.cold.cache_room import CacheRoom
-from tiered_index.storage.disk import TEMPORARY_PREFIX
+from tiered_index.storage.disk import TEMPORARY_PREFIX, make_path
 
 __all__ = ["PIECE_BYTES", "CacheFolder", "Kind"]
 
@@ -41,7 +46,7 @@ class CacheFolder:
 
     def __init__(self, room: CacheRoom, index_id: str) -> None:
         self._room = room
-        self._mine = room.folder / "".join(c if c.isalnum() or c in "-_" else "_" for c in index_id)
+        self._mine = room.folder / ("".join(c if c.isalnum() or c in "-_" else "_" for c in index_id) or "_")
         self._index_id = index_id
         self._lock = threading.Lock()
         self._passed_over: dict[Path, tuple[int, ...]] = {}
@@ -64,9 +69,16 @@ class CacheFolder:
         path = self._path(name, kind)
         pieces = []
         try:
+            status = path.lstat()
+            if stat.S_ISLNK(status.st_mode) or stat.S_ISFIFO(status.st_mode):
+                self._damaged(path, status, "not a regular file")
+                return None
             with path.open("rb", buffering=0) as handle:
                 status = os.fstat(handle.fileno())
                 if self._passed_over and self._passed_over.get(path) == _identity(status):
+                    return None
+                if not self._room.trusts(status):
+                    self._damaged(path, status, "another user's, or for others to write")
                     return None
                 if status.st_size != _stored_bytes(length):
                     self._damaged(path, status, "another length than the log says")
@@ -95,8 +107,11 @@ class CacheFolder:
         path = self._path(name, kind)
         temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
         try:
-            self._mine.mkdir(mode=0o755, parents=True, exist_ok=True)
-            with temporary.open("xb") as handle:
+            make_path(self._mine)
+            if not self._room.trusts(self._mine.lstat()):
+                raise PermissionError(errno.EPERM, "another user's folder, a link, or for others to write", str(self._mine))
+            temporary.touch(0o644, exist_ok=False)
+            with temporary.open("wb") as handle:
                 for number, length in _pieces(len(data)):
                     piece = bytes(data[number * PIECE_BYTES : number * PIECE_BYTES + length])
                     handle.write(piece + zlib.crc32(piece, self._seed(name, kind, number)).to_bytes(_CRC_BYTES, "big"))
@@ -132,7 +147,7 @@ class CacheFolder:
         return self._mine / f"{name.replace('/', ',')}.{kind}"  # a comma is in no object's name
 
     def _seed(self, name: str, kind: Kind, number: int) -> int:
-        return zlib.crc32(f"{self._index_id}\n{name}\n{kind}\n{number}".encode())
+        return zlib.crc32(f"{self._index_id}\n{name}\n{kind}\n{number}".encode("utf-8", "surrogatepass"))
 
     def _checked(self, name: str, kind: Kind, number: int, data: bytes) -> bytes | None:
         piece = data[:-_CRC_BYTES]

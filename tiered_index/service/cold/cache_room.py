@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tiered_index.format.names import DATA_PREFIX
 from tiered_index.service.cold.held_room import HeldRoom
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 
@@ -24,15 +26,18 @@ _TOUCH_S = 60.0
 # an entry's time of use is brought up to date this often
 _LEFTOVER_S = 3600.0
 # a temporary file this old is a crash's
+_ENTRY = DATA_PREFIX.replace("/", ",")
+# entries begin so; other files are somebody else's
 _SLACK = 0.9
 # a full cache is emptied down to this part of its bound, so that not every new entry looks at all of them
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _COUNTED_AFTER = 32
 # one part in so many of the bound may be added before all is counted again
 _log = logging.getLogger(__name__)
 
 
 class CacheRoom:
-    """A folder of `max_bytes`. `read_only`: another process keeps it, nothing is changed."""
+    """A folder of `max_bytes`. `read_only`: another process keeps it below its root, nothing is changed."""
 
     def __init__(self, folder: Path, max_bytes: int, *, read_only: bool = False) -> None:
         self.folder = folder
@@ -48,6 +53,15 @@ class CacheRoom:
         self._touched_before: dict[str, float] = {}
         self._touched_since = -_TOUCH_S
         self._told: set[str] = set()
+        self._trusted = {os.geteuid(), 0}
+        if read_only:
+            with contextlib.suppress(OSError):
+                # who reads a root believes its owner anyhow
+                self._trusted.add(folder.parent.stat().st_uid)
+
+    def trusts(self, status: os.stat_result) -> bool:
+        """Return whether a file or folder is no other user's, and for no other to write: ours, the superuser's, a read root's owner's."""
+        return not stat.S_ISLNK(status.st_mode) and status.st_uid in self._trusted and not status.st_mode & _OTHERS_WRITE
 
     def takes(self, size_bytes: int) -> bool:
         """Return whether an entry of `size_bytes` may be written."""
@@ -133,7 +147,7 @@ class CacheRoom:
                     if entry.name.startswith(TEMPORARY_PREFIX):
                         if status.st_mtime < time.time() - _LEFTOVER_S:
                             os.unlink(entry.path)
-                    elif entry.name.endswith((".trailer", ".filter")):
+                    elif entry.name.startswith(_ENTRY) and entry.name.endswith((".trailer", ".filter")):
                         yield status.st_mtime, status.st_size, entry.path
 
 

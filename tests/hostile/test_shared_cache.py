@@ -1,0 +1,119 @@
+"""A cache folder that others may write: what they put there is well-formed, of the right index and object, and is not believed."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cold_index import ColdIndex, cold_index
+from tiered_index.service.cold.cache_folder import CacheFolder
+from tiered_index.service.cold.cache_room import CacheRoom
+from tiered_index.testing.model import Answer
+
+SOMEBODY = 54321
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
+    return cold_index(tmp_path_factory.mktemp("cold") / "root", files=2, entries=60, slots=4)
+
+
+def check(made: ColdIndex, cache: Path) -> None:
+    with made.reader(cache_dir=cache, filter_after_probes=1) as reader:
+        for _ in range(2):
+            for key in ("all", "k0-5", "k1-7", "absent"):
+                answer = reader.query("t", key)
+                assert ([Answer.of(item) for item in answer], answer.status) == (made.expected("t", key), "complete")
+
+
+def poison(made: ColdIndex, cache: Path) -> list[Path]:
+    """Keep filters that deny every key, with right checksums, under the names of the index's own."""
+    with made.reader() as reader:
+        folder = CacheFolder(CacheRoom(cache, 1 << 20), reader.genesis.index_id)
+    for stored in made.stored:
+        assert folder.write(stored.name, "filter", bytes(stored.filter_length))
+    return sorted(cache.rglob("*.filter"))
+
+
+def test_what_is_ours_alone_is_believed(made: ColdIndex, tmp_path: Path) -> None:
+    """Which is why nobody else may write it: without this the tests below would prove nothing."""
+    poison(made, tmp_path)
+    with made.reader(cache_dir=tmp_path, filter_after_probes=1) as reader:
+        assert [len(reader.query("t", "k0-5")) for _ in range(2)][-1] == 0
+
+
+def _for_others_to_write(path: Path) -> None:
+    path.chmod(0o666)
+
+
+def _for_a_group_to_write(path: Path) -> None:
+    path.chmod(0o660)
+
+
+def _of_another_user(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only the superuser can give a file away")
+    os.chown(path, SOMEBODY, -1)
+
+
+def _a_link(path: Path) -> None:
+    path.rename(path.with_name("linked"))
+    path.symlink_to(path.with_name("linked"))
+
+
+def _a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+_WAYS = [_for_others_to_write, _for_a_group_to_write, _of_another_user, _a_link, _a_pipe]
+
+
+@pytest.mark.parametrize("way", _WAYS, ids=lambda way: way.__name__)
+def test_what_others_may_have_written_is_not(
+    made: ColdIndex, tmp_path: Path, way: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    for path in poison(made, tmp_path):
+        way(path)
+    with caplog.at_level(logging.WARNING):
+        check(made, tmp_path)
+    assert "passed over" in caplog.text
+    # replaced by what is true
+    found = sorted(tmp_path.rglob("*.filter"))
+    assert len(found) == 2
+    assert all(path.is_file() and not path.is_symlink() and path.stat().st_uid == os.geteuid() for path in found)
+    assert not any(path.stat().st_mode & 0o022 for path in found)
+
+
+def test_nothing_is_written_into_anothers_folder(made: ColdIndex, tmp_path: Path) -> None:
+    (entry, _) = poison(made, tmp_path / "cache")
+    mine, elsewhere = entry.parent, tmp_path / "elsewhere"
+    for path in mine.iterdir():
+        path.unlink()
+    mine.rename(elsewhere)
+    mine.symlink_to(elsewhere)
+    check(made, tmp_path / "cache")
+    assert list(elsewhere.iterdir()) == []
+    mine.unlink()
+    mine.mkdir()
+    mine.chmod(0o777)
+    check(made, tmp_path / "cache")
+    assert list(mine.iterdir()) == []
+
+
+def test_making_room_deletes_only_entries(made: ColdIndex, tmp_path: Path) -> None:
+    """A folder that was chosen by mistake keeps what else is in it."""
+    others = [tmp_path / "mail" / name for name in ("junk.filter", "big.trailer", "data.filter")]
+    (tmp_path / "mail").mkdir()
+    for path in others:
+        path.write_bytes(bytes(5000))
+        os.utime(path, (0, 0))
+    folder = CacheFolder(CacheRoom(tmp_path, 3000), "index")
+    for number in range(9):
+        folder.write(f"data/{number}/0.index", "filter", bytes(1000))
+    assert all(path.exists() for path in others)
+    assert len(list(tmp_path.rglob("data,*"))) < 4
