@@ -7,6 +7,7 @@ root/unsealed|compacted|uploaded/   the folder is the state
 root/cache/              directories and filters of stored files (`cache_folder`); may be deleted at any time
 root/followers/          what adapters remember of the logs that they follow
 ```
+The root and its cache may be symbolic links, nothing else below the root: a writer refuses folders that are, and writes through no link.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.layout import Layout
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES
-from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
+from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk, make_path
 
 __all__ = ["CACHE", "FOLLOWERS", "Marker", "Root", "RootLock", "disk_error"]
 
@@ -120,6 +121,13 @@ class Root:
             raise disk_error(error, f"looking at {self.path}") from error
         if read_only:
             raise StorageMisconfigured(f"{self.path} is on a file system that is read-only now")
+        self._refuse_links()
+
+    def _refuse_links(self) -> None:
+        """Raise `StorageMisconfigured` where a folder in which files are made and deleted leads elsewhere."""
+        for folder in map(self.folder, (*STATES, FOLLOWERS)):
+            if folder.is_symlink():
+                raise StorageMisconfigured(f"{folder} is a symbolic link, which may lead anywhere: put the folder itself there")
 
     def _look(self) -> tuple[int, int]:
         try:
@@ -171,9 +179,10 @@ class Root:
 
     def make_folders(self) -> None:
         """Create the root and its state folders, durably."""
+        self._refuse_links()
         try:
             for state in STATES:
-                self.folder(state).mkdir(parents=True, exist_ok=True)
+                make_path(self.folder(state))
             self.disk.sync_folder(self.path)
         except OSError as error:
             raise disk_error(error, f"creating {self.path}") from error
@@ -207,8 +216,9 @@ class RootLock:
         self._path = root.path / "lock"
         root.remember()
         try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             # a file object: closing it is one step that may be repeated
-            self._file = os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "rb+", buffering=0)
+            self._file = os.fdopen(os.open(self._path, flags, 0o644), "rb+", buffering=0)
         except OSError as error:
             raise disk_error(error, f"opening {self._path}") from error
         descriptor = self._file.fileno()

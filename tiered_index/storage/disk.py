@@ -17,7 +17,7 @@ from pathlib import Path
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.write_behind import WriteBehind
 
-__all__ = ["TEMPORARY_PREFIX", "Disk"]
+__all__ = ["TEMPORARY_PREFIX", "Disk", "make_path"]
 
 TEMPORARY_PREFIX = ".tmp-"
 """Names that start so are half-made work: recovery deletes them, listings never show them."""
@@ -25,6 +25,15 @@ TEMPORARY_PREFIX = ".tmp-"
 
 _LARGE_BYTES = 16 << 20
 # a file this large is worth a thread
+_FOLDER_MODE, _FILE_MODE = 0o755, 0o644
+# whatever the umask lets through, others never write what is ours
+
+
+def make_path(folder: Path) -> None:
+    """Make a folder and what is missing above it, none of them for others to write."""
+    for path in (*reversed(folder.parents), folder):
+        if not path.is_dir():
+            path.mkdir(_FOLDER_MODE, exist_ok=True)
 
 
 class Disk:
@@ -32,11 +41,11 @@ class Disk:
 
     def create(self, path: Path) -> int:
         """Create a new file for reading and writing and return its descriptor; an existing one is an error."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
 
     def open_rw(self, path: Path) -> int:
         """Open an existing file for reading and writing."""
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def allocate(self, descriptor: int, size_bytes: int) -> None:
         """Really reserve `size_bytes` of the file, so that later writes below it can't find the disk full."""
@@ -85,7 +94,7 @@ class Disk:
     def make_folder(self, folder: Path) -> None:
         """Make a folder; one that is there already is not an error, a missing parent is."""
         with contextlib.suppress(FileExistsError):
-            folder.mkdir(0o755)
+            folder.mkdir(_FOLDER_MODE)
 
     def remove_folder(self, folder: Path) -> None:
         """Remove an empty folder; one that is not there is not an error."""
