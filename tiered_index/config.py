@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from tiered_index.errors import ConfigError
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.schema import Schema
+from tiered_index.storage.opening import split_uri
 from tiered_index.storage.prices import PriceTable
 from tiered_index.storage.s3_options import S3Options
 from tiered_index.types import IndexItem
@@ -32,8 +33,9 @@ class IndexConfig(BaseSettings):
     """Everything that can be set. Times are seconds, sizes bytes. Raises `ConfigError` through `IndexConfig.load`."""
 
     model_config = SettingsConfigDict(
-        env_prefix=_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, arbitrary_types_allowed=True, validate_default=True
-    )
+        env_prefix=_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, arbitrary_types_allowed=True, validate_default=True,
+        hide_input_in_errors=True,
+    )  # fmt: skip
 
     root: Path | None = Field(None, description="folder of the local files; one writer at a time")
     storage: str | None = Field(None, description="storage URI: file:///dir, s3://bucket/prefix, sqlite:///file.db, memory://name")
@@ -85,6 +87,14 @@ class IndexConfig(BaseSettings):
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
         return value.expanduser().absolute() if value is not None else None
+
+    @field_validator("storage")
+    @classmethod
+    def _without_credentials(cls, value: str | None) -> str | None:
+        # refused before the settings are shown anywhere
+        if value is not None:
+            split_uri(value)
+        return value
 
     @classmethod
     def settings_customise_sources(

@@ -23,12 +23,14 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.s3_options import S3Options
+from tiered_index.storage.s3_options import S3Options, check_endpoint
 from tiered_index.storage.sqlite import SqliteStorage
 
-__all__ = ["KNOWN_SCHEMES", "open_storage"]
+__all__ = ["KNOWN_SCHEMES", "open_storage", "split_uri"]
 
 _S3_PARAMETERS = ("addressing_style", "endpoint_url", "profile", "region")
+_WORD = re.compile(r"[a-z][a-z_-]{0,30}", re.IGNORECASE)
+# what may be repeated of a mistake: a secret is no word
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
 
@@ -41,23 +43,31 @@ def open_storage(
     caller will have under way at once, sizes the pool of connections to `max(10, parallel_reads + 4)` unless `options` say how many.
     Raises `ConfigError`, among them `StorageMisconfigured` for an unknown profile.
     """
+    parts = split_uri(uri)
+    return _OPENERS[parts.scheme](parts, (options or S3Options()).sized_for(parallel_reads), disk)
+
+
+def split_uri(uri: str) -> SplitResult:
+    """Return the parts of a storage URI: its scheme and its parameters are known, and it holds no credentials. Raises `ConfigError`."""
     scheme, separator, _ = uri.partition("://")
-    opener = _OPENERS.get(scheme.lower()) if separator else None
-    if opener is None:
-        raise ConfigError(f"not a storage URI ({scheme[:20]!r}...): it starts with {', '.join(f'{s}://' for s in KNOWN_SCHEMES)}")
+    if not separator or scheme.lower() not in _OPENERS:
+        shown = f" ({scheme}://...)" if separator and _WORD.fullmatch(scheme) else ""
+        raise ConfigError(f"not a storage URI{shown}: it starts with {', '.join(f'{s}://' for s in KNOWN_SCHEMES)}")
     try:
         parts = urlsplit(uri)
-    except ValueError as error:
-        raise ConfigError(f"not a {scheme}:// URI that can be read") from error
+    except ValueError:
+        raise ConfigError(f"not a {scheme}:// URI that can be read") from None  # the cause would repeat it
     if parts.fragment or "#" in uri:
         raise ConfigError(f"a {scheme}:// URI has no #fragment (write %23 for the character)")
     if "@" in parts.netloc:
         raise ConfigError(f"a {scheme}:// URI holds no credentials; they come from the environment or a profile")
-    return opener(parts, (options or S3Options()).sized_for(parallel_reads), disk)
+    parameters = _parameters(parts)
+    if "endpoint_url" in parameters:
+        check_endpoint(parameters["endpoint_url"])
+    return parts
 
 
 def _open_file(parts: SplitResult, options: S3Options, disk: Disk | None) -> Storage:
-    _parameters(parts, ())
     if parts.netloc not in {"", "localhost"}:
         raise ConfigError(f"file://{parts.netloc}... is not absolute: write file:///dir")
     folder = unquote(parts.path)
@@ -75,12 +85,11 @@ def _open_s3(parts: SplitResult, options: S3Options, disk: Disk | None) -> Stora
     prefix = unquote(parts.path).strip("/")
     if any(segment in {"", ".", ".."} for segment in prefix.split("/")) and prefix:
         raise ConfigError(f"an s3 URI's prefix has no empty, '.' or '..' part: {prefix!r}")
-    parameters: dict[str, Any] = {**_parameters(parts, _S3_PARAMETERS)}
+    parameters: dict[str, Any] = {**_parameters(parts)}
     return S3Storage(parts.netloc, prefix, replace(options, **parameters))
 
 
 def _open_sqlite(parts: SplitResult, options: S3Options, disk: Disk | None) -> Storage:
-    _parameters(parts, ())
     if parts.netloc not in {"", "localhost"}:
         raise ConfigError(f"sqlite://{parts.netloc}... is not absolute: write sqlite:///file.db")
     path = unquote(parts.path)
@@ -90,20 +99,21 @@ def _open_sqlite(parts: SplitResult, options: S3Options, disk: Disk | None) -> S
 
 
 def _open_memory(parts: SplitResult, options: S3Options, disk: Disk | None) -> Storage:
-    _parameters(parts, ())
     try:
         return MemoryStorage(unquote(parts.netloc + parts.path).rstrip("/"))
     except InvalidArgument as error:
         raise ConfigError("a memory URI has a name of letters, digits and ._=+@-: memory://name") from error
 
 
-def _parameters(parts: SplitResult, known: tuple[str, ...]) -> dict[str, str]:
+def _parameters(parts: SplitResult) -> dict[str, str]:
     """Return the query's parameters; raise `ConfigError` for one that is not known, is empty or comes twice."""
+    known = _S3_PARAMETERS if parts.scheme == "s3" else ()
     found: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in known:
             choice = f"known: {', '.join(known)}" if known else "there are none"
-            raise ConfigError(f"unknown parameter {name!r} in a {parts.scheme}:// URI ({choice})")
+            shown = f" {name!r}" if value and _WORD.fullmatch(name) else ""
+            raise ConfigError(f"unknown parameter{shown} in a {parts.scheme}:// URI ({choice})")
         if not value or name in found:
             raise ConfigError(f"parameter {name!r} of a {parts.scheme}:// URI {'comes twice' if name in found else 'is empty'}")
         found[name] = value

@@ -42,6 +42,10 @@ def build_client(options: S3Options, uri: str) -> S3Client:
             client = _client(session, options, "path")
     except (BotoCoreError, ValueError) as error:
         raise translate(error, doing="opening the storage", uri=uri, name="") from error
+    if "@" in urlsplit(client.meta.endpoint_url).netloc:
+        # the environment's or the profile's: botocore would repeat it in every error
+        client.close()
+        raise StorageMisconfigured(f"opening {uri}: the endpoint URL must not hold credentials; they have variables of their own")
     bound_repeats(client, options.max_attempts)
     return client
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from tiered_index.errors import ConfigError
 
-__all__ = ["S3Options"]
+__all__ = ["S3Options", "check_endpoint"]
 
 _STYLES = (None, "auto", "path", "virtual")
 _SSE = (None, "AES256", "aws:kms", "aws:kms:dsse")
@@ -62,7 +62,7 @@ class S3Options:
         if self.backoff_s < 0:
             raise ConfigError(f"backoff_s must not be negative, not {self.backoff_s!r}")
         if self.endpoint_url is not None:
-            _check_endpoint(self.endpoint_url)
+            check_endpoint(self.endpoint_url)
 
     @property
     def pool_connections(self) -> int:
@@ -76,7 +76,8 @@ class S3Options:
         return replace(self, max_pool_connections=max(_FEWEST_CONNECTIONS, parallel_reads + _SPARE_CONNECTIONS))
 
 
-def _check_endpoint(endpoint_url: str) -> None:
+def check_endpoint(endpoint_url: str) -> None:
+    """Raise `ConfigError` for what is no endpoint's URL, or holds credentials; then it is not repeated."""
     try:
         parts = urlsplit(endpoint_url)
         plain = parts.scheme in {"http", "https"} and bool(parts.hostname) and not parts.query and not parts.fragment

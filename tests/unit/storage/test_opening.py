@@ -150,6 +150,7 @@ def test_mistakes_are_config_errors_that_name_them(uri: str, says: str) -> None:
         "s3://bucket?endpoint_url=http://AKIAKEY:hidden-secret@host:9000",
         "s3://bucket?secret_access_key=hidden-secret",
         "gopher://user:hidden-secret@host",
+        "s3://bucket?hidden-secret",
     ],
 )
 def test_a_secret_in_a_uri_is_refused_and_not_repeated(uri: str) -> None:
