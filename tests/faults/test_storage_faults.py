@@ -9,7 +9,9 @@ from tiered_index.errors import StorageError, StorageUnavailable
 from tiered_index.testing.storage_faults import FaultStorage
 
 STEP = 4
-OPERATIONS = ("get", "get_range", "head", "put", "put_if_absent", "list", "delete", "delete_many", "begin_upload", "list_uploads")
+OPERATIONS = (
+    "get", "get_range", "get_suffix", "head", "put", "put_if_absent", "list", "delete", "delete_many", "begin_upload", "list_uploads",
+)  # fmt: skip
 
 
 def live(world, storage):

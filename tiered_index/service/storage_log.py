@@ -54,6 +54,7 @@ class StorageLog:
         self._state = LogState()
         self._end: tuple[int, bytes, int] = (0, b"", 0)
         # number, tail and size of the newest record that was read or written: what tells this log from any other
+        self._writes = False
         self._append_lock = threading.Lock()
         self._advance_lock = threading.Lock()
 
@@ -74,7 +75,7 @@ class StorageLog:
         return self._state
 
     def refresh(self) -> LogState:
-        """Read records that others have added since: one request, and where there are some one more, and one for each.
+        """Read records that others have added since: one request, and one more for each; a writer also looks at the last one it knows.
 
         What was read before an error of the storage, or a spent budget, is not read again. Raises `CorruptFile` where a record is missing.
         """
@@ -86,7 +87,7 @@ class StorageLog:
         fold = state.folding()
         try:
             names = self._names_behind(state.number)
-            if names and state.number and state is self._state:
+            if names and self._writes and state.number:
                 self._check_end(state)  # or records of another log would be taken for this one's
             for name in names:
                 fold.add(self._record(name), name)
@@ -135,7 +136,7 @@ class StorageLog:
 
     def claim_epoch(self) -> int:
         """Take the next writer epoch and append its fence; from then on every older writer is fenced."""
-        attempt = secrets.token_hex(8)
+        attempt, self._writes = secrets.token_hex(8), True
         epoch = self.refresh().epoch + 1
         for _ in range(_MAX_RACES):
             try:
@@ -221,7 +222,7 @@ class StorageLog:
         repeat the call, it finds its own record. After any error that is no `StorageError` the record certainly is not there.
         """
         with self._append_lock:
-            attempt = secrets.token_hex(8)
+            attempt, self._writes = secrets.token_hex(8), True
             state = self.refresh()
             self.check_end()
             for _ in range(_MAX_RACES):

@@ -46,7 +46,7 @@ class CacheFolder:
 
     def __init__(self, room: CacheRoom, index_id: str) -> None:
         self._room = room
-        self._mine = room.folder / ("".join(c if c.isalnum() or c in "-_" else "_" for c in index_id) or "_")
+        self._mine = room.folder / "".join(c if c.isalnum() or c in "-_" else "_" for c in index_id)
         self._index_id = index_id
         self._lock = threading.Lock()
         self._passed_over: dict[Path, tuple[int, ...]] = {}
@@ -147,7 +147,7 @@ class CacheFolder:
         return self._mine / f"{name.replace('/', ',')}.{kind}"  # a comma is in no object's name
 
     def _seed(self, name: str, kind: Kind, number: int) -> int:
-        return zlib.crc32(f"{self._index_id}\n{name}\n{kind}\n{number}".encode("utf-8", "surrogatepass"))
+        return zlib.crc32(f"{self._index_id}\n{name}\n{kind}\n{number}".encode())
 
     def _checked(self, name: str, kind: Kind, number: int, data: bytes) -> bytes | None:
         piece = data[:-_CRC_BYTES]

@@ -14,7 +14,8 @@ from tiered_index.testing.disk_faults import SimulatedCrash
 from tiered_index.testing.storage_faults import FaultStorage
 
 WRITER_CALLS = [
-    ("put", "staging/", 1), ("put", "staging/", 2), ("head", "staging/", 1), ("head", "log/", 1), ("head", "log/", 2), ("head", "data/", 1),
+    ("put", "staging/", 1), ("put", "staging/", 2), ("head", "staging/", 1), ("get_suffix", "log/", 1), ("get_suffix", "log/", 2),
+    ("head", "data/", 1),
     ("list", "staging/", 1), ("list_uploads", "staging/", 1), ("get_range", "data/", 1), ("put_if_absent", "log/", 1),
     ("delete", "staging/", 1), ("delete", "staging/", 2),
 ]  # fmt: skip
