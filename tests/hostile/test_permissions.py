@@ -48,8 +48,8 @@ for umask in sys.argv[2:]:
 
 
 def test_nobody_else_may_write_what_is_made(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", _LIFE, str(tmp_path), "000", "022", "077"], check=True, capture_output=True, timeout=120)
-    for umask, forbidden in (("000", 0o022), ("022", 0o022), ("077", 0o077)):
+    subprocess.run([sys.executable, "-c", _LIFE, str(tmp_path), "000", "077"], check=True, capture_output=True, timeout=120)
+    for umask, forbidden in (("000", 0o022), ("077", 0o077)):
         folder = tmp_path / umask
         made = {path.relative_to(folder).as_posix(): path.lstat().st_mode for path in folder.rglob("*")}
         for part in ("root/lock", "root/tiered_index.json", ".journal", ".index", "log%/", ".trailer", "followers/", "sqlite/deep/storage",
