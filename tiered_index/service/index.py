@@ -318,12 +318,12 @@ class IndexService(Lookups):
         """Do what is left to do; what fails is told when all is done."""
         while self._closing:
             try:
-                try:
-                    self._closing[0]()
-                except MemoryError:
-                    self._closing[0]()  # there is no later round that would do it
+                self._closing[0]()
             except Exception as error:  # noqa: BLE001 - whatever it is, it is raised once lock and files are let go of
                 self._trouble.append(error)
+                if isinstance(error, MemoryError):
+                    with contextlib.suppress(Exception):
+                        self._closing[0]()  # there is no later round that would do it
             del self._closing[0]
 
     def _stop_rounds(self) -> None:
