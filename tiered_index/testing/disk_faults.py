@@ -4,11 +4,13 @@
     disk.fail("sync", nth=2, error=errno.EIO)     # the second sync from now on raises EIO
     disk.crash(nth=17, torn=True)                 # the 17th call of any kind never returns; a write is left half done
     disk.lose_unsynced()                          # after a crash: the power was cut, what was not synced is gone
+    disk.copy(folder, other)                      # what a crash would leave at this moment, in another folder
 
 Operations are the names in `PRIMITIVES`, or ``*`` for any; `nth` counts matching calls from now on (1: the next). After a crash every call
 but `close` raises `SimulatedCrash`, as a dead process does nothing more. Only what went through this object is counted and lost; files that
-were there before are durable. Nothing is really synced: durable is what this object remembers, and each sync copies the file, so files
-should have some MiB at most. Threads: any number.
+were there before are durable. Nothing is really synced: durable is what this object remembers, in memory, so files should have some MiB at
+most. A failed sync is as harsh as Linux's: what was to be written counts as written from then on, is read as long as nobody cuts the power,
+and no later sync writes it, unless it is written again. Threads: any number.
 """
 
 from __future__ import annotations
@@ -16,24 +18,34 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import Disk
 from tiered_index.testing.turns import Turns
 
-__all__ = ["PRIMITIVES", "FaultDisk", "SimulatedCrash"]
+__all__ = ["ERRORS", "KEPT", "PRIMITIVES", "FaultDisk", "Kept", "SimulatedCrash"]
 
-PRIMITIVES = (
-    "create", "open_rw", "allocate", "pwrite", "truncate", "sync", "sync_folder", "rename", "link", "unlink", "make_folder",
-    "remove_folder",
-)  # fmt: skip
+_ANY = (errno.EIO, errno.ENOSPC, errno.EROFS)
+_NO_ROOM_NEEDED = (errno.EIO, errno.EROFS)
+ERRORS = {
+    "create": _ANY, "open_rw": _NO_ROOM_NEEDED, "allocate": (errno.EIO, errno.ENOSPC), "pwrite": _ANY, "truncate": _ANY, "sync": _ANY,
+    "sync_folder": _ANY, "rename": _ANY, "link": _ANY, "unlink": _NO_ROOM_NEEDED, "make_folder": _ANY, "remove_folder": _NO_ROOM_NEEDED,
+}  # fmt: skip
+"""What each call fails with on a disk that breaks, is full, or was made read-only by the system."""
+PRIMITIVES = tuple(ERRORS)
 """The calls that are counted and can be struck."""
+Kept = Literal["nothing", "prefix", "names", "bytes", "changes", "sectors"]
+"""What of the unsynced changes a power cut leaves: nothing; those before one of them, which is torn; all changes of names and none of bytes, or
+the reverse; each change by chance; each name and each sector of 512 bytes by chance."""
+KEPT: tuple[Kept, ...] = get_args(Kept)
 _SECTOR_BYTES = 512
 
 
@@ -45,7 +57,7 @@ class SimulatedCrash(BaseException):
 class _Script:
     operation: str
     turns: Turns
-    error: int | None
+    error: int | Callable[[str], int | None] | None
     after: bool
     torn: bool
 
@@ -53,12 +65,30 @@ class _Script:
         return self.operation in {"*", operation}
 
 
-@dataclass(slots=True)
-class _Inode:
-    """A file that was created here. `path` is one present name, `synced` its durable bytes (None: never synced)."""
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """Bytes of a file that no sync has confirmed yet; without `data` the file's length was set to `position`."""
 
-    path: Path
-    synced: bytes | None = None
+    number: int
+    position: int
+    data: bytes | None
+
+    def apply(self, content: bytearray) -> None:
+        end = self.position + len(self.data or b"")
+        content.extend(bytes(max(0, end - len(content))))
+        if self.data is None:
+            del content[end:]
+        else:
+            content[self.position : end] = self.data
+
+    def sectors(self) -> list[_Write]:
+        """Return the write in pieces that a disk writes whole."""
+        if self.data is None:
+            return [self]
+        end = self.position + len(self.data)
+        cuts = [self.position, *range(self.position // _SECTOR_BYTES * _SECTOR_BYTES + _SECTOR_BYTES, end, _SECTOR_BYTES), end]
+        at = self.position
+        return [_Write(self.number, a, self.data[a - at : b - at]) for a, b in zip(cuts, cuts[1:], strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,31 +97,47 @@ class _NameChange:
 
     removed: Path | None
     added: Path | None
-    inode: int | None
+    number: int | None
 
     def touches(self, folder: Path) -> bool:
         return any(path is not None and path.parent == folder for path in (self.removed, self.added))
 
+    def apply(self, names: dict[Path, int]) -> None:
+        if self.removed is not None:
+            names.pop(self.removed, None)
+        if self.added is not None and self.number is not None:
+            names[self.added] = self.number
+
 
 class FaultDisk(Disk):
-    """The real file system, with scripted faults."""
+    """The real file system, with scripted faults. `chance` decides what a failed sync wrote all the same (None: nothing).
 
-    def __init__(self) -> None:
+    `watch` is told of each call before it acts, and of each write when half of it is done (``torn``).
+    """
+
+    def __init__(self, *, chance: random.Random | None = None, watch: Callable[[str], None] | None = None) -> None:
+        self.chance = chance
+        self.watch = watch
         self._lock = threading.RLock()
         self._scripts: list[_Script] = []
         self._calls: Counter[str] = Counter()
+        self._struck = 0
         self._crashed = False
-        self._inodes: dict[int, _Inode] = {}  # by a number of our own: the system uses inode numbers again
+        self._synced: list[bytearray] = []  # durable bytes by a number of our own: the system uses inode numbers again
         self._numbers: dict[int, int] = {}  # inode number -> ours, of the newest file with it
         self._durable: dict[Path, int] = {}  # durable names, of our numbers
-        self._pending: list[_NameChange] = []
+        self._pending: list[_Write | _NameChange] = []  # in the order in which they were made
+        self._dropped = False  # whether a failed sync left anything unwritten for good
 
     # Scripts
 
     def fail(
-        self, operation: str = "*", *, nth: int = 1, times: int | None = 1, error: int = errno.EIO, torn: bool = False
+        self, operation: str = "*", *, nth: int = 1, times: int | None = 1, error: int | Callable[[str], int | None] = errno.EIO, torn: bool = False
     ) -> None:
-        """Raise `OSError(error)` before acting; `times` calls in a row (None: all from then on). `torn`: a pwrite writes half first."""
+        """Raise `OSError(error)` before acting; `times` calls in a row (None: all from then on). `torn`: a pwrite writes half first.
+
+        `error` may be a function of the operation; where it returns None the call is not struck.
+        """
         self._add(_Script(operation, Turns(nth - 1, times), error, False, torn))
 
     def crash(self, operation: str = "*", *, nth: int = 1, after: bool = False, torn: bool = False) -> None:
@@ -108,28 +154,69 @@ class FaultDisk(Disk):
         """Whether a crash has struck."""
         return self._crashed
 
+    @property
+    def struck(self) -> int:
+        """How many calls have failed so far."""
+        return self._struck
+
+    @property
+    def has_unsynced(self) -> bool:
+        """Whether a power cut could take anything."""
+        return bool(self._pending) or self._dropped
+
     def calls(self, operation: str = "*") -> int:
         """Return how many calls of `operation` arrived so far, struck or not."""
         with self._lock:
             return self._calls.total() if operation == "*" else self._calls[operation]
 
-    def lose_unsynced(self, rng: random.Random | None = None) -> None:
-        """Bring the files to a state that a power cut could leave; call it when nobody has them open.
+    # Crashes
 
-        Without `rng` everything unsynced is lost: bytes since a file's last sync, names since their folder's. With `rng` each sector of 512
-        bytes and each name is kept or lost by chance.
+    def copy(self, folder: Path, target: Path) -> FaultDisk:
+        """Copy all files below `folder` to `target`, which is not there; return a disk that knows of them what this one knows.
+
+        The files are what a killed process leaves; `lose_unsynced` of the new disk makes of them what a power cut leaves.
         """
         with self._lock:
-            durable = dict(self._durable)
-            for change in self._pending:
-                if rng is not None and rng.random() < 0.5:
-                    _apply(change, durable)
-            contents = {number: self._after_power_cut(number, rng) for number in self._inodes}
-            names = {path for change in self._pending for path in (change.removed, change.added) if path is not None} | set(durable)
-            for path in sorted(names):
-                path.unlink(missing_ok=True)
-                if path in durable:
-                    path.write_bytes(contents[durable[path]])
+            shutil.copytree(folder, target)
+            other = FaultDisk()
+
+            def moved(path: Path | None) -> Path | None:
+                return target / path.relative_to(folder) if path is not None else None
+
+            other._synced = [bytearray(content) for content in self._synced]
+            other._dropped = self._dropped
+            other._durable = {target / path.relative_to(folder): number for path, number in self._durable.items()}
+            other._pending = [
+                change if isinstance(change, _Write) else _NameChange(moved(change.removed), moved(change.added), change.number)
+                for change in self._pending
+            ]
+            for path in folder.rglob("*"):
+                if (number := self._numbers.get(path.lstat().st_ino)) is not None:
+                    other._numbers[(target / path.relative_to(folder)).lstat().st_ino] = number
+            return other
+
+    def lose_unsynced(self, rng: random.Random | None = None, kept: Kept = "sectors") -> None:
+        """Bring the files to a state that a power cut could leave; call it when nobody has them open. From here on all of it is durable.
+
+        Without `rng` everything unsynced is lost: bytes since a file's last sync, names since their folder's; with it, `kept` says what is.
+        """
+        with self._lock:
+            names = dict(self._durable)
+            seen = {path for change in self._pending if isinstance(change, _NameChange) for path in (change.removed, change.added) if path}
+            for change in _left(self._pending, rng, kept) if rng is not None else ():
+                if isinstance(change, _Write):
+                    change.apply(self._synced[change.number])
+                else:
+                    change.apply(names)
+            for path in sorted(seen | set(names)):
+                if path.exists():
+                    self._numbers.pop(path.stat().st_ino, None)
+                    path.unlink()
+            self._pending, self._dropped = [], False
+            self._durable = names
+            for path, number in sorted(names.items()):
+                path.write_bytes(self._synced[number])
+                self._numbers[path.stat().st_ino] = number
 
     # Primitives
 
@@ -137,7 +224,7 @@ class FaultDisk(Disk):
         """As the disk's."""
         with self._strike("create"):
             descriptor = super().create(path)
-            number = self._remember(os.fstat(descriptor).st_ino, _Inode(path))
+            number = self._remember(os.fstat(descriptor).st_ino, b"")
             self._pending.append(_NameChange(None, path, number))
             return descriptor
 
@@ -151,30 +238,36 @@ class FaultDisk(Disk):
         """As the disk's."""
         with self._strike("allocate"):
             super().allocate(descriptor, size_bytes)
+            self._pending.append(_Write(self._number(descriptor), os.fstat(descriptor).st_size, None))
 
     def pwrite(self, descriptor: int, data: Bytes, position: int) -> None:
         """As the disk's; half of it where a script says `torn`."""
-        half = memoryview(data).cast("B")[: memoryview(data).nbytes // 2]
-        with self._strike("pwrite", torn=lambda: super(FaultDisk, self).pwrite(descriptor, half, position)):
-            super().pwrite(descriptor, data, position)
+        view = memoryview(data).cast("B")
+
+        def write(part: memoryview) -> None:
+            super(FaultDisk, self).pwrite(descriptor, part, position)
+            self._pending.append(_Write(self._number(descriptor), position, bytes(part)))
+
+        with self._strike("pwrite", torn=lambda: write(view[: len(view) // 2])):
+            write(view)
 
     def truncate(self, descriptor: int, size_bytes: int) -> None:
         """As the disk's."""
         with self._strike("truncate"):
             super().truncate(descriptor, size_bytes)
+            self._pending.append(_Write(self._number(descriptor), size_bytes, None))
 
     def sync(self, descriptor: int) -> None:
-        """From here on the file's present bytes are durable."""
-        with self._strike("sync"):
-            status = os.fstat(descriptor)
-            self._inodes[self._numbers[status.st_ino]].synced = os.pread(descriptor, status.st_size, 0)
+        """From here on the file's present bytes are durable, but for those that a failed sync was to write."""
+        with self._strike("sync", failed=lambda: self._write_back(descriptor, failed=True)):
+            self._write_back(descriptor)
 
     def sync_folder(self, folder: Path) -> None:
         """From here on the changes of names in `folder` are durable."""
         with self._strike("sync_folder"):
-            for change in [change for change in self._pending if change.touches(folder)]:
-                _apply(change, self._durable)
-                self._pending.remove(change)
+            for change in self._take(lambda c: isinstance(c, _NameChange) and c.touches(folder)):
+                assert isinstance(change, _NameChange)
+                change.apply(self._durable)
 
     def rename(self, source: Path, target: Path) -> None:
         """As the disk's."""
@@ -183,7 +276,6 @@ class FaultDisk(Disk):
             if target.exists():
                 self._known(target)
             super().rename(source, target)
-            self._inodes[number].path = target
             self._pending.append(_NameChange(source, target, number))
 
     def link(self, source: Path, target: Path) -> None:
@@ -191,7 +283,6 @@ class FaultDisk(Disk):
         with self._strike("link"):
             number = self._known(source)
             super().link(source, target)
-            self._inodes[number].path = target
             self._pending.append(_NameChange(None, target, number))
 
     def unlink(self, path: Path) -> None:
@@ -221,56 +312,83 @@ class FaultDisk(Disk):
             self._scripts.append(script)
 
     @contextmanager
-    def _strike(self, operation: str, torn: object = None) -> Iterator[None]:
+    def _strike(
+        self, operation: str, *, torn: Callable[[], None] | None = None, failed: Callable[[], None] | None = None
+    ) -> Iterator[None]:
         with self._lock:
             if self._crashed:
                 raise SimulatedCrash(f"{operation} after the crash")
+            if self.watch is not None:
+                self.watch(operation)
+                if torn is not None:
+                    torn()
+                    self.watch("torn")
             self._calls[operation] += 1
             struck = [script for script in self._scripts if script.matches(operation) and script.turns.strikes()]
             for script in struck:
-                if script.torn and callable(torn):
+                error = script.error(operation) if callable(script.error) else script.error
+                if script.error is not None and error is None:
+                    continue
+                if script.torn and torn is not None:
                     torn()
-                if script.error is not None:
-                    raise OSError(script.error, os.strerror(script.error))
+                if error is not None:
+                    if failed is not None:
+                        failed()
+                    self._struck += 1
+                    raise OSError(error, os.strerror(error))
                 if not script.after:
                     self._die(operation)
             yield
-            if struck:
+            if any(script.after for script in struck):
                 self._die(operation)
 
     def _die(self, operation: str) -> None:
         self._crashed = True
         raise SimulatedCrash(f"scripted crash at {operation}, call {self._calls.total()}")
 
-    def _remember(self, inode_number: int, inode: _Inode) -> int:
-        number = len(self._inodes)
-        self._inodes[number] = inode
-        self._numbers[inode_number] = number
-        return number
+    def _remember(self, inode_number: int, content: bytes) -> int:
+        self._synced.append(bytearray(content))
+        self._numbers[inode_number] = len(self._synced) - 1
+        return len(self._synced) - 1
 
     def _known(self, path: Path) -> int:
         """Return our number of a file, remembering its bytes as durable where it was there before this disk was."""
         inode_number = path.stat().st_ino
         if inode_number not in self._numbers:
-            self._durable[path] = self._remember(inode_number, _Inode(path, path.read_bytes()))
+            self._durable[path] = self._remember(inode_number, path.read_bytes())
         return self._numbers[inode_number]
 
-    def _after_power_cut(self, number: int, rng: random.Random | None) -> bytes:
-        inode = self._inodes[number]
-        synced = inode.synced or b""
-        if rng is None or not inode.path.exists() or self._numbers.get(inode.path.stat().st_ino) != number:
-            return synced
-        present = inode.path.read_bytes()
-        if present == synced:
-            return synced
-        length = len(present) if rng.random() < 0.5 else len(synced)
-        old, new = synced.ljust(length, b"\0"), present.ljust(length, b"\0")
-        sectors = range(0, length, _SECTOR_BYTES)
-        return b"".join((new if rng.random() < 0.5 else old)[at : min(at + _SECTOR_BYTES, length)] for at in sectors)
+    def _number(self, descriptor: int) -> int:
+        return self._numbers[os.fstat(descriptor).st_ino]
+
+    def _take(self, wanted: Callable[[_Write | _NameChange], bool]) -> list[_Write | _NameChange]:
+        """Return the pending changes that are `wanted`, which are pending no more."""
+        taken = [change for change in self._pending if wanted(change)]
+        self._pending = [change for change in self._pending if not wanted(change)]
+        return taken
+
+    def _write_back(self, descriptor: int, *, failed: bool = False) -> None:
+        """Let the unsynced bytes of a file reach the disk; `failed`: lengths only, and what `chance` chooses. None of them is written again."""
+        number = self._number(descriptor)
+        self._dropped = self._dropped or failed
+        for change in self._take(lambda c: isinstance(c, _Write) and c.number == number):
+            assert isinstance(change, _Write)
+            for piece in change.sectors() if failed else [change]:
+                if not failed or piece.data is None or (self.chance is not None and self.chance.random() < 0.5):
+                    piece.apply(self._synced[number])
 
 
-def _apply(change: _NameChange, names: dict[Path, int]) -> None:
-    if change.removed is not None:
-        names.pop(change.removed, None)
-    if change.added is not None and change.inode is not None:
-        names[change.added] = change.inode
+def _left(pending: list[_Write | _NameChange], rng: random.Random, kept: Kept) -> list[_Write | _NameChange]:
+    """Return what of `pending` a power cut leaves, in order."""
+    if kept == "names":
+        return [change for change in pending if isinstance(change, _NameChange)]
+    if kept == "bytes":
+        return [change for change in pending if isinstance(change, _Write)]
+    if kept == "changes":
+        return [change for change in pending if rng.random() < 0.5]
+    pieces = [piece for change in pending for piece in (change.sectors() if isinstance(change, _Write) else [change])]
+    if kept == "sectors":
+        return [piece for piece in pieces if rng.random() < 0.5]
+    if kept == "prefix" and pieces:
+        return pieces[: rng.randrange(len(pieces) + 1)]
+    return []

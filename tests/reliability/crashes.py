@@ -1,0 +1,447 @@
+"""Crashes and faults of the local disk and the storage, everywhere: nothing durable is lost, nothing else than what was put is answered.
+
+Each life of `lives` is struck at every call of disk and storage. Four campaigns:
+
+    crash    the process is killed, or the power is cut, before each call and in the middle of each write
+    fault    one call fails, with each error that it can fail with; the life goes on; then a crash at some later call
+    burst    two to eight calls fail, in a row, or some of those that come, or those of one kind; the disk heals; the life goes on; then a
+             crash at some later call
+    again    as crash, and then a second one at each call of the recovery, or just behind it
+
+A power cut leaves of what was not synced each kind of `KEPT`. After each, a reader is opened on what is left, then a writer and a reader
+beside it; all that was declared durable is answered; the writer goes on working, and is closed and opened once more. States that are the same
+to the byte are looked at once. A state's name says how to come to it: `--only NAME` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import logging
+import os
+import random
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sortedcontainers import SortedDict
+
+from tests.reliability.lives import LIVES
+from tests.reliability.tally import Tally, main
+from tests.reliability.world import QUESTIONS, World
+from tiered_index import IndexReader, Lookup, QueryResult
+from tiered_index.clock import ManualClock
+from tiered_index.errors import TieredIndexError
+from tiered_index.service.lookups import Lookups
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.wrappers import Call, WrapperStorage
+from tiered_index.testing.disk_faults import ERRORS, KEPT, FaultDisk, Kept
+
+__all__ = ["CAMPAIGNS", "Crashes"]
+
+CAMPAIGNS = ("crash", "fault", "burst", "again")
+_T = TypeVar("_T")
+_HANG_S = 120
+_STORAGE_CALLS = frozenset({"put", "put_if_absent", "delete", "delete_many", "begin_upload", "upload_part", "complete_upload", "abort_upload"})
+
+
+class _Hang(BaseException):
+    """A state took longer than any can."""
+
+
+class _Watched(WrapperStorage):
+    """Tells of each call that changes something before it acts."""
+
+    watch: Callable[[str], None] | None = None
+
+    def _around(self, call: Call, act: Callable[[], _T]) -> _T:
+        if self.watch is not None and call.operation in _STORAGE_CALLS:
+            self.watch(call.operation)
+        return act()
+
+
+class Crashes:
+    """The campaigns over some lives. Of all states a `share`, chosen by `seed`, is looked at; `only` names one, or what names begin with."""
+
+    def __init__(
+        self, folder: Path, tally: Tally, *, share: float = 1.0, again_share: float = 0.02, seed: int = 0, only: str = "", stop: int = 50
+    ) -> None:
+        self.tally = tally
+        self._folder = folder
+        self._again_share = again_share
+        self._share, self._seed, self._only, self._stop = share, seed, only, stop
+        self._seen: set[int] = set()
+        self._worlds = 0
+        self._nested = False
+
+    def run(self, campaign: str, life: str) -> None:
+        """Run one campaign over one life."""
+        name = f"{life}:{campaign}"
+        if not self._is_asked(name):
+            return
+        with _without_chance(name):
+            if campaign in ("crash", "again"):
+                self._crash(name, life, again=campaign == "again")
+            else:
+                self._fail(name, life, burst=campaign == "burst")
+
+    # Campaigns
+
+    def _crash(self, name: str, life: str, *, again: bool) -> None:
+        """Look at what each call of a life leaves."""
+        world, disk = self._world(), FaultDisk()
+        number = 0
+
+        def watch(operation: str) -> None:
+            nonlocal number
+            number += 1
+            self._strike(f"{name}:{number}:{operation}", world, disk, share=self._share, again=again)
+
+        disk.watch = watch
+        world.storage.watch = watch  # type: ignore[attr-defined]
+        self._live(name, world, disk, LIVES[life], struck=False)
+        self._let_go(world)
+
+    def _fail(self, name: str, life: str, *, burst: bool) -> None:
+        """Let calls of a life fail, each in turn, and look at some of what comes after."""
+        for nth in range(1, 1000):
+            for variant in range(3):
+                case = f"{name}:{nth}:{variant}"
+                if not self._is_asked(case) or not (self._only or self._chance(case) < self._share):
+                    continue
+                if not self._fail_at(case, life, nth, variant, burst=burst):
+                    return
+                if self._is_over():
+                    return
+
+    def _fail_at(self, case: str, life: str, nth: int, variant: int, *, burst: bool) -> bool:
+        rng = random.Random(case)
+        world, disk = self._world(), FaultDisk(chance=rng if variant else None)
+        times = rng.randint(2, 8) if burst else 1
+        kinds = rng.choices((errno.EIO, errno.ENOSPC, errno.EROFS), k=times)
+        called = rng.choice(("unlink", "create", "sync", "sync_folder", "rename", "pwrite"))
+        goes_on = (lambda _: True, lambda _: rng.random() < 0.5, lambda operation: operation == called)[variant]
+
+        def error(operation: str) -> int | None:
+            if disk.struck >= times or (disk.struck and not goes_on(operation)):
+                return None
+            possible = ERRORS[operation]
+            kind = kinds[disk.struck] if burst else possible[variant % len(possible)]
+            return kind if kind in possible else possible[0]
+
+        disk.fail("*", nth=nth, times=None, error=error, torn=rng.random() < 0.5)
+        later, again = {rng.randint(1, 4), rng.randint(5, 60)}, {rng.randint(1, 60)}
+        calls = 0
+
+        def watch(operation: str) -> None:
+            nonlocal calls
+            if disk.struck:
+                calls += 1
+                if calls in later:
+                    self._strike(f"{case}:{calls}:{operation}", world, disk, all_kept=False)
+                if calls in again:
+                    self._strike(f"{case}:then:{calls}:{operation}", world, disk, again=True, all_kept=False)
+
+        disk.watch = watch
+        with _without_chance(case), self._telling(case):
+            self._live(case, world, disk, LIVES[life], struck=True)
+            if not disk.struck:
+                self._let_go(world)
+                return False
+            self.tally.tried["bursts of faults" if burst else "faults"] += 1
+            disk.watch = None
+            disk.clear()
+            self._strike(f"{case}:end", world, disk, all_kept=False)
+            self._strike(f"{case}:then:end", world, disk, again=True, all_kept=False)
+            if world.service is not None:
+                _finish(world)
+                world.open(disk)
+                _check(world)
+                world.tidy()
+                world.service.close()
+        self._let_go(world)
+        return True
+
+    def _live(self, name: str, world: World, disk: FaultDisk, life: Callable[..., Any], *, struck: bool) -> None:
+        """Go through a life; where calls are struck, steps may fail by typed errors."""
+        failures: tuple[type[BaseException], ...] = (TieredIndexError,) if struck else ()
+        steps = life(world, disk)
+        step: Callable[[], object] | None = None
+
+        def opened() -> None:
+            if world.service is None:
+                world.open(disk)
+
+        with self._telling(name):
+            seen = 0
+            step = next(steps)  # which sets what the world is opened with
+            while step is not None:
+                for act in (opened, step):
+                    with contextlib.suppress(*failures):
+                        if act is opened or world.service is not None:
+                            act()
+                if disk.struck > seen and world.service is not None:
+                    seen = disk.struck
+                    _check(world)
+                step = next(steps, None)
+            if not struck and world.service is not None:
+                world.service.close()
+                world.confirm()
+
+    # One state
+
+    def _strike(
+        self, name: str, world: World, disk: FaultDisk, *, share: float = 1.0, again: bool = False, all_kept: bool = True
+    ) -> None:
+        """Look at what a kill and power cuts would leave at this moment; `again`: and at what a second crash does then."""
+        if self._is_over() or not self._is_asked(name):
+            return
+        kinds: list[Kept | None] = [None, *KEPT]
+        if not all_kept:
+            kinds = [None, *random.Random(name).sample(KEPT, 2)]
+        for kept in kinds:
+            case = f"{name}:{kept or 'kill'}"
+            if self._is_asked(case) and (self._only or self._chance(case) < share):
+                with _without_chance(case):
+                    self._look(case, world, disk, kept, again=again)
+
+    def _look(self, case: str, world: World, disk: FaultDisk, kept: Kept | None, *, again: bool) -> None:
+        branch, branch_disk = self._branch(world, disk)
+        try:
+            if kept is not None:
+                branch_disk.lose_unsynced(random.Random(case), kept)
+            if not self._only and not self._is_new(branch, branch_disk):
+                return
+            if again and not self._nested:
+                with _without_chance(case):
+                    self._open_struck(case, branch, branch_disk)
+                return
+            self.tally.tried["double crashes" if self._nested else f"crash states after {case.split(':')[1]}"] += 1
+            self.tally.tried[f"states of {case.split(':')[0]}"] += 1
+            with self._telling(case):
+                _come_back(branch, branch_disk)
+        finally:
+            self._let_go(branch)
+
+    def _open_struck(self, case: str, world: World, disk: FaultDisk) -> None:
+        """Open what a crash left, go on working, and look at what each call of that leaves."""
+        number = 0
+
+        def watch(operation: str) -> None:
+            nonlocal number
+            number += 1
+            self._strike(f"{case}:{number}:{operation}", world, disk, share=self._again_share, all_kept=False)
+
+        self._nested = True
+        disk.watch = watch
+        try:
+            with self._telling(case):
+                world.open(disk)
+                watch("opened")
+                _check(world)
+                world.settle()
+                world.put(3)
+                world.flush()
+                watch("flushed")
+                world.seal()
+                world.run_lifecycle()
+                watch("ended")
+        finally:
+            self._nested = False
+
+    def _branch(self, world: World, disk: FaultDisk) -> tuple[World, FaultDisk]:
+        """Return the world as a crash would leave it now, with a disk and a storage of its own."""
+        self._worlds += 1
+        folder = self._folder / str(self._worlds)
+        branch_disk = disk.copy(world.root.parent, folder)
+        branch = World(folder, _copied(world.storage))
+        branch.clock = ManualClock(world.clock.now_ms())
+        branch.settings, branch.wild = dict(world.settings), world.wild
+        branch.number, branch.position = world.number, world.position
+        branch.model.entries = list(world.model.entries)
+        declared = world.service.durable_position("log") if world.service is not None else None
+        branch.durable_position = max(filter(None, (declared, world.durable_position)), default=None)
+        known = {id(entry) for entry in world.durable.entries}
+        branch.durable.entries = [e for e in world.model.entries if id(e) in known or (declared is not None and e.offset <= declared)]
+        return branch, branch_disk
+
+    def _world(self) -> World:
+        self._worlds += 1
+        folder = self._folder / str(self._worlds)
+        folder.mkdir()
+        world = World(folder)
+        world.settings["query_threads"] = 1
+        inner = MemoryStorage(clock=world.clock)
+        world.storage = _Watched(inner)
+        return world
+
+    def _let_go(self, world: World) -> None:
+        with contextlib.suppress(Exception):
+            world.abandon()
+        shutil.rmtree(world.root.parent, ignore_errors=True)
+
+    def _is_new(self, world: World, disk: FaultDisk) -> bool:
+        digest = zlib.crc32(repr((world.durable_position, len(world.durable.entries), len(world.model.entries))).encode())
+        for path in sorted(world.root.rglob("*")):
+            if path.is_file():
+                digest = zlib.crc32(path.read_bytes(), zlib.crc32(str(path.relative_to(world.root)).encode(), digest))
+        for name, (data, _) in world.storage._shelf.objects.items():  # type: ignore[attr-defined]
+            digest = zlib.crc32(data, zlib.crc32(name.encode(), digest))
+        # a kill leaves what a later power cut may take: two such states differ though their bytes are the same
+        key = hash((digest, disk.has_unsynced))
+        new = key not in self._seen
+        self._seen.add(key)
+        return new
+
+    def _is_asked(self, name: str) -> bool:
+        return not self._only or name.startswith(self._only) or self._only.startswith(name + ":")
+
+    def _chance(self, name: str) -> float:
+        return zlib.crc32(f"{self._seed} {name}".encode()) / 2**32
+
+    def _is_over(self) -> bool:
+        return len(self.tally.failures) >= self._stop
+
+    @contextlib.contextmanager
+    def _telling(self, case: str) -> Iterator[None]:
+        """Count what goes wrong in the body as a failure of `case`."""
+
+        def ring(*_: object) -> None:
+            raise _Hang
+
+        before = signal.signal(signal.SIGALRM, ring)
+        left_s = signal.alarm(_HANG_S)
+        try:
+            yield
+        except (Exception, _Hang) as error:  # noqa: BLE001 - whatever it is, it is told
+            kinds: dict[type, str] = {_Hang: "hangs", AssertionError: "wrong"}
+            kind = kinds.get(type(error), "lost" if isinstance(error, TieredIndexError) else "untyped")
+            if kind == "wrong" and ("are gone" in str(error) or "runs ahead" in str(error)):
+                kind = "lost"
+            where = traceback.extract_tb(error.__traceback__)
+            at = next((f"{Path(f.filename).name}:{f.lineno}" for f in reversed(where) if "tests" in f.filename), "")
+            if os.environ.get("SHOW"):
+                traceback.print_exc()
+                print(case, file=sys.stderr, flush=True)
+            self.tally.fail(kind, f"{type(error).__name__}: {str(error)[:130]} at {at}: python -m tests.reliability.crashes --only {case}")
+        finally:
+            signal.alarm(left_s)
+            signal.signal(signal.SIGALRM, before)
+
+
+def _come_back(world: World, disk: FaultDisk) -> None:
+    """Look at what is left, open it, check everything, go on working, check again."""
+    if world.durable.entries:
+        _check_reader(world)
+    world.open(disk)
+    assert world.service is not None
+    _check(world)
+    _check_reader(world)
+    world.settle()
+    world.put(6)
+    world.flush()
+    world.service.seal()
+    world.service.run_lifecycle()
+    _check(world)
+    _check_reader(world)
+    world.service.close()
+    world.confirm()
+    world.open(disk)
+    _check(world)
+    world.tidy()
+    world.service.close()
+
+
+def _finish(world: World) -> None:
+    """After the disk has healed: everything put becomes durable, and goes to the storage; nothing is in trouble."""
+    assert world.service is not None
+    world.flush()
+    world.service.seal()
+    for _ in range(3):
+        world.service.run_lifecycle()
+    world.clock.advance(1000)
+    world.service.run_lifecycle()
+    _check(world)
+    _check_reader(world)
+    assert world.service.health()["problems"] == []
+    world.service.close()
+    world.service = None
+
+
+def _check(world: World) -> None:
+    assert world.service is not None
+    world.check(_at_once(world.service))
+
+
+def _check_reader(world: World) -> None:
+    with IndexReader.open(root=world.root, storage_backend=world.storage, clock=world.clock, query_threads=1) as reader:
+        world.check_answers(_at_once(reader))
+
+
+def _at_once(asked: Lookups) -> Callable[..., QueryResult]:
+    """Return what answers each question, all of which are asked by one batch."""
+    results = asked.query_many([Lookup(topic=topic, key=key, max_count=1000) for topic, key in QUESTIONS])
+    answers = dict(zip(QUESTIONS, results, strict=True))
+    return lambda topic, key, max_count: answers[topic, key]
+
+
+def _copied(storage: Any) -> MemoryStorage:
+    """Return a storage of its own with the same objects."""
+    inner = storage.inner if isinstance(storage, WrapperStorage) else storage
+    copy = MemoryStorage(clock=ManualClock(inner._clock.now_ms()))
+    copy.uri = inner.uri
+    copy._shelf.objects = SortedDict(inner._shelf.objects)
+    copy._shelf.uploads = {number: type(upload)(upload.handle, dict(upload.parts)) for number, upload in inner._shelf.uploads.items()}
+    return copy
+
+
+@contextlib.contextmanager
+def _without_chance(name: str) -> Iterator[None]:
+    """Let the names that are drawn in the body depend on `name` alone, so that a state is the same whenever it is looked at."""
+    drawn = random.Random(name)
+    before, secrets.token_hex = secrets.token_hex, lambda nbytes=32: drawn.randbytes(nbytes).hex()  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        secrets.token_hex = before
+
+
+@contextlib.contextmanager
+def fast_folder() -> Iterator[Path]:
+    """A folder in memory where there is one."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+def _run(options: argparse.Namespace) -> Tally:
+    logging.disable(logging.CRITICAL)  # the engine tells of each fault
+    tally = Tally("crashes")
+    share = {"crash": 1.0, "again": 0.15, "fault": 1.0, "burst": 1.0} if options.all else dict.fromkeys(CAMPAIGNS, options.share)
+    for campaign in options.campaign or CAMPAIGNS:
+        for life in options.life or LIVES:
+            with fast_folder() as folder:
+                Crashes(folder, tally, share=share[campaign], seed=options.seed, only=options.only, stop=options.stop).run(campaign, life)
+                print(f"{life}:{campaign} {sum(tally.found.values())} failures", file=sys.stderr)
+    return tally
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help="every state (some tens of minutes)")
+    parser.add_argument("--share", type=float, default=0.02, help="of all states, how many")
+    parser.add_argument("--seed", type=int, default=0, help="which ones")
+    parser.add_argument("--campaign", action="append", choices=CAMPAIGNS)
+    parser.add_argument("--life", action="append", choices=list(LIVES))
+    parser.add_argument("--only", default="", help="the state, or states, of this name")
+    parser.add_argument("--stop", type=int, default=50, help="after so many failures")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(__doc__ or "", _run, _add_arguments))

@@ -1,0 +1,187 @@
+"""Scripted lives of an index, each about one part of it: what crash campaigns strike at every call. A step may fail and be gone past."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tests.reliability.world import World
+from tests.staging import Job, merge_all
+from tiered_index.service.orphans import delete_orphans, find_orphans
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.disk import Disk
+
+__all__ = ["LIVES", "Life"]
+
+Life = Iterator[Callable[[], object]]
+
+
+def writing(world: World, disk: Disk) -> Life:
+    """Puts and flushes, files that fill up, and files that are sealed as they are."""
+    for count in (3, 5, 1, 9, 2):
+        yield lambda count=count: world.put(count)  # type: ignore[misc]
+        yield world.flush
+    yield lambda: world.put(4)
+    yield world.seal
+    yield world.seal
+    yield lambda: world.put(2)
+    yield world.flush
+    yield lambda: positions_only(world)
+    yield world.flush
+
+
+def positions_only(world: World) -> None:
+    """A source's position without an entry, as of messages without a key."""
+    assert world.service is not None
+    world.number += 1
+    columns = {name: [] for name in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}
+    world.service.put_batch(columns, source="log", source_position=world.number)
+    world.position = world.number
+
+
+def quarantine(world: World, disk: Disk) -> Life:
+    """Every other message has a wild clock."""
+    world.wild = 2
+    for count in (4, 9, 6):
+        yield lambda count=count: world.put(count)  # type: ignore[misc]
+        yield world.flush
+    yield world.seal
+    yield world.run_lifecycle
+    world.wild = 1
+    yield lambda: world.put(3)
+    yield world.flush
+    world.wild = 2
+    yield lambda: world.put(5)
+    yield world.flush
+
+
+def lifecycle(world: World, disk: Disk) -> Life:
+    """The script of fault tests: files on their way from put to storage."""
+    yield from world.script()
+
+
+def keeping(world: World, disk: Disk) -> Life:
+    """Local copies are kept a while, so that uploaded files are there beside others, and retired later."""
+    world.settings["local_keep_s"] = 50
+    yield lambda: world.put(7)
+    yield world.seal
+    yield world.run_lifecycle
+    yield lambda: world.put(7)
+    yield world.seal
+    yield world.run_lifecycle
+    yield lambda: world.clock.advance(100)
+    yield lambda: world.put(2)
+    yield world.flush
+    yield world.run_lifecycle
+
+
+def reopening(world: World, disk: Disk) -> Life:
+    """A writer that is closed, killed and opened again, with files in every state."""
+
+    def again(*, kill: bool) -> None:
+        if world.service is not None:
+            if kill:
+                world.service.abandon()
+            else:
+                world.service.close()
+                world.confirm()
+            world.service = None
+        world.open(disk)
+        world.check()
+
+    yield lambda: world.put(8)
+    yield world.flush
+    yield lambda: again(kill=True)
+    yield lambda: world.put(1)
+    yield world.flush
+    yield lambda: again(kill=False)
+    yield lambda: world.put(7)
+    yield world.seal
+    yield lambda: again(kill=True)
+    yield world.run_lifecycle
+    yield lambda: world.put(3)
+    yield world.flush
+    yield lambda: again(kill=False)
+
+
+def merging(world: World, disk: Disk) -> Life:
+    """Uploaded files that are merged while the writer goes on."""
+    world.settings["refresh_interval_s"] = 0
+    for _ in range(2):
+        yield lambda: world.put(7)
+        yield world.seal
+        yield world.run_lifecycle
+    yield lambda: world.put(7)
+    yield world.seal
+    yield lambda: merge_all(world.storage, world.clock)
+    yield world.run_lifecycle
+    yield lambda: merge_all(world.storage, world.clock)
+    yield lambda: world.put(2)
+    yield world.flush
+    yield world.run_lifecycle
+
+
+def staging(world: World, disk: Disk) -> Life:
+    """Sealed files are staged, and compacted and merged by jobs."""
+    world.settings |= {"compaction": "spark", "refresh_interval_s": 0, "compact_timeout_s": 600}
+    yield lambda: world.put(7)
+    yield world.seal
+    yield world.run_lifecycle
+    yield lambda: Job(world.storage, world.clock).run()
+    yield lambda: world.put(7)
+    yield world.seal
+    yield world.run_lifecycle
+    yield lambda: Job(world.storage, world.clock).run()
+    yield lambda: merge_all(world.storage, world.clock)
+    yield world.run_lifecycle
+    yield world.run_lifecycle
+    yield lambda: world.put(3)
+    yield world.seal
+    yield world.run_lifecycle
+    yield lambda: world.clock.advance(700)
+    yield world.run_lifecycle
+
+
+def archiving(world: World, disk: Disk) -> Life:
+    """Segments of the source's log are archived beside the writing."""
+
+    def archive(number: int) -> None:
+        assert world.service is not None
+        data = bytes([number]) * 3000
+        world.service.archive("log", number * 3000, len(data), lambda at, length: data[at : at + length])
+
+    yield lambda: world.put(5)
+    yield lambda: archive(0)
+    yield world.seal
+    yield lambda: archive(1)
+    yield world.run_lifecycle
+    yield lambda: archive(1)
+    yield lambda: world.put(2)
+    yield world.flush
+
+
+def sweeping(world: World, disk: Disk) -> Life:
+    """Old objects that no record names are swept while the writer goes on."""
+
+    def sweep() -> None:
+        log = StorageLog(world.storage, world.clock)
+        log.open()
+        delete_orphans(world.storage, find_orphans(world.storage, log, world.clock, older_than_s=3600))
+
+    yield lambda: world.put(7)
+    yield world.seal
+    yield world.run_lifecycle
+    yield lambda: world.storage.put("data/170000000000000-0123456789ab/left.index", b"of a crash")
+    yield lambda: merge_all(world.storage, world.clock)
+    yield lambda: world.clock.advance(90_000)
+    yield lambda: world.put(7)
+    yield world.seal
+    yield sweep
+    yield world.run_lifecycle
+    yield sweep
+    yield lambda: world.put(1)
+    yield world.flush
+
+
+LIVES: dict[str, Callable[[World, Disk], Life]] = {
+    life.__name__: life for life in (writing, quarantine, lifecycle, keeping, reopening, merging, staging, archiving, sweeping)
+}
