@@ -9,8 +9,8 @@ Each life of `lives` is struck at every call of disk and storage. Four campaigns
     again    as crash, and then a second one at each call of the recovery, or just behind it
 
 A power cut leaves of what was not synced each kind of `KEPT`. After each, a reader is opened on what is left, then a writer and a reader
-beside it; all that was declared durable is answered; the writer goes on working, and is closed and opened once more. States that are the same
-to the byte are looked at once. A state's name says how to come to it: `--only NAME` does.
+beside it; all that was declared durable is answered; the writer goes on working, and is closed and opened once more. States that are the
+same to the byte are looked at once. A state's name says how to come to it: `--only NAME` does.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = ["CAMPAIGNS", "Crashes"]
 CAMPAIGNS = ("crash", "fault", "burst", "again")
 _T = TypeVar("_T")
 _HANG_S = 120
-_STORAGE_CALLS = frozenset({"put", "put_if_absent", "delete", "delete_many", "begin_upload", "upload_part", "complete_upload", "abort_upload"})
+_STORAGE_CALLS = {"put", "put_if_absent", "delete", "delete_many", "begin_upload", "upload_part", "complete_upload", "abort_upload"}
 
 
 class _Hang(BaseException):
@@ -69,7 +69,11 @@ class _Watched(WrapperStorage):
 
 
 class Crashes:
-    """The campaigns over some lives. Of all states a `share`, chosen by `seed`, is looked at; `only` names one, or what names begin with."""
+    """The campaigns over lives.
+
+    Of all states, or lives that are struck, a `share` is looked at, and of second crashes `again_share`; `seed` chooses which. `only` names
+    a state, or several by how their names begin. It ends after `stop` failures.
+    """
 
     def __init__(
         self, folder: Path, tally: Tally, *, share: float = 1.0, again_share: float = 0.02, seed: int = 0, only: str = "", stop: int = 50
@@ -328,9 +332,6 @@ class Crashes:
                 kind = "lost"
             where = traceback.extract_tb(error.__traceback__)
             at = next((f"{Path(f.filename).name}:{f.lineno}" for f in reversed(where) if "tests" in f.filename), "")
-            if os.environ.get("SHOW"):
-                traceback.print_exc()
-                print(case, file=sys.stderr, flush=True)
             self.tally.fail(kind, f"{type(error).__name__}: {str(error)[:130]} at {at}: python -m tests.reliability.crashes --only {case}")
         finally:
             signal.alarm(left_s)

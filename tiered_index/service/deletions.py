@@ -13,7 +13,7 @@ __all__ = ["Deletions"]
 
 
 class Deletions:
-    """What is to be deleted from one root."""
+    """What is to be deleted from one root. Only what is never made anew under its name may be given to it."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -22,15 +22,14 @@ class Deletions:
         self._errors: dict[str, TieredIndexError] = {}
 
     def unlink(self, paths: list[Path]) -> None:
-        """Delete files of one folder in this order, durably: a power cut must not bring back what the log has forgotten by then.
+        """Delete files in this order, each durably before the next: a power cut must not bring back what the log has forgotten by then.
 
         What can't be deleted now is left for `again`.
         """
         for number, path in enumerate(paths):
             try:
                 self._disk.unlink(path)
-                if path is paths[-1]:
-                    self._disk.sync_folder(path.parent)
+                self._disk.sync_folder(path.parent)
             except OSError as error:
                 with self._lock:
                     self._errors[path.name] = disk_error(error, f"deleting {path}")

@@ -1,7 +1,8 @@
 """Lanes: where the flusher's batches go. One lane is a sequence of unsealed files, of which the last one accepts entries.
 
 A lane rolls to a fresh file where the present one is full, where a timestamp's difference would not fit 32 bits, and where an append
-failed: what that file's journal confirms stays in it, the rest of the batch goes to the next one.
+failed: what that file's journal confirms stays in it, the rest of the batch goes to the next one. Whatever was raised, and at whatever
+line, the next write begins by letting go of a file that accepts no more (`_end`): nothing else has to be undone.
 Threads: the flusher's only, but for `active`, which anyone may read.
 """
 
@@ -22,6 +23,7 @@ from tiered_index.format.layout import Layout
 from tiered_index.service.catalog import Catalog
 from tiered_index.service.chunks import later_positions
 from tiered_index.service.columns import Columns
+from tiered_index.service.deletions import Deletions
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.topics import TopicTable
 from tiered_index.service.unsealed_file import Reserve, UnsealedFile
@@ -49,6 +51,7 @@ class LaneContext:
     sequence: itertools.count[int]
     admit: Callable[[int], None]
     log_number: Callable[[], int]
+    deletions: Deletions
 
 
 class Lane:
@@ -79,15 +82,12 @@ class Lane:
         `positions` become durable with the last row. Raises typed errors; what `progress` was told is kept.
         """
         total = len(columns["second"])
+        tried = False
         while done < total or (total == done and positions):
             file = self._writable(columns, done)
             stop = self._fitting(file, columns, done)
             if stop == done and done < total:
-                # no room for this time difference: a file without entries is given up, any other one is sealed
-                if file.count == 0:
-                    self._give_up(file)
-                else:
-                    self.roll()
+                self._end(file)  # it has no room for this time difference
                 continue
             piece = {name: values[done:stop] for name, values in columns.items()}
             last = stop == total
@@ -95,21 +95,17 @@ class Lane:
                 self._append(file, piece, positions if last else {})
             except OSError as error:
                 _log.warning("%s takes no more entries: %s", file.path, error)
-                self.roll()
+                self._end(file)
+                if tried:
+                    raise disk_error(error, f"writing {file.path}") from error
                 # the space for one more try is reserved already or asked for now; a second failure is the caller's to wait out
-                file = self._writable(columns, done)
-                stop = self._fitting(file, columns, done)
-                piece = {name: values[done:stop] for name, values in columns.items()}
-                last = stop == total
-                try:
-                    self._append(file, piece, positions if last else {})
-                except OSError as again:
-                    self.roll()
-                    raise disk_error(again, f"writing {file.path}") from again
+                tried = True
+                continue
+            tried = False
             done = stop
             progress(done)
             if file.table.free == 0:
-                self.roll()
+                self._end(file)
             if last:
                 return
 
@@ -118,9 +114,14 @@ class Lane:
         file.append(
             piece, [(topic_id, self._context.topics.name(topic_id)) for topic_id in ids], later_positions(self._carried, positions)
         )
+        self._show(file)
         self._carried = {}
         while self._given_up:
-            self._given_up.pop().discard()
+            self._given_up[-1].discard(self._context.deletions)
+            self._given_up.pop()
+
+    def _show(self, file: UnsealedFile) -> None:
+        """Let lookups see a file's entries."""
         if self._context.catalog.get(file.file_id) is not None:
             self._context.catalog.extend(file)
         elif file.count:
@@ -134,12 +135,14 @@ class Lane:
         return done + int(outside[0]) if outside.size else stop
 
     def _writable(self, columns: Columns, done: int) -> UnsealedFile:
-        if self.active is not None and self.active.accepts:
-            return self.active
-        self.roll()
+        if self.active is not None:
+            if self.active.accepts:
+                return self.active
+            self._end(self.active)
         self._context.root.check()  # another index may be where this root was
         seconds = columns["second"]
         begin_ms = int(seconds[done]) * 1000 if done < len(seconds) else self._context.clock.now_ms() // 1000 * 1000
+        self._carried = later_positions(self._carried, self._known())
         reserve, self._reserve = self._reserve or self._take_space(), None
         try:
             self.active = UnsealedFile.begin(
@@ -153,10 +156,11 @@ class Lane:
                 self._last,
                 self._context.log_number(),
             )
-        except OSError as error:
+        except BaseException as error:
             reserve.discard()
+            if not isinstance(error, OSError):
+                raise
             raise disk_error(error, f"beginning a file in {self._context.root.path}") from error
-        self._carried = later_positions(self._carried, self._known())
         return self.active
 
     def _take_space(self) -> Reserve:
@@ -179,59 +183,46 @@ class Lane:
             else:
                 self.trouble = None
 
-    def roll(self) -> UnsealedFile | None:
-        """Seal the active file, if there is one with entries; return it."""
-        file = self.active
-        if file is None or (file.count == 0 and not file.failed):
-            return None
-        if file.count == 0:
-            self._give_up(file)
-            return None
+    def roll(self) -> None:
+        """Seal the active file, if there is one with entries."""
+        if self.active is not None and (self.active.count or self.active.failed):
+            self._end(self.active)
+
+    def _end(self, file: UnsealedFile) -> None:
+        """Let go of the active file: one with entries is sealed, any other one given up. May be repeated from any line on.
+
+        The positions in the journal of a file that is given up go to the next one, and only then is it deleted.
+        """
+        if file.count:
+            self._show(file)
+            self._last = (file.file_id, file.count)
+            try:
+                file.seal()
+            except TieredIndexError as error:
+                _log.warning("%s is sealed in memory only: %s", file.path, error)
+        else:
+            self._carried = later_positions(self._carried, file.positions)
+            file.release()
+            if not file.positions:
+                file.discard(self._context.deletions)
+            elif file not in self._given_up:
+                self._given_up.append(file)
         self.active = None
-        self._last = (file.file_id, file.count)
-        try:
-            file.seal()
-        except TieredIndexError as error:
-            _log.warning("%s is sealed in memory only: %s", file.path, error)
-        return file
 
     def close(self) -> None:
         """Write header and slot table of the active file, and close it; reading goes on."""
         if self.active is not None:
             self.active.close()
 
-    def _give_up(self, file: UnsealedFile) -> None:
-        """Drop a file without entries; the positions in its journal go to the next one, and only then is it deleted."""
-        self._carried = later_positions(self._carried, file.positions)
-        if self.active is file:
-            self.active = None
-        file.release()
-        if file.positions:
-            self._given_up.append(file)
-        else:
-            file.discard()
-
     def adopt(self, files: list[UnsealedFile]) -> None:
-        """Take over recovered files, in order of sequence: the last one that accepts goes on, the others are sealed."""
+        """Take over recovered files, in order of sequence: the newest goes on where it accepts, the others are sealed or given up."""
         for file in files:
             if file.count:
                 self._context.catalog.put(file)
-                self._last = (file.file_id, file.count)
-        open_files = [file for file in files if file.accepts]
-        for file in open_files:
-            self.active = file
-            if file is not open_files[-1]:
-                if file.count:
-                    self.roll()
-                else:
-                    self._give_up(file)
         for file in files:
-            if file.count == 0 and file.sealed:
-                self._give_up(file)
-            elif not file.accepts and not file.sealed:
-                self.active, kept = file, self.active
-                self.roll()
-                self.active = kept
+            self.active = file
+            if file is not files[-1] or not file.accepts:
+                self._end(file)
 
     def forget_reserve(self) -> None:
         """Close what was taken ahead and leave its file behind, as a crash would."""

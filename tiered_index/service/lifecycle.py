@@ -71,6 +71,7 @@ class Lifecycle:
         config: IndexConfig,
         clock: Clock,
         root_id: str,
+        deletions: Deletions,
         recovered: Iterable[str] = (),
         damaged: Iterable[DamagedFile] = (),
         journals: Mapping[str, Journal] | None = None,
@@ -90,7 +91,7 @@ class Lifecycle:
         self._refresh_lock = threading.Lock()
         self._refreshed_s = clock.monotonic_s()
         begun = set(recovered)
-        self._deletions = Deletions(root.disk)
+        self._deletions = deletions
         self._uploads = Uploads(
             root, catalog, session, cold, self._deletions, clock,
             part_bytes=config.upload_part_bytes, refresh=self.refresh, recovered=begun,

@@ -181,7 +181,7 @@ def _assemble(
 
     context = LaneContext(
         root, catalog, topics, clock, marker.offset_space, itertools.count(recovered.next_sequence), admit,
-        log_number=lambda: session.log.state.number,
+        log_number=lambda: session.log.state.number, deletions=recovered.deletions,
     )  # fmt: skip
     small = Layout(layout.preset, layout.schema, layout.slots, min(layout.items, _QUARANTINE_ITEMS))
     main = Lane(MAIN, layout, context, reserves=True, known=lambda: flusher.positions)
@@ -190,7 +190,7 @@ def _assemble(
     flusher.positions = later_positions(recovered.positions, {})
     begun = [*(file.file_id for file in recovered.unsealed), *(file.file_id for file in recovered.compacted)]
     lifecycle = Lifecycle(
-        root, catalog, flusher, session, cold, config, clock, marker.root_id,
+        root, catalog, flusher, session, cold, config, clock, marker.root_id, recovered.deletions,
         recovered=begun, damaged=recovered.damaged, journals=recovered.journals,
     )  # fmt: skip
     handles: list[Handle] = [*recovered.compacted, *recovered.uploaded, *recovered.damaged]

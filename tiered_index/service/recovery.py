@@ -1,8 +1,9 @@
-"""Recovery: from folder names and journals back to a working root. Every step may be repeated.
+"""Recovery: from folder names and journals back to a working root. Every step may be repeated, and broken off anywhere.
 
-1. Temporary names are half-made work: dropped. 2. An id in two folders: the later state wins once it verifies. 3. An unsealed file is what
-its journal confirms; chains and slots are rebuilt. 4. What can't be read is kept, untouched, and every lookup that meets it says so.
-One thread, under the root's lock, before anything else runs.
+1. Temporary names are half-made work: dropped. 2. An id in two folders: the later state wins once it verifies, and once its name is
+durable. 3. An unsealed file is what its journal confirms, written anew; chains and slots are rebuilt. One that confirms nothing is dropped:
+its name may not be durable. 4. What can't be read is kept, untouched, and every lookup that meets it says so. What can't be deleted is
+passed over, and left to the life cycle. One thread, under the root's lock, before anything else runs.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, fil
 from tiered_index.service.chunks import later_positions
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile, StorageBytes, open_local
+from tiered_index.service.deletions import Deletions
 from tiered_index.service.local_checks import verify_runs, verify_tables
 from tiered_index.service.log_records import LogState
 from tiered_index.service.root import Root, disk_error
-from tiered_index.service.unsealed_file import UnsealedFile
+from tiered_index.service.unsealed_file import UnsealedFile, drop_unbegun
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 __all__ = ["Recovered", "recover_root"]
@@ -33,10 +35,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Recovered:
-    """What was found. `unsealed` are in order of sequence; `journals` are the whole ones of `damaged` files that were sealed; `notes` say
-    what was dropped or moved, one line each.
+    """What was found. `deletions` holds what could not be deleted. `unsealed` are in order of sequence; `journals` are the whole ones of
+    `damaged` files that were sealed; `notes` say what was dropped or moved, one line each.
     """
 
+    deletions: Deletions
     unsealed: list[UnsealedFile] = field(default_factory=list)
     compacted: list[CompactedFile] = field(default_factory=list)
     uploaded: list[CompactedFile] = field(default_factory=list)
@@ -53,10 +56,12 @@ def recover_root(root: Root, cold: ColdPath, state: LogState | None, layout: Lay
 
     A file whose schema, preset or slots are not those of `layout` is not of this index: it is kept aside as damaged, untouched.
     """
-    found = Recovered()
+    found = Recovered(Deletions(root.disk))
     try:
-        if dropped := root.drop_temporaries():
-            found.notes.append(f"{dropped} temporary files dropped")
+        if temporaries := root.temporaries():
+            for path in temporaries:
+                found.deletions.unlink([path])
+            found.notes.append(f"{len(temporaries)} temporary files dropped")
         ids = {s: {i for name in root.disk.names(root.folder(s)) if (i := file_id_of(name)) is not None} for s in STATES}
         _recover_uploaded(root, ids, cold, state, found)
         _recover_compacted(root, ids, cold, state, found)
@@ -92,7 +97,7 @@ def _recover_uploaded(root: Root, ids: dict[str, set[str]], cold: ColdPath, stat
                 if later_positions(state.positions, file.metadata().source_positions) != state.positions:
                     found.uploaded.append(file)
                     continue
-            root.disk.unlink(path)
+            found.deletions.unlink([path])
             found.notes.append(f"{path.name}: its object was removed from the log, local copy dropped")
             ids[UPLOADED].discard(file_id)
             continue
@@ -102,7 +107,7 @@ def _recover_uploaded(root: Root, ids: dict[str, set[str]], cold: ColdPath, stat
             if stored is None:
                 found.damaged.append(_damaged(file_id, UPLOADED, error))
                 continue
-            root.disk.unlink(path)
+            found.deletions.unlink([path])
             found.notes.append(f"{path.name}: damaged local copy dropped, the storage has the file ({error})")
             ids[UPLOADED].discard(file_id)
 
@@ -111,7 +116,7 @@ def _recover_compacted(root: Root, ids: dict[str, set[str]], cold: ColdPath, sta
     for file_id in sorted(ids[COMPACTED]):
         path = root.index_path(COMPACTED, file_id)
         if file_id in ids[UPLOADED]:
-            root.disk.unlink(path)
+            found.deletions.unlink([path])
             found.notes.append(f"{path.name}: in uploaded/ too, the earlier copy dropped")
             continue
         try:
@@ -121,22 +126,28 @@ def _recover_compacted(root: Root, ids: dict[str, set[str]], cold: ColdPath, sta
                 verify_runs(file)
         except CorruptFile as error:
             if state is not None and state.object_of(file_id) is not None:
-                root.disk.unlink(path)
+                found.deletions.unlink([path])
                 found.notes.append(f"{path.name}: damaged local copy dropped, the storage has the file ({error})")
             elif file_id in ids[UNSEALED]:
-                root.disk.unlink(path)
+                with contextlib.suppress(OSError):  # else it is replaced
+                    root.disk.unlink(path)
                 found.notes.append(f"{path.name}: compacted copy does not verify, dropped; compacted again from unsealed/ ({error})")
             else:
                 found.damaged.append(_damaged(file_id, COMPACTED, error))
             continue
         stored = state.object_of(file_id) if state is not None else None
-        if stored is not None:
-            target = root.index_path(UPLOADED, file_id)
-            root.disk.publish(path, target)
-            found.notes.append(f"{path.name}: is in the log, moved to uploaded/")
-            found.uploaded.append(open_local(target, StorageBytes(cold, stored)))
-        else:
+        if stored is None:
             found.compacted.append(file)
+            continue
+        target = root.index_path(UPLOADED, file_id)
+        try:
+            root.disk.publish(path, target)
+        except OSError as error:
+            found.notes.append(f"{path.name}: is in the log, and could not be moved to uploaded/ ({error})")
+            found.compacted.append(file)  # the life cycle moves it
+            continue
+        found.notes.append(f"{path.name}: is in the log, moved to uploaded/")
+        found.uploaded.append(open_local(target, StorageBytes(cold, stored)))
 
 
 def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | None, found: Recovered) -> None:
@@ -144,37 +155,39 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
     local = {file.file_id for file in (*found.compacted, *found.uploaded)}
     later = local | {o.file_id for o in (state.objects.values() if state else ())}
     claims = _claims(root, ids[UNSEALED], found)
+    if local & ids[UNSEALED]:
+        # the crash may have come before the compacted file's name was durable, and then it is all that there is
+        root.disk.sync_folder(root.folder(COMPACTED))
+        root.disk.sync_folder(root.folder(UPLOADED))
     for file_id in sorted(ids[UNSEALED]):
         path, journal_path = root.index_path(UNSEALED, file_id), root.journal_path(file_id)
         last_word = state is not None and file_id not in local and _says_more(path, journal_path, state)
         if file_id in later and not last_word:
-            root.disk.unlink(journal_path)
-            root.disk.unlink(path)
+            found.deletions.unlink([journal_path, path])
             found.notes.append(f"{file_id}: is compacted, its unsealed form dropped")
             continue
         journal: Journal | None = None
         try:
-            journal = parse_journal(journal_path.read_bytes(), str(journal_path)) if journal_path.exists() else None
+            data = journal_path.read_bytes() if journal_path.exists() else b""
+            journal = parse_journal(data, str(journal_path))
             if (count := journal.count if journal is not None else 0) < claims.get(file_id, 0):
                 raise CorruptFile(str(journal_path), "ends before entries that were durable when the next file was begun",
                                   expected=claims[file_id], found=count)  # fmt: skip
-            if not path.exists() and (journal is None or not journal.count):
-                root.disk.unlink(journal_path)
-                found.notes.append(f"{journal_path.name}: a file that was never begun, dropped")
+            if journal is None and (not path.exists() or _never_written(path)):
+                found.deletions.unlink([path, journal_path])
+                found.notes.append(f"{file_id}: a file that was being begun, dropped")
                 continue
-            if journal is None and _never_written(path):
-                root.disk.unlink(path)
-                root.disk.unlink(journal_path)
-                found.notes.append(f"{path.name}: a file that was being begun, dropped")
+            if journal is not None and not journal.batches:
+                drop_unbegun(root.disk, path, journal_path, journal.valid_length, found.deletions)
+                found.notes.append(f"{file_id}: a file that held nothing, dropped")
                 continue
             if journal is None or not path.exists():
                 lost = journal_path if journal is None else path
                 raise CorruptFile(str(lost), "an unsealed file needs both its entries and its journal, and this one is missing or empty")
-            found.unsealed.append(UnsealedFile.recover(root, journal))
+            found.unsealed.append(UnsealedFile.recover(root, journal, data))
         except (CorruptFile, StorageUnavailable, ValueError) as error:
             if file_id in later and not last_word:
-                root.disk.unlink(journal_path)
-                root.disk.unlink(path)
+                found.deletions.unlink([journal_path, path])
                 found.notes.append(f"{file_id}: damaged local copy dropped, the storage has the file ({error})")
                 continue
             typed = error if isinstance(error, TieredIndexError) else CorruptFile(str(path), f"can't be mapped: {error}")

@@ -181,9 +181,11 @@ class Root:
         """Create the root and its state folders, durably."""
         self._refuse_links()
         try:
+            missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             for state in STATES:
                 make_path(self.folder(state))
-            self.disk.sync_folder(self.path)
+            for folder in (self.path, *(made.parent for made in missing)):
+                self.disk.sync_folder(folder)
         except OSError as error:
             raise disk_error(error, f"creating {self.path}") from error
 
@@ -198,15 +200,10 @@ class Root:
                 self.disk.unlink(temporary)
             raise disk_error(error, f"writing {self.marker_path}") from error
 
-    def drop_temporaries(self) -> int:
-        """Delete half-made work; return how many files that was. Only the holder of the lock may call this."""
-        dropped = 0
-        for folder in (self.path, *(self.folder(name) for name in (*STATES, FOLLOWERS))):
-            for name in self.disk.names(folder):
-                if name.startswith(TEMPORARY_PREFIX):
-                    self.disk.unlink(folder / name)
-                    dropped += 1
-        return dropped
+    def temporaries(self) -> list[Path]:
+        """Return half-made work. Only the holder of the lock may delete it."""
+        folders = (self.path, *(self.folder(name) for name in (*STATES, FOLLOWERS)))
+        return [folder / name for folder in folders for name in self.disk.names(folder) if name.startswith(TEMPORARY_PREFIX)]
 
 
 class RootLock:

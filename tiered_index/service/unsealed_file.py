@@ -1,7 +1,8 @@
 """An unsealed file on disk: the flusher appends batches, queries read, a seal ends it.
 
 Order of one append: entries (pwrite), fdatasync, journal record, fdatasync, then the batch becomes visible. A batch whose
-append raised is not part of the file, and the file takes no more: the kernel may have dropped what a failed sync did not write.
+append raised, whatever it was, is not part of the file, and the file takes no more: the kernel may have dropped what a failed sync did
+not write, and shows it all the same. So the last record of a journal that was found may not be on the disk: recovery writes it again.
 
 Threads: one writer (`append`, `seal`, `close`); `search` from any thread beside it. The map is read-only; a full disk is an exception.
 """
@@ -9,9 +10,11 @@ Threads: one writer (`append`, `seal`, `close`); `search` from any thread beside
 from __future__ import annotations
 
 import contextlib
+import logging
 import mmap
 import zlib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,17 +31,20 @@ from tiered_index.service.batch_query import Found, QuestionBatch
 from tiered_index.service.catalog import AlwaysRead
 from tiered_index.service.chunks import later_positions
 from tiered_index.service.columns import Columns
+from tiered_index.service.deletions import Deletions
 from tiered_index.service.gathered import matching
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.rows import Question, concatenate, select_few, select_items
+from tiered_index.storage.disk import Disk
 
-__all__ = ["Reserve", "UnsealedFile", "verified_entries"]
+__all__ = ["Reserve", "UnsealedFile", "drop_unbegun", "verified_entries"]
 
 Array = npt.NDArray[Any]
 _CHAIN_LIMIT = 256
 # a longer chain is left for a scan of the hash column, whose cost is bounded by the file's size
 _FEW = 16
 _VERIFY_CHUNK = 1 << 24
+_log = logging.getLogger(__name__)
 
 
 class Reserve:
@@ -90,7 +96,7 @@ class UnsealedFile(AlwaysRead):
         self.positions = dict(journal.positions)
         self.seconds = journal.seconds
         self.sealed = journal.sealed
-        self.failed = False
+        self.failed = False  # an append or a seal did not come to its end
         self.published = False  # by a job that compacted it elsewhere: the storage has it, or what it was merged into
         self.created_ms = journal.created_ms
         self.predecessor = journal.predecessor
@@ -120,26 +126,29 @@ class UnsealedFile(AlwaysRead):
             disk.rename(temporary, root.journal_path(file_id))
             disk.rename(reserve.path, root.index_path(UNSEALED, file_id))
             disk.sync_folder(root.folder(UNSEALED))
-        except OSError:
+            journal = Journal(
+                file_id, layout, begin_ms, lane, sequence, offset_space, created_ms, predecessor, valid_length=len(record),
+                log_number=log_number,
+            )  # fmt: skip
+            return cls(root, journal, table, reserve.descriptor, journal_descriptor)
+        except BaseException:
             disk.close(journal_descriptor)
             for path in (temporary, root.index_path(UNSEALED, file_id), root.journal_path(file_id)):
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # what is left is dropped at the next start
                     disk.unlink(path)
             raise
-        journal = Journal(
-            file_id, layout, begin_ms, lane, sequence, offset_space, created_ms, predecessor, valid_length=len(record),
-            log_number=log_number,
-        )  # fmt: skip
-        return cls(root, journal, table, reserve.descriptor, journal_descriptor)
 
     @classmethod
-    def recover(cls, root: Root, journal: Journal) -> UnsealedFile:
-        """Open an existing file at its journal's last durable batch; every entry is verified, chains and slots are rebuilt."""
+    def recover(cls, root: Root, journal: Journal, data: bytes) -> UnsealedFile:
+        """Open an existing file at its journal's last batch, and make that durable; `data` are the journal's bytes.
+
+        Every entry is verified, chains and slots are rebuilt.
+        """
         path = root.index_path(UNSEALED, journal.file_id)
         descriptor = root.disk.open_rw(path)
         try:
-            with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as data:
-                entries = verified_entries(data, journal, str(path))
+            with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as mapped:
+                entries = verified_entries(mapped, journal, str(path))
                 table = UnsealedTable(journal.layout, journal.begin_ms)
                 table.load(entries, journal.end_ms)
                 del entries
@@ -148,8 +157,16 @@ class UnsealedFile(AlwaysRead):
             root.disk.close(descriptor)
             raise
         file = cls(root, journal, table, descriptor, journal_descriptor)
-        # what a crash tore off is overwritten by the next record; cut it so that it can't be mistaken for damage
-        root.disk.truncate(journal_descriptor, journal.valid_length)
+        try:
+            # what a crash tore off is overwritten by the next record; cut it so that it can't be mistaken for damage
+            root.disk.truncate(journal_descriptor, journal.valid_length)
+            # What was read may be in memory only: the sync behind the last record may have failed, and a later one would not write
+            # it. Everything before that record was synced before it was written, the entries that it speaks of too.
+            root.disk.pwrite(journal_descriptor, data[: journal.valid_length], 0)
+            root.disk.sync(journal_descriptor)
+        except BaseException:
+            file.release()
+            raise
         if file.sealed:
             file.release()
         return file
@@ -157,7 +174,7 @@ class UnsealedFile(AlwaysRead):
     @property
     def count(self) -> int:
         """Durable entries."""
-        return self.table.count
+        return self.batches[-1].first + self.batches[-1].count - 1 if self.batches else 0
 
     @property
     def second_min(self) -> int:
@@ -172,7 +189,7 @@ class UnsealedFile(AlwaysRead):
     @property
     def accepts(self) -> bool:
         """Whether `append` may be called."""
-        return not self.sealed and not self.failed and self.table.free > 0
+        return self._descriptor is not None and not self.sealed and not self.failed and self.table.free > 0
 
     @property
     def ended(self) -> bool:
@@ -188,7 +205,7 @@ class UnsealedFile(AlwaysRead):
         """Make a batch durable and visible.
 
         `columns` (native order, n rows that fit) hold whole seconds; `names` are the (id, name) pairs of the topics in it; `positions` are
-        durable with it. Raises `OSError`; then nothing of it is visible and the file accepts no more.
+        durable with it. Raises `OSError`; whatever is raised, the file accepts no more.
         """
         seconds = columns["second"]
         fresh = [(topic_id, name) for topic_id, name in names if topic_id not in self.topics]
@@ -198,45 +215,46 @@ class UnsealedFile(AlwaysRead):
         low, high = (int(seconds.min()), int(seconds.max())) if len(seconds) else (0, 0)
         record = BatchRecord(batch.first, len(batch), zlib.crc32(data), low, high, batch.end_ms)
         log = encode_batch(record, positions, fresh)
-        try:
-            if len(batch):
-                self._disk.pwrite(self._descriptor, data, self.layout.entry_position(batch.first))
-                self._disk.sync(self._descriptor)
-            self._disk.pwrite(self._journal_descriptor, log, self._journal_length)
-            self._disk.sync(self._journal_descriptor)
-        except OSError:
-            self.failed = True
-            raise
-        self._journal_length += len(log)
+        self.failed = True  # until the last line
+        if len(batch):
+            self._disk.pwrite(self._descriptor, data, self.layout.entry_position(batch.first))
+            self._disk.sync(self._descriptor)
+        self._disk.pwrite(self._journal_descriptor, log, self._journal_length)
+        self._disk.sync(self._journal_descriptor)
+        # where this ends early, what is wider than the entries does no harm, so it comes first; positions promise most and come last
         for topic_id, name in fresh:
             self.topics[topic_id] = name
             self._ids[name] = self._ids.get(name, frozenset()) | {topic_id}
-        self.batches.append(record)
-        self.positions = later_positions(self.positions, positions)
         if len(batch):
             known = self.seconds
             self.seconds = (min(low, known[0]), max(high, known[1])) if known else (low, high)
         self.table.commit(batch)
+        self.batches.append(record)
+        self.positions = later_positions(self.positions, positions)
+        self._journal_length += len(log)
+        self.failed = False
 
     def seal(self) -> None:
         """Accept no more entries; header and slot table are written, the journal says so, the descriptors are closed. Idempotent."""
         if self.sealed:
             return
+        is_whole, self.failed = self._descriptor is not None and not self.failed, True
         try:
-            if not self.failed and self._descriptor is not None and self._journal_descriptor is not None:
+            if is_whole:
+                assert self._journal_descriptor is not None
                 record = encode_seal()
                 self._write_table()
                 self._disk.pwrite(self._journal_descriptor, record, self._journal_length)
                 self._disk.sync(self._journal_descriptor)
                 self._journal_length += len(record)
         except OSError as error:
-            self.failed = True
             raise disk_error(error, f"sealing {self.path}") from error
         finally:
             # a sealed file is only read: a thousand of them must not hold two thousand descriptors
             self.release()
-            # last: from here on the life cycle may compact the file
+            # from here on the life cycle may compact the file
             self.sealed = True
+        self.failed = not is_whole
 
     def _write_table(self) -> None:
         assert self._descriptor is not None
@@ -259,19 +277,20 @@ class UnsealedFile(AlwaysRead):
 
     def release(self) -> None:
         """Close the descriptors and write nothing (what a crash would leave)."""
-        if self._descriptor is not None and self._journal_descriptor is not None:
-            self._disk.close(self._descriptor)
-            self._disk.close(self._journal_descriptor)
+        descriptors = (self._descriptor, self._journal_descriptor)
         self._descriptor = self._journal_descriptor = None
+        for descriptor in descriptors:
+            if descriptor is not None:
+                self._disk.close(descriptor)
 
-    def discard(self) -> None:
-        """Close and delete a file that never held a durable entry."""
+    def discard(self, deletions: Deletions) -> None:
+        """Close and delete a file without durable entries, whose positions stand elsewhere. May be repeated."""
         self.release()
-        # in this order, each step durable: a journal alone says that nothing is missing, entries alone would look like damage
-        with contextlib.suppress(OSError):  # what is left is dropped at the next start
-            self._disk.unlink(self.path)
-            self._disk.sync_folder(self.path.parent)
-            self._disk.unlink(self.journal_path)
+        begun = encode_open(
+            self.file_id, self.layout, self.table.begin_ms, self.lane, self.sequence, self.offset_space, self.created_ms, self.predecessor,
+            self.log_number,
+        )  # fmt: skip
+        drop_unbegun(self._disk, self.path, self.journal_path, len(begun), deletions)
 
     def entries(self) -> Array:
         """Return the durable entries (structured, over the map), each batch verified against its journal record."""
@@ -333,6 +352,27 @@ class UnsealedFile(AlwaysRead):
         return Journal(
             self.file_id, self.layout, self.table.begin_ms, self.lane, self.sequence, self.offset_space, batches=list(self.batches)
         )
+
+
+def drop_unbegun(disk: Disk, path: Path, journal_path: Path, begun_length: int, deletions: Deletions) -> None:
+    """Delete a file that holds nothing, or nothing that doesn't stand elsewhere; `begun_length` is that of its journal's first record.
+
+    First the journal is made to say durably that there is nothing: it may end in a record whose sync failed. Then it may stay alone, or
+    both may. Where that fails the file stays, and what it says is true.
+    """
+    try:
+        descriptor = disk.open_rw(journal_path)
+        try:
+            disk.truncate(descriptor, begun_length)
+            disk.sync(descriptor)
+        finally:
+            disk.close(descriptor)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        _log.warning("%s holds nothing and can't be dropped now: %s", path, error)
+        return
+    deletions.unlink([path, journal_path])
 
 
 def verified_entries(data: Any, journal: Journal, file: str) -> Array:

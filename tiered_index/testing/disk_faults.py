@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -43,8 +44,8 @@ ERRORS = {
 PRIMITIVES = tuple(ERRORS)
 """The calls that are counted and can be struck."""
 Kept = Literal["nothing", "prefix", "names", "bytes", "changes", "sectors"]
-"""What of the unsynced changes a power cut leaves: nothing; those before one of them, which is torn; all changes of names and none of bytes, or
-the reverse; each change by chance; each name and each sector of 512 bytes by chance."""
+"""What of the unsynced changes a power cut leaves: nothing; those before one of them, which is torn; all changes of names and none of
+bytes, or the reverse; each change by chance; each name and each sector of 512 bytes by chance."""
 KEPT: tuple[Kept, ...] = get_args(Kept)
 _SECTOR_BYTES = 512
 
@@ -88,7 +89,7 @@ class _Write:
         end = self.position + len(self.data)
         cuts = [self.position, *range(self.position // _SECTOR_BYTES * _SECTOR_BYTES + _SECTOR_BYTES, end, _SECTOR_BYTES), end]
         at = self.position
-        return [_Write(self.number, a, self.data[a - at : b - at]) for a, b in zip(cuts, cuts[1:], strict=False)]
+        return [_Write(self.number, a, self.data[a - at : b - at]) for a, b in pairwise(cuts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +133,9 @@ class FaultDisk(Disk):
     # Scripts
 
     def fail(
-        self, operation: str = "*", *, nth: int = 1, times: int | None = 1, error: int | Callable[[str], int | None] = errno.EIO, torn: bool = False
-    ) -> None:
+        self, operation: str = "*", *, nth: int = 1, times: int | None = 1, error: int | Callable[[str], int | None] = errno.EIO,
+        torn: bool = False,
+    ) -> None:  # fmt: skip
         """Raise `OSError(error)` before acting; `times` calls in a row (None: all from then on). `torn`: a pwrite writes half first.
 
         `error` may be a function of the operation; where it returns None the call is not struck.
@@ -170,6 +172,12 @@ class FaultDisk(Disk):
             return self._calls.total() if operation == "*" else self._calls[operation]
 
     # Crashes
+
+    def revive(self) -> None:
+        """Let the next process work after a crash or a kill: no script is left. Call it when nobody has files open."""
+        with self._lock:
+            self._scripts.clear()
+            self._crashed = False
 
     def copy(self, folder: Path, target: Path) -> FaultDisk:
         """Copy all files below `folder` to `target`, which is not there; return a disk that knows of them what this one knows.
@@ -368,7 +376,7 @@ class FaultDisk(Disk):
         return taken
 
     def _write_back(self, descriptor: int, *, failed: bool = False) -> None:
-        """Let the unsynced bytes of a file reach the disk; `failed`: lengths only, and what `chance` chooses. None of them is written again."""
+        """Let a file's unsynced bytes reach the disk; `failed`: lengths only, and what `chance` chooses. None of it is written again."""
         number = self._number(descriptor)
         self._dropped = self._dropped or failed
         for change in self._take(lambda c: isinstance(c, _Write) and c.number == number):

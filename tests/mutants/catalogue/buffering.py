@@ -8,7 +8,7 @@ __all__ = ["MUTANTS"]
 
 BUFFER = "tests/unit/service/test_buffer_flush_catalog.py"
 FULL = "tests/faults/test_full_disk.py"
-CRASH = "tests/faults/test_crash_everywhere.py::test_a_crash_at_any_call_loses_nothing_durable"
+CRASHES = "tests/reliability/test_crashes.py::test_every_crash[writing]"
 
 MUTANTS = (
     Mutant(
@@ -55,7 +55,7 @@ MUTANTS = (
         "positions-with-the-first-piece", "a batch's position is durable with its first piece, not with its last",
         "service/lanes.py", "self._append(file, piece, positions if last else {})\n            except OSError as error:",
         "self._append(file, piece, positions)\n            except OSError as error:",
-        (f"{CRASH}[1]",),
+        (CRASHES,),
     ),
     Mutant(
         "round-begun-again", "a flush that failed half-way writes its first half once more",

@@ -7,8 +7,8 @@ from tests.mutants.mutant import Mutant
 __all__ = ["MUTANTS"]
 
 DISK = "tests/unit/storage/test_disk.py"
-CRASH = "tests/faults/test_crash_everywhere.py"
-POWER = f"{CRASH}::test_a_power_cut_that_takes_everything_unsynced_loses_nothing_durable"
+CRASHES = "tests/reliability/test_crashes.py::test_every_crash"
+BURSTS = "tests/regressions/test_bursts_of_disk_faults.py"
 LOCAL = "tests/storage/test_local_crashes.py"
 SYNCED = f"{LOCAL}::test_data_is_synced_before_it_is_named_and_every_new_name_after"
 
@@ -46,54 +46,64 @@ MUTANTS = (
     Mutant(
         "disk-publish-without-folder-sync", "a published file's name is not durable when its predecessor goes",
         "storage/disk.py", "self.rename(temporary, target)\n        self.sync_folder(target.parent)", "self.rename(temporary, target)",
-        (f"{POWER}[1]",),
+        (f"{CRASHES}[lifecycle]",),
     ),
     Mutant(
         "append-entries-unsynced", "the journal confirms entries that were not synced",
         "service/unsealed_file.py",
-        "self._disk.sync(self._descriptor)\n            self._disk.pwrite(self._journal_descriptor, log",
-        "self._disk.pwrite(self._journal_descriptor, log",
-        (f"{POWER}[1]",),
+        "    self._disk.sync(self._descriptor)\n        self._disk.pwrite(self._journal_descriptor, log",
+        "    pass\n        self._disk.pwrite(self._journal_descriptor, log",
+        (f"{CRASHES}[writing]",),
     ),
     Mutant(
         "append-journal-unsynced", "a flush returns before the journal's record is durable",
         "service/unsealed_file.py",
-        "self._disk.pwrite(self._journal_descriptor, log, self._journal_length)\n            self._disk.sync(self._journal_descriptor)",
+        "self._disk.pwrite(self._journal_descriptor, log, self._journal_length)\n        self._disk.sync(self._journal_descriptor)",
         "self._disk.pwrite(self._journal_descriptor, log, self._journal_length)",
-        (f"{POWER}[1]",),
+        (f"{CRASHES}[writing]",),
     ),
     Mutant(
         "append-journal-before-entries", "the journal's record is written before the entries that it confirms",
         "service/unsealed_file.py",
-        "        try:\n            if len(batch):\n                self._disk.pwrite(self._descriptor, data",
-        "        try:\n            self._disk.pwrite(self._journal_descriptor, log, self._journal_length)\n"
-        "            if len(batch):\n                self._disk.pwrite(self._descriptor, data",
-        (f"{CRASH}::test_a_crash_at_any_call_loses_nothing_durable[2]",),
+        "        if len(batch):\n            self._disk.pwrite(self._descriptor, data",
+        "        self._disk.pwrite(self._journal_descriptor, log, self._journal_length)\n"
+        "        if len(batch):\n            self._disk.pwrite(self._descriptor, data",
+        (f"{CRASHES}[writing]",),
     ),
     Mutant(
         "begin-folder-unsynced", "a new file takes entries before its name is durable",
         "service/unsealed_file.py", "            disk.sync_folder(root.folder(UNSEALED))\n", "",
-        (f"{POWER}[1]",),
+        (f"{CRASHES}[writing]",),
     ),
     Mutant(
         "append-goes-on-after-failed-sync", "a file takes more entries after a sync of it has failed",
-        "service/unsealed_file.py", "self.failed = True\n            raise\n", "raise\n",
+        "service/unsealed_file.py", "self.failed = True  # until the last line", "pass",
         ("tests/faults/test_full_disk.py::test_after_a_failed_sync_a_file_takes_no_more_and_its_entries_go_to_the_next_one",),
     ),
     Mutant(
         "append-visible-before-durable", "a batch is counted and searchable before it is durable",
         "service/unsealed_file.py",
-        "        try:\n            if len(batch):\n                self._disk.pwrite(self._descriptor, data",
-        "        self.table.commit(batch)\n        try:\n"
-        "            if len(batch):\n                self._disk.pwrite(self._descriptor, data",
+        "        if len(batch):\n            self._disk.pwrite(self._descriptor, data",
+        "        self.table.commit(batch)\n        self.batches.append(record)\n"
+        "        if len(batch):\n            self._disk.pwrite(self._descriptor, data",
         ("tests/faults/test_full_disk.py::test_after_a_failed_sync_a_file_takes_no_more_and_its_entries_go_to_the_next_one",),
+    ),
+    Mutant(
+        "recovery-trusts-what-it-reads", "a journal's last record counts as durable though its sync may have failed",
+        "service/unsealed_file.py", "root.disk.pwrite(journal_descriptor, data[: journal.valid_length], 0)", "pass",
+        (f"{BURSTS}::test_recovery_writes_again_what_a_failed_sync_may_not_have_written",),
+    ),
+    Mutant(
+        "given-up-half", "a file that is given up is deleted though its journal may say entries",
+        "service/unsealed_file.py", "disk.truncate(descriptor, begun_length)", "pass",
+        (f"{BURSTS}::test_a_file_that_is_given_up_is_nothing_to_a_reader_however_far_its_deletion_went",),
     ),
     Mutant(
         "compact-deletes-first", "the unsealed file goes before its compacted form has its name",
         "service/lifecycle.py",
         "            disk.publish(temporary, target)\n",
         "            disk.unlink(file.journal_path)\n            disk.unlink(file.path)\n            disk.publish(temporary, target)\n",
-        (f"{CRASH}::test_a_crash_at_any_call_loses_nothing_durable[1]",),
+        (f"{CRASHES}[lifecycle]",),
     ),
     Mutant(
         "local-put-name-unsynced", "an object's name is not durable when the put returns",

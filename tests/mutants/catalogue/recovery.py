@@ -6,14 +6,15 @@ from tests.mutants.mutant import Mutant
 
 __all__ = ["MUTANTS"]
 
-CRASH = "tests/faults/test_crash_everywhere.py::test_a_crash_at_any_call_loses_nothing_durable"
+CRASHES = "tests/reliability/test_crashes.py::test_every_crash[writing]"
+BURSTS = "tests/regressions/test_bursts_of_disk_faults.py"
 DAMAGE = "tests/faults/test_damage.py"
 
 MUTANTS = (
     Mutant(
         "recovery-keeps-temporaries", "half-made work of a crash is never deleted",
-        "service/root.py", "self.disk.unlink(folder / name)", "pass",
-        (f"{CRASH}[1]",),
+        "service/recovery.py", "for path in temporaries:", "for path in temporaries[:0]:",
+        (CRASHES,),
     ),
     Mutant(
         "recovery-prefers-unsealed", "of a file that is both unsealed and compacted the earlier state is kept beside the later one",
@@ -29,6 +30,11 @@ MUTANTS = (
         "recovery-trusts-compacted", "an unsealed file is dropped for a compacted one whose items don't verify",
         "service/recovery.py", "                verify_runs(file)\n", "",
         (f"{DAMAGE}::test_a_damaged_compacted_file_is_made_again_from_its_unsealed_form",),
+    ),
+    Mutant(
+        "recovery-drops-before-the-name", "an unsealed file is dropped before the name of its compacted form is durable",
+        "service/recovery.py", "        root.disk.sync_folder(root.folder(COMPACTED))\n", "",
+        (f"{BURSTS}::test_a_compacted_file_has_its_name_before_a_recovery_drops_the_unsealed_one",),
     ),
     Mutant(
         "recovery-believes-short-journal", "a journal that lost durable entries passes for a short file",
@@ -53,7 +59,7 @@ MUTANTS = (
     Mutant(
         "recovery-chains-not-rebuilt", "entries of a recovered file are there but no chain leads to them",
         "format/unsealed.py", "self.heads[:] = self._next_heads\n        self.end_ms", "self.end_ms",
-        (f"{CRASH}[1]",),
+        (CRASHES,),
     ),
     Mutant(
         "reader-forgets-damage", "a reader beside the writer leaves out an unsealed file that it can't read",

@@ -1,0 +1,97 @@
+"""An exception that was no `OSError`, from memory that ran out or from a signal's handler, left a file half written and in use: the next
+flush put a batch into it that did not follow the one before, and the file was unreadable for good."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tiered_index.service import lanes, unsealed_file
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.disk_faults import FaultDisk
+
+NOW_MS = 1_700_000_000_000
+WRITING = {lanes.__file__, unsealed_file.__file__}
+
+
+class Interrupt(BaseException):
+    """What a signal's handler raises."""
+
+
+def at_line(nth, act):
+    """Call `act`, and raise at the nth line of the writing modules that it comes to; return whether it came so far."""
+    seen = 0
+
+    def trace(frame, event, _):
+        nonlocal seen
+        if frame.f_code.co_filename not in WRITING:
+            return None
+        if event == "line":
+            seen += 1
+            if seen == nth:
+                raise Interrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def offsets(asked):
+    result = asked.query("t", "k", max_count=1000)
+    assert result.status == "complete"
+    return sorted(item.offset for item in result)
+
+
+def put(service, *numbers):
+    for number in numbers:
+        # every third one is of another time, and goes to the quarantine lane
+        begin_ms = 5_000 if number % 3 == 0 else NOW_MS
+        service.put("t", 0, "k", number, 1, begin_ms + number * 1000, source="s", source_position=number)
+
+
+def flush(service):
+    service._flusher.flush()  # in this thread, where the trace is
+
+
+def roll(service):
+    service._flusher.roll()
+
+
+@pytest.mark.parametrize("step", [31, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("call", [flush, roll])
+@pytest.mark.parametrize("items", [64, 4], ids=["room", "full"])
+def test_an_exception_at_any_line_of_a_write_loses_nothing(open_index, call, items, step):
+    for nth in range(1 + items % step, 2000, step):
+        disk, root = FaultDisk(), f"root-{call.__name__}-{items}-{nth}"
+        settings = {"disk": disk, "items": items, "storage_backend": MemoryStorage()}
+        service = open_index(root, **settings)
+        put(service, 1, 2, 3)
+        flush(service)
+        if call is flush:
+            put(service, 4, 5, 6)
+        if not at_line(nth, lambda: call(service)):  # noqa: B023 - called at once
+            break
+        put(service, 7, 8, 9)
+        flush(service)
+        wanted = [1, 2, 3, *([4, 5, 6] if call is flush else []), 7, 8, 9]
+        assert offsets(service) == wanted
+        assert service.durable_position("s") == 9
+        service.seal()
+        service.run_lifecycle()
+        assert offsets(service) == wanted
+        service.abandon()
+        disk.revive()
+        disk.lose_unsynced()
+        service = open_index(root, **settings)
+        assert offsets(service) == wanted
+        assert service.durable_position("s") == 9
+        service.abandon()
+    assert step < nth < 1900

@@ -1,0 +1,82 @@
+"""A sample of the crash campaigns; `python -m tests.reliability.crashes --all` looks at every state."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.reliability.crashes import CAMPAIGNS, Crashes, fast_folder
+from tests.reliability.lives import LIVES
+from tests.reliability.tally import Tally
+from tests.reliability.world import World
+from tiered_index.testing.disk_faults import FaultDisk
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def strike(campaign, life, share, again_share):
+    tally = Tally("crashes")
+    with fast_folder() as folder:
+        Crashes(folder, tally, share=share, again_share=again_share, stop=1).run(campaign, life)
+    assert not tally.failures, "\n".join(tally.failures)
+    return sum(tally.tried.values())
+
+
+@pytest.mark.parametrize("life", LIVES)
+def test_a_sample_of_crashes(life):
+    assert strike("crash", life, 0.004, 0) > 0
+
+
+@pytest.mark.parametrize(
+    ("campaign", "life", "share"),
+    [("again", "lifecycle", 0.002), ("again", "reopening", 0.002), ("fault", "writing", 0.004), ("burst", "quarantine", 0.006)],
+)
+def test_a_sample_of_faults_and_of_second_crashes(campaign, life, share):
+    assert strike(campaign, life, share, 0.002) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("life", LIVES)
+def test_every_crash(life):
+    assert strike("crash", life, 1.0, 0) > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("life", LIVES)
+@pytest.mark.parametrize("campaign", ["again", "fault", "burst"])
+def test_many_faults_and_second_crashes(campaign, life):
+    assert strike(campaign, life, 0.1, 0.02) > 100
+
+
+@pytest.mark.parametrize("campaign", CAMPAIGNS)
+def test_a_failure_is_told_and_found_again_by_its_name(campaign, monkeypatch):
+    def forget(world, ask=None):
+        raise AssertionError("durable entries are gone")
+
+    monkeypatch.setattr(World, "check_answers", forget)
+    first, again = Tally("crashes"), Tally("crashes")
+    for tally, only in ((first, f"writing:{campaign}"), (again, "")):
+        with fast_folder() as folder:
+            Crashes(folder, tally, only=only or first.failures[0].split("--only ")[1], stop=1).run(campaign, "writing")
+    assert first.failures == again.failures
+    assert first.found == {"lost": 1}
+
+
+def test_a_life_without_a_fault_ends_well():
+    with fast_folder() as folder:
+        for name, life in LIVES.items():
+            world, disk = World(folder / name), FaultDisk()
+            world.root.parent.mkdir()
+            for step in life(world, disk):
+                if world.service is None:
+                    world.open(disk)
+                step()
+            world.check()
+            world.service.close()
+            world.tidy()
