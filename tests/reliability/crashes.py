@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import hashlib
 import logging
 import os
 import random
@@ -213,7 +214,7 @@ class Crashes:
             kinds = [None, *random.Random(name).sample(KEPT, 2)]
         for kept in kinds:
             case = f"{name}:{kept or 'kill'}"
-            if self._is_asked(case) and (self._only or self._chance(case) < share):
+            if not self._is_over() and self._is_asked(case) and (self._only or self._chance(case) < share):
                 with _without_chance(case):
                     self._look(case, world, disk, kept, again=again)
 
@@ -309,7 +310,7 @@ class Crashes:
         return not self._only or name.startswith(self._only) or self._only.startswith(name + ":")
 
     def _chance(self, name: str) -> float:
-        return zlib.crc32(f"{self._seed} {name}".encode()) / 2**32
+        return int.from_bytes(hashlib.blake2b(f"{self._seed} {name}".encode(), digest_size=8).digest()) / 2**64
 
     def _is_over(self) -> bool:
         return len(self.tally.failures) >= self._stop

@@ -18,8 +18,7 @@ class Deletions:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._lock = threading.Lock()
-        self._undeleted: list[list[Path]] = []
-        self._errors: dict[str, TieredIndexError] = {}
+        self._undeleted: list[tuple[list[Path], TieredIndexError]] = []
 
     def unlink(self, paths: list[Path]) -> None:
         """Delete files in this order, each durably before the next: a power cut must not bring back what the log has forgotten by then.
@@ -32,19 +31,17 @@ class Deletions:
                 self._disk.sync_folder(path.parent)
             except OSError as error:
                 with self._lock:
-                    self._errors[path.name] = disk_error(error, f"deleting {path}")
-                    self._undeleted.append(paths[number:])
+                    self._undeleted.append((paths[number:], disk_error(error, f"deleting {path}")))
                 return
 
     def again(self) -> None:
         """Try again what could not be deleted."""
         with self._lock:
             undeleted, self._undeleted = self._undeleted, []
-        for paths in undeleted:
+        for paths, _ in undeleted:
             self.unlink(paths)
 
-    def take_errors(self) -> dict[str, TieredIndexError]:
-        """Return the errors met since the last call, by file name."""
+    def errors(self) -> dict[str, TieredIndexError]:
+        """Return why what is left could not be deleted, by file name."""
         with self._lock:
-            errors, self._errors = self._errors, {}
-        return errors
+            return {paths[0].name: error for paths, error in self._undeleted}

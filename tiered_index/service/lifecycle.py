@@ -138,7 +138,7 @@ class Lifecycle:
             if has_root:
                 self._deletions.again()
                 self._catalog.reclaim()
-            self._failed |= self._deletions.take_errors()
+            self._failed |= self._deletions.errors()
             self.errors = self._failed
             if self.errors:
                 raise next(iter(self.errors.values()))

@@ -178,7 +178,7 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
                 found.notes.append(f"{file_id}: a file that was being begun, dropped")
                 continue
             if journal is not None and not journal.batches:
-                drop_unbegun(root.disk, path, journal_path, journal.valid_length, found.deletions)
+                drop_unbegun(root, file_id, data[: journal.valid_length], found.deletions)
                 found.notes.append(f"{file_id}: a file that held nothing, dropped")
                 continue
             if journal is None or not path.exists():

@@ -14,7 +14,6 @@ import logging
 import mmap
 import zlib
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,6 @@ from tiered_index.service.deletions import Deletions
 from tiered_index.service.gathered import matching
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.rows import Question, concatenate, select_few, select_items
-from tiered_index.storage.disk import Disk
 
 __all__ = ["Reserve", "UnsealedFile", "drop_unbegun", "verified_entries"]
 
@@ -290,7 +288,7 @@ class UnsealedFile(AlwaysRead):
             self.file_id, self.layout, self.table.begin_ms, self.lane, self.sequence, self.offset_space, self.created_ms, self.predecessor,
             self.log_number,
         )  # fmt: skip
-        drop_unbegun(self._disk, self.path, self.journal_path, len(begun), deletions)
+        drop_unbegun(self._root, self.file_id, begun, deletions)
 
     def entries(self) -> Array:
         """Return the durable entries (structured, over the map), each batch verified against its journal record."""
@@ -354,23 +352,21 @@ class UnsealedFile(AlwaysRead):
         )
 
 
-def drop_unbegun(disk: Disk, path: Path, journal_path: Path, begun_length: int, deletions: Deletions) -> None:
-    """Delete a file that holds nothing, or nothing that doesn't stand elsewhere; `begun_length` is that of its journal's first record.
+def drop_unbegun(root: Root, file_id: str, begun: bytes, deletions: Deletions) -> None:
+    """Delete a file that holds nothing, or nothing that doesn't stand elsewhere; `begun` is its journal's first record.
 
-    First the journal is made to say durably that there is nothing: it may end in a record whose sync failed. Then it may stay alone, or
-    both may. Where that fails the file stays, and what it says is true.
+    First that record alone takes the journal's place, durably: the journal may end in a record whose sync failed, and without its entries
+    that would be damage. Where it fails the file stays, and what it says is true.
     """
+    path, journal_path, temporary = root.index_path(UNSEALED, file_id), root.journal_path(file_id), root.temporary(UNSEALED)
     try:
-        descriptor = disk.open_rw(journal_path)
-        try:
-            disk.truncate(descriptor, begun_length)
-            disk.sync(descriptor)
-        finally:
-            disk.close(descriptor)
-    except FileNotFoundError:
-        pass
+        if journal_path.exists():
+            root.disk.write_file(temporary, [begun])
+            root.disk.publish(temporary, journal_path)
     except OSError as error:
         _log.warning("%s holds nothing and can't be dropped now: %s", path, error)
+        with contextlib.suppress(OSError):
+            root.disk.unlink(temporary)
         return
     deletions.unlink([path, journal_path])
 

@@ -122,7 +122,8 @@ class FaultDisk(Disk):
         self._lock = threading.RLock()
         self._scripts: list[_Script] = []
         self._calls: Counter[str] = Counter()
-        self._struck = 0
+        self.struck = 0
+        """How many calls have failed so far."""
         self._crashed = False
         self._synced: list[bytearray] = []  # durable bytes by a number of our own: the system uses inode numbers again
         self._numbers: dict[int, int] = {}  # inode number -> ours, of the newest file with it
@@ -155,11 +156,6 @@ class FaultDisk(Disk):
     def crashed(self) -> bool:
         """Whether a crash has struck."""
         return self._crashed
-
-    @property
-    def struck(self) -> int:
-        """How many calls have failed so far."""
-        return self._struck
 
     @property
     def has_unsynced(self) -> bool:
@@ -342,7 +338,7 @@ class FaultDisk(Disk):
                 if error is not None:
                     if failed is not None:
                         failed()
-                    self._struck += 1
+                    self.struck += 1
                     raise OSError(error, os.strerror(error))
                 if not script.after:
                     self._die(operation)

@@ -95,7 +95,7 @@ MUTANTS = (
     ),
     Mutant(
         "given-up-half", "a file that is given up is deleted though its journal may say entries",
-        "service/unsealed_file.py", "disk.truncate(descriptor, begun_length)", "pass",
+        "service/unsealed_file.py", "root.disk.publish(temporary, journal_path)", "pass",
         (f"{BURSTS}::test_a_file_that_is_given_up_is_nothing_to_a_reader_however_far_its_deletion_went",),
     ),
     Mutant(
