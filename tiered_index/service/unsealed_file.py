@@ -100,6 +100,7 @@ class UnsealedFile(AlwaysRead):
         self.predecessor = journal.predecessor
         self.log_number = journal.log_number
         self._journal_length = journal.valid_length
+        self._is_blank = not journal.batches  # nothing was ever written behind the journal's first record
         self._descriptor: int | None = descriptor
         self._journal_descriptor: int | None = journal_descriptor
         self._map = mmap.mmap(descriptor, self.layout.unsealed_size, access=mmap.ACCESS_READ)
@@ -217,6 +218,7 @@ class UnsealedFile(AlwaysRead):
         if len(batch):
             self._disk.pwrite(self._descriptor, data, self.layout.entry_position(batch.first))
             self._disk.sync(self._descriptor)
+        self._is_blank = False
         self._disk.pwrite(self._journal_descriptor, log, self._journal_length)
         self._disk.sync(self._journal_descriptor)
         # where this ends early, what is wider than the entries does no harm, so it comes first; positions promise most and come last
@@ -284,6 +286,9 @@ class UnsealedFile(AlwaysRead):
     def discard(self, deletions: Deletions) -> None:
         """Close and delete a file without durable entries, whose positions stand elsewhere. May be repeated."""
         self.release()
+        if self._is_blank:
+            deletions.unlink([self.path, self.journal_path])
+            return
         begun = encode_open(
             self.file_id, self.layout, self.table.begin_ms, self.lane, self.sequence, self.offset_space, self.created_ms, self.predecessor,
             self.log_number,

@@ -51,8 +51,7 @@ MUTANTS = (
     Mutant(
         "append-entries-unsynced", "the journal confirms entries that were not synced",
         "service/unsealed_file.py",
-        "    self._disk.sync(self._descriptor)\n        self._disk.pwrite(self._journal_descriptor, log",
-        "    pass\n        self._disk.pwrite(self._journal_descriptor, log",
+        "    self._disk.sync(self._descriptor)\n        self._is_blank = False", "    pass\n        self._is_blank = False",
         (f"{CRASHES}[writing]",),
     ),
     Mutant(
