@@ -27,6 +27,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 import zlib
 from collections.abc import Callable, Iterator
@@ -86,13 +87,14 @@ class Crashes:
         self._seen: set[int] = set()
         self._worlds = 0
         self._nested = False
+        self._began_s = 0.0
 
     def run(self, campaign: str, life: str) -> None:
         """Run one campaign over one life."""
         name = f"{life}:{campaign}"
         if not self._is_asked(name):
             return
-        with _without_chance(name):
+        with _without_chance(name), self._ending_hangs():
             if campaign in ("crash", "again"):
                 self._crash(name, life, again=campaign == "again")
             else:
@@ -318,12 +320,7 @@ class Crashes:
     @contextlib.contextmanager
     def _telling(self, case: str) -> Iterator[None]:
         """Count what goes wrong in the body as a failure of `case`."""
-
-        def ring(*_: object) -> None:
-            raise _Hang
-
-        before = signal.signal(signal.SIGALRM, ring)
-        left_s = signal.alarm(_HANG_S)
+        self._began_s = time.monotonic()
         try:
             yield
         except (Exception, _Hang) as error:  # noqa: BLE001 - whatever it is, it is told
@@ -334,8 +331,23 @@ class Crashes:
             where = traceback.extract_tb(error.__traceback__)
             at = next((f"{Path(f.filename).name}:{f.lineno}" for f in reversed(where) if "tests" in f.filename), "")
             self.tally.fail(kind, f"{type(error).__name__}: {str(error)[:130]} at {at}: python -m tests.reliability.crashes --only {case}")
+        self._began_s = time.monotonic()
+
+    @contextlib.contextmanager
+    def _ending_hangs(self) -> Iterator[None]:
+        """Raise in the main thread, which waits for all others, where a state takes longer than any can."""
+
+        def look(*_: object) -> None:
+            if time.monotonic() - self._began_s > _HANG_S:
+                raise _Hang
+
+        self._began_s = time.monotonic()
+        before = signal.signal(signal.SIGALRM, look)
+        signal.setitimer(signal.ITIMER_REAL, 5, 5)
+        try:
+            yield
         finally:
-            signal.alarm(left_s)
+            signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
 
 
