@@ -1,0 +1,151 @@
+"""The simulation's clock, disks and storage: each call hands the baton on, and may be struck.
+
+The storage is one server and a client a process: who is killed has sent its request or not, and may not have heard the answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from tests.reliability.scheduler import Scheduler
+from tests.reliability.simulated_truth import Truth
+from tiered_index.storage.base import Bytes, ObjectInfo, UploadHandle
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.wrappers import Call
+from tiered_index.testing.disk_faults import FaultDisk
+from tiered_index.testing.storage_faults import FaultStorage
+
+__all__ = ["Client", "HostClock", "HostDisk", "Server", "WorldClock"]
+
+T = TypeVar("T")
+_YOUNG_MS = 3_000
+# a stale listing lacks what is younger
+
+
+class WorldClock:
+    """The true time, which is the storage's; it moves with every request and where it is told to."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.ms = now_ms
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def monotonic_s(self) -> float:
+        return self.ms / 1000
+
+
+class HostClock:
+    """A host's clock, `skew_ms` off."""
+
+    def __init__(self, scheduler: Scheduler, world: WorldClock) -> None:
+        self._scheduler = scheduler
+        self._world = world
+        self.skew_ms = 0
+
+    def now_ms(self) -> int:
+        self._scheduler.pause("clock")
+        return self._world.ms + self.skew_ms
+
+    def monotonic_s(self) -> float:
+        self._scheduler.pause("clock")
+        return self._world.ms / 1000
+
+
+class HostDisk(FaultDisk):
+    """A host's disk; what was not synced stays so from one process to the next, until the power is cut."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+        self.struck = 0
+
+    @contextmanager
+    def _strike(self, operation: str, torn: object = None) -> Iterator[None]:
+        self._scheduler.pause(operation)
+        try:
+            with super()._strike(operation, torn):
+                yield
+        except OSError as error:
+            self.struck += 1
+            self._scheduler.note(f"{operation}: {error.strerror}")
+            raise
+
+
+class Server(MemoryStorage):
+    """The storage itself, which has no faults; `truth` hears of what happens."""
+
+    def __init__(self, clock: WorldClock, truth: Truth) -> None:
+        super().__init__(clock=clock)
+        self._truth = truth
+
+    def put(self, name: str, data: Bytes) -> None:
+        super().put(name, data)
+        self._truth.stored(name, bytes(data))
+
+    def put_if_absent(self, name: str, data: Bytes) -> None:
+        super().put_if_absent(name, data)
+        self._truth.stored(name, bytes(data))
+
+    def complete_upload(self, handle: UploadHandle, parts: Any) -> None:
+        super().complete_upload(handle, parts)
+        self._truth.stored(handle.name, self.get(handle.name))
+
+    def delete(self, name: str) -> None:
+        super().delete(name)
+        self._truth.deleted(name)
+
+
+class Client(FaultStorage):
+    """One process's way to the server. `struck` counts faults, `mangled` those that made an answer wrong; `stale` is how listings are."""
+
+    def __init__(self, scheduler: Scheduler, server: Server, clock: WorldClock, chance: random.Random) -> None:
+        super().__init__(server)
+        self._scheduler = scheduler
+        self._clock = clock
+        self._chance = chance
+        self.struck = self.mangled = 0
+        self.listings: str | None = None
+
+    def close(self) -> None:
+        """Leave the server to the others."""
+
+    def _strike(self, call: Call, act: Callable[[list[Any]], T]) -> T:
+        self._scheduler.pause(f"{call.operation} {call.name}")
+        self._clock.ms += self._chance.randrange(20)
+        try:
+            result = super()._strike(call, act)
+        finally:
+            if call.operation not in ("get", "get_range", "get_suffix", "list", "head"):
+                self._scheduler.pause("answer")
+        if call.operation == "list" and self.listings is not None:
+            return self._wrong_listing(result)
+        return result
+
+    def _match(self, call: Call) -> list[Any]:
+        found = super()._match(call)
+        self.struck += len(found)
+        self.mangled += sum(script.mangle is not None for script in found)
+        if found:
+            self._scheduler.note(f"{call.operation} {call.name}: struck")
+        return found
+
+    def _wrong_listing(self, page: Any) -> Any:
+        page = tuple(page)
+        wrong: tuple[ObjectInfo, ...] = page
+        if self.listings == "stale":
+            wrong = tuple(info for info in page if info.modified_ms < self._clock.ms - _YOUNG_MS)
+        elif self.listings == "twice":
+            wrong = tuple(info for info in page for _ in range(1 + (self._chance.random() < 0.3)))
+        elif self.listings == "short":
+            wrong = page[: len(page) // 2]
+        if wrong != page:
+            self.struck += 1
+            self.mangled += 1
+            self._scheduler.note(f"list: {self.listings}")
+        return wrong
+
+

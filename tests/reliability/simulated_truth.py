@@ -1,0 +1,193 @@
+"""What is true in a simulation, and what therefore must, may and must not be answered. The reference model decides; nothing here is clever.
+
+Entries are known by numbers, in the order in which they were made. Of each root it is known what was declared durable on it; of the storage
+what each log record names, taken from the objects by the format's codec alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import NoReturn
+
+from tests.property.published import Mark, Published, mark
+from tiered_index.format.names import DATA_PREFIX, LOG_PREFIX, SEGMENTS_PREFIX
+from tiered_index.service.log_records import LogRecord, LogState, StoredObject
+from tiered_index.testing.model import Answer, ModelEntry, OrderKey, ReferenceModel
+from tiered_index.types import QueryResult
+
+__all__ = ["KEYS", "SOURCE", "TOPICS", "Failed", "Lost", "Truth", "Wrong"]
+
+SOURCE = "log"
+TOPICS = ("orders", "t")
+KEYS = ("Aa", "BB", "y")
+# the first two have one Java hash
+
+
+class Failed(AssertionError):
+    """The simulation has found something; `kind` as in the tally."""
+
+    kind = "wrong"
+
+
+class Wrong(Failed):
+    """An answer, or a state, that must not be."""
+
+
+class Lost(Failed):
+    """Something durable is gone."""
+
+    kind = "lost"
+
+
+class _Graveyard:
+    """Every object that ever was, for `Published`."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+
+    def get(self, name: str) -> bytes:
+        return self.objects[name]
+
+
+class Truth:
+    """All that was ever put, and the log. `checked` counts answers."""
+
+    def __init__(self, *, keyed: bool) -> None:
+        self.keyed = keyed
+        self.checked = 0
+        self.entries: list[ModelEntry] = []
+        self.marks: list[Mark] = []
+        self.messages: list[tuple[int, ...]] = []  # numbers of entries, by position in the source
+        self.begun: set[int] = set()  # entries that somebody has begun to put
+        self.puts: Counter[Mark] = Counter()  # how often
+        self.state = LogState()
+        self.failure: Failed | None = None
+        self._by_mark: dict[Mark, list[int]] = defaultdict(list)
+        self._named: Counter[Mark] = Counter()  # entries of the objects that the log names
+        self._states: dict[int, frozenset[int]] = {}
+        self._graveyard = _Graveyard()
+        self._here: set[str] = set()
+        self._published = Published(self._graveyard, KEYS, keyed=keyed)  # type: ignore[arg-type]
+
+    # What was put
+
+    def make(self, topic: str, keys: Iterable[str], queue_id: int, offset: int, size: int, timestamp_ms: int) -> int:
+        """Add a message to the source; return its position."""
+        fresh = [ModelEntry(topic, key, queue_id, offset, size, timestamp_ms // 1000) for key in keys]
+        self.messages.append(tuple(range(len(self.entries), len(self.entries) + len(fresh))))
+        for entry in fresh:
+            marked = mark(entry, keyed=self.keyed)
+            self._by_mark[marked].append(len(self.entries))
+            self.entries.append(entry)
+            self.marks.append(marked)
+        return len(self.messages) - 1
+
+    def begin(self, position: int) -> None:
+        """A message is about to be put, once more or for the first time."""
+        self.begun.update(self.messages[position])
+        self.puts.update(self.marks[number] for number in self.messages[position])
+
+    def up_to(self, position: int | None) -> set[int]:
+        """Return the entries of all messages up to a position of the source."""
+        return set() if position is None else {number for message in self.messages[: position + 1] for number in message}
+
+    def fail(self, failure: Failed) -> NoReturn:
+        """Raise a failure, and remember the first: it may be raised within the engine, in a thread whose errors somebody takes."""
+        self.failure = self.failure or failure
+        raise failure
+
+    # What is stored
+
+    def stored(self, name: str, data: bytes) -> None:
+        """An object came into being."""
+        if name.startswith((DATA_PREFIX, SEGMENTS_PREFIX)):
+            if name in self._here:
+                self.fail(Wrong(f"{name} was written a second time"))
+            self._here.add(name)
+            self._graveyard.objects[name] = data
+        elif name.startswith(LOG_PREFIX):
+            self._appended(name, data)
+
+    def deleted(self, name: str) -> None:
+        """An object is gone."""
+        self._here.discard(name)
+        if name in self.state.objects or name in self.state.archive or name.startswith(LOG_PREFIX):
+            self.fail(Lost(f"{name} was deleted, which the log names"))
+
+    def _appended(self, name: str, data: bytes) -> None:
+        record = LogRecord.decode(data, name)
+        if record.kind not in ("fence", "create") and 0 < record.epoch < self.state.epoch:
+            self.fail(Wrong(f"{name}: a writer of epoch {record.epoch} published behind the fence of {self.state.epoch}"))
+        before, self.state = self.state, self.state.apply(record, name)
+        for stored in (*record.add, *record.archive):
+            if stored.name not in self._here:
+                self.fail(Lost(f"{name} names {stored.name}, which isn't there"))
+        added = Counter(m for stored in record.add for m in self._marks_of(stored))
+        removed = Counter(m for gone in record.remove if gone in before.objects for m in self._marks_of(before.objects[gone]))
+        if removed - added:
+            self.fail(Lost(f"{name} removes what nothing else holds: {removed - added}"))
+        self._named += added
+        self._named -= removed
+        if self._named - self.puts:
+            self.fail(Wrong(f"{name} names more than was put: {self._named - self.puts}"))
+        position = self.state.positions.get(SOURCE)
+        if position is not None and record.positions:
+            missing = [n for n in self.up_to(position) if not self._named[self.marks[n]]]
+            if missing:
+                self.fail(Lost(f"{name}: the position {position} runs ahead of entries {missing}"))
+
+    def named_by(self, state: LogState) -> frozenset[int]:
+        """Return the entries of all that the log names at a position."""
+        if state.number not in self._states:
+            marks = {m for stored in state.objects.values() for m in self._marks_of(stored)}
+            self._states[state.number] = frozenset(n for m in marks for n in self._by_mark[m])
+        return self._states[state.number]
+
+    def _marks_of(self, stored: StoredObject) -> list[Mark]:
+        marks = [mark(entry, keyed=self.keyed) for entry in self._published.entries(stored)]
+        if unknown := [m for m in marks if m not in self._by_mark]:
+            self.fail(Wrong(f"{stored.name} holds what nobody put: {unknown}"))
+        return marks
+
+    # What is answered
+
+    def check(
+        self, result: QueryResult, must: Iterable[int], may: Iterable[int], topic: str, key: str, limits: tuple[int | None, int | None],
+        count: int, after: OrderKey | None,
+    ) -> set[int]:  # fmt: skip
+        """Check an answer: all of `must`, of `may` what it will, as the model orders and cuts them. Return the entries that it holds."""
+        self.checked += 1
+        found = [Answer.of(item) for item in result]
+        places = {(a.queue_id, a.offset, a.timestamp_ms // 1000, a.size) for a in found}
+        hits = {
+            n for n in may
+            if (e := self.entries[n]).topic == topic and (e.queue_id, e.offset, e.second, e.size) in places
+        }  # fmt: skip
+        if result.status == "partial":
+            expected = self._model(hits, topic).query(topic, key, *limits, None, after)
+            if not result.failed or not set(found) <= set(expected):
+                self.fail(Wrong(f"a partial answer holds {set(found) - set(expected)}"))
+            return set()
+        chosen = hits.union(must)
+        expected = self._model(chosen, topic).query(topic, key, *limits, count + 1, after)
+        if found != expected[:count]:
+            missing, strange = [a for a in expected[:count] if a not in found], [a for a in found if a not in expected]
+            kind = Lost if missing and not strange else Wrong
+            self.fail(kind(f"({topic}, {key}, {limits}, {count}, {after}): missing {missing}, strange {strange}, found {found}"))
+        right = result.status == "truncated" if len(expected) > count else result.status in ("complete", "truncated")
+        if not right or (result.cursor is not None) != (result.status == "truncated"):
+            self.fail(Wrong(f"({topic}, {key}, {limits}, {count}): {len(found)} of {len(expected)} and more, {result.status}"))
+        return hits
+
+    def _model(self, numbers: Iterable[int], topic: str) -> ReferenceModel:
+        model = ReferenceModel(keyed=self.keyed)
+        model.entries = [entry for entry in (self.entries[n] for n in sorted(numbers)) if entry.topic == topic]
+        return model
+
+
+def order_key_of(result: QueryResult, before: OrderKey | None) -> OrderKey | None:
+    """Return where the page behind this one begins."""
+    return ReferenceModel().order_key_of(Answer.of(result.items[-1])) if result.items else before
+
+

@@ -1,0 +1,658 @@
+"""A seeded simulation: two hosts that write one index in turn, readers, merges, jobs and sweeps, beside faults of every kind.
+
+    python -m tests.reliability.simulation --seeds 10000
+    python -m tests.reliability.simulation --seed 4711 --trace
+
+One seed is one life of an index, of some hundred to some thousand steps; `scheduler` says who makes the next one. At any of them a process is
+killed, a host loses its power, a disk or the storage fails, is full, answers wrongly or not at all, listings are stale, clocks jump. All the
+time `simulated_truth` holds every answer, every log record and every durable position to what is known. At the end all faults are over, each
+host goes on once more, and everything that was ever durable is found in the storage. What a life is made of is its seed's, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import gc
+import logging
+import os
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.reliability.scheduler import Process, Scheduler, Stuck
+from tests.reliability.simulated_seams import Client, HostClock, HostDisk, Server, WorldClock
+from tests.reliability.simulated_truth import KEYS, SOURCE, TOPICS, Failed, Lost, Truth, Wrong, order_key_of
+from tests.reliability.tally import Tally, main
+from tests.staging import Job
+from tiered_index import IndexConfig, IndexReader, IndexService, Lookup
+from tiered_index.errors import (
+    BackPressure,
+    BudgetExceeded,
+    CorruptFile,
+    DiskFull,
+    InvalidArgument,
+    LockHeld,
+    NotAnIndex,
+    PartialAnswer,
+    StorageError,
+    TieredIndexError,
+    WriterFenced,
+)
+from tiered_index.service.merge.publish import MergeOvertaken
+from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.service.orphans import delete_orphans, find_orphans
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.unpublished import JobOverdue
+from tiered_index.storage.disk import Disk
+from tiered_index.testing.disk_faults import SimulatedCrash
+
+NOW_MS = 1_700_000_000_000
+ALL = 10_000
+SEGMENT_BYTES = 64
+_PAGES = 200
+_ROUNDS = 12
+_JUMP_S = 3000
+# less than what an upload is published before it may be swept
+
+
+class Host:
+    """A machine: a root, a disk, a clock, at most one process that writes, and what is known to be durable on it."""
+
+    def __init__(self, name: str, world: World) -> None:
+        self.name = name
+        self.root = world.folder / name
+        self.disk = HostDisk(world.scheduler)
+        self.clock = HostClock(world.scheduler, world.clock)
+        self.process: Process | None = None
+        self.client: Client | None = None
+        self.service: IndexService | None = None
+        self.lives = 0
+        self.closing = False
+        self.opened = False
+        self.durable: set[int] = set()
+        self.position: int | None = None
+        self.accepted: set[int] = set()  # by this process
+        self.seen: set[int] = set()  # by lookups of this process
+        self.faults_before = 0
+
+    def must(self) -> set[int]:
+        return self.durable | self.accepted | self.seen
+
+
+class World:
+    """One seed's life."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.seed = seed
+        self.folder = folder
+        self.chance = chance = random.Random(seed)
+        self.scheduler = Scheduler(seed, stay=chance.choice([0.2, 0.5, 0.8, 0.95]), locks=chance.choice([0.0, 0.0, 0.3]))
+        self.preset = chance.choice(["native", "native", "rocketmq"])
+        self.truth = Truth(keyed=self.preset == "native")
+        self.clock = WorldClock(NOW_MS)
+        self.server = Server(self.clock, self.truth)
+        self.hosts = [Host(name, self) for name in ("A", "B")]
+        self.has = {what for what in ("jobs", "merges", "orphans", "archive", "second", "reader", "beside") if chance.random() < 0.5}
+        self.faults = {what for what in ("kill", "power", "disk", "storage", "answers", "listings", "clocks") if chance.random() < 0.4}
+        self.settings = {
+            "preset": self.preset, "slots": chance.choice([1, 7, 64]), "items": chance.choice([3, 6, 40]),
+            "local_keep_s": chance.choice([0, 0, 50]), "checkpoint_every": chance.choice([None, 1, 3]), "query_threads": chance.choice([1, 2]),
+            "compaction": "spark" if "jobs" in self.has else "local", "refresh_interval_s": chance.choice([0, 10]),
+            "buffer_max_entries": chance.choice([12, 10_000]), "block_cache_bytes": chance.choice([0, 4_000, 1 << 20]),
+            "filter_after_probes": chance.choice([1, 8]),
+        }  # fmt: skip
+        self.kills = self.struck = 0
+        self.archived: dict[int, bytes] = {}
+        self.working = 0  # actors that are not yet done
+        self.clients: list[Client] = []
+
+    # The whole life
+
+    def live(self) -> None:
+        """Everything at once, then one thing after the other."""
+        scheduler = self.scheduler
+        everybody = Process("world")
+        actors: list[tuple[str, Callable[[], None]]] = [("host A", lambda: self.host(self.hosts[0]))]
+        if "second" in self.has:
+            actors.append(("host B", lambda: self.host(self.hosts[1])))
+        for name, act in (("jobs", self.job), ("merges", self.merge), ("orphans", self.sweep), ("reader", self.read), ("beside", self.read_beside)):
+            if name in self.has:
+                actors.append((name, lambda name=name, act=act: self.again(name, act)))  # type: ignore[misc]
+        self.working = len(actors)
+        for name, act in actors:
+            scheduler.start(everybody, name, act)
+        if self.faults:
+            scheduler.start(everybody, "trouble", self.trouble)
+        scheduler.wait(lambda: not self.working)
+        self.in_the_end()
+
+    def again(self, name: str, act: Callable[[Process], None]) -> None:
+        """Let somebody without a state do something now and then, each time in a process of its own."""
+        chance = random.Random(self.chance.random())
+        for n in range(chance.randrange(1, 4)):
+            self.scheduler.sleep(chance.randrange(250))
+            process = Process(f"{name}{n}", chance.choice([0.1, 1, 1, 4]))
+            self.scheduler.start(process, name, lambda process=process: act(process))  # type: ignore[misc]
+            if "kill" in self.faults and chance.random() < 0.15:
+                self.scheduler.sleep(chance.randrange(120))
+                self.scheduler.kill(process)
+                self.kills += 1
+            self.scheduler.join(process)
+        self.working -= 1
+
+    def client(self) -> Client:
+        made = Client(self.scheduler, self.server, self.clock, random.Random(self.chance.random()))
+        self.clients.append(made)
+        return made
+
+    # Hosts
+
+    def host(self, host: Host) -> None:
+        """One process after the other: each is closed or killed."""
+        chance = random.Random(self.chance.random())
+        for _ in range(chance.randrange(1, 4)):
+            self.scheduler.sleep(chance.randrange(60))
+            self.begin(host, chance)
+            assert host.process is not None
+            if "kill" in self.faults and chance.random() < 0.7:
+                self.scheduler.sleep(chance.randrange(500))
+                self.scheduler.kill(host.process)
+                self.kills += 1
+            self.scheduler.join(host.process)
+            self.reap(host, chance)
+        self.working -= 1
+
+    def begin(self, host: Host, chance: random.Random) -> None:
+        host.lives += 1
+        host.closing = False
+        host.accepted, host.seen = set(), set()
+        host.client = self.client()
+        host.process = Process(f"{host.name}{host.lives}", chance.choice([0.1, 1, 1, 4]))
+        work = random.Random(chance.random())
+        self.scheduler.start(host.process, "writer", lambda: self.write(host, work))
+
+    def reap(self, host: Host, chance: random.Random) -> None:
+        """Do what the system does behind a process that is gone."""
+        assert host.process is not None
+        host.process.dead = True
+        host.disk.clear()
+        host.disk._crashed = True
+        if host.service is not None:
+            with contextlib.suppress(SimulatedCrash, TieredIndexError):
+                host.service.abandon()
+            host.service = None
+        if "power" in self.faults and chance.random() < 0.5:
+            self.scheduler.note(f"{host.name} loses its power")
+            host.disk.lose_unsynced(random.Random(chance.random()) if chance.random() < 0.7 else None)
+            struck, host.disk = host.disk.struck, HostDisk(self.scheduler)
+            host.disk.struck = struck
+        host.disk._crashed = False
+
+    def open(self, host: Host) -> bool:
+        """Open the host's root; return whether that was possible."""
+        assert host.client is not None
+        try:
+            service = IndexService.open(
+                self.config(root=host.root), storage_backend=host.client, clock=host.clock, disk=host.disk
+            )
+        except LockHeld:
+            return False
+        except TieredIndexError as error:
+            self.excuse(error, host)
+            return False
+        host.service, host.opened = service, True
+        self.look_at_position(host)
+        return True
+
+    def write(self, host: Host, chance: random.Random) -> None:
+        """A writer's process: it puts, others of its threads do the rest."""
+        if not self.open(host):
+            return
+        process, service = host.process, host.service
+        assert process is not None and service is not None
+        for name, act in (("flusher", self.flush), ("life cycle", self.run_lifecycle), ("asker", self.ask_service)):
+            if chance.random() < 0.7:
+                work = random.Random(chance.random())
+                self.scheduler.start(process, name, lambda act=act, work=work: self.repeat(host, act, work))  # type: ignore[misc]
+        position = -1 if host.position is None else host.position
+        acts = [self.put, self.put, self.put, self.put_batch, self.flush, self.seal, self.run_lifecycle, self.ask_service]
+        if "archive" in self.has:
+            acts.append(self.archive)
+        for _ in range(chance.randrange(3, 25)):
+            act = chance.choice(acts)
+            if act in (self.put, self.put_batch):
+                position = act(host, chance, position)  # type: ignore[call-arg,assignment]
+            else:
+                self.attempt(host, lambda act=act: act(host, chance))  # type: ignore[misc]
+            self.look_at_position(host)
+        if chance.random() < 0.7:
+            host.closing = True
+            held = set(host.accepted)
+            if self.attempt(host, service.close):
+                host.durable |= held
+                host.position = max((p for p in (host.position, position) if p is not None), default=None) if position >= 0 else host.position
+        host.closing = True
+
+    def repeat(self, host: Host, act: Callable[[Host, random.Random], None], chance: random.Random) -> None:
+        for _ in range(chance.randrange(1, 8)):
+            if host.closing:
+                return
+            self.attempt(host, lambda: act(host, chance))
+            self.scheduler.sleep(chance.randrange(80))
+
+    def attempt(self, host: Host, act: Callable[[], object]) -> bool:
+        """Do something that may fail for a reason; return whether it did not."""
+        try:
+            act()
+        except TieredIndexError as error:
+            self.excuse(error, host)
+            return False
+        return True
+
+    # What writers do
+
+    def message(self, position: int, chance: random.Random) -> tuple[Any, ...]:
+        """Return the message at a position of the source, which it makes where there is none."""
+        while len(self.truth.messages) <= position:
+            n = len(self.truth.messages)
+            keys = chance.sample(KEYS, chance.choice([1, 1, 2, 3]))
+            offset = n if chance.random() < 0.7 else n // 4
+            moment = self.clock.ms + 1000 * chance.randrange(-4, 5) if chance.random() < 0.9 else chance.choice([0, NOW_MS + 10**9, 5_999])
+            self.truth.make(chance.choice(TOPICS), keys, chance.randrange(2), offset, chance.randrange(3), moment)
+        numbers = self.truth.messages[position]
+        first = self.truth.entries[numbers[0]]
+        keys = [self.truth.entries[n].key for n in numbers]
+        return (first.topic, first.queue_id, keys, first.offset, first.size, first.second * 1000)
+
+    def put(self, host: Host, chance: random.Random, position: int) -> int:
+        assert host.service is not None
+        for _ in range(chance.randrange(1, 5)):
+            message = self.message(position + 1, chance)
+            self.truth.begin(position + 1)
+            if not self.attempt(host, lambda message=message: host.service.put(*message, source=SOURCE, source_position=position + 1)):  # type: ignore[misc,union-attr]
+                return position
+            position += 1
+            host.accepted.update(self.truth.messages[position])
+        return position
+
+    def put_batch(self, host: Host, chance: random.Random, position: int) -> int:
+        assert host.service is not None
+        last = position + chance.randrange(1, 7)
+        messages = [self.message(p, chance) for p in range(position + 1, last + 1)]
+        for p in range(position + 1, last + 1):
+            self.truth.begin(p)
+        rows = [(topic, queue, key, offset, size, ms) for topic, queue, keys, offset, size, ms in messages for key in keys]
+        topic, queue_id, key, offset, size, timestamp_ms = zip(*rows, strict=True)
+        columns = {
+            "topic": list(topic), "queue_id": np.array(queue_id, np.int32), "key": list(key), "offset": np.array(offset, np.int64),
+            "size": np.array(size, np.int32), "timestamp_ms": np.array(timestamp_ms, np.int64),
+        }  # fmt: skip
+        if not self.attempt(host, lambda: host.service.put_batch(columns, source=SOURCE, source_position=last)):  # type: ignore[union-attr]
+            return position
+        for p in range(position + 1, last + 1):
+            host.accepted.update(self.truth.messages[p])
+        return last
+
+    def flush(self, host: Host, chance: random.Random) -> None:
+        self.make_durable(host, host.service.flush)  # type: ignore[union-attr]
+
+    def seal(self, host: Host, chance: random.Random) -> None:
+        self.make_durable(host, host.service.seal)  # type: ignore[union-attr]
+
+    def make_durable(self, host: Host, act: Callable[[], None]) -> None:
+        held = host.accepted | host.seen
+        act()
+        host.durable |= held
+
+    def run_lifecycle(self, host: Host, chance: random.Random) -> None:
+        host.service.run_lifecycle()  # type: ignore[union-attr]
+
+    def look_at_position(self, host: Host) -> None:
+        """A durable position never goes back, and what it says is there."""
+        assert host.service is not None
+        position = host.service.durable_position(SOURCE)
+        if host.position is not None and (position is None or position < host.position):
+            self.truth.fail(Lost(f"{host.name}: the durable position went back from {host.position} to {position}"))
+        host.position = position
+        host.durable |= self.truth.up_to(position)
+
+    def archive(self, host: Host, chance: random.Random) -> None:
+        assert host.service is not None
+        number = chance.randrange(3)
+        data = random.Random(number).randbytes(SEGMENT_BYTES)
+        host.service.archive("store", number * SEGMENT_BYTES, SEGMENT_BYTES, lambda at, length: data[at : at + length])
+        self.archived[number] = data
+
+    # Who asks
+
+    def ask_service(self, host: Host, chance: random.Random) -> None:
+        assert host.service is not None
+        self.ask(host.service, chance, host.must, host.seen)
+
+    def ask(self, index: Any, chance: random.Random, must: Callable[[], set[int]], seen: set[int], *, exact: bool = False) -> None:
+        """Ask something, maybe page by page. Where it is `exact` nothing but what `must` says behind the answer may be in it."""
+        topic, key = chance.choice(TOPICS), chance.choice(KEYS)
+        moments = sorted(NOW_MS + 1000 * chance.randrange(-5, 40) for _ in range(2))
+        limits = (moments[0], moments[1]) if chance.random() < 0.3 else (None, None)
+        count = chance.choice([1, 2, 5, ALL])
+        partial = chance.random() < 0.2
+        many = chance.random() < 0.2
+        cursor, after, pages = None, None, 0
+        while True:
+            before = set() if exact else must()
+            if many:
+                lookup = Lookup(topic=topic, key=key, begin_ms=limits[0], end_ms=limits[1], max_count=count, cursor=cursor)
+                result = index.query_many([Lookup(topic=topic, key="none"), lookup], allow_partial=partial)[1]
+            else:
+                result = index.query(topic, key, *limits, count, cursor, allow_partial=partial)
+            self.scheduler.note(f"answer {result.status} {[(i.queue_id, i.offset, i.size) for i in result]}")
+            known = must() if exact else before
+            hits = self.truth.check(result, known, known if exact else self.truth.begun, topic, key, limits, count, after)
+            seen |= hits
+            cursor, pages = result.cursor, pages + 1
+            if cursor is None or pages == 3:
+                return
+            after = order_key_of(result, after)
+
+    def read(self, process: Process) -> None:
+        """A reader of the storage alone: it answers what the log names where it stands."""
+        client = self.client()
+        with self.reading(client, process, storage_backend=client) as (reader, chance):
+            for _ in range(chance.randrange(1, 6)):
+                if chance.random() < 0.3:
+                    reader.refresh()
+                self.ask(reader, chance, lambda: set(self.truth.named_by(reader.log_state)), set(), exact=True)
+                self.scheduler.sleep(chance.randrange(60))
+
+    def read_beside(self, process: Process) -> None:
+        """A reader of a root: it answers what was durable there, and what it knows of the log."""
+        client = self.client()
+        host = self.hosts[0]
+        if not host.opened:
+            return
+        with self.reading(client, process, root=host.root, storage_backend=client) as (reader, chance):
+            for _ in range(chance.randrange(1, 6)):
+                self.ask(reader, chance, lambda: host.durable | self.truth.named_by(reader.log_state), set())
+                self.scheduler.sleep(chance.randrange(60))
+
+    @contextlib.contextmanager
+    def reading(self, client: Client, process: Process, **where: Any) -> Iterator[tuple[IndexReader, random.Random]]:
+        chance = random.Random(self.chance.random())
+        settings = {name: self.settings[name] for name in ("refresh_interval_s", "query_threads", "block_cache_bytes", "filter_after_probes")}
+        if "root" not in where and chance.random() < 0.4:
+            settings["cache_dir"] = self.folder / "cache"
+        try:
+            with IndexReader.open(clock=HostClock(self.scheduler, self.clock), **where, **settings) as reader:
+                yield reader, chance
+        except TieredIndexError as error:
+            self.excuse_client(error, client)
+
+    # Jobs
+
+    def job(self, process: Process) -> None:
+        """Compact what is staged."""
+        client = self.client()
+        with self.working_on(client):
+            Job(client, self.host_clock()).run()
+
+    def merge(self, process: Process) -> None:
+        client = self.client()
+        chance = random.Random(self.chance.random())
+        with self.working_on(client):
+            clock = self.host_clock()
+            log = StorageLog(client, clock)
+            log.open()
+            options = MergeOptions(window_s=chance.choice([1, 3600, 86_400]), min_age_s=0, shard_bytes=1 << 20)
+            merge(client, log, clock, options, threads=chance.choice([1, 2]))
+
+    def sweep(self, process: Process) -> None:
+        client = self.client()
+        with self.working_on(client):
+            clock = self.host_clock()
+            log = StorageLog(client, clock)
+            log.open()
+            delete_orphans(client, find_orphans(client, log, clock))
+
+    def host_clock(self) -> HostClock:
+        return HostClock(self.scheduler, self.clock)
+
+    @contextlib.contextmanager
+    def working_on(self, client: Client) -> Iterator[None]:
+        try:
+            yield
+        except (MergeOvertaken, JobOverdue):
+            pass
+        except TieredIndexError as error:
+            self.excuse_client(error, client)
+
+    # Trouble
+
+    def trouble(self) -> None:
+        """Strike somebody, wait, and let it be over."""
+        chance = random.Random(self.chance.random())
+        kinds = sorted(self.faults - {"kill", "power"})
+        while self.working and kinds:
+            self.scheduler.sleep(chance.randrange(5, 250))
+            kind = chance.choice(kinds)
+            host = chance.choice(self.hosts)
+            client = host.client if chance.random() < 0.5 else chance.choice(self.clients) if self.clients else None
+            if kind == "disk":
+                error = chance.choice([errno.EIO, errno.ENOSPC, errno.EROFS])
+                operation = chance.choice(["*", "*", "sync", "sync_folder", "unlink", "create", "pwrite", "rename"])
+                times = chance.choice([1, 1, 2, 6, None])
+                self.scheduler.note(f"disk of {host.name}: {operation} {errno.errorcode[error]} {times}")
+                host.disk.fail(operation, nth=chance.randrange(1, 6), times=times, error=error, torn=chance.random() < 0.5)
+                disk = host.disk
+                self.scheduler.sleep(chance.randrange(150))
+                disk.clear()
+            elif kind == "clocks":
+                if chance.random() < 0.5:
+                    host.clock.skew_ms = chance.randrange(-600_000, 600_000)
+                else:
+                    seconds = chance.choice([2, 25, 100, _JUMP_S, 100_000])
+                    if seconds <= _JUMP_S or not self.is_publishing():
+                        self.clock.ms += seconds * 1000
+                        self.scheduler.note(f"{seconds} s later")
+            elif client is not None:
+                self.strike(kind, client, chance)
+                self.scheduler.sleep(chance.randrange(100))
+                client.clear()
+                client.listings = None
+
+    def strike(self, kind: str, client: Client, chance: random.Random) -> None:
+        self.scheduler.note(f"trouble: {kind}")
+        nth, times = chance.randrange(1, 6), chance.choice([1, 1, 2, None])
+        if kind == "storage":
+            operation = chance.choice(["*", "*", "put", "put_if_absent", "list", "get", "delete"])
+            client.fail(operation, nth=nth, times=times, when=chance.choice(["before", "after"]))  # type: ignore[arg-type]
+        elif kind == "answers":
+            operation = chance.choice(["get", "get_range", "get_suffix"])
+            client.corrupt(operation, nth=nth, times=times, mode=chance.choice(["short", "long", "wrong"]))  # type: ignore[arg-type]
+        else:
+            client.listings = chance.choice(["stale", "stale", "twice", "short"])
+
+    def is_publishing(self) -> bool:
+        """Whether somebody is between a look at the time and a log record: whoever stands there for an hour may publish what was swept."""
+        frames = sys._current_frames()
+        for frame in frames.values():
+            while frame is not None:
+                if frame.f_code is StorageLog.append.__code__:
+                    return True
+                frame = frame.f_back  # type: ignore[assignment]
+        return False
+
+    def excuse(self, error: TieredIndexError, host: Host) -> None:
+        """Raise an error of a writer's that has no cause."""
+        assert host.client is not None
+        self.scheduler.note(f"{type(error).__name__}: {error}"[:200])
+        fenced = host.service is not None and host.service._session.epoch < self.truth.state.epoch
+        if (
+            (isinstance(error, InvalidArgument) and host.closing and "closed" in str(error))
+            or (isinstance(error, WriterFenced) and (fenced or host.service is None))
+            or isinstance(error, BackPressure)
+            or (isinstance(error, DiskFull | StorageError) and host.disk.struck)
+            or (isinstance(error, StorageError) and "hours ago" in str(error))
+        ):
+            return
+        self.excuse_client(error, host.client)
+
+    def excuse_client(self, error: TieredIndexError, client: Client) -> None:
+        if isinstance(error, NotAnIndex) and (not self.truth.state.number or client.mangled):
+            return
+        if isinstance(error, CorruptFile) and client.mangled:
+            return
+        if isinstance(error, StorageError | PartialAnswer | BudgetExceeded) and not isinstance(error, CorruptFile) and client.struck:
+            return
+        raise error
+
+    # The end
+
+    def in_the_end(self) -> None:
+        """Without faults each host goes on; then everything that was durable is in the storage, and a sweep takes nothing of it."""
+        self.scheduler.note("the end")
+        for client in self.clients:
+            self.struck += client.struck
+        for host in self.hosts:
+            self.struck += host.disk.struck
+            host.disk.clear()
+            host.clock.skew_ms = 0
+            if not host.opened:
+                continue
+            self.clock.ms += 1_000_000  # leases and waits are over
+            host.client, host.closing = self.client(), False
+            host.accepted, host.seen = set(), set()
+            host.service = IndexService.open(
+                self.config(root=host.root, compaction="local"), storage_backend=host.client, clock=host.clock, disk=host.disk
+            )
+            self.look_at_position(host)
+            self.ask_all(host.service, host.must())
+            for _ in range(_ROUNDS):
+                host.service.seal()
+                if not host.service.run_lifecycle().any():
+                    break
+                self.clock.ms += 100_000
+            else:
+                raise Wrong(f"{host.name}: the life cycle has something to do after {_ROUNDS} rounds")
+            self.ask_all(host.service, host.must())
+            host.service.close()
+            host.service = None
+        durable = self.hosts[0].durable | self.hosts[1].durable
+        missing = {n for n in durable if n not in self.truth.named_by(self.truth.state)}
+        if missing:
+            self.truth.fail(Lost(f"durable entries never came into the storage: {missing}"))
+        self.clock.ms += 2 * 86_400_000
+        if self.truth.state.number:
+            self.sweep(Process("end"))
+            with IndexReader.open(storage_backend=self.client(), clock=self.host_clock(), query_threads=1) as reader:
+                self.ask_all(reader, durable)
+                for number, data in self.archived.items():
+                    (segment,) = [s for s in self.truth.state.segments_of("store") if s.start == number * SEGMENT_BYTES]
+                    if self.server.get_range(segment.name, 0, SEGMENT_BYTES) != data:
+                        self.truth.fail(Lost(f"{segment.name} is not what was archived"))
+
+    def ask_all(self, index: Any, must: set[int]) -> None:
+        for topic in TOPICS:
+            lookups = [Lookup(topic=topic, key=key, max_count=ALL) for key in KEYS]
+            for key, result in zip(KEYS, index.query_many(lookups), strict=True):
+                self.truth.check(result, must, self.truth.begun, topic, key, (None, None), ALL, None)
+
+    def config(self, **more: Any) -> IndexConfig:
+        return _config(tuple(sorted(self.settings.items()))).model_copy(update=more)
+
+
+@cache
+def _config(settings: tuple[tuple[str, Any], ...]) -> IndexConfig:
+    return IndexConfig(background=False, **dict(settings))
+
+
+def simulate(seed: int) -> World:
+    """Live one life; return it. Raises what was found."""
+    shelf = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="tiered-index-simulation-", dir=shelf if os.access(shelf, os.W_OK) else None))
+    logging.disable()
+    try:
+        world = World(seed, folder)
+        names = Disk.names
+
+        def names_and_pause(disk: Disk, place: Path) -> Iterator[str]:
+            world.scheduler.pause(f"names {place.name}")
+            return names(disk, place)
+
+        try:
+            with world.scheduler:
+                Disk.names = names_and_pause  # type: ignore[method-assign]
+                world.scheduler.run(world.live)
+        finally:
+            Disk.names = names  # type: ignore[method-assign]
+        if world.truth.failure is not None:
+            raise world.truth.failure
+        return world
+    except BaseException as error:
+        error.world = world  # type: ignore[attr-defined]
+        raise
+    finally:
+        logging.disable(logging.NOTSET)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def campaign(seeds: range, tally: Tally) -> list[str]:
+    """Live many lives; return their digests."""
+    digests = []
+    gc.collect()
+    gc.freeze()
+    try:
+        for n, seed in enumerate(seeds):
+            try:
+                world = simulate(seed)
+            except Exception as error:  # noqa: BLE001 - each is told with its seed
+                kind = "hangs" if isinstance(error, Stuck) else getattr(error, "kind", "untyped")
+                text = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]).replace("\n", " ")
+                tally.fail(kind, f"{text[:600]}; python -m tests.reliability.simulation --seed {seed} --trace")
+                world = error.world  # type: ignore[attr-defined]
+            digests.append(world.scheduler.digest)
+            tally.tried.update({
+                "seeds": 1, "steps": world.scheduler.steps, "answers checked": world.truth.checked, "faults injected": world.struck,
+                "kills": world.kills,
+            })  # fmt: skip
+            if n % 20 == 19:
+                gc.collect()
+    finally:
+        gc.unfreeze()
+    return digests
+
+
+def _run(options: argparse.Namespace) -> Tally:
+    tally = Tally("simulation")
+    if options.seed is None:
+        campaign(range(options.first, options.first + options.seeds), tally)
+        return tally
+    try:
+        world, failure = simulate(options.seed), None
+    except BaseException as error:  # noqa: BLE001 - told behind the trace
+        world, failure = error.world, error  # type: ignore[attr-defined]
+    if options.trace:
+        print("\n".join(world.scheduler.trace))
+    print(f"seed {options.seed}: {world.scheduler.steps} steps, digest {world.scheduler.digest}, {sorted(world.has)}, {sorted(world.faults)}")
+    if failure is not None:
+        raise failure
+    return tally
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seeds", type=int, default=10_000, help="how many lives")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, help="one life only")
+    parser.add_argument("--trace", action="store_true", help="print each step of it")
+
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__ or "", _run, _arguments))
