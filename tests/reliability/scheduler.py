@@ -36,8 +36,8 @@ from tiered_index.testing.disk_faults import SimulatedCrash
 
 __all__ = ["Process", "Scheduler", "Stuck"]
 
-_MAX_STEPS = 200_000
-_REAL_S = 120.0
+_MAX_STEPS = 50_000
+_REAL_S = 60.0
 _here = threading.local()
 _RealThread = threading.Thread
 _REAL: dict[str, Any] = {"Lock": threading.Lock, "RLock": threading.RLock, "SimpleQueue": queue.SimpleQueue}
@@ -59,6 +59,7 @@ class Process:
         self.weight = weight
         self.dead = False
         self.tasks: list[_Task] = []
+        self.actors: list[threading.Thread] = []  # those that the simulation has started, and not the engine
 
 
 class _Task:
@@ -105,9 +106,8 @@ class Scheduler:
         _SimThread(self, "main", self.nothing, main).start()
         self._tasks[0].gate.release()
         if not self._finished.acquire(timeout=_REAL_S):
-            frames = sys._current_frames()
-            stacks = ["".join(traceback.format_stack(frames[t.thread.ident])) for t in self._tasks if t.thread and t.thread.ident in frames]
-            raise Stuck(f"a thread waits for something that the scheduler doesn't know:\n{''.join(stacks)}")
+            self._stuck("a thread waits for something that the scheduler doesn't know")
+            raise self.crash
         for task in self._tasks:
             if task.thread is not None:
                 _RealThread.join(task.thread)
@@ -137,7 +137,6 @@ class Scheduler:
         change(threading, "Lock", make["Lock"])
         change(threading, "RLock", make["RLock"])
         change(threading, "_allocate_lock", make["Lock"])
-        change(_thread, "allocate_lock", make["Lock"])
         change(queue, "SimpleQueue", make["SimpleQueue"])
         change(threading, "Thread", _ThreadOrSim)
         change(concurrent.futures.thread, "_global_shutdown_lock", _Lock(self))
@@ -155,7 +154,8 @@ class Scheduler:
 
     def start(self, process: Process, name: str, act: Callable[[], None]) -> None:
         """Have `act` run in a thread of its own, of `process`."""
-        _SimThread(self, name, process, act).start()
+        process.actors.append(thread := _SimThread(self, name, process, act))
+        thread.start()
 
     def pause(self, what: str) -> None:
         """Tell of a step; whoever may go on goes on."""
@@ -168,6 +168,7 @@ class Scheduler:
         """Put a line into the trace."""
         me = _task()
         self.trace.append(f"{me.name if me is not None else '-'} {what}")
+
 
     def wait(self, ready: Callable[[], object], *, timed: bool = False) -> bool:
         """Return True once `ready`; False where it is `timed` and nobody can go on."""
@@ -193,13 +194,14 @@ class Scheduler:
 
     def kill(self, process: Process) -> None:
         """End a process where it stands; its threads are gone when this returns."""
-        self.note(f"kills {process.name}")
+        self.note(f"{process.name} ends")
         process.dead = True
-        self.join(process)
+        self.wait(lambda: all(task.done for task in process.tasks))
 
     def join(self, process: Process) -> None:
-        """Wait until a process has no thread any more."""
-        self.wait(lambda: all(task.done for task in process.tasks))
+        """Wait until what was started in a process has ended, and the process with it."""
+        self.wait(lambda: not any(thread.is_alive() for thread in process.actors))
+        self.kill(process)
 
     def is_dead(self) -> bool:
         """Whether the caller's process was killed."""

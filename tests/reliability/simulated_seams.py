@@ -80,6 +80,7 @@ class Server(MemoryStorage):
 
     def __init__(self, clock: WorldClock, truth: Truth) -> None:
         super().__init__(clock=clock)
+        self.uri = "memory://simulation"  # which is in messages
         self._truth = truth
 
     def put(self, name: str, data: Bytes) -> None:
@@ -108,6 +109,7 @@ class Client(FaultStorage):
         self._clock = clock
         self._chance = chance
         self.struck = self.mangled = 0
+        self.began = 0  # where the log ended by then
         self.listings: str | None = None
 
     def close(self) -> None:

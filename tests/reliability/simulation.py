@@ -132,7 +132,7 @@ class World:
             scheduler.start(everybody, name, act)
         if self.faults:
             scheduler.start(everybody, "trouble", self.trouble)
-        scheduler.wait(lambda: not self.working)
+        scheduler.join(everybody)
         self.in_the_end()
 
     def again(self, name: str, act: Callable[[Process], None]) -> None:
@@ -151,6 +151,7 @@ class World:
 
     def client(self) -> Client:
         made = Client(self.scheduler, self.server, self.clock, random.Random(self.chance.random()))
+        made.began = self.truth.state.number
         self.clients.append(made)
         return made
 
@@ -183,7 +184,6 @@ class World:
     def reap(self, host: Host, chance: random.Random) -> None:
         """Do what the system does behind a process that is gone."""
         assert host.process is not None
-        host.process.dead = True
         host.disk.clear()
         host.disk._crashed = True
         if host.service is not None:
@@ -366,7 +366,7 @@ class World:
     def read(self, process: Process) -> None:
         """A reader of the storage alone: it answers what the log names where it stands."""
         client = self.client()
-        with self.reading(client, process, storage_backend=client) as (reader, chance):
+        with self.working_on(client), self.reading(storage_backend=client) as (reader, chance):
             for _ in range(chance.randrange(1, 6)):
                 if chance.random() < 0.3:
                     reader.refresh()
@@ -379,22 +379,19 @@ class World:
         host = self.hosts[0]
         if not host.opened:
             return
-        with self.reading(client, process, root=host.root, storage_backend=client) as (reader, chance):
+        with self.working_on(client), self.reading(root=host.root, storage_backend=client) as (reader, chance):
             for _ in range(chance.randrange(1, 6)):
                 self.ask(reader, chance, lambda: host.durable | self.truth.named_by(reader.log_state), set())
                 self.scheduler.sleep(chance.randrange(60))
 
     @contextlib.contextmanager
-    def reading(self, client: Client, process: Process, **where: Any) -> Iterator[tuple[IndexReader, random.Random]]:
+    def reading(self, **where: Any) -> Iterator[tuple[IndexReader, random.Random]]:
         chance = random.Random(self.chance.random())
         settings = {name: self.settings[name] for name in ("refresh_interval_s", "query_threads", "block_cache_bytes", "filter_after_probes")}
         if "root" not in where and chance.random() < 0.4:
             settings["cache_dir"] = self.folder / "cache"
-        try:
-            with IndexReader.open(clock=HostClock(self.scheduler, self.clock), **where, **settings) as reader:
-                yield reader, chance
-        except TieredIndexError as error:
-            self.excuse_client(error, client)
+        with IndexReader.open(clock=self.host_clock(), **where, **settings) as reader:
+            yield reader, chance
 
     # Jobs
 
@@ -441,10 +438,10 @@ class World:
         chance = random.Random(self.chance.random())
         kinds = sorted(self.faults - {"kill", "power"})
         while self.working and kinds:
-            self.scheduler.sleep(chance.randrange(5, 250))
+            self.scheduler.sleep(chance.randrange(5, 120))
             kind = chance.choice(kinds)
-            host = chance.choice(self.hosts)
-            client = host.client if chance.random() < 0.5 else chance.choice(self.clients) if self.clients else None
+            host = chance.choice(self.hosts if self.hosts[1].lives else self.hosts[:1])
+            client = host.client if chance.random() < 0.5 or not self.clients else chance.choice(self.clients[-4:])
             if kind == "disk":
                 error = chance.choice([errno.EIO, errno.ENOSPC, errno.EROFS])
                 operation = chance.choice(["*", "*", "sync", "sync_folder", "unlink", "create", "pwrite", "rename"])
@@ -452,7 +449,7 @@ class World:
                 self.scheduler.note(f"disk of {host.name}: {operation} {errno.errorcode[error]} {times}")
                 host.disk.fail(operation, nth=chance.randrange(1, 6), times=times, error=error, torn=chance.random() < 0.5)
                 disk = host.disk
-                self.scheduler.sleep(chance.randrange(150))
+                self.scheduler.sleep(chance.randrange(10, 200))
                 disk.clear()
             elif kind == "clocks":
                 if chance.random() < 0.5:
@@ -464,7 +461,7 @@ class World:
                         self.scheduler.note(f"{seconds} s later")
             elif client is not None:
                 self.strike(kind, client, chance)
-                self.scheduler.sleep(chance.randrange(100))
+                self.scheduler.sleep(chance.randrange(10, 200))
                 client.clear()
                 client.listings = None
 
@@ -493,7 +490,7 @@ class World:
     def excuse(self, error: TieredIndexError, host: Host) -> None:
         """Raise an error of a writer's that has no cause."""
         assert host.client is not None
-        self.scheduler.note(f"{type(error).__name__}: {error}"[:200])
+        self.scheduler.note(f"{type(error).__name__}: {error}".replace(str(self.folder), "")[:200])
         fenced = host.service is not None and host.service._session.epoch < self.truth.state.epoch
         if (
             (isinstance(error, InvalidArgument) and host.closing and "closed" in str(error))
@@ -506,7 +503,7 @@ class World:
         self.excuse_client(error, host.client)
 
     def excuse_client(self, error: TieredIndexError, client: Client) -> None:
-        if isinstance(error, NotAnIndex) and (not self.truth.state.number or client.mangled):
+        if isinstance(error, NotAnIndex) and (not client.began or client.mangled):
             return
         if isinstance(error, CorruptFile) and client.mangled:
             return
