@@ -58,9 +58,10 @@ class HostClock:
 class HostDisk(FaultDisk):
     """A host's disk; what was not synced stays so from one process to the next, until the power is cut."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, truth: Truth) -> None:
         super().__init__()
         self._scheduler = scheduler
+        self._truth = truth
         self.struck = 0
 
     @contextmanager
@@ -71,6 +72,7 @@ class HostDisk(FaultDisk):
                 yield
         except OSError as error:
             self.struck += 1
+            self._truth.may_double = True
             self._scheduler.note(f"{operation}: {error.strerror}")
             raise
 
