@@ -37,7 +37,7 @@ from tiered_index.testing.disk_faults import SimulatedCrash
 __all__ = ["Process", "Scheduler", "Stuck"]
 
 _MAX_STEPS = 50_000
-_REAL_S = 60.0
+_REAL_S = 10.0
 _here = threading.local()
 _RealThread = threading.Thread
 _REAL: dict[str, Any] = {"Lock": threading.Lock, "RLock": threading.RLock, "SimpleQueue": queue.SimpleQueue}

@@ -74,6 +74,7 @@ class Host:
         self.clock = HostClock(world.scheduler, world.clock)
         self.process: Process | None = None
         self.client: Client | None = None
+        self.made: IndexService | None = None  # maybe not open yet
         self.service: IndexService | None = None
         self.lives = 0
         self.closing = False
@@ -186,10 +187,10 @@ class World:
         assert host.process is not None
         host.disk.clear()
         host.disk._crashed = True
-        if host.service is not None:
+        if host.made is not None and hasattr(host.made, "_lock"):
             with contextlib.suppress(SimulatedCrash, TieredIndexError):
-                host.service.abandon()
-            host.service = None
+                host.made._abandon()  # in this thread: those of the process are gone
+        host.made = host.service = None
         if "power" in self.faults and chance.random() < 0.5:
             self.scheduler.note(f"{host.name} loses its power")
             host.disk.lose_unsynced(random.Random(chance.random()) if chance.random() < 0.7 else None)
@@ -201,15 +202,14 @@ class World:
         """Open the host's root; return whether that was possible."""
         assert host.client is not None
         try:
-            service = IndexService.open(
-                self.config(root=host.root), storage_backend=host.client, clock=host.clock, disk=host.disk
-            )
+            host.made = IndexService.__new__(IndexService)
+            host.made.__init__(self.config(root=host.root), storage=host.client, clock=host.clock, disk=host.disk)  # type: ignore[misc]
         except LockHeld:
             return False
         except TieredIndexError as error:
             self.excuse(error, host)
             return False
-        host.service, host.opened = service, True
+        host.service, host.opened = host.made, True
         self.look_at_position(host)
         return True
 
