@@ -22,6 +22,7 @@ import gc
 import hashlib
 import queue
 import random
+import re
 import secrets
 import sys
 import threading
@@ -37,7 +38,7 @@ from tiered_index.testing.disk_faults import SimulatedCrash
 __all__ = ["Process", "Scheduler", "Stuck"]
 
 _MAX_STEPS = 50_000
-_REAL_S = 10.0
+_REAL_S = 120.0
 _here = threading.local()
 _RealThread = threading.Thread
 _REAL: dict[str, Any] = {"Lock": threading.Lock, "RLock": threading.RLock, "SimpleQueue": queue.SimpleQueue}
@@ -345,7 +346,9 @@ class _ThreadOrSim(_RealThread):
         assert not given
         target, args, kwargs = more.get("target"), more.get("args", ()), more.get("kwargs") or {}
         scheduler: Scheduler = me.thread._scheduler  # type: ignore[union-attr]
-        return _SimThread(scheduler, more.get("name") or "thread", me.process, lambda: target(*args, **kwargs))
+        # an executor that was given no name counts all of the process
+        name = re.sub(r"^ThreadPoolExecutor-\d+", "executor", more.get("name") or "thread")
+        return _SimThread(scheduler, name, me.process, lambda: target(*args, **kwargs))
 
 
 @contextlib.contextmanager

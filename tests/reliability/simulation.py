@@ -494,6 +494,7 @@ class World:
             (isinstance(error, InvalidArgument) and host.closing and "closed" in str(error))
             or (isinstance(error, WriterFenced) and (fenced or host.service is None))
             or isinstance(error, BackPressure)
+            or (isinstance(error, LockHeld) and host.service is not None and not host.service._session.claimed)
             or (isinstance(error, DiskFull | StorageError) and host.disk.struck)
             or (isinstance(error, StorageError) and "hours ago" in str(error))
         ):

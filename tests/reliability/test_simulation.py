@@ -1,0 +1,107 @@
+"""Some hundred lives of the simulation, and that a life is a function of its seed; ten thousand where there is time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.reliability.scheduler import Process, Scheduler, Stuck
+from tests.reliability.simulation import campaign
+from tests.reliability.tally import Tally
+
+AGAIN = 6
+"""Seeds that are lived more than once."""
+
+
+@pytest.mark.parametrize("seeds", [pytest.param(150, id="short"), pytest.param(10_000, id="long", marks=pytest.mark.slow)])
+def test_no_life_goes_wrong(seeds: int) -> None:
+    tally = Tally("simulation")
+    campaign(range(seeds), tally)
+    assert not tally.failures, "\n".join(tally.failures)
+    assert tally.tried["seeds"] == seeds
+    assert min(tally.tried[what] for what in ("answers checked", "faults injected", "kills")) > seeds // 10
+
+
+def test_a_life_is_a_function_of_its_seed() -> None:
+    """Twice here, and in a process that orders sets of strings otherwise."""
+    seeds = range(1000, 1000 + AGAIN)
+    digests = campaign(seeds, Tally("simulation"))
+    assert len(set(digests)) == AGAIN
+    assert campaign(seeds, Tally("simulation")) == digests
+    program = f"import json; from tests.reliability.simulation import *; print(json.dumps(campaign({seeds!r}, Tally('simulation'))))"
+    environment = os.environ | {"PYTHONHASHSEED": "4711"}
+    top = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", program], env=environment, cwd=top, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == digests
+
+
+def run(act: Callable[[Scheduler], None], seed: int = 0) -> Scheduler:
+    with Scheduler(seed) as scheduler:
+        scheduler.run(lambda: act(scheduler))
+    return scheduler
+
+
+def test_threads_that_wait_for_each_other_for_ever_are_told() -> None:
+    def act(scheduler: Scheduler) -> None:
+        one, two = threading.Lock(), threading.Lock()
+        process = Process("p")
+
+        def take(first: threading.Lock, second: threading.Lock) -> None:
+            with first:
+                scheduler.sleep(10)
+                with second:
+                    pass
+
+        scheduler.start(process, "a", lambda: take(one, two))
+        scheduler.start(process, "b", lambda: take(two, one))
+        scheduler.join(process)
+
+    with pytest.raises(Stuck, match="nobody can go on"):
+        run(act)
+
+
+def test_a_seed_decides_who_is_next() -> None:
+    def act(scheduler: Scheduler) -> None:
+        process = Process("p")
+
+        def steps() -> None:
+            for n in range(20):
+                scheduler.pause(str(n))
+
+        for name in "abc":
+            scheduler.start(process, name, steps)
+        scheduler.join(process)
+
+    traces = [run(act, seed).trace for seed in (1, 1, 2)]
+    assert traces[0] == traces[1] != traces[2]
+    assert sorted(traces[0]) == sorted(traces[2])
+
+
+def test_who_is_killed_does_nothing_more() -> None:
+    done: list[str] = []
+
+    def act(scheduler: Scheduler) -> None:
+        process = Process("p")
+
+        def for_ever() -> None:
+            try:
+                while True:
+                    scheduler.pause("step")
+            finally:
+                scheduler.pause("after")
+                done.append("after")
+
+        scheduler.start(process, "a", for_ever)
+        scheduler.sleep(20)
+        scheduler.kill(process)
+        done.append("killed")
+
+    assert "p/a.2 after" in run(act).trace
+    assert done == ["killed"]
