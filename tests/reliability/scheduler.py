@@ -3,9 +3,9 @@
     with Scheduler(seed) as scheduler:
         scheduler.run(main)          # main may start(threads), which are scheduled like it
 
-Threads are real, but only the one that holds the baton runs. It may hand it on where it calls `pause` (the seams do), where it takes a lock,
-and where it waits: locks, queues and threads that the engine and `concurrent.futures` make while this is in force know the scheduler, so
-nobody waits for the baton's holder but here. What is made by threads from outside stays as it was. A wait with a time-out ends without
+Threads are real, but only the one that holds the baton runs. It may hand it on where it calls `pause` (the seams do), where it takes a
+lock, and where it waits: locks, queues and threads that the engine and `concurrent.futures` make while this is in force know the scheduler,
+so nobody waits for the baton's holder but here. What is made by threads from outside stays as it was. A wait with a time-out ends without
 success only where nobody else can go on: time passes when all wait. A `Process` is a set of threads that can be killed: each raises
 `SimulatedCrash` where it stands and wherever it would wait or call a seam again. Random names are the seed's, too.
 
@@ -121,7 +121,7 @@ class Scheduler:
         return hashlib.blake2b("\n".join(self.trace).encode(), digest_size=8).hexdigest()
 
     def __enter__(self) -> Scheduler:
-        """Let locks, queues, threads and random names be ours from here on. No cycle is collected meanwhile: that has no place in a trace."""
+        """Let locks, queues, threads and random names be ours from here on. No cycle is collected meanwhile: nobody says when that is."""
         if gc.isenabled():
             self._undo.callback(gc.enable)
             gc.disable()

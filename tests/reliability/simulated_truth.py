@@ -6,8 +6,9 @@ what each log record names, taken from the objects by the format's codec alone.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from tests.property.published import Mark, Published, mark
@@ -53,8 +54,9 @@ class _Graveyard:
 class Truth:
     """All that was ever put, and the log. `checked` counts answers."""
 
-    def __init__(self, *, keyed: bool) -> None:
+    def __init__(self, *, keyed: bool, now_ms: Callable[[], int]) -> None:
         self.keyed = keyed
+        self._now_ms = now_ms
         self.checked = 0
         self.entries: list[ModelEntry] = []
         self.marks: list[Mark] = []
@@ -65,6 +67,7 @@ class Truth:
         self.failure: Failed | None = None
         self.may_double = False  # after a write that failed, what it wrote and what was written instead may both come to light
         self._by_mark: dict[Mark, list[int]] = defaultdict(list)
+        self._appended_ms: list[int] = []  # when each record was
         self._named: Counter[Mark] = Counter()  # entries of the objects that the log names
         self._states: dict[int, frozenset[int]] = {}
         self._graveyard = _Graveyard()
@@ -121,6 +124,7 @@ class Truth:
         if record.kind not in ("fence", "create") and 0 < record.epoch < self.state.epoch:
             self.fail(Wrong(f"{name}: a writer of epoch {record.epoch} published behind the fence of {self.state.epoch}"))
         before, self.state = self.state, self.state.apply(record, name)
+        self._appended_ms.append(self._now_ms())
         for stored in (*record.add, *record.archive):
             if stored.name not in self._here:
                 self.fail(Lost(f"{name} names {stored.name}, which isn't there"))
@@ -137,6 +141,10 @@ class Truth:
             missing = [n for n in self.up_to(position) if not self._named[self.marks[n]]]
             if missing:
                 self.fail(Lost(f"{name}: the position {position} runs ahead of entries {missing}"))
+
+    def number_at(self, ms: int) -> int:
+        """Return the number of the last record that was there by then."""
+        return bisect_right(self._appended_ms, ms)
 
     def named_by(self, state: LogState) -> frozenset[int]:
         """Return the entries of all that the log names at a position."""

@@ -3,10 +3,10 @@
     python -m tests.reliability.simulation --seeds 10000
     python -m tests.reliability.simulation --seed 4711 --trace
 
-One seed is one life of an index, of some hundred to some thousand steps; `scheduler` says who makes the next one. At any of them a process is
-killed, a host loses its power, a disk or the storage fails, is full, answers wrongly or not at all, listings are stale, clocks jump. All the
-time `simulated_truth` holds every answer, every log record and every durable position to what is known. At the end all faults are over, each
-host goes on once more, and everything that was ever durable is found in the storage. What a life is made of is its seed's, too.
+One seed is one life of an index, of some hundred to some thousand steps; `scheduler` says who makes the next one. At any of them a process
+is killed, a host loses its power, a disk or the storage fails, is full, answers wrongly or not at all, listings are stale, clocks jump. All
+the time `simulated_truth` holds every answer, every log record and every durable position to what is known. At the end all faults are over,
+each host goes on once more, and everything that was ever durable is found in the storage. What a life is made of is its seed's, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ import numpy as np
 
 from tests.reliability.scheduler import Process, Scheduler, Stuck
 from tests.reliability.simulated_seams import Client, HostClock, HostDisk, Server, WorldClock
-from tests.reliability.simulated_truth import KEYS, SOURCE, TOPICS, Failed, Lost, Truth, Wrong, order_key_of
+from tests.reliability.simulated_truth import KEYS, SOURCE, TOPICS, Lost, Truth, Wrong, order_key_of
 from tests.reliability.tally import Tally, main
 from tests.staging import Job
 from tiered_index import IndexConfig, IndexReader, IndexService, Lookup
@@ -98,20 +98,22 @@ class World:
         self.chance = chance = random.Random(seed)
         self.scheduler = Scheduler(seed, stay=chance.choice([0.2, 0.5, 0.8, 0.95]), locks=chance.choice([0.0, 0.0, 0.3]))
         self.preset = chance.choice(["native", "native", "rocketmq"])
-        self.truth = Truth(keyed=self.preset == "native")
         self.clock = WorldClock(NOW_MS)
+        self.truth = Truth(keyed=self.preset == "native", now_ms=self.clock.now_ms)
         self.server = Server(self.clock, self.truth)
         self.hosts = [Host(name, self) for name in ("A", "B")]
         self.has = {what for what in ("jobs", "merges", "orphans", "archive", "second", "reader", "beside") if chance.random() < 0.5}
-        self.faults = {what for what in ("kill", "power", "disk", "storage", "answers", "listings", "clocks") if chance.random() < 0.4}
-        self.settings = {
+        self.faults = {what for what in ("kill", "power", "disk", "storage", "answers", "listings", "clocks") if chance.random() < 0.45}
+        self.settings: dict[str, Any] = {
             "preset": self.preset, "slots": chance.choice([1, 7, 64]), "items": chance.choice([4, 12, 12, 60]),
-            "local_keep_s": chance.choice([0, 0, 50]), "checkpoint_every": chance.choice([None, 1, 3]), "query_threads": chance.choice([1, 2]),
+            "local_keep_s": chance.choice([0, 0, 50]), "checkpoint_every": chance.choice([None, 1, 3]),
+            "query_threads": chance.choice([1, 2]),
             "compaction": "spark" if "jobs" in self.has else "local", "refresh_interval_s": chance.choice([0, 10]),
             "buffer_max_entries": chance.choice([12, 10_000]), "block_cache_bytes": chance.choice([0, 4_000, 1 << 20]),
             "filter_after_probes": chance.choice([1, 8]),
         }  # fmt: skip
         self.kills = self.struck = 0
+        self.oldest_ms = 1000 * (self.settings["refresh_interval_s"] + 30) + 1  # that what is answered may be
         self.archived: dict[int, bytes] = {}
         self.working = 0  # actors that are not yet done
         self.clients: list[Client] = []
@@ -122,12 +124,11 @@ class World:
         """Everything at once, then one thing after the other."""
         scheduler = self.scheduler
         everybody = Process("world")
-        actors: list[tuple[str, Callable[[], None]]] = [("host A", lambda: self.host(self.hosts[0]))]
+        others = {"jobs": self.job, "merges": self.merge, "orphans": self.sweep, "reader": self.read, "beside": self.read_beside}
+        actors = [("host A", partial(self.host, self.hosts[0]))]
         if "second" in self.has:
-            actors.append(("host B", lambda: self.host(self.hosts[1])))
-        for name, act in (("jobs", self.job), ("merges", self.merge), ("orphans", self.sweep), ("reader", self.read), ("beside", self.read_beside)):
-            if name in self.has:
-                actors.append((name, lambda name=name, act=act: self.again(name, act)))  # type: ignore[misc]
+            actors.append(("host B", partial(self.host, self.hosts[1])))
+        actors += [(name, partial(self.again, name, act)) for name, act in others.items() if name in self.has]
         self.working = len(actors)
         for name, act in actors:
             scheduler.start(everybody, name, act)
@@ -142,7 +143,7 @@ class World:
         for n in range(chance.randrange(1, 3)):
             self.scheduler.sleep(chance.randrange(300))
             process = Process(f"{name}{n}", chance.choice([0.1, 1, 1, 4]))
-            self.scheduler.start(process, name, lambda process=process: act(process))  # type: ignore[misc]
+            self.scheduler.start(process, name, partial(act, process))
             if "kill" in self.faults and chance.random() < 0.15:
                 self.scheduler.sleep(chance.randrange(120))
                 self.scheduler.kill(process)
@@ -166,7 +167,7 @@ class World:
             self.begin(host, chance)
             assert host.process is not None
             if "kill" in self.faults and chance.random() < 0.7:
-                self.scheduler.sleep(chance.randrange(500))
+                self.scheduler.sleep(chance.randrange(300))
                 self.scheduler.kill(host.process)
                 self.kills += 1
             self.scheduler.join(host.process)
@@ -221,8 +222,7 @@ class World:
         assert process is not None and service is not None
         for name, act in (("flusher", self.flush), ("life cycle", self.run_lifecycle), ("asker", self.ask_service)):
             if chance.random() < 0.7:
-                work = random.Random(chance.random())
-                self.scheduler.start(process, name, lambda act=act, work=work: self.repeat(host, act, work))  # type: ignore[misc]
+                self.scheduler.start(process, name, partial(self.repeat, host, act, random.Random(chance.random())))
         position = -1 if host.position is None else host.position
         acts = [self.put, self.put, self.put_batch, self.flush, self.seal, self.run_lifecycle, self.ask_service]
         if "archive" in self.has:
@@ -232,14 +232,15 @@ class World:
             if act in (self.put, self.put_batch):
                 position = act(host, chance, position)  # type: ignore[call-arg,assignment]
             else:
-                self.attempt(host, lambda act=act: act(host, chance))  # type: ignore[misc]
+                self.attempt(host, partial(act, host, chance))
             self.look_at_position(host)
         if chance.random() < 0.7:
             host.closing = True
             held = set(host.accepted)
             if self.attempt(host, service.close):
                 host.durable |= held
-                host.position = max((p for p in (host.position, position) if p is not None), default=None) if position >= 0 else host.position
+                if position >= 0:
+                    host.position = max(position, -1 if host.position is None else host.position)
         host.closing = True
 
     def repeat(self, host: Host, act: Callable[[Host, random.Random], None], chance: random.Random) -> None:
@@ -278,7 +279,7 @@ class World:
         for _ in range(chance.randrange(1, 5)):
             message = self.message(position + 1, chance)
             self.truth.begin(position + 1)
-            if not self.attempt(host, lambda message=message: host.service.put(*message, source=SOURCE, source_position=position + 1)):  # type: ignore[misc,union-attr]
+            if not self.attempt(host, partial(host.service.put, *message, source=SOURCE, source_position=position + 1)):
                 return position
             position += 1
             host.accepted.update(self.truth.messages[position])
@@ -296,7 +297,7 @@ class World:
             "topic": list(topic), "queue_id": np.array(queue_id, np.int32), "key": list(key), "offset": np.array(offset, np.int64),
             "size": np.array(size, np.int32), "timestamp_ms": np.array(timestamp_ms, np.int64),
         }  # fmt: skip
-        if not self.attempt(host, lambda: host.service.put_batch(columns, source=SOURCE, source_position=last)):  # type: ignore[union-attr]
+        if not self.attempt(host, partial(host.service.put_batch, columns, source=SOURCE, source_position=last)):
             return position
         for p in range(position + 1, last + 1):
             host.accepted.update(self.truth.messages[p])
@@ -370,7 +371,10 @@ class World:
             for _ in range(chance.randrange(1, 6)):
                 if chance.random() < 0.3:
                     reader.refresh()
+                known = self.truth.number_at(self.clock.ms - self.oldest_ms)
                 self.ask(reader, chance, lambda: set(self.truth.named_by(reader.log_state)), set(), exact=True)
+                if reader.log_state.number < known and not client.struck:
+                    self.truth.fail(Wrong(f"a complete answer of record {reader.log_state.number}, and {known} is older than may be"))
                 self.scheduler.sleep(chance.randrange(60))
 
     def read_beside(self, process: Process) -> None:
@@ -436,7 +440,7 @@ class World:
         chance = random.Random(self.chance.random())
         kinds = sorted(self.faults - {"kill", "power"})
         while self.working and kinds:
-            self.scheduler.sleep(chance.randrange(5, 120))
+            self.scheduler.sleep(chance.randrange(1, 30))
             kind = chance.choice(kinds)
             host = chance.choice(self.hosts if self.hosts[1].lives else self.hosts[:1])
             client = host.client if chance.random() < 0.5 or not self.clients else chance.choice(self.clients[-4:])
@@ -445,9 +449,9 @@ class World:
                 operation = chance.choice(["*", "*", "sync", "sync_folder", "unlink", "create", "pwrite", "rename"])
                 times = chance.choice([1, 1, 2, 6, None])
                 self.scheduler.note(f"disk of {host.name}: {operation} {errno.errorcode[error]} {times}")
-                host.disk.fail(operation, nth=chance.randrange(1, 6), times=times, error=error, torn=chance.random() < 0.5)
+                host.disk.fail(operation, nth=chance.randrange(1, 4), times=times, error=error, torn=chance.random() < 0.5)
                 disk = host.disk
-                self.scheduler.sleep(chance.randrange(10, 200))
+                self.scheduler.sleep(chance.randrange(5, 80))
                 disk.clear()
             elif kind == "clocks":
                 if chance.random() < 0.5:
@@ -459,13 +463,13 @@ class World:
                         self.scheduler.note(f"{seconds} s later")
             elif client is not None:
                 self.strike(kind, client, chance)
-                self.scheduler.sleep(chance.randrange(10, 200))
+                self.scheduler.sleep(chance.randrange(5, 80))
                 client.clear()
                 client.listings = None
 
     def strike(self, kind: str, client: Client, chance: random.Random) -> None:
         self.scheduler.note(f"trouble: {kind}")
-        nth, times = chance.randrange(1, 6), chance.choice([1, 1, 2, None])
+        nth, times = chance.randrange(1, 4), chance.choice([1, 1, 2, None])
         if kind == "storage":
             operation = chance.choice(["*", "*", "put", "put_if_absent", "list", "get", "delete"])
             client.fail(operation, nth=nth, times=times, when=chance.choice(["before", "after"]))  # type: ignore[arg-type]
@@ -638,7 +642,8 @@ def _run(options: argparse.Namespace) -> Tally:
         world, failure = error.world, error  # type: ignore[attr-defined]
     if options.trace:
         print("\n".join(world.scheduler.trace))
-    print(f"seed {options.seed}: {world.scheduler.steps} steps, digest {world.scheduler.digest}, {sorted(world.has)}, {sorted(world.faults)}")
+    made_of = f"{sorted(world.has)}, {sorted(world.faults)}"
+    print(f"seed {options.seed}: {world.scheduler.steps} steps, digest {world.scheduler.digest}, {made_of}")
     if failure is not None:
         raise failure
     return tally
