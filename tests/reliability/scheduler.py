@@ -345,7 +345,7 @@ class _ThreadOrSim(_RealThread):
             return _RealThread(*given, **more)
         assert not given
         target, args, kwargs = more.get("target"), more.get("args", ()), more.get("kwargs") or {}
-        scheduler: Scheduler = me.thread._scheduler  # type: ignore[union-attr]
+        scheduler: Scheduler = me.thread._scheduler
         # an executor that was given no name counts all of the process
         name = re.sub(r"^ThreadPoolExecutor-\d+", "executor", more.get("name") or "thread")
         return _SimThread(scheduler, name, me.process, lambda: target(*args, **kwargs))

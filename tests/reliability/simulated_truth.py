@@ -72,7 +72,7 @@ class Truth:
         self._states: dict[int, frozenset[int]] = {}
         self._graveyard = _Graveyard()
         self._here: set[str] = set()
-        self._published = Published(self._graveyard, KEYS, keyed=keyed)  # type: ignore[arg-type]
+        self._published = Published(self._graveyard, KEYS, keyed=keyed)
 
     # What was put
 

@@ -204,7 +204,7 @@ class World:
         assert host.client is not None
         try:
             host.made = IndexService.__new__(IndexService)
-            host.made.__init__(self.config(root=host.root), storage=host.client, clock=host.clock, disk=host.disk)  # type: ignore[misc]
+            host.made.__init__(self.config(root=host.root), storage=host.client, clock=host.clock, disk=host.disk)
         except LockHeld:
             return False
         except TieredIndexError as error:
@@ -230,7 +230,7 @@ class World:
         for _ in range(chance.randrange(3, 12)):
             act = chance.choice(acts)
             if act in (self.put, self.put_batch):
-                position = act(host, chance, position)  # type: ignore[call-arg,assignment]
+                position = act(host, chance, position)
             else:
                 self.attempt(host, partial(act, host, chance))
             self.look_at_position(host)
@@ -304,10 +304,10 @@ class World:
         return last
 
     def flush(self, host: Host, chance: random.Random) -> None:
-        self.make_durable(host, host.service.flush)  # type: ignore[union-attr]
+        self.make_durable(host, host.service.flush)
 
     def seal(self, host: Host, chance: random.Random) -> None:
-        self.make_durable(host, host.service.seal)  # type: ignore[union-attr]
+        self.make_durable(host, host.service.seal)
 
     def make_durable(self, host: Host, act: Callable[[], None]) -> None:
         held = host.accepted | host.seen
@@ -315,7 +315,7 @@ class World:
         host.durable |= held
 
     def run_lifecycle(self, host: Host, chance: random.Random) -> None:
-        host.service.run_lifecycle()  # type: ignore[union-attr]
+        host.service.run_lifecycle()
 
     def look_at_position(self, host: Host) -> None:
         """A durable position never goes back, and what it says is there."""
@@ -339,8 +339,11 @@ class World:
         assert host.service is not None
         self.ask(host.service, chance, host.must, host.seen)
 
-    def ask(self, index: Any, chance: random.Random, must: Callable[[], set[int]], seen: set[int], *, exact: bool = False) -> None:
-        """Ask something, maybe page by page. Where it is `exact` nothing but what `must` says behind the answer may be in it."""
+    def ask(self, index: Any, chance: random.Random, must: Callable[[], set[int]], seen: set[int], *, exact: bool = False) -> bool:
+        """Ask something, maybe page by page; return whether nothing was partial.
+
+        Where it is `exact` nothing but what `must` says behind the answer may be in it.
+        """
         topic, key = chance.choice(TOPICS), chance.choice(KEYS)
         moments = sorted(NOW_MS + 1000 * chance.randrange(-5, 40) for _ in range(2))
         limits = (moments[0], moments[1]) if chance.random() < 0.3 else (None, None)
@@ -361,7 +364,7 @@ class World:
             seen |= hits
             cursor, pages = result.cursor, pages + 1
             if cursor is None or pages == 3:
-                return
+                return result.status != "partial"
             after = order_key_of(result, after)
 
     def read(self, process: Process) -> None:
@@ -372,8 +375,8 @@ class World:
                 if chance.random() < 0.3:
                     reader.refresh()
                 known = self.truth.number_at(self.clock.ms - self.oldest_ms)
-                self.ask(reader, chance, lambda: set(self.truth.named_by(reader.log_state)), set(), exact=True)
-                if reader.log_state.number < known and not client.struck:
+                whole = self.ask(reader, chance, lambda: set(self.truth.named_by(reader.log_state)), set(), exact=True)
+                if whole and reader.log_state.number < known and not client.mangled:
                     self.truth.fail(Wrong(f"a complete answer of record {reader.log_state.number}, and {known} is older than may be"))
                 self.scheduler.sleep(chance.randrange(60))
 
@@ -472,10 +475,10 @@ class World:
         nth, times = chance.randrange(1, 4), chance.choice([1, 1, 2, None])
         if kind == "storage":
             operation = chance.choice(["*", "*", "put", "put_if_absent", "list", "get", "delete"])
-            client.fail(operation, nth=nth, times=times, when=chance.choice(["before", "after"]))  # type: ignore[arg-type]
+            client.fail(operation, nth=nth, times=times, when=chance.choice(["before", "after"]))
         elif kind == "answers":
             operation = chance.choice(["get", "get_range", "get_suffix"])
-            client.corrupt(operation, nth=nth, times=times, mode=chance.choice(["short", "long", "wrong"]))  # type: ignore[arg-type]
+            client.corrupt(operation, nth=nth, times=times, mode=chance.choice(["short", "long", "wrong"]))
         else:
             client.listings = chance.choice(["stale", "stale", "twice", "short"])
 
@@ -486,7 +489,7 @@ class World:
             while frame is not None:
                 if frame.f_code is StorageLog.append.__code__:
                     return True
-                frame = frame.f_back  # type: ignore[assignment]
+                frame = frame.f_back
         return False
 
     def excuse(self, error: TieredIndexError, host: Host) -> None:
@@ -590,23 +593,23 @@ def simulate(seed: int) -> World:
 
         try:
             with world.scheduler:
-                Disk.names = names_and_pause  # type: ignore[method-assign]
+                Disk.names = names_and_pause
                 world.scheduler.run(world.live)
         finally:
-            Disk.names = names  # type: ignore[method-assign]
+            Disk.names = names
         if world.truth.failure is not None:
             raise world.truth.failure
         return world
     except BaseException as error:
-        error.world = world  # type: ignore[attr-defined]
+        error.world = world
         raise
     finally:
         logging.disable(logging.NOTSET)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def campaign(seeds: range, tally: Tally) -> list[str]:
-    """Live many lives; return their digests."""
+def campaign(seeds: range, tally: Tally, most_failures: int = 20) -> list[str]:
+    """Live many lives, until so many have failed; return their digests."""
     digests = []
     gc.collect()
     gc.freeze()
@@ -618,7 +621,7 @@ def campaign(seeds: range, tally: Tally) -> list[str]:
                 kind = "hangs" if isinstance(error, Stuck) else getattr(error, "kind", "untyped")
                 text = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]).replace("\n", " ")
                 tally.fail(kind, f"{text[:600]}; python -m tests.reliability.simulation --seed {seed} --trace")
-                world = error.world  # type: ignore[attr-defined]
+                world = error.world
             digests.append(world.scheduler.digest)
             tally.tried.update({
                 "seeds": 1, "steps": world.scheduler.steps, "answers checked": world.truth.checked, "faults injected": world.struck,
@@ -626,6 +629,8 @@ def campaign(seeds: range, tally: Tally) -> list[str]:
             })  # fmt: skip
             if n % 20 == 19:
                 gc.collect()
+            if len(tally.failures) == most_failures:
+                break
     finally:
         gc.unfreeze()
     return digests
@@ -639,7 +644,7 @@ def _run(options: argparse.Namespace) -> Tally:
     try:
         world, failure = simulate(options.seed), None
     except BaseException as error:  # noqa: BLE001 - told behind the trace
-        world, failure = error.world, error  # type: ignore[attr-defined]
+        world, failure = error.world, error
     if options.trace:
         print("\n".join(world.scheduler.trace))
     made_of = f"{sorted(world.has)}, {sorted(world.faults)}"

@@ -16,14 +16,14 @@ from tests.reliability.scheduler import Process, Scheduler, Stuck
 from tests.reliability.simulation import campaign
 from tests.reliability.tally import Tally
 
-AGAIN = 6
+AGAIN = 4
 """Seeds that are lived more than once."""
 
 
-@pytest.mark.parametrize("seeds", [pytest.param(150, id="short"), pytest.param(10_000, id="long", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [pytest.param(120, id="short"), pytest.param(10_000, id="long", marks=pytest.mark.slow)])
 def test_no_life_goes_wrong(seeds: int) -> None:
     tally = Tally("simulation")
-    campaign(range(seeds), tally)
+    campaign(range(seeds), tally, most_failures=3)
     assert not tally.failures, "\n".join(tally.failures)
     assert tally.tried["seeds"] == seeds
     assert min(tally.tried[what] for what in ("answers checked", "faults injected", "kills")) > seeds // 10
