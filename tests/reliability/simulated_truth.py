@@ -169,9 +169,10 @@ class Truth:
         self.checked += 1
         found = [Answer.of(item) for item in result]
         places = {(a.queue_id, a.offset, a.timestamp_ms // 1000, a.size) for a in found}
+        asked = mark(ModelEntry(topic, key, 0, 0, 0, 0), keyed=self.keyed)[:3]
         hits = {
             n for n in may
-            if (e := self.entries[n]).topic == topic and (e.queue_id, e.offset, e.second, e.size) in places
+            if self.marks[n][:3] == asked and ((e := self.entries[n]).queue_id, e.offset, e.second, e.size) in places
         }  # fmt: skip
         if result.status == "partial":
             expected = self._model(hits, topic).query(topic, key, *limits, None, after)
