@@ -188,7 +188,7 @@ class World:
         assert host.process is not None
         host.disk.clear()
         host.disk._crashed = True
-        if host.made is not None and hasattr(host.made, "_lock"):
+        if host.made is not None:
             with contextlib.suppress(SimulatedCrash, TieredIndexError):
                 host.made._abandon()  # in this thread: those of the process are gone
         host.made = host.service = None
