@@ -170,7 +170,6 @@ class Scheduler:
         me = _task()
         self.trace.append(f"{me.name if me is not None else '-'} {what}")
 
-
     def wait(self, ready: Callable[[], object], *, timed: bool = False) -> bool:
         """Return True once `ready`; False where it is `timed` and nobody can go on."""
         me = _task()

@@ -26,26 +26,20 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tests.reliability.scheduler import Process, Scheduler, Stuck
-from tests.reliability.simulated_seams import Client, HostClock, HostDisk, Server, WorldClock
-from tests.reliability.simulated_truth import KEYS, SOURCE, TOPICS, Lost, Truth, Wrong, order_key_of
+from tests.reliability.simulated_hosts import NOW_MS, SEGMENT_BYTES, Host, Writers
+from tests.reliability.simulated_seams import Client, HostClock, Server, WorldClock
+from tests.reliability.simulated_truth import KEYS, TOPICS, Lost, Truth, Wrong, order_key_of
 from tests.reliability.tally import Tally, main
 from tests.staging import Job
 from tiered_index import IndexConfig, IndexReader, IndexService, Lookup
 from tiered_index.errors import (
-    BackPressure,
     BudgetExceeded,
     CorruptFile,
-    DiskFull,
-    InvalidArgument,
-    LockHeld,
     NotAnIndex,
     PartialAnswer,
     StorageError,
     TieredIndexError,
-    WriterFenced,
 )
 from tiered_index.service.merge.publish import MergeOvertaken
 from tiered_index.service.merge.run import MergeOptions, merge
@@ -53,43 +47,14 @@ from tiered_index.service.orphans import delete_orphans, find_orphans
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.service.unpublished import JobOverdue
 from tiered_index.storage.disk import Disk
-from tiered_index.testing.disk_faults import SimulatedCrash
 
-NOW_MS = 1_700_000_000_000
 ALL = 10_000
-SEGMENT_BYTES = 64
-_PAGES = 200
 _ROUNDS = 12
 _JUMP_S = 3000
 # less than what an upload is published before it may be swept
 
 
-class Host:
-    """A machine: a root, a disk, a clock, at most one process that writes, and what is known to be durable on it."""
-
-    def __init__(self, name: str, world: World) -> None:
-        self.name = name
-        self.root = world.folder / name
-        self.disk = HostDisk(world.scheduler, world.truth)
-        self.clock = HostClock(world.scheduler, world.clock)
-        self.process: Process | None = None
-        self.client: Client | None = None
-        self.made: IndexService | None = None  # maybe not open yet
-        self.service: IndexService | None = None
-        self.lives = 0
-        self.closing = False
-        self.opened = False
-        self.durable: set[int] = set()
-        self.position: int | None = None
-        self.accepted: set[int] = set()  # by this process
-        self.seen: set[int] = set()  # by lookups of this process
-        self.faults_before = 0
-
-    def must(self) -> set[int]:
-        return self.durable | self.accepted | self.seen
-
-
-class World:
+class World(Writers):
     """One seed's life."""
 
     def __init__(self, seed: int, folder: Path) -> None:
@@ -156,184 +121,6 @@ class World:
         made.began = self.truth.state.number
         self.clients.append(made)
         return made
-
-    # Hosts
-
-    def host(self, host: Host) -> None:
-        """One process after the other: each is closed or killed."""
-        chance = random.Random(self.chance.random())
-        for _ in range(chance.choice([1, 1, 2, 3])):
-            self.scheduler.sleep(chance.randrange(60))
-            self.begin(host, chance)
-            assert host.process is not None
-            if "kill" in self.faults and chance.random() < 0.7:
-                self.scheduler.sleep(chance.randrange(300))
-                self.scheduler.kill(host.process)
-                self.kills += 1
-            self.scheduler.join(host.process)
-            self.reap(host, chance)
-        self.working -= 1
-
-    def begin(self, host: Host, chance: random.Random) -> None:
-        host.lives += 1
-        host.closing = False
-        host.accepted, host.seen = set(), set()
-        host.client = self.client()
-        host.process = Process(f"{host.name}{host.lives}", chance.choice([0.1, 1, 1, 4]))
-        work = random.Random(chance.random())
-        self.scheduler.start(host.process, "writer", lambda: self.write(host, work))
-
-    def reap(self, host: Host, chance: random.Random) -> None:
-        """Do what the system does behind a process that is gone."""
-        assert host.process is not None
-        host.disk.clear()
-        host.disk._crashed = True
-        if host.made is not None:
-            with contextlib.suppress(SimulatedCrash, TieredIndexError):
-                host.made._abandon()  # in this thread: those of the process are gone
-        host.made = host.service = None
-        if "power" in self.faults and chance.random() < 0.5:
-            self.scheduler.note(f"{host.name} loses its power")
-            host.disk.lose_unsynced(random.Random(chance.random()) if chance.random() < 0.7 else None)
-            struck, host.disk = host.disk.struck, HostDisk(self.scheduler, self.truth)
-            host.disk.struck = struck
-        host.disk._crashed = False
-
-    def open(self, host: Host) -> bool:
-        """Open the host's root; return whether that was possible."""
-        assert host.client is not None
-        try:
-            host.made = IndexService.__new__(IndexService)
-            host.made.__init__(self.config(root=host.root), storage=host.client, clock=host.clock, disk=host.disk)
-        except LockHeld:
-            return False
-        except TieredIndexError as error:
-            self.excuse(error, host)
-            return False
-        host.service, host.opened = host.made, True
-        self.look_at_position(host)
-        return True
-
-    def write(self, host: Host, chance: random.Random) -> None:
-        """A writer's process: it puts, others of its threads do the rest."""
-        if not self.open(host):
-            return
-        process, service = host.process, host.service
-        assert process is not None and service is not None
-        for name, act in (("flusher", self.flush), ("life cycle", self.run_lifecycle), ("asker", self.ask_service)):
-            if chance.random() < 0.7:
-                self.scheduler.start(process, name, partial(self.repeat, host, act, random.Random(chance.random())))
-        position = -1 if host.position is None else host.position
-        acts = [self.put, self.put, self.put_batch, self.flush, self.seal, self.run_lifecycle, self.ask_service]
-        if "archive" in self.has:
-            acts.append(self.archive)
-        for _ in range(chance.randrange(3, 12)):
-            act = chance.choice(acts)
-            if act in (self.put, self.put_batch):
-                position = act(host, chance, position)
-            else:
-                self.attempt(host, partial(act, host, chance))
-            self.look_at_position(host)
-        if chance.random() < 0.7:
-            host.closing = True
-            held = set(host.accepted)
-            if self.attempt(host, service.close):
-                host.durable |= held
-                if position >= 0:
-                    host.position = max(position, -1 if host.position is None else host.position)
-        host.closing = True
-
-    def repeat(self, host: Host, act: Callable[[Host, random.Random], None], chance: random.Random) -> None:
-        for _ in range(chance.randrange(1, 4)):
-            if host.closing:
-                return
-            self.attempt(host, lambda: act(host, chance))
-            self.scheduler.sleep(chance.randrange(80))
-
-    def attempt(self, host: Host, act: Callable[[], object]) -> bool:
-        """Do something that may fail for a reason; return whether it did not."""
-        try:
-            act()
-        except TieredIndexError as error:
-            self.excuse(error, host)
-            return False
-        return True
-
-    # What writers do
-
-    def message(self, position: int, chance: random.Random) -> tuple[Any, ...]:
-        """Return the message at a position of the source, which it makes where there is none."""
-        while len(self.truth.messages) <= position:
-            n = len(self.truth.messages)
-            keys = chance.sample(KEYS, chance.choice([1, 1, 2, 3]))
-            offset = n if chance.random() < 0.7 else n // 4
-            moment = self.clock.ms + 1000 * chance.randrange(-4, 5) if chance.random() < 0.9 else chance.choice([0, NOW_MS + 10**9, 5_999])
-            self.truth.make(chance.choice(TOPICS), keys, chance.randrange(2), offset, chance.randrange(3), moment)
-        numbers = self.truth.messages[position]
-        first = self.truth.entries[numbers[0]]
-        keys = [self.truth.entries[n].key for n in numbers]
-        return (first.topic, first.queue_id, keys, first.offset, first.size, first.second * 1000)
-
-    def put(self, host: Host, chance: random.Random, position: int) -> int:
-        assert host.service is not None
-        for _ in range(chance.randrange(1, 5)):
-            message = self.message(position + 1, chance)
-            self.truth.begin(position + 1)
-            if not self.attempt(host, partial(host.service.put, *message, source=SOURCE, source_position=position + 1)):
-                return position
-            position += 1
-            host.accepted.update(self.truth.messages[position])
-        return position
-
-    def put_batch(self, host: Host, chance: random.Random, position: int) -> int:
-        assert host.service is not None
-        last = position + chance.randrange(1, 7)
-        messages = [self.message(p, chance) for p in range(position + 1, last + 1)]
-        for p in range(position + 1, last + 1):
-            self.truth.begin(p)
-        rows = [(topic, queue, key, offset, size, ms) for topic, queue, keys, offset, size, ms in messages for key in keys]
-        topic, queue_id, key, offset, size, timestamp_ms = zip(*rows, strict=True)
-        columns = {
-            "topic": list(topic), "queue_id": np.array(queue_id, np.int32), "key": list(key), "offset": np.array(offset, np.int64),
-            "size": np.array(size, np.int32), "timestamp_ms": np.array(timestamp_ms, np.int64),
-        }  # fmt: skip
-        if not self.attempt(host, partial(host.service.put_batch, columns, source=SOURCE, source_position=last)):
-            return position
-        for p in range(position + 1, last + 1):
-            host.accepted.update(self.truth.messages[p])
-        return last
-
-    def flush(self, host: Host, chance: random.Random) -> None:
-        self.make_durable(host, host.service.flush)
-
-    def seal(self, host: Host, chance: random.Random) -> None:
-        self.make_durable(host, host.service.seal)
-
-    def make_durable(self, host: Host, act: Callable[[], None]) -> None:
-        held = host.accepted | host.seen
-        act()
-        host.durable |= held
-
-    def run_lifecycle(self, host: Host, chance: random.Random) -> None:
-        host.service.run_lifecycle()
-
-    def look_at_position(self, host: Host) -> None:
-        """A durable position never goes back, and what it says is there."""
-        assert host.service is not None
-        position = host.service.durable_position(SOURCE)
-        if not host.service._session.claimed:
-            return  # begun without the storage, whose log may be all that knows
-        if host.position is not None and (position is None or position < host.position):
-            self.truth.fail(Lost(f"{host.name}: the durable position went back from {host.position} to {position}"))
-        host.position = position
-        host.durable |= self.truth.up_to(position)
-
-    def archive(self, host: Host, chance: random.Random) -> None:
-        assert host.service is not None
-        number = chance.randrange(3)
-        data = random.Random(number).randbytes(SEGMENT_BYTES)
-        host.service.archive("store", number * SEGMENT_BYTES, SEGMENT_BYTES, lambda at, length: data[at : at + length])
-        self.archived[number] = data
 
     # Who asks
 
@@ -493,22 +280,6 @@ class World:
                     return True
                 frame = frame.f_back
         return False
-
-    def excuse(self, error: TieredIndexError, host: Host) -> None:
-        """Raise an error of a writer's that has no cause."""
-        assert host.client is not None
-        self.scheduler.note(f"{type(error).__name__}: {error}".replace(str(self.folder), "")[:200])
-        fenced = host.service is not None and host.service._session.epoch < self.truth.state.epoch
-        if (
-            (isinstance(error, InvalidArgument) and host.closing and "closed" in str(error))
-            or (isinstance(error, WriterFenced) and (fenced or host.service is None))
-            or isinstance(error, BackPressure)
-            or (isinstance(error, LockHeld) and host.service is not None and not host.service._session.claimed)
-            or (isinstance(error, DiskFull | StorageError) and host.disk.struck)
-            or (isinstance(error, StorageError) and "hours ago" in str(error))
-        ):
-            return
-        self.excuse_client(error, host.client)
 
     def excuse_client(self, error: TieredIndexError, client: Client) -> None:
         if isinstance(error, NotAnIndex) and (not client.began or client.mangled):
