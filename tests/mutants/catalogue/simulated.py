@@ -28,7 +28,7 @@ MUTANTS = (
     Mutant(
         "lives-journal-unsynced", "a flush returns before its journal is durable",
         "service/unsealed_file.py",
-        "log, self._journal_length)\n            self._disk.sync(self._journal_descriptor)\n", "log, self._journal_length)\n",
+        "log, self._journal_length)\n        self._disk.sync(self._journal_descriptor)\n", "log, self._journal_length)\n",
         LIVES,
     ),
     Mutant(
