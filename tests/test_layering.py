@@ -13,13 +13,14 @@ PACKAGE = Path(tiered_index.__file__).parent
 ALLOWED = {
     "_version": set(),
     "errors": set(),
+    "documents": {"errors"},
     "clock": set(),
     "types": set(),
     "moments": {"types"},
-    "storage": {"errors", "clock", "_version"},
-    "format": {"errors", "types"},
+    "storage": {"errors", "documents", "clock", "_version"},
+    "format": {"errors", "documents", "types"},
     "config": {"errors", "types", "format", "storage"},
-    "service": {"errors", "clock", "_version", "types", "config", "format", "storage"},
+    "service": {"errors", "documents", "clock", "_version", "types", "config", "format", "storage"},
 }
 ENTRY_POINTS = {"cli", "server", "spark", "rocketmq", "testing"}
 # they may import everything, and nothing below imports them; of each other they know only what stands here

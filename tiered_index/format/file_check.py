@@ -6,7 +6,6 @@ Nothing is believed that wasn't checked, and everything that is found is reporte
 from __future__ import annotations
 
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.errors import ConfigError, CorruptFile, UnsupportedVersion
+from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.bloom import FILTER_BLOCK_BYTES, block_numbers, blocks_may_hold, filter_hashes
 from tiered_index.format.foreign import Read, read_exactly
 from tiered_index.format.hashing import normal_hashes
@@ -36,7 +35,7 @@ class Finding:
     offset: int | None = None
 
 
-class FileCheck(ABC):
+class FileCheck:
     """One file being checked; `findings` is what was found so far.
 
     After its runs were read, `whole` says whether all were sound, `interval` is the first and the last second in those that were.
@@ -58,10 +57,6 @@ class FileCheck(ABC):
             self._add(part, error.problem, position)
             return None
 
-    @abstractmethod
-    def end_of_items(self, meta: Metadata) -> int:
-        """Return where the items must end by what the metadata says."""
-
     def trailer(self) -> Trailer | None:
         """Return the verified trailer, or None where it can't be believed, which is reported."""
         if self._size < TAIL_SIZE:
@@ -76,15 +71,10 @@ class FileCheck(ABC):
             trailer = parse_trailer(read_exactly(self._read, start, self._size - start, self._file), self._file, self._size)
         except UnsupportedVersion:
             raise
-        except (CorruptFile, ConfigError) as error:
-            offset = error.offset if isinstance(error, CorruptFile) else None
-            if part == "directory" and (isinstance(error, ConfigError) or "metadata" in error.problem):
+        except CorruptFile as error:
+            if part == "directory" and "metadata" in error.problem:
                 part = "metadata"
-            self._add(part, str(error), offset)
-            return None
-        meta = trailer.metadata
-        if (end := self.end_of_items(meta)) != tail.position:
-            self._add("metadata", f"geometry and {meta.count} items end at {end}, not {tail.position}")
+            self._add(part, str(error), error.offset)
             return None
         return trailer
 
@@ -116,27 +106,6 @@ class FileCheck(ABC):
         for name in Header._fields:
             if getattr(found, name) != getattr(expected, name):
                 self._add("header", f"{name} is {getattr(found, name)}, the metadata says {getattr(expected, name)}")
-
-    def _blocks(self, trailer: Trailer) -> None:
-        """Report each way in which blocks don't cover the groups that are cut."""
-        groups, blocks = trailer.directory.groups, trailer.directory.blocks
-        size = trailer.metadata.layout.schema.item.itemsize
-        used = 0
-        for group in groups[groups["blocks"] > 0]:
-            part = blocks[used : used + int(group["blocks"])]
-            lengths = part["length"].astype(np.int64)
-            ends = int(group["offset"]) + np.cumsum(lengths)
-            if (
-                int(group["first_block"]) != used
-                or len(part) != int(group["blocks"])
-                or int(lengths.sum()) != int(group["length"])
-                or (part["offset"].astype(np.int64) != ends - lengths).any()
-                or (lengths != part["count"] * np.int64(size)).any()
-            ):
-                self._add("directory", f"blocks do not cover the group of slot {int(group['first_slot'])}", int(group["offset"]))
-            used += int(group["blocks"])
-        if used != len(blocks):
-            self._add("directory", f"{len(blocks)} blocks, groups name {used}")
 
     def _sound_runs(self, trailer: Trailer, words: Array | None) -> Iterator[tuple[Run, Array, Array, Array]]:
         """Yield the runs whose bytes are sound: the run, its items, their seconds, and its items behind the last one of the run before.

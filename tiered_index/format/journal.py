@@ -12,10 +12,27 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from tiered_index.errors import MALFORMED, CorruptFile, UnsupportedVersion
+from tiered_index.documents import (
+    COUNT,
+    CRC32,
+    MILLISECONDS,
+    SECONDS,
+    Check,
+    Optional,
+    checked,
+    integer,
+    list_of,
+    load,
+    nullable,
+    record,
+    text,
+    tuple_of,
+)
+from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.layout import Layout
+from tiered_index.format.trailer import FILE_ID, POSITIONS, PREDECESSOR, TOPIC_ID
 
 __all__ = ["JOURNAL_VERSION", "BatchRecord", "Journal", "encode_batch", "encode_open", "encode_seal", "parse_journal"]
 
@@ -25,6 +42,7 @@ _START = struct.Struct(">8sI")
 _FRAME = struct.Struct(">II")
 _LENGTH = struct.Struct(">I")
 _MAX_RECORD = 1 << 26
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +142,10 @@ def encode_seal() -> bytes:
     return _record({"kind": "seal"})
 
 
-def parse_journal(data: bytes, file: str) -> Journal | None:
+def parse_journal(data: bytes, file: str, file_id: str | None = None) -> Journal | None:
     """Return the journal in `data`, or None where even its first record is torn (the file was being created).
 
+    `file_id` is the one in the journal's name: one that says another id speaks of another file's bytes.
     A torn last write is dropped. A damaged record with a whole one behind it can't come from a crash: `CorruptFile`.
     """
     if len(data) < _START.size or not data.strip(b"\0"):
@@ -142,17 +161,16 @@ def parse_journal(data: bytes, file: str) -> Journal | None:
     journal: Journal | None = None
     position = _START.size
     while (payload := _payload_at(data, position)) is not None:
+        journal = _apply(journal, load(payload, file, "journal record"), file, position)
         position += _FRAME.size + len(payload)
-        try:
-            journal = _apply(journal, json.loads(payload), file, position)
-        except MALFORMED as error:
-            raise CorruptFile(file, f"journal record is not what this version writes: {error!r}", offset=position) from error
     # every payload starts with a brace, so only the bytes 8 before one can start a later record
     brace = data.find(b"{", position + _FRAME.size + 1)
     while brace >= 0:
         if _payload_at(data, brace - _FRAME.size) is not None:
             raise CorruptFile(file, "damaged record before a whole one", offset=position)
         brace = data.find(b"{", brace + 1)
+    if journal is not None and file_id not in (None, journal.file_id):
+        raise CorruptFile(file, "journal is of another file than its name", expected=file_id, found=journal.file_id)
     if journal is not None:
         journal.valid_length = position
     return journal
@@ -169,28 +187,44 @@ def _payload_at(data: bytes, position: int) -> bytes | None:
     return payload if zlib.crc32(payload, zlib.crc32(data[position : position + 4])) == crc else None
 
 
-def _apply(journal: Journal | None, document: dict[str, Any], file: str, position: int) -> Journal:
-    kind = document["kind"]
+_KIND = record(lambda kind: str(kind), kind=text())
+_OPEN = record(
+    Journal, file_id=FILE_ID, layout=Layout.from_json, begin_ms=MILLISECONDS, lane=text(), sequence=COUNT, offset_space=text(),
+    created_ms=MILLISECONDS, predecessor=Optional(nullable(PREDECESSOR), None), log_number=Optional(COUNT, 0),
+)  # fmt: skip
+_BATCH: Check[dict[str, Any]] = record(
+    dict, first=integer(1, 2**31), count=integer(0, 2**31), crc32=CRC32, second_min=SECONDS, second_max=SECONDS, end_ms=MILLISECONDS,
+    positions=POSITIONS, topics=Optional(list_of(tuple_of(TOPIC_ID, text())), ()),
+)  # fmt: skip
+
+
+def _apply(journal: Journal | None, document: Any, file: str, position: int) -> Journal:
+    """Return the journal after a record; `position` is where it begins."""
+
+    def read(check: Check[T]) -> T:
+        return checked(check, document, file, "journal record", offset=position)
+
+    kind = read(_KIND)
     if journal is None:
         if kind != "open":
-            raise CorruptFile(file, "journal does not start with its open record", offset=position, expected="open", found=kind)
-        before = document.get("predecessor")
-        return Journal(
-            document["file_id"], Layout.from_json(document["layout"]), int(document["begin_ms"]), document["lane"],
-            int(document["sequence"]), document["offset_space"], int(document["created_ms"]),
-            (str(before[0]), int(before[1])) if before else None, log_number=int(document.get("log_number", 0)),
-        )  # fmt: skip
+            raise CorruptFile(file, "journal does not start with its open record", offset=position, expected="open", found=kind[:40])
+        return read(_OPEN)
     if kind == "batch":
-        batch = BatchRecord(*(int(document[name]) for name in ("first", "count", "crc32", "second_min", "second_max", "end_ms")))
-        if batch.first != journal.count + 1 or batch.count < 0 or batch.first + batch.count - 1 > journal.layout.capacity:
+        values = read(_BATCH)
+        positions, topics = values.pop("positions"), values.pop("topics")
+        batch = BatchRecord(**values)
+        if batch.first != journal.count + 1 or batch.first + batch.count - 1 > journal.layout.capacity:
             raise CorruptFile(file, "batches do not follow each other", offset=position, expected=journal.count + 1, found=batch.first)
         if journal.sealed and batch.count:
             raise CorruptFile(file, "entries behind the seal", offset=position)
-        journal.topics.update((int(i), str(name)) for i, name in document.get("topics", ()))
+        if batch.second_min > batch.second_max:
+            raise CorruptFile(file, "a batch ends before it begins", offset=position, expected=batch.second_min, found=batch.second_max)
+        if any(journal.topics.setdefault(topic_id, name) != name for topic_id, name in topics):
+            raise CorruptFile(file, "a topic id gets another name", offset=position)
         journal.batches.append(batch)
-        journal.positions.update((str(k), int(v)) for k, v in document["positions"].items())
+        journal.positions.update(positions)
     elif kind == "seal":
         journal.sealed = True
     else:
-        raise UnsupportedVersion(file, f"unknown journal record {kind!r}", offset=position)
+        raise UnsupportedVersion(file, f"unknown journal record {kind[:40]!r}", offset=position)
     return journal

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tiered_index.errors import MALFORMED, ConfigError, CorruptFile
+from tiered_index.documents import Malformed, integer, record, text
+from tiered_index.errors import ConfigError, CorruptFile
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
 
 __all__ = ["HEADER_SIZE", "NATIVE", "PRESETS", "ROCKETMQ", "SHARD_MAGIC", "SLOT_SIZE", "Header", "Layout", "Preset", "read_header"]
@@ -113,10 +114,15 @@ class Layout:
     def from_json(cls, document: dict[str, Any]) -> Layout:
         """Return the layout that `to_json` described; raises `ConfigError` or `SchemaMismatch` for what can't be."""
         try:
-            preset = PRESETS[document["preset"]]
-            return cls(preset, Schema.from_json(document["schema"]), int(document["slots"]), int(document["items"]))
-        except MALFORMED as error:
-            raise ConfigError(f"not a layout: {document!r}") from error
+            return _READ(document)
+        except Malformed as error:
+            raise ConfigError(f"not a layout: {error}") from error
+
+
+_READ = record(
+    lambda preset, **rest: Layout(PRESETS[preset], **rest),
+    preset=text("|".join(PRESETS)), schema=Schema.from_json, slots=integer(1, 2**28), items=integer(2, 2**30),
+)  # fmt: skip
 
 
 def read_header(data: bytes | memoryview, file: str) -> Header:

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tiered_index.errors import MALFORMED, ConfigError, SchemaMismatch
+from tiered_index.documents import Malformed, flag, list_of, record, text, tuple_of
+from tiered_index.errors import ConfigError, SchemaMismatch
 from tiered_index.types import IndexItem, KeyedIndexItem, column
 
 __all__ = ["BASE_COLUMNS", "KEYED_SCHEMA", "PREVIOUS", "ROCKETMQ_SCHEMA", "Column", "Schema"]
@@ -57,7 +58,7 @@ class Schema:
             seen.add(c.name)
             try:
                 dtype = np.dtype(c.dtype)
-            except TypeError as error:
+            except (TypeError, ValueError, SyntaxError) as error:
                 raise ConfigError(f"schema {self.name}: column {c.name!r} has no such type {c.dtype!r}") from error
             if dtype.kind not in "iufS" or dtype.itemsize == 0 or dtype.shape or dtype.byteorder == "<" or dtype.byteorder == "=":
                 raise ConfigError(
@@ -113,10 +114,9 @@ class Schema:
     def from_json(cls, document: dict[str, Any]) -> Schema:
         """Return the schema of a stored declaration; raises `SchemaMismatch` where its base differs from ours."""
         try:
-            columns = tuple(Column(str(n), str(d), bool(i)) for n, d, i in document["columns"])
-            name = str(document["name"])
-        except MALFORMED as error:
-            raise SchemaMismatch(f"not a schema declaration: {document!r}") from error
+            name, columns = _READ(document)
+        except Malformed as error:
+            raise SchemaMismatch(f"not a schema declaration: {error}") from error
         if columns[: len(BASE_COLUMNS)] != BASE_COLUMNS:
             raise SchemaMismatch(f"schema {name!r} does not start with IndexItem's columns")
         return cls(name, columns[len(BASE_COLUMNS) :])
@@ -135,5 +135,10 @@ class Schema:
         return dataclasses.make_dataclass(self.name, fields, bases=(IndexItem,), frozen=True, kw_only=True)
 
 
+_READ = record(
+    lambda name, columns: (name, tuple(Column(*column) for column in columns)),
+    # a class of answers is made of it: no names that Python itself gives a meaning
+    name=text(r"[^\0]{1,255}"), columns=list_of(tuple_of(text(r"(?!__).{1,255}"), text(r"[>|]?[iufS][0-9]{1,9}"), flag)),
+)  # fmt: skip
 ROCKETMQ_SCHEMA = Schema.of(IndexItem)
 KEYED_SCHEMA = Schema.of(KeyedIndexItem)

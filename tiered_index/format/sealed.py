@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.documents import COUNT, MILLISECONDS, Malformed, Optional, integer, nullable, record, text
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.layout import Layout
+from tiered_index.format.trailer import FILE_ID, POSITIONS, PREDECESSOR, topic_table
 
 __all__ = ["SealedFile"]
 
@@ -74,13 +76,19 @@ class SealedFile:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> SealedFile:
-        """Return what `to_json` described. Raises what a document of another shape does."""
-        before = document["predecessor"]
-        return cls(
-            file_id=str(document["file_id"]), layout=Layout.from_json(document["layout"]), begin_ms=int(document["begin_ms"]),
-            end_ms=int(document["end_ms"]), count=int(document["count"]), lane=str(document["lane"]), sequence=int(document["sequence"]),
-            predecessor=(str(before[0]), int(before[1])) if before else None, created_ms=int(document["created_ms"]),
-            offset_space=str(document["offset_space"]), topics=tuple((int(i), str(name)) for i, name in document["topics"]),
-            positions={str(k): int(v) for k, v in document["positions"].items()}, writer=str(document["writer"]),
-            log_number=int(document.get("log_number", 0)),
-        )  # fmt: skip
+        """Return what `to_json` described. Raises `Malformed`, `ConfigError`."""
+        return _READ(document)
+
+
+def _sealed(**fields: Any) -> SealedFile:
+    sealed = SealedFile(**fields)
+    if sealed.count > sealed.layout.capacity:
+        raise Malformed(f"{sealed.layout.capacity} entries at most", sealed.count, ".count")
+    return sealed
+
+
+_READ = record(
+    _sealed, file_id=FILE_ID, layout=Layout.from_json, begin_ms=MILLISECONDS, end_ms=MILLISECONDS, count=integer(1, 2**31), lane=text(),
+    sequence=COUNT, predecessor=nullable(PREDECESSOR), created_ms=MILLISECONDS, offset_space=text(), topics=topic_table,
+    positions=POSITIONS, writer=text(), log_number=Optional(COUNT, 0),
+)  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.documents import integer, record
 from tiered_index.errors import ConfigError
 
 __all__ = ["SlotMap"]
@@ -75,8 +76,8 @@ class SlotMap:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> SlotMap:
-        """Return the map that `to_json` described."""
-        return cls(int(document["base"]), int(document["split"]), int(document["join"]))
+        """Return the map that `to_json` described. Raises `Malformed`, `ConfigError` for one that can't be."""
+        return _READ(document)
 
     @classmethod
     def for_count(cls, base: int, count: int, per_slot: int = 4) -> SlotMap:
@@ -85,3 +86,6 @@ class SlotMap:
         if wanted >= base:
             return cls(base, split=min(wanted // base, (2**31 - 1) // base + 1))
         return cls(base, join=1 << (base // wanted).bit_length() - 1)  # powers of two: where the largest has a cut, all have
+
+
+_READ = record(SlotMap, base=integer(1, 2**28), split=integer(1, 2**31), join=integer(1, 2**28))

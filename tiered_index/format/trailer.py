@@ -18,14 +18,36 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.errors import MALFORMED, CorruptFile, TieredIndexError, UnsupportedVersion
-from tiered_index.format.layout import Layout
+from tiered_index.documents import (
+    COUNT,
+    CRC32,
+    MILLISECONDS,
+    SECONDS,
+    Check,
+    Malformed,
+    Optional,
+    checked,
+    integer,
+    list_of,
+    load,
+    map_of,
+    nullable,
+    record,
+    shallow,
+    text,
+    tuple_of,
+)
+from tiered_index.errors import CorruptFile, UnsupportedVersion
+from tiered_index.format.layout import HEADER_SIZE, Layout
 from tiered_index.format.slot_map import SlotMap
 
 __all__ = [
     "BLOCK_DTYPE",
+    "FILE_ID",
     "FORMAT_VERSION",
     "GROUP_DTYPE",
+    "POSITIONS",
+    "PREDECESSOR",
     "TAIL_MAGIC",
     "TAIL_SIZE",
     "Directory",
@@ -35,6 +57,7 @@ __all__ = [
     "Trailer",
     "build_trailer",
     "parse_trailer",
+    "topic_table",
 ]
 
 FORMAT_VERSION = 1
@@ -58,6 +81,24 @@ BLOCK_DTYPE = np.dtype([
 """A block of a group of more than 256 KiB, with inclusive bounds of what is in it."""
 
 Array = npt.NDArray[Any]
+FILE_ID = text(r"[0-9A-Za-z_-]{1,64}")
+"""A file's id, which becomes part of paths and of objects' names."""
+TOPIC_ID = integer(-(2**31), 2**31 - 1)
+POSITIONS = map_of(COUNT)
+"""Source positions by source."""
+PREDECESSOR = tuple_of(FILE_ID, integer(0, 2**31))
+"""A lane's file before this one, and how many durable entries it had."""
+
+
+def topic_table(value: Any) -> tuple[tuple[int, str], ...]:
+    """Check a topic table: pairs of an id and its one name."""
+    pairs = _PAIRS(value)
+    if len({topic_id for topic_id, _ in pairs}) != len(pairs):
+        raise Malformed("a list of ids that differ, with their names", value)
+    return pairs
+
+
+_PAIRS = list_of(tuple_of(TOPIC_ID, text()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +138,35 @@ class Directory:
             raise CorruptFile(file, "directory length does not match its counts", expected=expected, found=len(data))
         table = np.frombuffer(data, GROUP_DTYPE, groups, _DIRECTORY.size)
         return cls(table, np.frombuffer(data, BLOCK_DTYPE, blocks, _DIRECTORY.size + table.nbytes))
+
+    def check(self, metadata: Metadata, end: int, file: str) -> None:
+        """Raise `CorruptFile` unless groups and blocks cover the arrays of `metadata`, which end at byte `end`, every byte once.
+
+        What a checked directory names lies within the file, and all of it together is no more than the file.
+        """
+        groups, blocks = self.groups, self.blocks
+        low, high = metadata.slot_range if metadata.is_shard else (0, metadata.layout.slots)
+        size = metadata.layout.schema.item.itemsize
+        first = self._first_slots
+        if not len(groups) or first[0] != low or first[-1] >= high or (first[1:] <= first[:-1]).any():
+            raise CorruptFile(file, f"directory's groups do not rise from slot {low} to {high}")
+        begins, ends = _cover(groups, size, "groups", file)
+        if begins[0] != end - size * metadata.count or ends[-1] != end or (begins[1:] != ends[:-1]).any():
+            raise CorruptFile(file, "directory's groups do not cover the items, each once")
+        cut = np.flatnonzero(groups["blocks"])
+        number = groups["blocks"][cut].astype(np.int64)
+        firsts = np.cumsum(number) - number
+        if number.sum() != len(blocks) or (groups["first_block"][cut] != firsts).any():
+            raise CorruptFile(file, "directory's blocks are others than its groups name", expected=int(number.sum()), found=len(blocks))
+        if not len(blocks):
+            return
+        starts, stops = _cover(blocks, size, "blocks", file)
+        joined = starts[1:] == stops[:-1]
+        joined[firsts[1:] - 1] = True
+        if not joined.all() or (starts[firsts] != begins[cut]).any() or (stops[firsts + number - 1] != ends[cut]).any():
+            raise CorruptFile(file, "directory's blocks do not cover their groups")
+        if not blocks["count"].all() or (blocks["second_min"] > blocks["second_max"]).any():
+            raise CorruptFile(file, "directory's blocks are empty, or end before they begin")
 
     def runs(self, slot: int, key_hash: int, second_min: int, second_max: int) -> list[Run]:
         """Return what must be read to see every item of `key_hash`, whose slot is `slot`, in the inclusive range of seconds.
@@ -174,6 +244,15 @@ class Directory:
         return sorted(runs, key=attrgetter("offset"))
 
 
+def _cover(table: Array, size: int, what: str, file: str) -> tuple[Array, Array]:
+    """Return where each row of either table begins and ends (i64, n); raises `CorruptFile` unless its items are as long as it says."""
+    lengths = table["length"].astype(np.int64)
+    if (table["offset"] > 2**62).any() or (lengths != table["count"] * np.int64(size)).any():
+        raise CorruptFile(file, f"directory's {what} are not as long as the items that they count")
+    begins = table["offset"].astype(np.int64)
+    return begins, begins + lengths
+
+
 def _runs(table: Array) -> list[Run]:
     """Return the runs of rows of either table."""
     names = ("offset", "length", "crc32", "count", "second_min", "second_max")
@@ -210,12 +289,17 @@ class Metadata:
     @cached_property
     def slot_map(self) -> SlotMap:
         """How hashes map to slots: a shard says it, in a whole file a slot is the hash modulo the slots."""
-        return SlotMap.from_json(self.more["slot_map"]) if "slot_map" in self.more else SlotMap(self.layout.slots)
+        return SlotMap.from_json(self.more["slot_map"]) if self.is_shard else SlotMap(self.layout.slots)
+
+    @property
+    def is_shard(self) -> bool:
+        """Whether this is of a shard of a window table, which has no slot table."""
+        return "slot_map" in self.more
 
     @property
     def in_answer_order(self) -> bool:
         """Whether the entries of one hash stand in answer order, so that what lies behind one of them comes after it in every answer."""
-        return _order(self.layout, is_shard="slot_map" in self.more) == "answer"
+        return _order(self.layout, is_shard=self.is_shard) == "answer"
 
     def encode(self) -> bytes:
         """Return the metadata's bytes (UTF-8 JSON; lone surrogates stay as escapes)."""
@@ -223,7 +307,7 @@ class Metadata:
             "file_id": self.file_id, "layout": self.layout.to_json(), "count": self.count, "begin_ms": self.begin_ms,
             "end_ms": self.end_ms, "second_min": self.second_min, "second_max": self.second_max, "slots_in_use": self.slots_in_use,
             "header_crc32": self.header_crc32, "slots_crc32": self.slots_crc32,
-            "order": _order(self.layout, is_shard="slot_map" in self.more),
+            "order": _order(self.layout, is_shard=self.is_shard),
             "topics": [list(pair) for pair in self.topics], "source_positions": self.source_positions, "lane": self.lane,
             "offset_space": self.offset_space, "slot_base": self.slot_base, "slot_range": list(self.slot_range),
             "writer": self.writer, **self.more,
@@ -232,45 +316,59 @@ class Metadata:
 
     @classmethod
     def decode(cls, data: bytes | memoryview, file: str) -> Metadata:
-        """Return the metadata in `data`, which has passed its CRC; unknown fields are kept in `more`."""
-        try:
-            document = json.loads(bytes(data))
-            low, high = document.pop("slot_range")
-            layout = Layout.from_json(document.pop("layout"))
-            if "slot_map" in document:
-                SlotMap.from_json(document["slot_map"])
-            order, expected = document.pop("order"), _order(layout, is_shard="slot_map" in document)
-            if order != expected:
-                raise UnsupportedVersion(file, f"unknown order {order!r} within slots", expected=expected, found=order)
-            return cls(
-                file_id=str(document.pop("file_id")),
-                layout=layout,
-                count=int(document.pop("count")),
-                begin_ms=int(document.pop("begin_ms")),
-                end_ms=int(document.pop("end_ms")),
-                second_min=int(document.pop("second_min")),
-                second_max=int(document.pop("second_max")),
-                slots_in_use=int(document.pop("slots_in_use")),
-                header_crc32=int(document.pop("header_crc32")),
-                slots_crc32=int(document.pop("slots_crc32")),
-                topics=tuple((int(i), str(name)) for i, name in document.pop("topics")),
-                source_positions={str(k): int(v) for k, v in document.pop("source_positions").items()},
-                lane=str(document.pop("lane")),
-                offset_space=str(document.pop("offset_space")),
-                slot_base=int(document.pop("slot_base")),
-                slot_range=(int(low), int(high)),
-                writer=str(document.pop("writer")),
-                more=document,
-            )
-        except TieredIndexError:
-            raise
-        except MALFORMED as error:
-            raise CorruptFile(file, f"metadata is not what this version writes: {error!r}") from error
+        """Return the metadata in `data`, which has passed its CRC; unknown fields are kept in `more`.
+
+        Raises `CorruptFile` for fields of the wrong type or range, or that contradict each other; `UnsupportedVersion`.
+        """
+        document = load(data, file, "metadata")
+        metadata, order = checked(_metadata, document, file, "metadata")
+        if order != (expected := _order(metadata.layout, is_shard=metadata.is_shard)):
+            raise UnsupportedVersion(file, f"unknown order {order[:40]!r} within slots", expected=expected, found=order[:40])
+        return metadata
+
+    def end_of_items(self) -> int:
+        """Return where the arrays end, by geometry and count: a shard has no slot table."""
+        size = self.layout.schema.item.itemsize
+        return HEADER_SIZE + size * self.count if self.is_shard else self.layout.compacted_size(self.count)
 
 
 def _order(layout: Layout, *, is_shard: bool) -> str:
     """Return how entries stand within a slot: in shards always in answer order."""
     return "newest_first" if layout.preset.newest_first and not is_shard else "answer"
+
+
+def _metadata(document: Any) -> tuple[Metadata, str]:
+    """Check metadata's document; return the metadata, and which order it declares."""
+    values = _FIELDS(document)
+    _MORE(document)
+    more = {name: shallow(value) for name, value in document.items() if name not in values}
+    order = values.pop("order")
+    metadata = Metadata(**values, more=more)
+    slots, (low, high), is_shard = metadata.slot_map, metadata.slot_range, metadata.is_shard
+    most = slots.slots if is_shard else metadata.slot_base
+    if not low < high <= most or not (is_shard or high - low == slots.slots):
+        raise Malformed(f"a range of {most} slots", [low, high], ".slot_range")
+    if slots.base != metadata.layout.slots or (is_shard and metadata.slot_base != slots.base):
+        raise Malformed(f"{metadata.layout.slots} base slots", metadata.slot_base, ".slot_base")
+    if not is_shard and metadata.count > metadata.layout.capacity:
+        raise Malformed(f"{metadata.layout.capacity} entries at most", metadata.count, ".count")
+    if metadata.second_min > metadata.second_max:
+        raise Malformed(f"no second before {metadata.second_min}", metadata.second_max, ".second_max")
+    return metadata, order
+
+
+_SLOT = integer(0, 2**60)
+_FIELDS: Check[dict[str, Any]] = record(
+    dict, file_id=FILE_ID, layout=Layout.from_json, count=integer(1, 2**36), begin_ms=MILLISECONDS, end_ms=MILLISECONDS,
+    second_min=SECONDS, second_max=SECONDS, slots_in_use=_SLOT, header_crc32=CRC32, slots_crc32=CRC32, order=text(), topics=topic_table,
+    source_positions=POSITIONS, lane=text(), offset_space=text(), slot_base=_SLOT, slot_range=tuple_of(_SLOT, _SLOT), writer=text(),
+)  # fmt: skip
+_MORE: Check[dict[str, Any]] = record(
+    dict, sequence=Optional(COUNT, 0), predecessor=Optional(nullable(PREDECESSOR), None), created_ms=Optional(MILLISECONDS, 0),
+    log_number=Optional(COUNT, 0), table=Optional(FILE_ID, ""), window_s=Optional(integer(1, 2**42), 0),
+    checksum=Optional(text("[0-9a-f]{1,16}"), ""), slot_map=Optional(SlotMap.from_json, None),
+)  # fmt: skip
+# what `more` may hold that this version knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,4 +458,8 @@ def parse_trailer(data: bytes | memoryview, file: str, file_size: int) -> Traile
     ):
         if (found := zlib.crc32(part)) != crc:
             raise CorruptFile(file, f"{name}'s CRC32 does not match", offset=offset, expected=crc, found=found)
-    return Trailer(tail, Directory.decode(directory, file), Metadata.decode(metadata, file))
+    trailer = Trailer(tail, Directory.decode(directory, file), Metadata.decode(metadata, file))
+    if (end := trailer.metadata.end_of_items()) != tail.position:
+        raise CorruptFile(file, f"metadata's geometry and {trailer.metadata.count} items end elsewhere", expected=tail.position, found=end)
+    trailer.directory.check(trailer.metadata, tail.position, file)
+    return trailer

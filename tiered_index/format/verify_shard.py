@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.errors import MALFORMED
 from tiered_index.format.file_check import FileCheck, Finding
 from tiered_index.format.foreign import Read
 from tiered_index.format.hashing import normal_hashes
-from tiered_index.format.layout import HEADER_SIZE, SHARD_MAGIC, Header
+from tiered_index.format.layout import SHARD_MAGIC, Header
 from tiered_index.format.shard import answer_sorted, entry_checksum
 from tiered_index.format.trailer import Metadata, Trailer
 
@@ -36,51 +35,24 @@ def verify_shard(read: Read, file_size: int, file: str) -> list[Finding]:
     meta = trailer.metadata
     words = check.filter(trailer.tail)
     check.header(meta, Header(SHARD_MAGIC, meta.begin_ms, meta.end_ms, 0, 0))
-    if check.directory(trailer):
-        check.items(trailer, words)
+    check.items(trailer, words)
     return check.findings
 
 
 class _ShardCheck(FileCheck):
-    def end_of_items(self, meta: Metadata) -> int:
-        return HEADER_SIZE + meta.layout.schema.item.itemsize * meta.count
-
     def metadata(self, meta: Metadata) -> bool:
-        """Return whether slot map, slots and window can be believed; reports what can't."""
+        """Return whether it is a shard's metadata and its times are those of its window; reports what isn't."""
         before = len(self.findings)
-        if "slot_map" not in meta.more:
-            self._add("metadata", "no slot map: this is no shard")
+        missing = [name for name in ("slot_map", "window_s", "checksum") if name not in meta.more]
+        if missing:
+            self._add("metadata", f"no {missing[0]}: this is no shard")
             return False
-        slots, (low, high) = meta.slot_map, meta.slot_range
-        if (slots.base, meta.slot_base) != (meta.layout.slots, meta.layout.slots) or not 0 <= low < high <= slots.slots:
-            self._add("metadata", f"slots {low}..{high} of {meta.slot_base} base slots don't fit {slots}")
-        try:
-            window_s, _ = int(meta.more["window_s"]), int(str(meta.more["checksum"]), 16)
-        except MALFORMED as error:
-            self._add("metadata", f"window or checksum are not what this version writes: {error!r}")
-            return False
+        window_s = meta.more["window_s"]
         if meta.begin_ms % 1000 or meta.end_ms != meta.begin_ms + 1000 * window_s - 1:
             self._add("metadata", f"header's times {meta.begin_ms}..{meta.end_ms} are not those of a window of {window_s} s")
         begin_s = meta.begin_ms // 1000
         if not begin_s <= meta.second_min <= meta.second_max < begin_s + window_s:
             self._add("interval", f"seconds {meta.second_min}..{meta.second_max} are not within the window of {window_s} s from {begin_s}")
-        return len(self.findings) == before
-
-    def directory(self, trailer: Trailer) -> bool:
-        """Return whether groups and blocks cover every array exactly once; reports each way in which they don't."""
-        groups, meta = trailer.directory.groups, trailer.metadata
-        before = len(self.findings)
-        first = np.append(groups["first_slot"].astype(np.int64), meta.slot_range[1])
-        if not len(groups) or first[0] != meta.slot_range[0] or (np.diff(first) <= 0).any():
-            self._add("directory", f"groups' first slots do not rise from {meta.slot_range[0]} to {meta.slot_range[1]}")
-            return False
-        lengths = groups["length"].astype(np.int64)
-        ends = HEADER_SIZE + np.cumsum(lengths)
-        if (groups["offset"].astype(np.int64) != ends - lengths).any() or int(ends[-1]) != trailer.tail.position:
-            self._add("directory", "groups do not follow each other from the header to the trailer")
-        if (lengths != groups["count"] * np.int64(meta.layout.schema.item.itemsize)).any() or not lengths.all():
-            self._add("directory", "groups' counts contradict their lengths")
-        self._blocks(trailer)
         return len(self.findings) == before
 
     def items(self, trailer: Trailer, words: Array | None) -> None:

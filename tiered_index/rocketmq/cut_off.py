@@ -8,11 +8,11 @@ has not met the cut yet. For one thread and one call: it looks once.
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from pathlib import Path
 
-from tiered_index.errors import MALFORMED, CorruptFile, StorageError, TieredIndexError
+from tiered_index.documents import checked, load, record, text
+from tiered_index.errors import CorruptFile, StorageError, TieredIndexError
 from tiered_index.rocketmq.commitlog import CommitLogReader
 from tiered_index.rocketmq.message import Message
 from tiered_index.rocketmq.store import SOURCE_PREFIX
@@ -25,6 +25,7 @@ __all__ = ["CutOff"]
 
 _FAR_BYTES = 1 << 26
 # a follower that is further behind its log doesn't tell where it ends
+_SOURCE = record(lambda source: str(source), source=text())
 
 
 class CutOff:
@@ -45,9 +46,9 @@ class CutOff:
         trails = []
         for path in sorted((self._root / FOLLOWERS).glob("*.json")) if self._root is not None else ():
             try:
-                source = json.loads(path.read_bytes())["source"]
+                source = checked(_SOURCE, load(path.read_bytes(), str(path), "memory"), str(path), "memory")
                 trail = Trail.load(self._root, source, Disk()) if self._root is not None and source.startswith(SOURCE_PREFIX) else None
-            except (*MALFORMED, OSError, TieredIndexError):
+            except (OSError, TieredIndexError):
                 continue  # the follower itself tells of it; here it means that nothing is known
             if trail is not None and trail.witnesses:
                 trails.append(trail)

@@ -21,7 +21,23 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tiered_index.errors import MALFORMED, CorruptFile
+from tiered_index.documents import (
+    COUNT,
+    CRC32,
+    MILLISECONDS,
+    SIZE,
+    Malformed,
+    Optional,
+    checked,
+    integer,
+    list_of,
+    load,
+    nullable,
+    record,
+    text,
+    tuple_of,
+)
+from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.commitlog import Fingerprint
 from tiered_index.rocketmq.index_columns import Passed
 from tiered_index.rocketmq.joined_crc import joined_crc
@@ -35,6 +51,7 @@ _VERSION = 1
 _MANY = 64
 _CHUNK = 1 << 22
 _SPARSE = 4
+_POSITION = integer(0, 2**62)
 # a witness goes where the gap that it leaves is at most this part of its distance from the newest
 
 
@@ -106,6 +123,24 @@ class Witness(NamedTuple):
         return Verdict.SAME if Fingerprint(self.offset, len(data), zlib.crc32(data)) == self.fingerprint else Verdict.CHANGED
 
 
+def _witness(value: Any) -> Witness:
+    """Check a witness: a list of its numbers, of which the last two were not always there."""
+    if not isinstance(value, list) or not len(_WITNESS) - 2 <= len(value) <= len(_WITNESS):
+        raise Malformed(f"a list of {len(_WITNESS) - 2} to {len(_WITNESS)} numbers", value)
+    witness = Witness(*(check(number) for check, number in zip(_WITNESS, value, strict=False)))
+    if not witness.begin <= witness.end >= witness.offset:
+        raise Malformed("a stretch of a log", value)
+    return witness
+
+
+_WITNESS = (_POSITION, _POSITION, SIZE, CRC32, COUNT, integer(-1, 2**62), CRC32)
+_TRAIL = record(
+    lambda follower, **fields: tuple(fields.values()),
+    follower=integer(_VERSION, _VERSION), source=text(), witnesses=list_of(_witness), continue_at=nullable(_POSITION),
+    rewritten=Optional(list_of(tuple_of(_POSITION, _POSITION, MILLISECONDS)), ()),
+)  # fmt: skip
+
+
 def stored_bytes(folder: Path, offset: int, size: int, segments: tuple[Segment, ...] | None = None) -> bytes | None:
     """Return the bytes [offset, offset + size) of the commit log, fewer where the segment ends before, None where no segment has them.
 
@@ -147,18 +182,19 @@ class Trail:
         """Return what is kept in a root, an empty trail where there is nothing. Raises `CorruptFile`."""
         trail = cls(root / FOLLOWERS / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.json", source, disk)
         try:
-            document: dict[str, Any] = json.loads(trail.path.read_bytes())
-            if document["follower"] != _VERSION or document["source"] != source:
-                raise ValueError(f"version {document['follower']}, source {document['source']!r}")
-            trail.witnesses = [Witness(*map(int, fields)) for fields in document["witnesses"]]
-            trail.rewritten = tuple((int(begin), int(end), int(ms)) for begin, end, ms in document.get("rewritten", ()))
-            trail.continue_at = None if document["continue_at"] is None else int(document["continue_at"])
+            document = load(trail.path.read_bytes(), str(trail.path), "memory")
+            said, witnesses, trail.continue_at, trail.rewritten = checked(_TRAIL, document, str(trail.path), "memory")
+            if said != source:
+                raise CorruptFile(str(trail.path), "memory of another source", expected=source, found=said)
+            trail.witnesses = list(witnesses)
         except FileNotFoundError:
             pass
         except OSError as error:
             raise disk_error(error, f"reading {trail.path}") from error
-        except MALFORMED as error:
-            problem = f"not the memory of {source} ({error}); without this file the log is followed unchecked from the durable position"
+        except CorruptFile as error:
+            problem = (
+                f"not the memory of {source} ({error.problem}); without this file the log is followed unchecked from the durable position"
+            )
             raise CorruptFile(str(trail.path), problem) from error
         return trail
 

@@ -11,10 +11,10 @@ import logging
 import os
 import socket
 from dataclasses import dataclass
-from typing import Any
 
 from tiered_index.clock import Clock
-from tiered_index.errors import MALFORMED, LockHeld, ObjectNotFound
+from tiered_index.documents import MILLISECONDS, checked, flag, integer, load, record, text
+from tiered_index.errors import CorruptFile, LockHeld, ObjectNotFound
 from tiered_index.format.names import LEASE_PREFIX, lease_name
 from tiered_index.storage.base import Storage
 
@@ -30,6 +30,9 @@ class _Holder:
     pid: int
     expires_ms: int
     released: bool
+
+
+_HOLDER = record(_Holder, root_id=text(), host=text(), pid=integer(0, 2**31 - 1), expires_ms=MILLISECONDS, released=flag)
 
 
 def check_lease(storage: Storage, root_id: str, clock: Clock) -> None:
@@ -51,19 +54,12 @@ def _current(storage: Storage) -> _Holder | None:
         if not names:
             return None
         try:
-            document: dict[str, Any] = json.loads(storage.get(names[-1]))
-            return _Holder(
-                root_id=str(document["root_id"]),
-                host=str(document["host"]),
-                pid=int(document["pid"]),
-                expires_ms=int(document["expires_ms"]),
-                released=bool(document["released"]),
-            )
+            return checked(_HOLDER, load(storage.get(names[-1]), names[-1], "lease"), names[-1], "lease")
         except ObjectNotFound:
             continue
-        except MALFORMED as error:
+        except CorruptFile as error:
             # the lease is a courtesy, the log's fences decide: one that can't be read must not lock every writer out
-            _log.warning("%s is not a lease and is passed over: %r", names[-1], error)
+            _log.warning("%s is not a lease and is passed over: %s", names[-1], error)
             return None
     return None
 

@@ -14,9 +14,29 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from tiered_index.errors import MALFORMED, CorruptFile, UnsupportedVersion
+from tiered_index.documents import (
+    COUNT,
+    CRC32,
+    MILLISECONDS,
+    SECONDS,
+    SIZE,
+    Malformed,
+    Optional,
+    checked,
+    integer,
+    list_of,
+    load,
+    map_of,
+    nullable,
+    record,
+    text,
+)
+from tiered_index.errors import CorruptFile, UnsupportedVersion
+from tiered_index.format.bloom import FILTER_BLOCK_BYTES
 from tiered_index.format.layout import Layout
+from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX
 from tiered_index.format.slot_map import SlotMap
+from tiered_index.format.trailer import FILE_ID, POSITIONS
 from tiered_index.service.chunks import later_positions
 
 __all__ = [
@@ -33,7 +53,6 @@ __all__ = [
 
 LOG_VERSION = 1
 _MARK = b"\n#crc32 "
-_TEXTS = ("name", "file_id", "lane")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +76,6 @@ class TableShard:
             "table": self.table, "begin_s": self.begin_s, "window_s": self.window_s, "slots": self.slots.to_json(),
             "slot_low": self.slot_low, "slot_high": self.slot_high,
         }  # fmt: skip
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> TableShard:
-        """Return what `to_json` described; unknown fields are ignored."""
-        return cls(
-            str(document["table"]), int(document["begin_s"]), int(document["window_s"]), SlotMap.from_json(document["slots"]),
-            int(document["slot_low"]), int(document["slot_high"]),
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +109,6 @@ class StoredObject:
         """Return the fields as stored in a record."""
         document = {name: getattr(self, name) for name in _PLAIN}
         return document if self.shard is None else {**document, "shard": self.shard.to_json()}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> StoredObject:
-        """Return the object that `to_json` described; unknown fields are ignored."""
-        values: dict[str, Any] = {name: str(document[name]) if name in _TEXTS else int(document[name]) for name in _PLAIN}
-        return cls(**values, shard=TableShard.from_json(document["shard"]) if "shard" in document else None)
 
 
 _PLAIN = tuple(name for name in StoredObject.__slots__ if name != "shard")
@@ -141,9 +146,8 @@ class ArchivedSegment:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> ArchivedSegment:
-        """Return the segment that `to_json` described; unknown fields are ignored."""
-        values: dict[str, Any] = {n: str(document[n]) if n in ("name", "store") else int(document[n]) for n in cls.__slots__}
-        return cls(**values)
+        """Return the segment that `to_json` described; unknown fields are ignored. Raises `Malformed`."""
+        return _ARCHIVED(document)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +165,6 @@ class StreamBatch:
         """Return the fields as stored in a record."""
         return {"number": self.number, "entries": self.entries, "checksum": f"{self.checksum:016x}"}
 
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> StreamBatch:
-        """Return the batch that `to_json` described; unknown fields are ignored."""
-        return cls(int(document["number"]), int(document["entries"]), int(document["checksum"], 16))
-
 
 @dataclass(frozen=True)
 class Genesis:
@@ -178,11 +177,6 @@ class Genesis:
     def to_json(self) -> dict[str, Any]:
         """Return the fields as stored in record 1."""
         return {"index_id": self.index_id, "layout": self.layout.to_json(), "offset_space": self.offset_space}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Genesis:
-        """Return what `to_json` described."""
-        return cls(str(document["index_id"]), Layout.from_json(document["layout"]), str(document["offset_space"]))
 
 
 @dataclass(frozen=True)
@@ -212,16 +206,7 @@ class LogRecord:
     @classmethod
     def decode(cls, data: bytes, file: str) -> LogRecord:
         """Return the record in `data`; raises `CorruptFile` or `UnsupportedVersion`."""
-        document = decode_document(data, file)
-        try:
-            return cls(
-                int(document["number"]), str(document["kind"]), int(document["epoch"]), str(document["attempt"]),
-                int(document["created_ms"]), tuple(StoredObject.from_json(o) for o in document["add"]),
-                tuple(str(name) for name in document["remove"]), {str(k): int(v) for k, v in document["positions"].items()},
-                Genesis.from_json(document["genesis"]) if document["genesis"] else None, _archive_of(document), _batches_of(document),
-            )  # fmt: skip
-        except MALFORMED as error:
-            raise CorruptFile(file, f"log record is not what this version writes: {error!r}") from error
+        return checked(_RECORD, decode_document(data, file), file, "log record")
 
 
 @dataclass(frozen=True)
@@ -243,8 +228,8 @@ class LogState:
     def fold(self, records: Iterable[tuple[LogRecord, str]]) -> LogState:
         """Return the state after `records`, each with its name, in order; one copy is made for all. Errors as `apply`."""
         fold = self.folding()
-        for record, file in records:
-            fold.add(record, file)
+        for added, file in records:
+            fold.add(added, file)
         return fold.state() if fold.number > self.number else self
 
     def folding(self) -> Fold:
@@ -314,16 +299,7 @@ class LogState:
     @classmethod
     def decode(cls, data: bytes, file: str) -> LogState:
         """Return the state in a checkpoint; raises `CorruptFile`."""
-        document = decode_document(data, file)
-        try:
-            objects = [StoredObject.from_json(o) for o in document["objects"]]
-            return cls(
-                int(document["number"]), int(document["epoch"]), Genesis.from_json(document["genesis"]),
-                {o.name: o for o in objects}, {str(k): int(v) for k, v in document["positions"].items()},
-                {segment.name: segment for segment in _archive_of(document)}, _batches_of(document),
-            )  # fmt: skip
-        except MALFORMED as error:
-            raise CorruptFile(file, f"checkpoint is not what this version writes: {error!r}") from error
+        return checked(_STATE, decode_document(data, file), file, "checkpoint")
 
 
 class Fold:
@@ -352,9 +328,11 @@ class Fold:
                 if segment is None:
                     raise CorruptFile(file, f"removes {name!r}, which does not exist")
                 places.discard(segment.place)
+        self._genesis = self._genesis or record.genesis
         for added in record.add:
             if added.name in self._objects:
                 raise CorruptFile(file, f"adds {added.name!r}, which exists already")
+            _check_slots(added, self._genesis, file)
             self._objects[added.name] = added
         for segment in record.archive:
             if segment.name in self._archive or segment.place in places:
@@ -363,7 +341,6 @@ class Fold:
             places.add(segment.place)
         self.number = record.number
         self._epoch = max(self._epoch, record.epoch)
-        self._genesis = self._genesis or record.genesis
         self._positions = later_positions(self._positions, record.positions)
         later = {s: batch for s, batch in record.batches.items() if s not in self._batches or batch.number > self._batches[s].number}
         self._batches = {**self._batches, **later} if later else self._batches
@@ -379,17 +356,9 @@ def _archive_json(segments: Iterable[ArchivedSegment]) -> dict[str, Any]:
     return {"archive": listed} if listed else {}
 
 
-def _archive_of(document: dict[str, Any]) -> tuple[ArchivedSegment, ...]:
-    return tuple(ArchivedSegment.from_json(segment) for segment in document.get("archive", []))
-
-
 def _batches_json(batches: dict[str, StreamBatch]) -> dict[str, Any]:
     """Return the optional member of records and checkpoints: none where no stream has one."""
     return {"batches": {stream: batch.to_json() for stream, batch in batches.items()}} if batches else {}
-
-
-def _batches_of(document: dict[str, Any]) -> dict[str, StreamBatch]:
-    return {str(stream): StreamBatch.from_json(batch) for stream, batch in document.get("batches", {}).items()}
 
 
 def encode_document(document: dict[str, Any]) -> bytes:
@@ -404,11 +373,84 @@ def decode_document(data: bytes, file: str) -> dict[str, Any]:
     expected = f"{zlib.crc32(body):08x}\n".encode()
     if not mark or tail != expected:
         raise CorruptFile(file, "does not match its CRC32", offset=len(body), expected=expected, found=tail[:16])
-    try:
-        document = json.loads(body)
-    except MALFORMED as error:
-        raise CorruptFile(file, f"matches its CRC32 but is no document: {error}") from error
+    document = load(body, file, "what matches its CRC32")
     if not isinstance(document, dict) or document.get("version") != LOG_VERSION:
         found = document.get("version") if isinstance(document, dict) else None
         raise UnsupportedVersion(file, f"log version {found} is newer than this reader", expected=LOG_VERSION, found=found)
     return document
+
+
+def _check_slots(stored: StoredObject, genesis: Genesis | None, file: str) -> None:
+    """Raise `CorruptFile` for a shard of other base slots than the index has: no lookup, no merge would find its entries."""
+    base = genesis.layout.slots if genesis is not None else 0
+    if stored.shard is not None and stored.shard.slots.base != base:
+        raise CorruptFile(file, f"{stored.name} has other base slots than the index", expected=base, found=stored.shard.slots.base)
+
+
+def _table_shard(**fields: Any) -> TableShard:
+    shard = TableShard(**fields)
+    if not shard.slot_low < shard.slot_high <= shard.slots.slots:
+        raise Malformed(f"more than {shard.slot_low} and at most {shard.slots.slots}", shard.slot_high, ".slot_high")
+    return shard
+
+
+def _stored_object(**fields: Any) -> StoredObject:
+    stored = StoredObject(**fields)
+    shard = stored.shard
+    if stored.second_min > stored.second_max:
+        raise Malformed(f"no second before {stored.second_min}", stored.second_max, ".second_max")
+    if shard is not None and not shard.begin_s <= stored.second_min <= stored.second_max < shard.begin_s + shard.window_s:
+        raise Malformed("a second of the shard's window", stored.second_max, ".second_max")
+    if stored.directory_position > stored.size_bytes or stored.count > stored.size_bytes:
+        raise Malformed("the size of all its parts", stored.size_bytes, ".size_bytes")
+    if stored.filter_length % FILTER_BLOCK_BYTES:
+        raise Malformed(f"a number of blocks of {FILTER_BLOCK_BYTES} bytes", stored.filter_length, ".filter_length")
+    return stored
+
+
+def _segment(**fields: Any) -> ArchivedSegment:
+    segment = ArchivedSegment(**fields)
+    if segment.size_bytes > segment.object_bytes:
+        raise Malformed(f"at least {segment.size_bytes}", segment.object_bytes, ".object_bytes")
+    return segment
+
+
+def _state(**fields: Any) -> LogState:
+    objects, archive = fields.pop("objects"), fields.pop("archive")
+    state = LogState(**fields, objects={o.name: o for o in objects}, archive={s.name: s for s in archive})
+    if len(state.objects) != len(objects) or len(state.archive) != len({segment.place for segment in archive}):
+        raise Malformed("each object and each segment once", [*objects, *archive], ".objects")
+    for stored in objects:
+        _check_slots(stored, state.genesis, "checkpoint")
+    return state
+
+
+_PART = r"/[A-Za-z0-9_=+@-][A-Za-z0-9._=+@-]{0,127}"
+# of an object's name; a record can only name objects below the prefix of their kind
+_DATA_NAME = text(rf"{DATA_PREFIX[:-1]}({_PART}){{1,3}}")
+_SEGMENT_NAME = text(rf"{SEGMENTS_PREFIX[:-1]}({_PART}){{1,4}}")
+_SHARD = record(
+    _table_shard, table=FILE_ID, begin_s=SECONDS, window_s=integer(1, 2**42), slots=SlotMap.from_json, slot_low=COUNT, slot_high=COUNT
+)
+_OBJECT = record(
+    _stored_object, name=_DATA_NAME, file_id=FILE_ID, lane=text(), sequence=COUNT, second_min=SECONDS, second_max=SECONDS,
+    count=integer(1, 2**36), size_bytes=SIZE, trailer_position=SIZE, filter_length=SIZE, directory_length=SIZE, metadata_length=SIZE,
+    published_ms=MILLISECONDS, shard=Optional(_SHARD, None),
+)  # fmt: skip
+_ARCHIVED = record(
+    _segment, name=_SEGMENT_NAME, store=text(), start=integer(0, 2**62), size_bytes=SIZE, crc32=CRC32, head_crc32=CRC32, object_bytes=SIZE,
+    published_ms=MILLISECONDS,
+)  # fmt: skip
+_BATCH = record(
+    lambda number, entries, checksum: StreamBatch(number, entries, int(checksum, 16)),
+    number=COUNT, entries=COUNT, checksum=text("[0-9a-f]{16}"),
+)  # fmt: skip
+_GENESIS = record(Genesis, index_id=FILE_ID, layout=Layout.from_json, offset_space=text())
+_ARCHIVE, _BATCHES = Optional(list_of(_ARCHIVED), ()), Optional(map_of(_BATCH), {})
+_RECORD = record(
+    LogRecord, number=COUNT, kind=text(), epoch=COUNT, attempt=text(), created_ms=MILLISECONDS, add=list_of(_OBJECT),
+    remove=list_of(text()), positions=POSITIONS, genesis=nullable(_GENESIS), archive=_ARCHIVE, batches=_BATCHES,
+)  # fmt: skip
+_STATE = record(
+    _state, number=COUNT, epoch=COUNT, genesis=_GENESIS, objects=list_of(_OBJECT), positions=POSITIONS, archive=_ARCHIVE, batches=_BATCHES
+)

@@ -161,7 +161,7 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
         root.disk.sync_folder(root.folder(UPLOADED))
     for file_id in sorted(ids[UNSEALED]):
         path, journal_path = root.index_path(UNSEALED, file_id), root.journal_path(file_id)
-        last_word = state is not None and file_id not in local and _says_more(path, journal_path, state)
+        last_word = state is not None and file_id not in local and _says_more(file_id, path, journal_path, state)
         if file_id in later and not last_word:
             found.deletions.unlink([journal_path, path])
             found.notes.append(f"{file_id}: is compacted, its unsealed form dropped")
@@ -169,7 +169,7 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
         journal: Journal | None = None
         try:
             data = journal_path.read_bytes() if journal_path.exists() else b""
-            journal = parse_journal(data, str(journal_path))
+            journal = parse_journal(data, str(journal_path), file_id)
             if (count := journal.count if journal is not None else 0) < claims.get(file_id, 0):
                 raise CorruptFile(str(journal_path), "ends before entries that were durable when the next file was begun",
                                   expected=claims[file_id], found=count)  # fmt: skip
@@ -197,10 +197,10 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
     found.unsealed.sort(key=lambda file: file.sequence)
 
 
-def _says_more(path: Path, journal_path: Path, state: LogState) -> bool:
+def _says_more(file_id: str, path: Path, journal_path: Path, state: LogState) -> bool:
     """Return whether a sealed file that a job has published says a source's position that the log doesn't: the life cycle sees to that."""
     with contextlib.suppress(CorruptFile, ConfigError, FileNotFoundError):
-        journal = parse_journal(journal_path.read_bytes(), str(journal_path))
+        journal = parse_journal(journal_path.read_bytes(), str(journal_path), file_id)
         if journal is not None and journal.sealed and journal.count and path.exists():
             return later_positions(state.positions, journal.positions) != state.positions
     return False
@@ -212,7 +212,7 @@ def _claims(root: Root, file_ids: set[str], found: Recovered) -> dict[str, int]:
     for file_id in file_ids:
         path = root.journal_path(file_id)
         with contextlib.suppress(CorruptFile, ConfigError, FileNotFoundError):  # said again when the file itself is opened
-            journal = parse_journal(path.read_bytes(), str(path))
+            journal = parse_journal(path.read_bytes(), str(path), file_id)
             pairs.append(journal.predecessor if journal is not None else None)
     return {str(pair[0]): int(pair[1]) for pair in pairs if pair}
 

@@ -22,11 +22,10 @@ import secrets
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from tiered_index.documents import checked, integer, load, record, text
 from tiered_index.errors import (
-    MALFORMED,
-    ConfigError,
+    CorruptFile,
     DiskFull,
     LockHeld,
     NotAnIndex,
@@ -36,6 +35,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.layout import Layout
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES
+from tiered_index.format.trailer import FILE_ID
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk, make_path
 
 __all__ = ["CACHE", "FOLLOWERS", "Marker", "Root", "RootLock", "disk_error"]
@@ -83,18 +83,17 @@ class Marker:
     def decode(cls, data: bytes, file: str) -> Marker:
         """Return the marker in `data`; raises `NotAnIndex` where it isn't one."""
         try:
-            document: dict[str, Any] = json.loads(data)
-            version = document["tiered_index"]
+            document = load(data, file, "marker")
+            version = checked(_VERSION, document, file, "marker")
             if version != MARKER_VERSION:
-                raise NotAnIndex(f"{file}: a root of version {version!r}; this program knows version {MARKER_VERSION}")
-            return cls(
-                str(document["index_id"]), str(document["root_id"]), Layout.from_json(document["layout"]), str(document["offset_space"]),
-                str(document["storage"]),
-            )  # fmt: skip
-        except MALFORMED as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise NotAnIndex(f"{file}: not the marker of a tiered index ({error!r})") from error
+                raise NotAnIndex(f"{file}: a root of version {version}; this program knows version {MARKER_VERSION}")
+            return checked(_MARKER, document, file, "marker")
+        except CorruptFile as error:
+            raise NotAnIndex(f"{error}; it is not the marker of a tiered index") from error
+
+
+_VERSION = record(lambda tiered_index: int(tiered_index), tiered_index=integer(0, 2**31))
+_MARKER = record(Marker, index_id=FILE_ID, root_id=FILE_ID, layout=Layout.from_json, offset_space=text(), storage=text())
 
 
 class Root:
@@ -222,9 +221,8 @@ class RootLock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = _holder(os.pread(descriptor, 4096, 0))
+            pid, host = _holder(os.pread(descriptor, 4096, 0), str(self._path))
             self._file.close()
-            pid, host = holder.get("pid"), holder.get("host")
             raise LockHeld(f"{root.path} is being written by process {pid} on {host}", pid=pid, host=host) from error
         except OSError as error:
             self._file.close()
@@ -248,10 +246,13 @@ class RootLock:
         self._file.close()
 
 
-def _holder(data: bytes) -> dict[str, Any]:
+def _holder(data: bytes, file: str) -> tuple[int | None, str | None]:
+    """Return the process and host that a lock file names, as far as it does."""
     try:
-        document = json.loads(data)
-    except MALFORMED:
-        return {}
-    return document if isinstance(document, dict) else {}
+        return checked(_HOLDER, load(data, file, "lock"), file, "lock")
+    except CorruptFile:
+        return None, None
+
+
+_HOLDER = record(lambda pid, host: (pid, host), pid=integer(1, 2**31 - 1), host=text())
 

@@ -167,7 +167,7 @@ class RootView:
         known = self._unsealed.get(file_id)
         if known is not None and known.state == state:
             return known
-        journal = parse_journal(journal_path.read_bytes(), str(journal_path))
+        journal = parse_journal(journal_path.read_bytes(), str(journal_path), file_id)
         if journal is None or not journal.count:
             return None
         if known is not None and known.count == journal.count:

@@ -22,9 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index._version import __version__
-from tiered_index.errors import MALFORMED, CorruptFile, StorageUnavailable
+from tiered_index.documents import COUNT, CRC32, MILLISECONDS, SIZE, Optional, checked, integer, list_of, record, text
+from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.format.names import staged_name, ticket_name
 from tiered_index.format.sealed import SealedFile
+from tiered_index.format.trailer import FILE_ID
 from tiered_index.service.log_records import decode_document, encode_document
 from tiered_index.service.unpublished import Upload
 from tiered_index.service.unsealed_file import UnsealedFile
@@ -66,16 +68,24 @@ class Ticket:
     @classmethod
     def decode(cls, data: bytes, file: str) -> Ticket:
         """Return the ticket in `data`. Raises `CorruptFile`, `UnsupportedVersion`."""
-        document = decode_document(data, file)
-        try:
-            document.setdefault("log_number", 0)
-            values: dict[str, Any] = {n: str(document[n]) if n in ("file_id", "object") else int(document[n]) for n in cls.__slots__}
-            ticket = cls(**values)
-        except MALFORMED as error:
-            raise CorruptFile(file, f"ticket is not what this version writes: {error!r}") from error
+        ticket = checked(_TICKET, decode_document(data, file), file, "ticket")
         if ticket.name != file:
             raise CorruptFile(file, "ticket is of another file or epoch than its name", expected=file, found=ticket.name)
+        if ticket.object != staged_name(ticket.file_id, ticket.object.rpartition("/")[2].removesuffix(".entries")):
+            raise CorruptFile(file, "ticket names an object that was not staged for its file", found=ticket.object)
+        if ticket.entries_bytes >= ticket.size_bytes:
+            raise CorruptFile(file, "ticket's entries are as long as their object", expected=ticket.size_bytes, found=ticket.entries_bytes)
         return ticket
+
+
+_TICKET = record(
+    Ticket, file_id=FILE_ID, epoch=COUNT, object=text(r"staging/[A-Za-z0-9_-]+/[A-Za-z0-9_-]+\.entries"), size_bytes=SIZE,
+    entries_bytes=integer(1, 2**44), count=integer(1, 2**31), created_ms=MILLISECONDS, staged_ms=MILLISECONDS,
+    log_number=Optional(COUNT, 0),
+)  # fmt: skip
+_STAGED = record(
+    lambda **fields: tuple(fields.values()), sealed=SealedFile.from_json, pieces=list_of(CRC32), piece_bytes=integer(1, _PIECE_BYTES)
+)
 
 
 def sealed_form(file: UnsealedFile) -> SealedFile:
@@ -129,11 +139,7 @@ def read_sealed(storage: Storage, ticket: Ticket) -> tuple[SealedFile, tuple[int
         except CorruptFile:
             if last:
                 raise
-    try:
-        sealed, pieces = SealedFile.from_json(document["sealed"]), tuple(int(crc32) for crc32 in document["pieces"])
-        piece_bytes = int(document["piece_bytes"])
-    except MALFORMED as error:
-        raise CorruptFile(ticket.object, f"staged file is not what this version writes: {error!r}", offset=position) from error
+    sealed, pieces, piece_bytes = checked(_STAGED, document, ticket.object, "staged file", offset=position)
     wanted = (ticket.file_id, ticket.entries_bytes, _PIECE_BYTES, -(-ticket.entries_bytes // _PIECE_BYTES))
     found = (sealed.file_id, sealed.count * sealed.entry.itemsize, piece_bytes, len(pieces))
     if found != wanted:

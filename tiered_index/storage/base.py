@@ -21,6 +21,7 @@ from tiered_index.errors import InvalidArgument
 
 __all__ = [
     "MAX_NAME_BYTES",
+    "NAME",
     "ByteRange",
     "Bytes",
     "ObjectInfo",
@@ -32,7 +33,9 @@ __all__ = [
 ]
 
 MAX_NAME_BYTES = 512
-_NAME = re.compile(r"(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+)*")
+NAME = r"(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+)*"
+"""What an object's name is like."""
+_NAME = re.compile(NAME)
 _PREFIX = re.compile(r"[A-Za-z0-9._=+@/-]*")
 
 Bytes: TypeAlias = bytes | bytearray | memoryview

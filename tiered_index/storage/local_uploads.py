@@ -13,14 +13,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import re
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tiered_index.clock import Clock
-from tiered_index.errors import InvalidArgument, ObjectNotFound
-from tiered_index.storage.base import Bytes, PartInfo, UploadHandle
+from tiered_index.documents import MILLISECONDS, checked, load, record, text
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
+from tiered_index.storage.base import NAME, Bytes, PartInfo, UploadHandle
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 from tiered_index.storage.local_files import DurableFiles
 from tiered_index.storage.parts import check_part_number, check_parts
@@ -89,12 +91,12 @@ class LocalUploads:
         yield from sorted(handles, key=lambda handle: (handle.name, handle.started_ms, handle.upload_id))
 
     def sweep(self, older_than_ms: int) -> None:
-        """Remove dropped folders, and folders that never got their description, older than `older_than_ms` (epoch ms)."""
+        """Remove dropped folders, and folders without a description that can be read, older than `older_than_ms` (epoch ms)."""
         for entry in self._folder_names():
             folder = self._folder / entry
             with contextlib.suppress(FileNotFoundError):
                 old = folder.stat().st_mtime_ns // 1_000_000 < older_than_ms
-                if entry.startswith(TEMPORARY_PREFIX) or (old and not (folder / _DESCRIPTION).exists()):
+                if entry.startswith(TEMPORARY_PREFIX) or (old and self._describe(entry) is None):
                     self._empty(folder)
 
     def _write(self, folder: Path, file_name: str, data: Bytes) -> None:
@@ -119,11 +121,17 @@ class LocalUploads:
     def _describe(self, upload_id: str) -> UploadHandle | None:
         if (self._folder / upload_id).is_symlink():
             return None  # not made here
+        path = self._folder / upload_id / _DESCRIPTION
         try:
-            document = json.loads((self._folder / upload_id / _DESCRIPTION).read_bytes())
+            data = path.read_bytes()
         except FileNotFoundError:
             return None
-        return UploadHandle(str(document["name"]), upload_id, int(document["started_ms"]))
+        try:
+            name, started_ms = checked(_UPLOAD, load(data, str(path), "upload"), str(path), "upload")
+        except CorruptFile as error:
+            _log.warning("an upload without description: %s", error)
+            return None
+        return UploadHandle(name, upload_id, started_ms)
 
     def _read_parts(self, handle: UploadHandle, folder: Path, parts: Sequence[PartInfo]) -> Iterator[bytes]:
         for part in parts:
@@ -165,6 +173,10 @@ class LocalUploads:
             return tuple(sorted(entry.name for entry in self._folder.iterdir()))
         except FileNotFoundError:
             return ()
+
+
+_log = logging.getLogger(__name__)
+_UPLOAD = record(lambda name, started_ms: (name, started_ms), name=text(NAME), started_ms=MILLISECONDS)
 
 
 def _part_file(number: int) -> str:

@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from tiered_index.errors import ConfigError, CorruptFile, UnsupportedVersion
+from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.journal import BatchRecord, encode_batch, encode_open, encode_seal, parse_journal
 from tiered_index.format.layout import NATIVE, Layout
 
@@ -139,7 +139,7 @@ def test_not_a_journal():
         parse_journal(b"something else entirely", "j")
     impossible = json.loads(OPEN[20:])
     impossible["layout"]["slots"] = 0
-    with pytest.raises(ConfigError):
+    with pytest.raises(CorruptFile, match=r"^j: journal record is not .*: not a layout: \.slots is 0"):
         parse_journal(OPEN[:12] + record(impossible), "j")
 
 

@@ -22,16 +22,29 @@ from tiered_index.testing.storage_faults import FaultStorage
 GENESIS = Genesis("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom")
 
 numbers = st.integers(0, 2**63 - 1)
+times = st.integers(-(2**42), 2**42)
 texts = st.text(max_size=12)
-stored = st.builds(
-    StoredObject, texts, texts, st.sampled_from(["main", "quarantine"]), numbers, numbers, numbers, numbers, numbers, numbers, numbers,
-    numbers, numbers, numbers,
-)  # fmt: skip
+ids = st.from_regex(r"[0-9A-Za-z_-]{1,12}", fullmatch=True)
+names = ids.map(lambda name: f"data/{name}/0.index")
+sizes = st.integers(0, 2**42)
+
+
+@st.composite
+def stored(draw):
+    first, last = sorted(draw(st.tuples(times, times)))
+    parts = [draw(sizes), 32 * draw(st.integers(0, 2**20)), draw(sizes), draw(sizes)]
+    count = draw(st.integers(1, 2**36))
+    return StoredObject(
+        draw(names), draw(ids), draw(st.sampled_from(["main", "quarantine"])), draw(numbers), first, last, count,
+        max(sum(parts), count), *parts, draw(times),
+    )  # fmt: skip
+
+
 positions = st.dictionaries(texts, numbers, max_size=3)
 layouts = st.sampled_from([GENESIS.layout, Layout(ROCKETMQ, ROCKETMQ.schema, 1, 2)])
 records = st.builds(
-    LogRecord, numbers, texts, numbers, texts, numbers, st.lists(stored, max_size=3).map(tuple), st.lists(texts, max_size=3).map(tuple),
-    positions, st.none() | st.builds(Genesis, texts, layouts, texts),
+    LogRecord, numbers, texts, numbers, texts, times, st.lists(stored(), max_size=3).map(tuple), st.lists(texts, max_size=3).map(tuple),
+    positions, st.none() | st.builds(Genesis, ids, layouts, texts),
 )  # fmt: skip
 
 
@@ -40,7 +53,7 @@ def test_a_record_comes_back_as_it_was(record):
     assert LogRecord.decode(record.encode(), "x") == record
 
 
-@given(st.lists(stored, max_size=4), positions, numbers, numbers)
+@given(st.lists(stored(), max_size=4), positions, numbers, numbers)
 def test_a_checkpoint_comes_back_as_it_was(objects, where, number, epoch):
     state = LogState(number, epoch, GENESIS, {o.name: o for o in objects}, where)
     assert LogState.decode(state.encode(), "x") == state

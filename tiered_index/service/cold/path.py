@@ -307,7 +307,9 @@ def check_run(piece: memoryview, run: Run, file: str) -> None:
 
 def _trailer_of(stored: StoredObject, data: bytes) -> Trailer:
     trailer = parse_trailer(data, stored.name, stored.size_bytes)
-    if trailer.metadata.file_id != stored.file_id or trailer.metadata.count != stored.count:
-        raise CorruptFile(stored.name, "object is not the file that the log names", expected=stored.file_id,
-                          found=trailer.metadata.file_id)  # fmt: skip
+    meta, tail = trailer.metadata, trailer.tail
+    found = (meta.file_id, meta.count, meta.is_shard, tail.position, tail.filter_length)
+    said = (stored.file_id, stored.count, stored.shard is not None, stored.trailer_position, stored.filter_length)
+    if found != said:
+        raise CorruptFile(stored.name, "object is not the file that the log names", expected=said, found=found)
     return trailer

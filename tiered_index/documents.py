@@ -1,0 +1,220 @@
+"""Stored JSON documents, read by declaration: each field is checked for type and range before anything is made of it. Pure.
+
+A `Check` takes a value as JSON has it and returns what is meant by it, or raises `Malformed`; `record` makes one of the checks of its
+fields. Of numbers only integers are taken: a flag is none, a float never. What a document says more than is asked for is ignored.
+(Models of pydantic can't take this place: topics and sources may hold lone surrogates, which are no text to it.)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+from tiered_index.errors import ConfigError, CorruptFile
+
+__all__ = [
+    "COUNT",
+    "CRC32",
+    "MILLISECONDS",
+    "SECONDS",
+    "SIZE",
+    "Check",
+    "Malformed",
+    "Optional",
+    "checked",
+    "flag",
+    "integer",
+    "list_of",
+    "load",
+    "map_of",
+    "nullable",
+    "record",
+    "shallow",
+    "shown",
+    "text",
+    "tuple_of",
+]
+
+T = TypeVar("T")
+Check = Callable[[Any], T]
+_SHOWN = 80
+_DEPTH = 32
+
+
+class Malformed(ValueError):
+    """A value that is not what is written there; `place` leads to it from the document's top."""
+
+    def __init__(self, expected: str, value: object, place: str = "") -> None:
+        super().__init__(f"{place or 'document'} is {shown(value)}, not {expected}")
+        self.expected, self.value, self.place = expected, value, place
+
+    def below(self, step: str) -> Malformed:
+        """Return the same of a value that lies `step` further down."""
+        return Malformed(self.expected, self.value, step + self.place)
+
+
+@dataclass(frozen=True, slots=True)
+class Optional:
+    """A field that may be missing, which means `default`."""
+
+    check: Check[Any]
+    default: Any
+
+
+def shown(value: object) -> str:
+    """Return a value for a message: short whatever it is, and never an error."""
+    if isinstance(value, str):
+        return repr(value[:_SHOWN])
+    if isinstance(value, list | dict):
+        return f"a {'list' if isinstance(value, list) else 'document'} of {len(value)}"
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)[:_SHOWN]
+
+
+def load(data: bytes | memoryview, file: str, what: str) -> Any:
+    """Return the JSON document in `data`; raises `CorruptFile` where it is none."""
+    try:
+        return json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:  # also of bytes that are no text, and of numbers with thousands of digits
+        raise CorruptFile(file, f"{what} is no document: {error}") from error
+
+
+def checked(check: Check[T], document: Any, file: str, what: str, *, offset: int | None = None) -> T:
+    """Return what `check` makes of a document; raises `CorruptFile` that names file and field where it is not what this version writes."""
+    try:
+        return check(document)
+    except Malformed as error:
+        raise CorruptFile(file, f"{what} is not what this version writes: {error.place or 'the document'}", offset=offset,
+                          expected=error.expected, found=shown(error.value)) from error  # fmt: skip
+    except ConfigError as error:  # a layout, a schema, or a slot map that can't be
+        raise CorruptFile(file, f"{what} is not what this version writes: {error}", offset=offset) from error
+
+
+def integer(low: int, high: int) -> Check[int]:
+    """Return the check of an integer from `low` to `high`, inclusive."""
+
+    def check(value: Any) -> int:
+        if value.__class__ is int and low <= value <= high:
+            return value
+        raise Malformed(f"an integer from {low} to {high}", value)
+
+    return check
+
+
+COUNT = integer(0, 2**63 - 1)
+"""Of what there may be none of: sequences, epochs, log numbers, positions."""
+SIZE = integer(0, 2**44)
+"""Bytes of a file or object, or a position in it: at most 16 TiB, which no storage takes as one."""
+CRC32 = integer(0, 2**32 - 1)
+SECONDS = integer(-(2**42), 2**42)
+"""Epoch seconds, or a number of seconds: sums and products with these fit 63 bits."""
+MILLISECONDS = integer(-(2**52), 2**52)
+
+
+def text(pattern: str | None = None) -> Check[str]:
+    """Return the check of a text, all of which `pattern` matches."""
+    matches = re.compile(pattern).fullmatch if pattern is not None else None
+
+    def check(value: Any) -> str:
+        if value.__class__ is str and (matches is None or matches(value)):
+            return value
+        raise Malformed(f"text like {pattern}" if pattern else "text", value)
+
+    return check
+
+
+def flag(value: Any) -> bool:
+    """Check that a value is true or false."""
+    if value.__class__ is bool:
+        return value
+    raise Malformed("true or false", value)
+
+
+def nullable(check: Check[T]) -> Check[T | None]:
+    """Return the check of what may be null."""
+    return lambda value: None if value is None else check(value)
+
+
+def list_of(check: Check[T]) -> Check[tuple[T, ...]]:
+    """Return the check of a list whose members pass `check`; a tuple is made of it."""
+
+    def checks(value: Any) -> tuple[T, ...]:
+        if value.__class__ is not list:
+            raise Malformed("a list", value)
+        try:
+            return tuple(map(check, value))
+        except (Malformed, ConfigError):
+            _find(((f"[{at}]", check, member) for at, member in enumerate(value)))
+
+    return checks
+
+
+def tuple_of(*checks: Check[Any]) -> Check[tuple[Any, ...]]:
+    """Return the check of a list of just so many members, each with a check of its own."""
+
+    def check(value: Any) -> tuple[Any, ...]:
+        if value.__class__ is not list or len(value) != len(checks):
+            raise Malformed(f"a list of {len(checks)}", value)
+        return tuple(one(member) for one, member in zip(checks, value, strict=True))
+
+    return check
+
+
+def map_of(check: Check[T]) -> Check[dict[str, T]]:
+    """Return the check of a document of any keys, whose values pass `check`."""
+
+    def checks(value: Any) -> dict[str, T]:
+        if value.__class__ is not dict:
+            raise Malformed("a document", value)
+        try:
+            return {key: check(member) for key, member in value.items()}
+        except (Malformed, ConfigError):
+            _find(((f".{shown(key)}", check, member) for key, member in value.items()))
+
+    return checks
+
+
+def record(make: Callable[..., T], /, **fields: Check[Any] | Optional) -> Check[T]:
+    """Return the check of a document with `fields`: what `make` makes of them by name. It may raise `Malformed` and `ConfigError`."""
+    required = tuple((name, check) for name, check in fields.items() if not isinstance(check, Optional))
+    optional = tuple((name, check) for name, check in fields.items() if isinstance(check, Optional))
+
+    def check(value: Any) -> T:
+        if value.__class__ is not dict:
+            raise Malformed("a document", value)
+        try:
+            values = {name: one(value[name]) for name, one in required}
+            for name, one in optional:
+                values[name] = one.check(value[name]) if name in value else one.default
+        except (KeyError, Malformed, ConfigError):
+            for name, _ in required:
+                if name not in value:
+                    raise Malformed(f"a document with {name}", value) from None
+            _find((f".{n}", c.check if isinstance(c, Optional) else c, value[n]) for n, c in fields.items() if n in value)
+        return make(**values)
+
+    return check
+
+
+def shallow(value: Any, depth: int = _DEPTH) -> Any:
+    """Check that a value of any kind is not nested so deeply that writing it down fails."""
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if members and not depth:
+        raise Malformed(f"nested {_DEPTH} times at most", value)
+    for member in members:
+        shallow(member, depth - 1)
+    return value
+
+
+def _find(members: Any) -> NoReturn:
+    """Raise what is wrong with the first of (step, check, value) that fails, with its place: looked for only once something failed."""
+    for step, check, value in members:
+        try:
+            check(value)
+        except Malformed as error:
+            raise error.below(step) from None
+    raise AssertionError("a check passed what it had refused")
