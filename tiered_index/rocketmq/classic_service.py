@@ -106,7 +106,9 @@ def load_classic_index(
     files = []
     for name in classic_file_names(folder) if names is None else sorted(names):
         path = folder / name
-        data = pread(path, 2**31, 0)
+        with local_errors(path):
+            size_bytes = path.stat().st_size
+        data = pread(path, min(size_bytes, 2**31), 0)
         file = ClassicIndexFile(data, geometry or infer_geometry(data, str(path)), file=str(path))
         if valid_until_ms is None or file.header.end_ms <= valid_until_ms:
             files.append(file)

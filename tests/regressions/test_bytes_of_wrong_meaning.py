@@ -1,0 +1,216 @@
+"""Bytes with right checksums and wrong meaning: untyped errors in lookups, in `verify` and at a writer's open, and a merge without an end.
+
+`IndexError` and `ValueError` from directories whose runs hold no whole items, `OverflowError` from times and positions past 64 bits,
+`TypeError` from a journal's fields of other types, and a merge that cut time into single seconds where a block ended before it began.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cold_index import ColdIndex, cold_index
+from tests.hanging import beside
+from tests.reliability.hostile_tree import small_parts
+from tests.staging import merge_all
+from tiered_index import IndexReader, IndexService, Lookup
+from tiered_index.clock import ManualClock
+from tiered_index.errors import CorruptFile, TieredIndexError
+from tiered_index.format.trailer import TAIL_SIZE, Directory, parse_trailer
+from tiered_index.format.verify_shard import verify_shard
+from tiered_index.service.log_records import LogState, encode_document
+from tiered_index.storage.memory import MemoryStorage
+
+CLOCK = ManualClock(1_700_000_000_000 + 10**9)
+Change = Callable[[Any, Any, dict[str, Any]], object]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> ColdIndex:
+    """An index whose slots are so full that their groups are cut into blocks."""
+    with small_parts():
+        return cold_index(tmp_path / "root", files=2, entries=60, slots=2)
+
+
+def resealed(data: bytes, change: Change) -> bytes:
+    """Return a file with changed directory and metadata, of the same size, every CRC32 right again."""
+    trailer = parse_trailer(data, "whole", len(data))
+    tail = trailer.tail
+    groups, blocks = trailer.directory.groups.copy(), trailer.directory.blocks.copy()
+    body, held = data[: tail.position], data[tail.position : tail.directory_position]
+    meta = json.loads(trailer.metadata.encode())
+    change(groups, blocks, meta)
+    for table in (groups, blocks):
+        for run in table:
+            run["crc32"] = zlib.crc32(body[int(run["offset"]) : int(run["offset"]) + int(run["length"])])
+    directory = Directory(groups, blocks).encode()
+    metadata = json.dumps(meta, separators=(",", ":")).encode().ljust(tail.metadata_length)
+    fields = (1, 0, tail.position, len(held), len(directory), len(metadata), *map(zlib.crc32, (held, directory, metadata)))
+    end = struct.pack(">8sIIQQQQIII", b"TIXTAIL\n", *fields)
+    made = body + held + directory + metadata + end + struct.pack(">I", zlib.crc32(end))
+    assert len(made) == len(data) and len(end) + 4 == TAIL_SIZE
+    return made
+
+
+def empty_block(groups: Any, blocks: Any, meta: Any) -> None:
+    blocks["length"][1] += blocks["length"][0]
+    blocks["count"][1] += blocks["count"][0]
+    blocks["offset"][1] = blocks["offset"][0]
+    blocks["length"][0] = blocks["count"][0] = 0
+
+
+def half_items(groups: Any, blocks: Any, meta: Any) -> None:
+    blocks["length"] -= 3
+    groups["length"] -= 3
+
+
+def overlapping(groups: Any, blocks: Any, meta: Any) -> None:
+    blocks["offset"][1:] = blocks["offset"][0]
+
+
+def ends_before_it_begins(groups: Any, blocks: Any, meta: Any) -> None:
+    """Then a second holds endlessly many of its entries."""
+    blocks["second_max"] = blocks["second_min"] - 1
+
+
+def many_items(groups: Any, blocks: Any, meta: Any) -> None:
+    groups["count"] = 2**32 - 1
+    blocks["count"] = 2**32 - 1
+
+
+def endless_time(groups: Any, blocks: Any, meta: Any) -> None:
+    meta["second_max"] = 10**22
+    meta["writer"] = ""
+
+
+def foreign_blocks(groups: Any, blocks: Any, meta: Any) -> None:
+    groups["first_block"] += 1000
+
+
+CHANGES = (empty_block, half_items, overlapping, ends_before_it_begins, many_items, endless_time, foreign_blocks)
+
+
+def spoil(storage: MemoryStorage, name: str, change: Change) -> None:
+    storage.put(name, resealed(storage.get(name), change))
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_lookups(made: ColdIndex, change: Change) -> None:
+    for stored in made.stored:
+        spoil(made.inner, stored.name, change)  # type: ignore[arg-type]
+    with made.reader() as reader:
+        with pytest.raises(CorruptFile, match=made.stored[1].name):
+            reader.query("t", "all")
+        with pytest.raises(CorruptFile, match="data/"):
+            list(reader.query_many([Lookup(topic="t", key="all"), Lookup(topic="t", key="k0-1")]))
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_shards(made: ColdIndex, change: Change) -> None:
+    with small_parts():
+        merge_all(made.inner, CLOCK)
+    with IndexReader.open(storage_backend=made.inner) as reader:
+        cut = [stored for stored in reader.log_state.objects.values() if b'"slot_map"' in made.inner.get(stored.name)]
+        for stored in cut:
+            data = made.inner.get(stored.name)
+            if len(parse_trailer(data, "whole", len(data)).directory.blocks):
+                spoil(made.inner, stored.name, change)  # type: ignore[arg-type]
+                data = made.inner.get(stored.name)
+                assert {f.part for f in verify_shard(lambda at, size, d=data: d[at : at + size], len(data), "f")} & {"directory", "metadata"}
+        with pytest.raises(CorruptFile, match="data/"):
+            reader.query("t", "all")
+
+
+@pytest.mark.parametrize("change", [many_items, half_items, endless_time], ids=lambda change: change.__name__)
+def test_merges_come_to_an_end(tmp_path: Path, change: Change) -> None:
+    """Counts of a directory said that every one of its slots is a piece of its own."""
+    with small_parts():
+        made = cold_index(tmp_path / "root", files=2, entries=60, slots=100_000)
+        for stored in made.stored:
+            spoil(made.inner, stored.name, change)  # type: ignore[arg-type]
+
+        def merge() -> None:
+            with pytest.raises(CorruptFile, match="data/"):
+                merge_all(made.inner, CLOCK)
+
+        outcome = beside(merge)()
+        assert outcome is None, outcome
+
+
+def test_a_checkpoint_of_impossible_numbers_is_passed_over(made: ColdIndex, caplog: pytest.LogCaptureFixture) -> None:
+    """The records say what it is a cache of."""
+    name = max(info.name for info in made.inner.list("checkpoint/"))
+    document = json.loads(made.inner.get(name).rpartition(b"\n#crc32 ")[0])
+    for change in ({"second_max": 10**30}, {"count": -1}, {"name": "../../x"}, {"file_id": "../x"}, {"second_min": 2**62}, {"filter_length": 33}):
+        spoiled = json.loads(json.dumps(document))
+        del spoiled["version"]
+        spoiled["objects"][0].update(change)
+        made.inner.put(name, encode_document(spoiled))
+        with pytest.raises(CorruptFile, match=name):
+            LogState.decode(made.inner.get(name), name)
+        with made.reader() as reader:
+            assert [item.offset for item in reader.query("t", "all")] == [119, 59]
+
+
+JOURNALS: dict[str, dict[str, Any]] = {
+    "a list as id": {"file_id": ["x"]}, "another file's id": {"file_id": "000000000000000-000000000000"}, "a path as id": {"file_id": "../x"},
+    "no lane": {"lane": None}, "a number as lane": {"lane": 5}, "time of text": {"begin_ms": "x"}, "endless time": {"begin_ms": 10**30},
+    "no order": {"sequence": None}, "a flag as order": {"sequence": True}, "nobody before": {"predecessor": [None, None]},
+    "a list before": {"predecessor": [[], 1]}, "endless room": {"log_number": 2**70},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", JOURNALS.values(), ids=JOURNALS)
+def test_a_journal_of_other_types(tmp_path: Path, change: dict[str, Any]) -> None:
+    """The file is kept, told of as damaged, and the writer goes on."""
+    storage = MemoryStorage()
+
+    def opened() -> IndexService:
+        return IndexService.open(root=tmp_path / "root", storage_backend=storage, slots=8, items=50, background=False, max_late_s=10**10)
+
+    index = opened()
+    index.put("t", 0, "k", 1, 1, 1_700_000_000_000)
+    index.flush()
+    index.abandon()
+    (path,) = (tmp_path / "root" / "unsealed").glob("*.journal")
+    data = path.read_bytes()
+    length = int.from_bytes(data[12:16], "big")
+    payload = json.dumps(json.loads(data[20 : 20 + length]) | change).encode()
+    size = struct.pack(">I", len(payload))
+    path.write_bytes(data[:12] + size + struct.pack(">I", zlib.crc32(size + payload)) + payload + data[20 + length :])
+    before = path.read_bytes()
+    with opened() as index:
+        index.put("t", 0, "k2", 2, 1, 1_700_000_000_000)
+        index.flush()
+        with pytest.raises(TieredIndexError, match=path.stem):
+            index.query("t", "k")
+    assert path.read_bytes() == before
+
+
+def test_a_journal_that_names_another_file_leaves_that_one_alone(tmp_path: Path) -> None:
+    """It was taken for the other's, which was cut to its length."""
+    storage = MemoryStorage()
+
+    def opened() -> IndexService:
+        return IndexService.open(root=tmp_path / "root", storage_backend=storage, slots=8, items=50, background=False, max_late_s=10**10)
+
+    index = opened()
+    for number in range(6):
+        index.put("t", 0, "k", number, 1, 1_700_000_000_000 + 1000 * number)
+        index.flush()
+    index.seal()
+    index.put("t", 0, "new", 1, 1, 1_700_000_000_000)
+    index.flush()
+    index.abandon()
+    journals = (tmp_path / "root" / "unsealed").glob("*.journal")
+    short, long = sorted(journals, key=lambda path: path.stat().st_size)
+    before = long.read_bytes()
+    short.write_bytes(before[: 20 + int.from_bytes(before[12:16], "big")])
+    opened().abandon()
+    assert long.read_bytes() == before

@@ -1,0 +1,162 @@
+"""A tree of everything that the engine and a broker leave on disks and in storages, small and real, made by the engine itself.
+
+```
+native/  rocketmq/  each: root (unsealed, compacted, uploaded, cache, lock), storage (files, window tables, an unfinished upload)
+staging/            root and storage with tickets and staged entries, and files that wait
+follow/             store (RocketMQ's golden one), root that follows it, storage with its archived segments
+bare/               RocketMQ's own index files, without journal or trailer        sqlite/  root, db
+```
+`put` of an index says what was put: (topic, key) -> (queue, offset, size).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest import mock
+
+from tests.rocketmq import golden_store
+from tiered_index import IndexReader, IndexService
+from tiered_index.clock import ManualClock
+from tiered_index.errors import StorageUnavailable
+from tiered_index.rocketmq.archive import SegmentArchiver
+from tiered_index.rocketmq.dispatcher import Dispatcher
+from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.storage.base import Storage
+from tiered_index.storage.opening import open_storage
+from tiered_index.testing.storage_faults import FaultStorage
+
+__all__ = ["KEYS", "NOW_MS", "Put", "grow", "merge_all", "open_index", "open_reader", "small_parts", "storage_uri"]
+
+NOW_MS = 1_700_000_000_000
+KEYS = ("k0", "k1", "k2", "hot", "absent")
+Put = dict[tuple[str, str], set[tuple[int, int, int]]]
+_GOLDEN = Path(__file__).parents[1] / "golden" / "data" / "tiered"
+
+
+@contextmanager
+def small_parts() -> Iterator[None]:
+    """Let files of a few entries have what only large ones have: cut groups, and slots that continue in further shards."""
+    constants = {"format.compacted": ("GROUP_BYTES", "BLOCK_BYTES"), "format.shard": ("GROUP_BYTES", "BLOCK_BYTES")}
+    with ExitStack() as stack:
+        for module, names in constants.items():
+            for name, value in zip(names, (256, 128), strict=True):
+                stack.enter_context(mock.patch(f"tiered_index.{module}.{name}", value))
+        stack.enter_context(mock.patch("tiered_index.service.merge.task.PIECE_ITEMS", 16))
+        yield
+
+
+def storage_uri(tree: Path, name: str) -> str:
+    """Return the URI of an index's storage."""
+    return f"sqlite://{tree / name / 'db'}" if name == "sqlite" else f"file://{tree / name / 'storage'}"
+
+
+def open_index(tree: Path, name: str, storage: Storage | None = None, **settings: Any) -> IndexService:
+    """Open the writer of an index of the tree."""
+    chosen = {
+        "slots": 5, "items": 40, "background": False, "max_late_s": 10**9, "max_early_s": 10**9, "query_threads": 2,
+        "preset": "rocketmq" if name == "rocketmq" else "native", "local_keep_s": 10**9, "offset_space": "commitlog",
+        "flush_interval_s": 10**6, "compaction": "spark" if name == "staging" else "local", **settings,
+    }  # fmt: skip
+    return IndexService.open(
+        root=tree / name / "root", storage=storage_uri(tree, name), storage_backend=storage, clock=ManualClock(NOW_MS), **chosen
+    )
+
+
+def open_reader(tree: Path, name: str, *, root: bool = False, **settings: Any) -> IndexReader:
+    """Open a reader of a storage, or of a root and its storage."""
+    where = {"root": tree / name / "root"} if root else {}
+    return IndexReader.open(storage_uri(tree, name), clock=ManualClock(NOW_MS), query_threads=2, **where, **settings)
+
+
+def merge_all(tree: Path, name: str, window_s: int = 3600) -> None:
+    """Merge what there is."""
+    storage = open_storage(storage_uri(tree, name))
+    log = StorageLog(storage, ManualClock(NOW_MS))
+    log.open()
+    merge(storage, log, ManualClock(NOW_MS), MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=1 << 20), threads=1)
+
+
+def grow(tree: Path) -> dict[str, Put]:
+    """Make the tree in an empty folder; return what was put into each of its indexes."""
+    put: dict[str, Put] = {}
+    rng = Random(1)
+    # names are random otherwise, and so would be which file a seed takes
+    with small_parts(), mock.patch("secrets.token_hex", lambda size: rng.randbytes(size).hex()):
+        for name in ("native", "rocketmq", "staging", "sqlite"):
+            put[name] = _grow_index(tree, name)
+        put["follow"] = _grow_follower(tree)
+    for path in sorted(_GOLDEN.iterdir()):
+        if path.is_dir():
+            for file in path.iterdir():
+                if file.suffix not in (".json", ".jsonl", ".gz", ".md"):
+                    (tree / "bare").mkdir(exist_ok=True)
+                    shutil.copy(file, tree / "bare" / f"{path.name}-{file.name}")
+    return put
+
+
+def _grow_index(tree: Path, name: str) -> Put:
+    put: Put = {}
+
+    def fill(index: IndexService, first: int, count: int) -> None:
+        for number in range(first, first + count):
+            topic, key = ("t", "u")[number % 5 == 0], "hot" if number % 2 else f"k{number % 3}"
+            index.put(topic, number % 3, key, number, 10 + number, NOW_MS - 9_000_000 + 40_000 * number, source="s", source_position=number)
+            put.setdefault((topic, key), set()).add((number % 3, number, 10 + number))
+
+    with open_index(tree, name, local_keep_s=0 if name != "staging" else 10**9) as index:
+        for first in range(0, 90, 30):
+            fill(index, first, 30)
+            index.seal()
+        index.run_lifecycle()
+        index.run_lifecycle()
+    if name != "staging":
+        merge_all(tree, name)
+    with open_index(tree, name) as index:
+        fill(index, 90, 30)
+        index.seal()
+        index.run_lifecycle()
+    storage = FaultStorage(open_storage(storage_uri(tree, name)))
+    index = open_index(tree, name, storage)
+    fill(index, 120, 12)
+    index.seal()
+    for operation in ("put", "begin_upload"):
+        storage.fail(operation, times=None)
+    with suppress(StorageUnavailable):
+        index.run_lifecycle()
+    fill(index, 132, 10)
+    index.flush()
+    index.seal()
+    fill(index, 142, 6)
+    index.put("t", 0, "k1", 500, 7, 1)  # to the quarantine lane
+    put.setdefault(("t", "k1"), set()).add((0, 500, 7))
+    index.flush()
+    index.abandon()
+    left = open_storage(storage_uri(tree, name))
+    left.upload_part(left.begin_upload("data/000000000000001-0123456789ab/0.index"), 1, b"left")
+    with open_reader(tree, name, root=True, filter_after_probes=1) as reader:
+        for _ in range(3):
+            for key in KEYS:
+                reader.query("t", key)
+    return put
+
+
+def _grow_follower(tree: Path) -> Put:
+    put: Put = {}
+    store = StoreDirectory.open(golden_store.unpack(tree / "follow" / "store"))
+    with open_index(tree, "follow", slots=97, items=5000) as index:
+        dispatcher = Dispatcher(index, store)
+        while not dispatcher.run_once().caught_up:
+            pass
+        SegmentArchiver(index, "broker a", store.commitlog).run_once()
+        index.seal()
+        index.run_lifecycle()
+    for topic, queue, key, offset, size, _ in golden_store.rows():
+        put.setdefault((topic, key), set()).add((queue, offset, size))
+    return put

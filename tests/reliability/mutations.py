@@ -1,0 +1,672 @@
+"""Bytes with right checksums and wrong meaning, for every format: each is read by what really reads it, and only typed errors come out.
+
+    python -m tests.reliability.mutations --all          1,000,000 of them
+    python -m tests.reliability.mutations --codec journal --first 4711 --count 1 --deep       one again
+
+The engine makes a tree of real files (`hostile_tree`). A mutant is one of them, changed inside its checksums (`resealed`), and now and
+then by plain flips. Every mutant is decoded; each `--every`-th one is put into its place, and then a reader, a writer, a merge, `verify`,
+`inspect`, `dump`, `recover`, `orphans`, a staging job, a follower or whatever else reads that format runs over it.
+
+What is promised, and checked: every error is a `TieredIndexError`; no warning; no call takes longer than `_MOST_S` or more memory than
+`_MOST_BYTES`; an answer that is `complete` holds nothing that was not put under its topic and key; nothing is written or deleted outside
+the tree, and no log record ever goes. Not promised: that a writer that lies consistently is found out. One who may write may leave entries
+out, and may put others: so an answer may be short, and where items themselves were changed (RocketMQ's files have no checksums at all)
+their fields are what was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import itertools
+import json
+import logging
+import os
+import resource
+import shutil
+import signal
+import sqlite3
+import struct
+import sys
+import tempfile
+import traceback
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from types import FrameType
+from typing import Any
+
+from tests.reliability import resealed
+from tests.reliability.hostile_tree import KEYS, NOW_MS, Put, grow, merge_all, open_index, open_reader, small_parts, storage_uri
+from tests.reliability.resealed import Reseal
+from tests.reliability.tally import Tally, main
+from tests.rocketmq import golden_store
+from tests.staging import Job
+from tiered_index import Lookup
+from tiered_index.cli.main import run as run_command
+from tiered_index.clock import ManualClock
+from tiered_index.errors import TieredIndexError
+from tiered_index.format.archived import SegmentTable
+from tiered_index.format.foreign import HEAD_SIZE, ForeignCompacted, ForeignUnsealed, recognise
+from tiered_index.format.journal import parse_journal
+from tiered_index.format.layout import ROCKETMQ, Layout
+from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
+from tiered_index.format.verify import verify_compacted
+from tiered_index.format.verify_shard import verify_shard
+from tiered_index.rocketmq.archived_log import ArchivedLog
+from tiered_index.rocketmq.checkpoint import decode_checkpoint
+from tiered_index.rocketmq.classic_import import ClassicImport
+from tiered_index.rocketmq.classic_index import ClassicIndexFile, infer_geometry
+from tiered_index.rocketmq.classic_service import ClassicIndex, load_classic_index
+from tiered_index.rocketmq.consumequeue import decode_entries
+from tiered_index.rocketmq.dispatcher import Dispatcher
+from tiered_index.rocketmq.index_columns import decode_index_columns
+from tiered_index.rocketmq.message_source import RocketmqMessages
+from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.service.cold.path import ColdPath
+from tiered_index.service.cursor import decode_cursor, encode_cursor, query_digest
+from tiered_index.service.lease import check_lease
+from tiered_index.service.log_records import LogRecord, LogState
+from tiered_index.service.lookups import Lookups
+from tiered_index.service.merge.plan import plan_merge
+from tiered_index.service.orphans import delete_orphans, find_orphans
+from tiered_index.service.root import Marker
+from tiered_index.service.staged import Ticket, read_sealed
+from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.window_table import WindowTable
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.opening import open_storage
+
+_MOST_S = 20
+_MOST_BYTES = 1 << 30
+_TOTAL = 1_000_000
+_FLIPS = 0.1
+# of the mutants: plain flips, which checksums find
+
+
+class Hangs(BaseException):
+    """A call took too long; no handler of ours takes it for an error of its own."""
+
+
+class OutsideError(Exception):
+    """Something was written or deleted where nothing may be."""
+
+
+@dataclass
+class Codec:
+    """One format: which files of the tree have it, how they are changed, how they are decoded, and what else reads them.
+
+    `decode` gets the changed bytes and the file's path below the tree. `drives` are names of `Campaign`'s methods. `weight` is its share.
+    """
+
+    name: str
+    pattern: str
+    reseal: Reseal
+    decode: Callable[[bytes, str], object]
+    drives: tuple[str, ...]
+    weight: float = 1.0
+    items: bool = False
+    """Whether it holds items, whose fields may be changed."""
+    files: list[str] = field(default_factory=list)
+
+
+# decoders: what reads the bytes of one file, and everything that is made of it without other files
+
+
+def _trailer(data: bytes, path: str) -> None:
+    def read(position: int, length: int) -> bytes:
+        return data[position : position + length]
+
+    try:
+        trailer = parse_trailer(data, path, len(data))
+    finally:
+        for verify in (verify_compacted, verify_shard):
+            verify(read, len(data), path)
+    slots = trailer.metadata.slot_map
+    assert sum(run.length for run in trailer.directory.all_runs()) <= len(data)
+    for key_hash in (0, 77, 2**31 - 1):
+        trailer.directory.runs(slots.slot_of(key_hash), key_hash, 0, 2**40)
+    trailer.directory.runs_between(*slots.slots_of_base(0, slots.base), -(2**40), 2**40)
+
+
+def _journal(data: bytes, path: str) -> None:
+    journal = parse_journal(data, path, Path(path).stem)
+    if journal is not None:
+        assert journal.count <= journal.layout.capacity and journal.valid_length <= len(data)
+        assert journal.seconds is None or journal.seconds[0] <= journal.seconds[1]
+        assert journal.end_ms is not None
+
+
+def _log_record(data: bytes, path: str) -> None:
+    record = LogRecord.decode(data, path)
+    if record.number == 1:
+        _state(LogState().apply(record, path))
+
+
+def _checkpoint(data: bytes, path: str) -> None:
+    _state(LogState.decode(data, path))
+
+
+def _state(state: LogState) -> None:
+    cold = ColdPath(MemoryStorage())
+    for shards in state.tables.values():
+        WindowTable(cold, shards)
+    for name in state.stores:
+        for segment in state.segments_of(name):
+            state.segment_holding(name, segment.start)
+    if state.genesis is not None:
+        plan = plan_merge(state, window_s=3600, now_s=NOW_MS // 1000)
+        assert sum(len(job.tasks) for job in plan.jobs) < 100_000
+
+
+def _lease(data: bytes, path: str) -> None:
+    storage = MemoryStorage()
+    storage.put("lease/00000000000000000001/00000000000000000001", data)
+    check_lease(storage, "somebody", ManualClock(NOW_MS))
+
+
+def _staged(data: bytes, path: str) -> None:
+    storage = MemoryStorage()
+    name = _object_of(path)
+    storage.put(name, data)
+    entries = data.rfind(b'{"version"')
+    ticket = Ticket(
+        file_id=name.split("/")[1], epoch=1, object=name, size_bytes=len(data), entries_bytes=max(0, entries), count=30, created_ms=0,
+        staged_ms=0,
+    )  # fmt: skip
+    read_sealed(storage, ticket)
+
+
+def _ticket(data: bytes, path: str) -> None:
+    Ticket.decode(data, _object_of(path))
+
+
+def _segment(data: bytes, path: str) -> None:
+    table = SegmentTable.decode(data, len(data), path)
+    assert len(table.pieces) * 4 <= len(data)
+
+
+def _cursor(data: bytes, path: str) -> None:
+    decode_cursor(data.decode("utf-8", "surrogateescape"), query_digest("t", "hot", 0, 10), 3)
+
+
+def _bare(data: bytes, path: str) -> None:
+    def read(position: int, length: int) -> bytes:
+        return data[position : position + length]
+
+    kind = recognise(data[:HEAD_SIZE], data[-TAIL_SIZE:], len(data), path)
+    if kind.state == "compacted":
+        file = ForeignCompacted.open(read, len(data), path)
+        for key_hash in (0, 5, 2**31 - 1):
+            file.lookup(read, key_hash, 0, 2**62)
+        for _ in file.items(read):
+            pass
+    slots = 101 if "m101" in path else 5 if "slots5" in path else 16
+    unsealed = ForeignUnsealed(data, Layout(ROCKETMQ, ROCKETMQ.schema, slots, max(2, (len(data) - 28 - 8 * slots) // 32)), path)
+    unsealed.lookup(5, 0, 2**62)
+    for _ in unsealed.items():
+        pass
+    assert unsealed.interval_ms is None or unsealed.interval_ms[0] <= unsealed.interval_ms[1]
+
+
+def _classic(data: bytes, path: str) -> None:
+    with contextlib.suppress(TieredIndexError):
+        infer_geometry(data, path)
+    file = ClassicIndexFile(data, golden_store.GEOMETRY, file=path)
+    index = ClassicIndex(golden_store.GEOMETRY, [file])
+    for topic, key in (("TopicOrder", "order-0"), ("TopicPay", "same"), ("TopicTx", "tx")):
+        index.query(topic, key)
+        index.find(topic, key)
+    file.entries()
+
+
+def _segment_of_log(data: bytes, path: str) -> None:
+    batch = decode_index_columns(data, int(Path(path).name), segment_bytes=golden_store.SEGMENT_BYTES, check_crc=True)
+    assert batch.columns.num_rows <= len(data)
+
+
+def _nothing(data: bytes, path: str) -> None:
+    """What only a drive reads."""
+
+
+_MESSAGES = tuple(wanted["offset"] % golden_store.SEGMENT_BYTES + at for wanted in golden_store.expected() for at in (0, 4, 28, 36, 56, 84))
+_READS, _WRITES = ("read", "read_root", "verify", "inspect", "dump"), ("write", "recover", "read_root", "verify")
+
+
+def codecs() -> list[Codec]:
+    """Return every format that is read."""
+    stored = ("read", "verify", "merge", "inspect_object", "write", "orphans")
+    local = ("read_root", "inspect", "dump", "verify", "write", "recover")
+    log = ("read", "verify", "merge", "orphans", "write", "job", "files")
+    return [
+        Codec("objects", "*/storage/data%/*/*.index", resealed.compacted, _trailer, stored, 4, items=True),
+        Codec("local files", "*/root/[cu][op]*/*.index", resealed.compacted, _trailer, local, 2, items=True),
+        Codec("journal", "*/root/unsealed/*.journal", resealed.journal, _journal, ("write", "read_root", "verify", "recover", "inspect"), 3),
+        Codec("entries", "*/root/unsealed/*.index", resealed.words(), _nothing, ("write", "read_root", "dump", "recover"), 0.5, items=True),
+        Codec("marker", "*/root/tiered_index.json", resealed.plain_json, lambda d, p: Marker.decode(d, p), ("write", "read_root", "recover", "verify")),
+        Codec("lock", "*/root/lock", resealed.plain_json, _nothing, ("write", "lock"), 0.2),
+        Codec("log records", "*/storage/log%/*", resealed.sealed_json, _log_record, log, 3),
+        Codec("checkpoints", "*/storage/checkpoint%/*", resealed.sealed_json, _checkpoint, log, 3),
+        Codec("epochs", "*/storage/epoch%/*", resealed.words(), _nothing, ("write", "verify"), 0.2),
+        Codec("lease", "*/storage/lease%/*/*", resealed.plain_json, _lease, ("write", "other_writer")),
+        Codec("tickets", "*/storage/staging%/*/*.ticket", resealed.sealed_json, _ticket, ("job", "write", "orphans"), 1.5),
+        Codec("staged entries", "*/storage/staging%/*/*.entries", resealed.staged, _staged, ("job", "write"), 1.5, items=True),
+        Codec("upload leftovers", "*/storage/.%uploads/*/upload.json", resealed.plain_json, _nothing, ("write", "orphans", "verify"), 0.3),
+        Codec("archived segments", "follow/storage/segments%/*/*/*.log", resealed.archived, _segment, ("archive", "verify", "read"), items=True),
+        Codec("cache entries", "*/root/cache/*/*", resealed.words(), _nothing, ("read_root",), 0.3),
+        Codec("cursors", "cursors/*", resealed.cursor, _cursor, ("page",)),
+        Codec("followers", "follow/root/followers/*.json", resealed.plain_json, _nothing, ("follow", "messages"), 0.5),
+        Codec("commit log", "follow/store/commitlog/*", resealed.words(*_MESSAGES), _segment_of_log, ("follow", "messages", "import"), items=True),
+        Codec("consume queues", "follow/store/consumequeue/*/*/*", resealed.words(0, 8, 12, 20, 28), lambda d, p: decode_entries(d), ("follow", "messages")),
+        Codec("store checkpoint", "follow/store/checkpoint", resealed.words(0, 8, 16, 24, 32), lambda d, p: decode_checkpoint(d, p), ("follow",), 0.5),
+        Codec("classic index", "follow/store/index/*", resealed.words(*range(0, 60, 4), *range(60, 300, 4)), _classic, ("import", "classic"), 1, items=True),
+        Codec("bare files", "bare/*", resealed.words(*range(0, 64, 4)), _bare, ("inspect", "dump", "verify_file"), 0.5, items=True),
+        Codec("database rows", "sqlite/db", resealed.words(), _nothing, ("database",), 0.2, items=True),
+    ]  # fmt: skip
+
+
+class Campaign:
+    """The tree, and what runs over a changed one. One thread: the guards are the process's."""
+
+    def __init__(self, base: Path) -> None:
+        self.tree = base / "tree"
+        self.tree.mkdir()
+        (base / "tmp").mkdir()
+        tempfile.tempdir = str(base / "tmp")
+        self.put = grow(self.tree)
+        (self.tree / "cursors").mkdir()
+        for number in range(4):
+            cursor = encode_cursor((NOW_MS // 1000 - number, number, 0), query_digest("t", "hot", 0, 10))
+            (self.tree / "cursors" / str(number)).write_text(cursor)
+        self.whole = {str(p.relative_to(self.tree)): p.read_bytes() for p in sorted(self.tree.rglob("*")) if p.is_file()}
+        self.codecs = codecs()
+        for codec in self.codecs:
+            codec.files = sorted(str(p.relative_to(self.tree)) for p in self.tree.glob(codec.pattern) if p.is_file())
+            codec.files = [path for path in codec.files if self._is_read(path)]
+            assert codec.files, codec.name
+        self.name, self.path, self.honest = "", "", True
+
+    def _is_read(self, path: str) -> bool:
+        """Return whether anything reads a file: no half-made work, no object that was merged, the newest checkpoints only."""
+        if "/storage/data%/" in path or "/storage/checkpoint%/" in path:
+            newest = max(known for known in self.whole if known.startswith(path.split("/")[0] + "/storage/checkpoint%/"))
+            return path == newest or ("data%" in path and _object_of(path).encode() in self.whole[newest])
+        return not Path(path).name.startswith(".tmp")
+
+    def restore(self) -> None:
+        """Bring the tree back to what it was."""
+        shutil.rmtree(self.tree)
+        for path, data in self.whole.items():
+            target = self.tree / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+
+    def place(self, codec: Codec, path: str, data: bytes) -> None:
+        """Put a mutant into its place, and let what vouches for it from outside say what it is now."""
+        self.name, self.path = path.split("/")[0], path
+        self.honest = not (codec.items and data[: _items_end(self.whole[path])] != self.whole[path][: _items_end(self.whole[path])])
+        (self.tree / path).write_bytes(data)
+        if codec.name == "objects" and len(data) >= TAIL_SIZE:
+            self._tell_log(path, data)
+        elif codec.name == "entries":
+            self._tell_journal(path, data)
+        elif codec.name == "staged entries":
+            self._tell_ticket(path, data)
+        elif codec.name == "log records":
+            shutil.rmtree(self.tree / self.name / "storage" / "checkpoint%")  # else nobody reads old records
+
+    def _tell_log(self, path: str, data: bytes) -> None:
+        name = _object_of(path)
+        fields = struct.unpack(">8sIIQQQQIIII", data[-TAIL_SIZE:])[3:7]
+        said = dict(zip(("trailer_position", "filter_length", "directory_length", "metadata_length"), fields, strict=True))
+        for known, raw in self.whole.items():
+            if known.startswith((f"{self.name}/storage/log", f"{self.name}/storage/checkpoint")) and name.encode() in raw:
+                document = json.loads(raw.rpartition(b"\n#crc32 ")[0])
+                for stored in (*document.get("add", ()), *document.get("objects", ())):
+                    if stored["name"] == name:
+                        stored.update(said, size_bytes=len(data))
+                body = json.dumps(document, separators=(",", ":")).encode()
+                (self.tree / known).write_bytes(body + f"\n#crc32 {zlib.crc32(body):08x}\n".encode())
+
+    def _tell_journal(self, path: str, data: bytes) -> None:
+        target = (self.tree / path).with_suffix(".journal")
+        raw = target.read_bytes()
+        journal = parse_journal(raw, "whole")
+        assert journal is not None
+        made, at, layout = bytearray(raw[:12]), 12, journal.layout
+        while at + 8 <= len(raw):
+            length = int.from_bytes(raw[at : at + 4], "big")
+            document = json.loads(raw[at + 8 : at + 8 + length])
+            if document["kind"] == "batch":
+                begin, end = layout.entry_position(document["first"]), layout.entry_position(document["first"] + document["count"])
+                document["crc32"] = zlib.crc32(data[begin:end])
+            payload = json.dumps(document).encode()
+            size = struct.pack(">I", len(payload))
+            made += size + struct.pack(">I", zlib.crc32(size + payload)) + payload
+            at += 8 + length
+        target.write_bytes(made)
+
+    def _tell_ticket(self, path: str, data: bytes) -> None:
+        for known in self.whole:
+            if known.endswith(".ticket") and known.startswith(str(Path(path).parent)):
+                document = json.loads(self.whole[known].rpartition(b"\n#crc32 ")[0])
+                document.update(size_bytes=len(data), entries_bytes=max(1, data.rfind(b'{"version"')))
+                body = json.dumps(document).encode()
+                (self.tree / known).write_bytes(body + f"\n#crc32 {zlib.crc32(body):08x}\n".encode())
+
+    # what reads
+
+    def _check(self, index: Lookups) -> None:
+        put: Put = self.put[self.name]
+        keys = KEYS if self.name != "follow" else tuple(key for _, key in sorted(put)[::9])
+        topics = ("t", "u") if self.name != "follow" else tuple(topic for topic, _ in sorted(put)[::9])
+        asked = list(itertools.product(("t", "u"), keys)) if self.name != "follow" else list(zip(topics, keys, strict=True))
+        for topic, key in asked:
+            cursor = None
+            for _ in range(3):
+                found = index.query(topic, key, max_count=7, cursor=cursor, allow_partial=True)
+                self._judge(topic, key, found)
+                cursor = found.cursor
+                if cursor is None:
+                    break
+        lookups = [Lookup(topic=topic, key=key, max_count=100) for topic, key in asked]
+        for lookup, found in zip(lookups, index.query_many(lookups, allow_partial=True), strict=True):
+            self._judge(lookup.topic, lookup.key, found)
+
+    def _judge(self, topic: str, key: str, found: Any) -> None:
+        if self.honest and found.status == "complete":
+            wrong = {(item.queue_id, item.offset, item.size) for item in found} - self.put[self.name].get((topic, key), set())
+            if wrong:
+                raise AssertionError(f"{topic}/{key} was never put at {sorted(wrong)[:3]}")
+
+    def read(self) -> None:
+        with open_reader(self.tree, self.name) as reader:
+            reader.files()
+            self._check(reader)
+
+    def read_root(self) -> None:
+        with open_reader(self.tree, self.name, root=True, filter_after_probes=1) as reader:
+            reader.files()
+            self._check(reader)
+
+    def write(self) -> None:
+        index = open_index(self.tree, self.name, **({"slots": 97, "items": 5000} if self.name == "follow" else {}))
+        try:
+            with contextlib.suppress(TieredIndexError):
+                self._check(index)
+            index.put("new", 0, "new", 1, 1, NOW_MS)
+            for step in (index.flush, index.seal, index.run_lifecycle, index.run_lifecycle, index.health):
+                with contextlib.suppress(TieredIndexError):
+                    step()
+            index.close()
+        finally:
+            index.abandon()
+
+    def other_writer(self) -> None:
+        shutil.rmtree(self.tree / self.name / "root")
+        self.write()
+
+    def lock(self) -> None:
+        holder = open(self.tree / self.name / "root" / "lock", "r+b")  # noqa: SIM115
+        import fcntl
+
+        with holder:
+            fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.write()
+
+    def merge(self) -> None:
+        with small_parts():
+            merge_all(self.tree, self.name, 86400)
+
+    def orphans(self) -> None:
+        storage = open_storage(storage_uri(self.tree, self.name))
+        log = StorageLog(storage, ManualClock(NOW_MS))
+        log.open()
+        delete_orphans(storage, find_orphans(storage, log, ManualClock(NOW_MS), older_than_s=0))
+
+    def job(self) -> None:
+        if self.name == "staging":
+            Job(open_storage(storage_uri(self.tree, self.name)), ManualClock(NOW_MS)).run()
+        else:
+            self.merge()
+
+    def _command(self, *arguments: str) -> None:
+        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
+        code: object = 0
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                run_command([*arguments, "--debug"])
+            except SystemExit as end:
+                code = end.code
+        if code == 70:
+            err.flush()
+            raise AssertionError(f"{' '.join(arguments)} exits 70: {err.buffer.getvalue().decode()[-1500:]}")  # type: ignore[attr-defined]
+
+    def verify(self) -> None:
+        root = str(self.tree / self.name / "root")
+        self._command("verify", "--deep", "--root", root, "--storage", storage_uri(self.tree, self.name))
+
+    def recover(self) -> None:
+        self._command("recover", "--root", str(self.tree / self.name / "root"))
+
+    def files(self) -> None:
+        self._command("files", "--storage", storage_uri(self.tree, self.name), "--json")
+
+    def inspect(self) -> None:
+        self._command("inspect", str(self.tree / self.path), "--json" if len(self.path) % 2 else "--quiet")
+
+    def inspect_object(self) -> None:
+        self.inspect()
+        self._command("verify", str(self.tree / self.path))
+
+    def dump(self) -> None:
+        self._command("dump", str(self.tree / self.path), "--json")
+
+    def verify_file(self) -> None:
+        self._command("verify", str(self.tree / self.path))
+
+    def page(self) -> None:
+        self.name, cursor = "native", (self.tree / self.path).read_bytes().decode("utf-8", "surrogateescape")
+        with open_reader(self.tree, "native") as reader:
+            self._judge("t", "hot", reader.query("t", "hot", 0, 10_000, cursor=cursor))
+
+    def follow(self) -> None:
+        index = open_index(self.tree, "follow", slots=97, items=5000)
+        try:
+            dispatcher = Dispatcher(index, StoreDirectory.open(self.tree / "follow" / "store"), skip_corrupt=True, skip_missing=True)
+            for _ in range(20):
+                if dispatcher.run_once().caught_up:
+                    break
+            dispatcher.call_damage()
+            dispatcher.lag()
+        finally:
+            index.abandon()
+
+    def messages(self) -> None:
+        with open_reader(self.tree, "follow") as reader:
+            for root in (None, self.tree / "follow" / "root"):
+                source = RocketmqMessages(self.tree / "follow" / "store", reader.segment_archive, root=root, threads=2)
+                for topic, key in sorted(self.put["follow"])[::5]:
+                    source.fetch(list(reader.query(topic, key)), topic, key)
+
+    def archive(self) -> None:
+        with open_reader(self.tree, "follow") as reader:
+            archive = reader.segment_archive
+            for segment in reader.archived():
+                for _ in ArchivedLog(archive, segment, skip_corrupt=True).batches(skip_corrupt=True):
+                    pass
+            source = RocketmqMessages(None, archive, threads=2)
+            for topic, key in sorted(self.put["follow"])[::5]:
+                source.fetch(list(reader.query(topic, key)), topic, key)
+
+    def classic(self) -> None:
+        load_classic_index(self.tree / "follow" / "store" / "index").query("TopicOrder", "order-0")
+
+    def import_(self) -> None:
+        store = StoreDirectory.open(self.tree / "follow" / "store")
+        shutil.rmtree(self.tree / "follow" / "root")
+        shutil.rmtree(self.tree / "follow" / "storage")
+        index = open_index(self.tree, "follow", slots=97, items=5000)
+        try:
+            for _ in ClassicImport(index, store.index_folder, store, index.put_batch).run():
+                pass
+        finally:
+            index.abandon()
+
+    def database(self) -> None:
+        """Cells of the database's tables are changed here: its pages are SQLite's own business."""
+        rng = Random(zlib.crc32((self.tree / self.path).read_bytes()))
+        (self.tree / self.path).write_bytes(self.whole[self.path])
+        self.honest = False
+        with contextlib.closing(sqlite3.connect(self.tree / self.path, isolation_level=None)) as connection:
+            for _ in range(rng.choice((1, 1, 3))):
+                table = rng.choice(("objects", "pieces", "chunks", "uploads", "parts", "drafts"))
+                columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+                column, other = rng.choice(columns), rng.choice(columns)
+                value: Any = rng.choice([*resealed.INTEGERS[:22], *resealed.VALUES[-30:], b"", b"\xff" * 9, 0.5, None])
+                if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                    value = str(value)
+                if isinstance(value, list | dict):
+                    value = json.dumps(value)
+                with contextlib.suppress(sqlite3.Error, UnicodeEncodeError):
+                    row = f"(SELECT {other} FROM {table} LIMIT 1 OFFSET {rng.randrange(8)})"
+                    connection.execute(f"UPDATE {table} SET {column} = ? WHERE {other} = {row}", (value,))
+        for drive in rng.sample((self.read, self.write, self.orphans, self.verify, self.merge), 2):
+            with contextlib.suppress(TieredIndexError):
+                drive()
+
+
+def _object_of(path: str) -> str:
+    """Return the name of the object that lies at a path below a storage's folder."""
+    return path.partition("/storage/")[2].replace("%/", "/")
+
+
+def _items_end(data: bytes) -> int:
+    """Return where in a file items end, at most: behind them is its trailer, if it has one."""
+    if data[-TAIL_SIZE:].startswith(b"TIXTAIL\n"):
+        return int.from_bytes(data[-TAIL_SIZE + 16 : -TAIL_SIZE + 24], "big")
+    return len(data)
+
+
+# guards
+
+
+@contextlib.contextmanager
+def _guarded(base: Path) -> Iterator[Callable[[], None]]:
+    """Bound time and memory, turn warnings into errors, and watch what is written where; yields what begins the time anew."""
+    allowed = (str(base), "/dev/")
+    active = [True]
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if not active[0] or event not in ("open", "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link"):
+            return
+        if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)):
+            return
+        below = os.readlink(f"/proc/self/fd/{arguments[1]}") if event in ("os.remove", "os.rmdir") and arguments[1] >= 0 else ""
+        for path in arguments[:2] if event in ("os.rename", "os.link") else arguments[:1]:
+            if isinstance(path, str | bytes) and not os.path.realpath(os.path.join(below, os.fsdecode(path))).startswith(allowed):
+                raise OutsideError(f"{event} of {path!r}")
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise Hangs("".join(traceback.format_stack(frame)[-4:]))
+
+    def begin() -> None:
+        signal.setitimer(signal.ITIMER_REAL, _MOST_S)
+
+    before = signal.signal(signal.SIGALRM, ring)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _MOST_BYTES, limits[1]))
+    logging.disable(logging.CRITICAL)
+    sys.addaudithook(watch)  # for the rest of the process, but it looks only while it is active
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            yield begin
+    finally:
+        active[0] = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        logging.disable(logging.NOTSET)
+
+
+def run(total: int, *, first: int = 0, every: int = 50, only: Sequence[str] = (), base: Path | None = None, most_failures: int = 40) -> Tally:
+    """Try `total` mutants, shared among the formats by weight, seeds from `first` on; each `every`-th one end to end."""
+    tally = Tally("mutations")
+    with contextlib.ExitStack() as stack:
+        kept = tempfile.tempdir
+        stack.callback(lambda: setattr(tempfile, "tempdir", kept))
+        shared = "/dev/shm" if base is None and os.access("/dev/shm", os.W_OK) else None
+        folder = base or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutations-", dir=shared)))
+        campaign = Campaign(folder)
+        chosen = [codec for codec in campaign.codecs if not only or codec.name in only]
+        weights = sum(codec.weight for codec in chosen)
+        begin = stack.enter_context(_guarded(folder))
+        for codec in chosen:
+            for seed in range(first, first + max(1, round(total * codec.weight / weights))):
+                _try(campaign, codec, seed, every, tally, begin)
+                if len(tally.failures) >= most_failures:
+                    return tally
+    return tally
+
+
+def _try(campaign: Campaign, codec: Codec, seed: int, every: int, tally: Tally, begin: Callable[[], None]) -> None:
+    rng = Random(f"{codec.name} {seed}")
+    path = rng.choice(codec.files)
+    whole = campaign.whole[path]
+    data = resealed.flipped(rng, whole) if rng.random() < _FLIPS else codec.reseal(rng, whole)
+    deep = seed % every == 0
+    again = f"python -m tests.reliability.mutations --codec '{codec.name}' --first {seed} --count 1" + (" --deep" if deep else "")
+
+    def attempt(what: str, act: Callable[[], object]) -> None:
+        begin()
+        try:
+            act()
+        except TieredIndexError:
+            pass
+        except Hangs as error:
+            tally.fail("hangs", f"{codec.name}, {what}: {str(error).strip()[-300:]} [{again}]")
+        except Exception as error:  # noqa: BLE001 - which is the finding
+            places = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)][-4:]
+            kind = "wrong" if isinstance(error, AssertionError | OutsideError) and "exits 70" not in str(error) else "untyped"
+            tally.fail(kind, f"{codec.name}, {what}: {error!r:.700} at {' '.join(places)} [{again}]")
+
+    tally.tried[f"mutations of {codec.name}"] += 1
+    attempt("decoded", lambda: codec.decode(data, path))
+    if deep:
+        drive = rng.choice(codec.drives)
+        tally.tried["end to end"] += 1
+        try:
+            campaign.place(codec, path, data)
+            attempt(drive, getattr(campaign, "import_" if drive == "import" else drive))
+            logs = [p for p in campaign.whole if f"{campaign.name}/storage/log%/" in p]
+            if drive not in ("import", "other_writer") and not all((campaign.tree / p).exists() for p in logs):
+                tally.fail("lost", f"{codec.name}, {drive}: a log record is gone [{again}]")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            campaign.restore()
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--count", type=int, default=20_000, help="mutants in all")
+    parser.add_argument("--all", action="store_true", help=f"{_TOTAL:,} of them")
+    parser.add_argument("--first", type=int, default=0, help="the first seed of each format")
+    parser.add_argument("--every", type=int, default=50, help="each how many-th one runs end to end")
+    parser.add_argument("--deep", action="store_true", help="all of them end to end")
+    parser.add_argument("--codec", action="append", default=[], help="only these formats")
+    parser.add_argument("--most-failures", type=int, default=40, help="stop after so many")
+
+
+def _run(options: argparse.Namespace) -> Tally:
+    total = _TOTAL if options.all else options.count
+    every = 1 if options.deep else options.every
+    return run(total, first=options.first, every=every, only=options.codec, most_failures=options.most_failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__ or "", _run, _add_arguments))
