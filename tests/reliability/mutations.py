@@ -224,7 +224,11 @@ def _classic(data: bytes, path: str) -> None:
     file.entries()
 
 
-def _segment_of_log(data: bytes, path: str) -> None:
+def _queue(data: bytes, path: str) -> None:
+    assert len(decode_entries(data)) <= len(data) // 20
+
+
+def _log(data: bytes, path: str) -> None:
     batch = decode_index_columns(data, int(Path(path).name), segment_bytes=golden_store.SEGMENT_BYTES, check_crc=True)
     assert batch.columns.num_rows <= len(data)
 
@@ -234,7 +238,7 @@ def _nothing(data: bytes, path: str) -> None:
 
 
 _MESSAGES = tuple(wanted["offset"] % golden_store.SEGMENT_BYTES + at for wanted in golden_store.expected() for at in (0, 4, 28, 36, 56, 84))
-_READS, _WRITES = ("read", "read_root", "verify", "inspect", "dump"), ("write", "recover", "read_root", "verify")
+_WRITES = ("write", "recover", "read_root", "verify")
 
 
 def codecs() -> list[Codec]:
@@ -242,12 +246,13 @@ def codecs() -> list[Codec]:
     stored = ("read", "verify", "merge", "inspect_object", "write", "orphans")
     local = ("read_root", "inspect", "dump", "verify", "write", "recover")
     log = ("read", "verify", "merge", "orphans", "write", "job", "files")
+    store = "follow/store"
     return [
         Codec("objects", "*/storage/data%/*/*.index", resealed.compacted, _trailer, stored, 4, items=True),
         Codec("local files", "*/root/[cu][op]*/*.index", resealed.compacted, _trailer, local, 2, items=True),
-        Codec("journal", "*/root/unsealed/*.journal", resealed.journal, _journal, ("write", "read_root", "verify", "recover", "inspect"), 3),
-        Codec("entries", "*/root/unsealed/*.index", resealed.words(), _nothing, ("write", "read_root", "dump", "recover"), 0.5, items=True),
-        Codec("marker", "*/root/tiered_index.json", resealed.plain_json, lambda d, p: Marker.decode(d, p), ("write", "read_root", "recover", "verify")),
+        Codec("journal", "*/root/unsealed/*.journal", resealed.journal, _journal, (*_WRITES, "inspect"), 3),
+        Codec("entries", "*/root/unsealed/*.index", resealed.words(), _nothing, (*_WRITES, "dump"), 0.5, items=True),
+        Codec("marker", "*/root/tiered_index.json", resealed.plain_json, Marker.decode, _WRITES),
         Codec("lock", "*/root/lock", resealed.plain_json, _nothing, ("write", "lock"), 0.2),
         Codec("log records", "*/storage/log%/*", resealed.sealed_json, _log_record, log, 3),
         Codec("checkpoints", "*/storage/checkpoint%/*", resealed.sealed_json, _checkpoint, log, 3),
@@ -255,15 +260,15 @@ def codecs() -> list[Codec]:
         Codec("lease", "*/storage/lease%/*/*", resealed.plain_json, _lease, ("write", "other_writer")),
         Codec("tickets", "*/storage/staging%/*/*.ticket", resealed.sealed_json, _ticket, ("job", "write", "orphans"), 1.5),
         Codec("staged entries", "*/storage/staging%/*/*.entries", resealed.staged, _staged, ("job", "write"), 1.5, items=True),
-        Codec("upload leftovers", "*/storage/.%uploads/*/upload.json", resealed.plain_json, _nothing, ("write", "orphans", "verify"), 0.3),
-        Codec("archived segments", "follow/storage/segments%/*/*/*.log", resealed.archived, _segment, ("archive", "verify", "read"), items=True),
+        Codec("upload leftovers", "*/storage/.%uploads/*/upload.json", resealed.plain_json, _nothing, ("write", "orphans"), 0.3),
+        Codec("archived segments", "follow/storage/segments%/*/*/*.log", resealed.archived, _segment, ("archive", "verify"), items=True),
         Codec("cache entries", "*/root/cache/*/*", resealed.words(), _nothing, ("read_root",), 0.3),
         Codec("cursors", "cursors/*", resealed.cursor, _cursor, ("page",)),
         Codec("followers", "follow/root/followers/*.json", resealed.plain_json, _nothing, ("follow", "messages"), 0.5),
-        Codec("commit log", "follow/store/commitlog/*", resealed.words(*_MESSAGES), _segment_of_log, ("follow", "messages", "import"), items=True),
-        Codec("consume queues", "follow/store/consumequeue/*/*/*", resealed.words(0, 8, 12, 20, 28), lambda d, p: decode_entries(d), ("follow", "messages")),
-        Codec("store checkpoint", "follow/store/checkpoint", resealed.words(0, 8, 16, 24, 32), lambda d, p: decode_checkpoint(d, p), ("follow",), 0.5),
-        Codec("classic index", "follow/store/index/*", resealed.words(*range(0, 60, 4), *range(60, 300, 4)), _classic, ("import", "classic"), 1, items=True),
+        Codec("commit log", f"{store}/commitlog/*", resealed.words(*_MESSAGES), _log, ("follow", "messages", "import"), items=True),
+        Codec("consume queues", f"{store}/consumequeue/*/*/*", resealed.words(0, 8, 12, 20, 28), _queue, ("follow", "messages")),
+        Codec("store checkpoint", f"{store}/checkpoint", resealed.words(0, 8, 16, 24, 32), decode_checkpoint, ("follow",), 0.5),
+        Codec("classic index", f"{store}/index/*", resealed.words(*range(0, 300, 4)), _classic, ("import", "classic"), items=True),
         Codec("bare files", "bare/*", resealed.words(*range(0, 64, 4)), _bare, ("inspect", "dump", "verify_file"), 0.5, items=True),
         Codec("database rows", "sqlite/db", resealed.words(), _nothing, ("database",), 0.2, items=True),
     ]  # fmt: skip
@@ -566,9 +571,9 @@ def _guarded(base: Path) -> Iterator[Callable[[], None]]:
             return
         if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)):
             return
-        below = os.readlink(f"/proc/self/fd/{arguments[1]}") if event in ("os.remove", "os.rmdir") and arguments[1] >= 0 else ""
+        below = Path(f"/proc/self/fd/{arguments[1]}") if event in ("os.remove", "os.rmdir") and arguments[1] >= 0 else Path()
         for path in arguments[:2] if event in ("os.rename", "os.link") else arguments[:1]:
-            if isinstance(path, str | bytes) and not os.path.realpath(os.path.join(below, os.fsdecode(path))).startswith(allowed):
+            if isinstance(path, str | bytes) and not os.path.realpath(below / os.fsdecode(path)).startswith(allowed):
                 raise OutsideError(f"{event} of {path!r}")
 
     def ring(number: int, frame: FrameType | None) -> None:
@@ -595,18 +600,25 @@ def _guarded(base: Path) -> Iterator[Callable[[], None]]:
         logging.disable(logging.NOTSET)
 
 
-def run(total: int, *, first: int = 0, every: int = 50, only: Sequence[str] = (), base: Path | None = None, most_failures: int = 40) -> Tally:
+def run(total: int, *, first: int = 0, every: int = 50, only: Sequence[str] = (), most_failures: int = 40) -> Tally:
+    """Grow a tree and sweep over it; it lies in memory where the system has such a place."""
+    kept = tempfile.tempdir
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="mutations-", dir=shared) as folder:
+        try:
+            return sweep(Campaign(Path(folder)), total, first=first, every=every, only=only, most_failures=most_failures)
+        finally:
+            tempfile.tempdir = kept
+
+
+def sweep(
+    campaign: Campaign, total: int, *, first: int = 0, every: int = 50, only: Sequence[str] = (), most_failures: int = 40
+) -> Tally:
     """Try `total` mutants, shared among the formats by weight, seeds from `first` on; each `every`-th one end to end."""
     tally = Tally("mutations")
-    with contextlib.ExitStack() as stack:
-        kept = tempfile.tempdir
-        stack.callback(lambda: setattr(tempfile, "tempdir", kept))
-        shared = "/dev/shm" if base is None and os.access("/dev/shm", os.W_OK) else None
-        folder = base or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutations-", dir=shared)))
-        campaign = Campaign(folder)
-        chosen = [codec for codec in campaign.codecs if not only or codec.name in only]
-        weights = sum(codec.weight for codec in chosen)
-        begin = stack.enter_context(_guarded(folder))
+    chosen = [codec for codec in campaign.codecs if not only or codec.name in only]
+    weights = sum(codec.weight for codec in chosen)
+    with _guarded(campaign.tree.parent) as begin:
         for codec in chosen:
             for seed in range(first, first + max(1, round(total * codec.weight / weights))):
                 _try(campaign, codec, seed, every, tally, begin)

@@ -25,13 +25,15 @@ from tiered_index.service.log_records import encode_document
 
 Reseal = Callable[[Random, bytes], bytes]
 INTEGERS = (
-    0, 1, -1, 2, 7, 127, 128, 255, 256, 4095, 65_536, 2**24, 2**28, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 2**32, 2**40, 2**53, 2**62, 2**63 - 1, 2**63, 2**64,
+    0, 1, -1, 2, 7, 127, 128, 255, 256, 4095, 65_536, 2**24, 2**28, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 2**32, 2**40, 2**53, 2**62,
+    2**63 - 1, 2**63, 2**64,
     -(2**31), -(2**31) - 1, -(2**62), -(2**63), -(2**63) - 1, 10**30, 10**4200, 253_402_300_799, 253_402_300_800_000,
 )  # fmt: skip
-_PATHS = ("../../outside", "/outside", "a/../../../outside", "data/../log/00000000000000000001", "log/00000000000000000001", "\0", "a\0b", "")
+_LOG = "log/00000000000000000001"
+_PATHS = ("../../outside", "/outside", "a/../../../outside", f"data/../{_LOG}", _LOG, "\0", "a\0b", "")
 VALUES: tuple[Any, ...] = (
-    *INTEGERS, *_PATHS, True, False, None, 0.5, -0.0, 1e308, float("nan"), float("inf"), float("-inf"), "x", "\ud800", "\U0001f600", "9" * 400,
-    "\x1b[31m", "é" * 300, [], {}, [[]], {"": None}, [None], "native", "rocketmq", "main", ">i4", "S999999999", ">u4,>u4", "O", "__class__",
+    *INTEGERS, *_PATHS, True, False, None, 0.5, -0.0, 1e308, float("nan"), float("inf"), float("-inf"), "x", "\ud800", "\U0001f600",
+    "9" * 400, "\x1b[31m", "é" * 300, [], {}, [[]], {"": None}, [None], "native", "rocketmq", "main", ">i4", "S999999999", ">u4,>u4", "O", "__class__",
 )  # fmt: skip
 _TAIL = struct.Struct(">8sIIQQQQIIII")
 
@@ -102,7 +104,7 @@ def _change(rng: Random, owner: Any, key: Any, places: list[Any]) -> None:
             return
         owner[key] = copy.deepcopy(other)
         if rng.random() < 0.5:
-            other_owner[other_key] = old
+            other_owner[other_key] = copy.deepcopy(old)  # which may hold the place that it is put into
     elif how == 8 and isinstance(owner, list):
         owner.insert(rng.randrange(len(owner) + 1), copy.deepcopy(old))
     elif how == 8:
@@ -202,8 +204,8 @@ def cells(rng: Random, table: Any) -> Any:
                 continue
             old = int(table[name][row])
             value = rng.choice((old + 1, old - 1, old * 2, -old, 0, old + 32, old - 32, int(table[name][other]), *INTEGERS[:-3]))
-            low, high = (-(2 ** (8 * kind.itemsize - 1)), 2 ** (8 * kind.itemsize - 1)) if kind.kind == "i" else (0, 2 ** (8 * kind.itemsize))
-            table[name][row] = low + (value - low) % (high - low)
+            low, size = -(2 ** (8 * kind.itemsize - 1)) if kind.kind == "i" else 0, 2 ** (8 * kind.itemsize)
+            table[name][row] = low + (value - low) % size
         elif how == 4:
             table[[row, other]] = table[[other, row]]
         elif how == 5:
@@ -219,7 +221,8 @@ def compacted(rng: Random, data: bytes) -> bytes:
     """Change a part of a compacted file or shard; the CRC32s of all parts are right again, and the lengths in the tail."""
     position, *lengths = _TAIL.unpack(data[-TAIL_SIZE:])[3:7]
     ends = np.cumsum([position, *lengths]).tolist()
-    body, held, raw, meta = bytearray(data[:position]), data[position : ends[1]], data[ends[1] : ends[2]], json.loads(data[ends[2] : ends[3]])
+    body, held, raw = bytearray(data[:position]), data[position : ends[1]], data[ends[1] : ends[2]]
+    meta = json.loads(data[ends[2] : ends[3]])
     number, cut = struct.unpack_from(">II", raw)
     groups = np.frombuffer(raw, GROUP_DTYPE, number, 8).copy()
     blocks = np.frombuffer(raw, BLOCK_DTYPE, cut, 8 + groups.nbytes).copy()

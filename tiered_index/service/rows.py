@@ -127,7 +127,10 @@ def _in_question(rows: Array, question: Question, schema: Schema) -> Array:
     # strictly after in (second desc, offset desc, queue_id asc, ...): compare column by column while all before are equal
     later = np.zeros(len(rows), bool)
     equal = np.ones(len(rows), bool)
-    for name, bound in zip(("second", "offset", "queue_id", *schema.identity_extra), question.after, strict=True):
+    names = ("second", "offset", "queue_id", *schema.identity_extra)
+    if len(names) != len(question.after):
+        raise SchemaMismatch(f"a file tells entries apart by {names}, the index by {len(question.after)} columns: it is not of this index")
+    for name, bound in zip(names, question.after, strict=True):
         values = rows[name]
         later |= equal & (values < bound if name in ("second", "offset") else values > bound)
         equal &= values == bound

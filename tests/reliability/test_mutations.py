@@ -1,0 +1,71 @@
+"""A sample of the mutations of every format, and what the campaign itself must notice."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from tests.reliability import mutations, resealed
+from tests.reliability.mutations import Campaign, run, sweep
+
+SEED = 20_000_000
+"""Away from those of `--all`."""
+
+
+def test_a_sample_of_every_format() -> None:
+    tally = run(500, first=SEED, every=20)
+    assert not tally.failures, "\n".join(tally.failures)
+    assert {name.removeprefix("mutations of ") for name in tally.tried} - {"end to end"} == {codec.name for codec in mutations.codecs()}
+
+
+@pytest.mark.slow
+def test_a_larger_sample() -> None:
+    tally = run(60_000, first=2 * SEED, every=60)
+    assert not tally.failures, "\n".join(tally.failures)
+
+
+def test_a_seed_is_the_same_mutant_again() -> None:
+    document = b'{"a":[1,2,{"b":null}],"c":"text"}'
+    made = [resealed.plain_json(Random(f"x {seed}"), document) for seed in range(200)]
+    assert made == [resealed.plain_json(Random(f"x {seed}"), document) for seed in range(200)]
+    assert len(set(made)) > 100
+
+
+def test_each_kind_of_failure_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def writes_outside(campaign: Campaign) -> None:
+        (tmp_path.parent / "outside").write_text("x")
+
+    def hangs(campaign: Campaign) -> None:
+        while True:
+            pass
+
+    def raises(campaign: Campaign) -> None:
+        raise IndexError
+
+    def warns(campaign: Campaign) -> None:
+        np.array([1.0]) / np.array([0.0])
+
+    def answers_what_was_never_put(campaign: Campaign) -> None:
+        campaign.name, campaign.put["native"] = "native", {}
+        campaign.read()
+
+    def deletes_the_log(campaign: Campaign) -> None:
+        campaign.name = "native"
+        next((campaign.tree / "native" / "storage" / "log%").iterdir()).unlink()
+
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (tmp_path / "base").mkdir()
+    campaign = Campaign(tmp_path / "base")
+    noticed = {
+        writes_outside: "wrong", hangs: "hangs", raises: "untyped", warns: "untyped", answers_what_was_never_put: "wrong",
+        deletes_the_log: "lost",
+    }  # fmt: skip
+    for wrong, kind in noticed.items():
+        monkeypatch.setattr(mutations, "_MOST_S", 0.3 if kind == "hangs" else 20)
+        monkeypatch.setattr(Campaign, "page", wrong)
+        tally = sweep(campaign, 1, only=["cursors"])
+        assert tally.found == {kind: 1}, (wrong.__name__, tally.failures)
