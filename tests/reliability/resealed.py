@@ -33,7 +33,8 @@ _LOG = "log/00000000000000000001"
 _PATHS = ("../../outside", "/outside", "a/../../../outside", f"data/../{_LOG}", _LOG, "\0", "a\0b", "")
 VALUES: tuple[Any, ...] = (
     *INTEGERS, *_PATHS, True, False, None, 0.5, -0.0, 1e308, float("nan"), float("inf"), float("-inf"), "x", "\ud800", "\U0001f600",
-    "9" * 400, "\x1b[31m", "é" * 300, [], {}, [[]], {"": None}, [None], "native", "rocketmq", "main", ">i4", "S999999999", ">u4,>u4", "O", "__class__",
+    "9" * 400, "\x1b[31m", "é" * 300, [], {}, [[]], {"": None}, [None],
+    "native", "rocketmq", "main", ">i4", "S999999999", ">u4,>u4", "O", "__class__",
 )  # fmt: skip
 _TAIL = struct.Struct(">8sIIQQQQIIII")
 
