@@ -297,7 +297,7 @@ def words(*positions: int, tail: bool = False) -> Reseal:
             old = int.from_bytes(changed[at : at + size], "big")
             value = rng.choice((old + 1, old - 1, old * 2, *INTEGERS)) % 2 ** (8 * size)
             changed[at : at + size] = value.to_bytes(size, "big")[: max(0, len(changed) - at)]
-        if rng.random() < 0.1:
+        if changed and rng.random() < 0.1:
             del changed[rng.randrange(len(changed)) :]
         return bytes(changed)
 

@@ -10,6 +10,7 @@ DAMAGE = "tests/faults/test_damage.py"
 DAMAGED_LOG = "tests/faults/test_damaged_log.py"
 JOURNAL = "tests/unit/format/test_journal.py"
 TRAILER = "tests/unit/format/test_trailer.py"
+MEANING = "tests/regressions/test_bytes_of_wrong_meaning.py"
 TABLES = "tests/regressions/test_tables_of_a_compacted_file.py::test_a_damaged_table_is_not_published"
 
 MUTANTS = (
@@ -32,6 +33,26 @@ MUTANTS = (
         "directory-crc-skipped", "a directory is believed without its CRC32",
         "format/trailer.py", "if (found := zlib.crc32(part)) != crc:", 'if (found := zlib.crc32(part)) != crc and name != "directory":',
         (f"{TRAILER}::test_every_flipped_bit_is_noticed",),
+    ),
+    Mutant(
+        "directory-unchecked", "a directory is believed that does not cover the items once",
+        "format/trailer.py", "    trailer.directory.check(trailer.metadata, tail.position, file)\n", "",
+        (f"{MEANING}::test_lookups[overlapping]",),
+    ),
+    Mutant(
+        "blocks-unchecked", "blocks are believed that are empty or end before they begin",
+        "format/trailer.py", 'if not blocks["count"].all() or', "if False and",
+        (f"{MEANING}::test_lookups[ends_before_it_begins]",),
+    ),
+    Mutant(
+        "journal-of-another-file", "a journal is believed that names another file than its name does",
+        "format/journal.py", "file_id not in (None, journal.file_id)", "file_id == ()",
+        (f"{MEANING}::test_a_journal_that_names_another_file_leaves_that_one_alone",),
+    ),
+    Mutant(
+        "floats-for-integers", "a document's float or flag is taken for a number",
+        "documents.py", "if value.__class__ is int and low <= value <= high:", "if low <= value <= high:",
+        (f"{MEANING}::test_a_journal_of_other_types[a flag as order]",),
     ),
     Mutant(
         "metadata-crc-skipped", "metadata are believed without their CRC32",
@@ -95,7 +116,7 @@ MUTANTS = (
     ),
     Mutant(
         "object-of-another-file", "an object is believed though it is not the file that the log names",
-        "service/cold/path.py", "trailer.metadata.file_id != stored.file_id or", "False or",
+        "service/cold/path.py", "found = (meta.file_id, meta.count,", "found = (stored.file_id, meta.count,",
         ("tests/unit/service/test_uploads.py::test_an_object_that_is_another_file_is_damage",),
     ),
     Mutant(

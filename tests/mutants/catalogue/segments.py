@@ -45,7 +45,7 @@ MUTANTS = (
     ),
     Mutant(
         "segment-rewrite-forgotten", "a follower that was started again doesn't know that a segment was rewritten",
-        "rocketmq/witnesses.py", 'document.get("rewritten", ())', "()",
+        "rocketmq/witnesses.py", "said, witnesses, trail.continue_at, trail.rewritten =", "said, witnesses, trail.continue_at, _ =",
         (f"{FOLLOWED}::test_a_segment_that_the_broker_wrote_anew_replaces_its_copy[True]",),
     ),
     Mutant(
