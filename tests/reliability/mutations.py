@@ -668,7 +668,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=int, default=20_000, help="mutants in all")
     parser.add_argument("--all", action="store_true", help=f"{_TOTAL:,} of them")
     parser.add_argument("--first", type=int, default=0, help="the first seed of each format")
-    parser.add_argument("--every", type=int, default=50, help="each how many-th one runs end to end")
+    parser.add_argument("--every", type=int, default=100, help="each how many-th one runs end to end")
     parser.add_argument("--deep", action="store_true", help="all of them end to end")
     parser.add_argument("--codec", action="append", default=[], help="only these formats")
     parser.add_argument("--most-failures", type=int, default=40, help="stop after so many")
