@@ -79,13 +79,14 @@ def bounded(seconds: float = HANG_S) -> Iterator[None]:
 
 
 @functools.cache
-def ends_of_with(code: CodeType) -> frozenset[int]:
-    """Return the offsets at which a `with` block is left without an error: the call of ``__exit__(None, None, None)``.
+def never_struck(code: CodeType) -> frozenset[int]:
+    """Return the offsets of the lines at which nothing can be raised: ``try:``, and where a `with` block is left without an error.
 
-    Python runs no handler there, and no memory is asked for: it goes from the block's last instruction to the end of a lock's release.
+    Python runs no handler there and asks for no memory, so it may count on it: from the block's last instruction it goes to the end of a
+    lock's release.
     """
     instructions = list(dis.get_instructions(code))
-    found = set()
+    found = {i.offset for i in instructions if i.opname == "NOP"}
     for at in range(len(instructions)):
         three = instructions[at : at + 3]
         if len(three) == 3 and all(i.opname == "LOAD_CONST" and i.argval is None for i in three):
@@ -98,10 +99,10 @@ def ends_of_with(code: CodeType) -> frozenset[int]:
 class Striker:
     """Raises `error` at the n-th line of ours that is run, in the caller's thread or in the service's."""
 
-    def __init__(self, line: int, error: type[BaseException], *, ours: bool, with_ends: bool) -> None:
+    def __init__(self, line: int, error: type[BaseException], *, ours: bool, everywhere: bool) -> None:
         self.target = line
         self.error = error
-        self.ours, self.with_ends = ours, with_ends
+        self.ours, self.everywhere = ours, everywhere
         self.armed = False
         self.struck = ""
         self.seen: list[tuple[str, int]] = []
@@ -119,7 +120,7 @@ class Striker:
     def line(self, frame: FrameType, event: str, argument: object) -> Any:
         if event != "line" or not self.armed:
             return self.line
-        if not self.with_ends and frame.f_lasti in ends_of_with(frame.f_code):
+        if not self.everywhere and frame.f_lasti in never_struck(frame.f_code):
             return self.line
         self.seen.append((frame.f_code.co_filename, frame.f_lineno))
         if len(self.seen) == self.target:
@@ -280,7 +281,7 @@ def _fail_flush(life: Life) -> None:
 
 
 WAYS = {
-    # a line that only leaves a `with` can't be interrupted; where the writer's locks are concerned it is struck all the same
+    # some lines can't be interrupted (`never_struck`); callers of what writes are struck there all the same
     "interrupt": (KeyboardInterrupt, False), "memory": (MemoryError, False), "ours": (MemoryError, True),
 }  # fmt: skip
 
@@ -289,7 +290,7 @@ def strike(folder: Path, state: str, call: str, way: str, line: int, tally: Tall
     """Live one life, struck at that line of the call (0: not at all); return the lines that were run before it."""
     error, ours = WAYS[way]
     life, where = Life(folder), f"{call}/{state}/{way}/{line}"
-    striker = Striker(line, error, ours=ours, with_ends=not ours and call in WRITING)
+    striker = Striker(line, error, ours=ours, everywhere=not ours and call in WRITING)
     if ours:
         threading.settrace(striker.trace)
     try:
