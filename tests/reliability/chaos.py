@@ -429,6 +429,7 @@ def run(options: argparse.Namespace) -> Tally:
     print(f"seed {options.seed}, {options.minutes} minutes, files in {folder}", file=sys.stderr, flush=True)
     campaign = Campaign(options.minutes * 60, options.seed, options.endpoint or os.environ[ENDPOINT_VARIABLE], cluster, Path(folder))
     campaign.run()
+    campaign.tally.tried = Counter(dict(sorted(campaign.tally.tried.items())))
     if not campaign.tally.failures:
         shutil.rmtree(folder)
     return campaign.tally
