@@ -78,15 +78,15 @@ def reopening(world: World, disk: Disk) -> Life:
     """A writer that is closed, killed and opened again, with files in every state."""
 
     def again(*, kill: bool) -> None:
-        if world.service is not None:
-            if kill:
-                world.service.abandon()
-            else:
-                world.service.close()
-                world.confirm()
-            world.service = None
+        if kill:
+            world.abandon()
+        elif world.service is not None:
+            service, world.service = world.service, None
+            service.close()
+            world.confirm()
         world.open(disk)
         world.check()
+        world.settle()  # where an earlier flush failed, a kill has lost what it was to write
 
     yield lambda: world.put(8)
     yield world.flush
