@@ -15,6 +15,8 @@ short list.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 __all__ = [
     "BackPressure",
     "BudgetExceeded",
@@ -37,6 +39,8 @@ __all__ = [
     "WriterFenced",
 ]
 
+
+E = TypeVar("E", bound=BaseException)
 
 MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 """What reading a stored JSON document of the wrong shape can raise; each reader turns it into a typed error that names the file."""
@@ -183,3 +187,14 @@ class BudgetExceeded(PartialAnswer):
     def __init__(self, message: str, *, failed: tuple[object, ...] = (), result: object = None) -> None:
         super().__init__(message, failed=failed)
         self.result = result
+
+
+def without_frames(error: E) -> E:
+    """Return `error`, which somebody keeps, without the traces of it and its causes: they hold every frame on the way, and so maps of
+    files, and the caller's own objects, for as long as it is kept.
+    """
+    link: BaseException | None = error
+    while link is not None and link.__traceback__ is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error

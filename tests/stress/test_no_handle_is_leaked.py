@@ -1,4 +1,7 @@
-"""Tens of thousands of lookups over files that change their state leave no descriptor, no mapping and no thread behind."""
+"""Tens of thousands of lookups over files that change their state leave no descriptor, no mapping and no thread behind.
+
+What is opened and closed again, well or by an error at any call, is `test_cycles_leave_no_handle.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from tests.stress.census import census
 from tests.stress.crew import Crew
 from tests.stress.ledger import ALL, Ledger
 from tests.stress.traffic import KEYS, NOW_MS, TOPICS, Source, batch_of
-from tiered_index import IndexReader, IndexService
+from tiered_index import IndexReader
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import Lookup
 
@@ -125,32 +128,3 @@ def test_a_million_lookups_leave_nothing_open(open_index, tmp_path):
     counts, seen = run(open_index, tmp_path, 10, 100_000)
     assert seen["lookups"] >= 1_000_000
     check(counts, seen)
-
-
-def open_and_close(folder, storage, ledger, source, disk):
-    settings = {"slots": 7, "items": ITEMS, "query_threads": 2, "local_keep_s": 10**6}
-    service = IndexService.open(root=folder / "root", storage_backend=storage, disk=disk, **settings)
-    put(service, ledger, source, ITEMS)
-    service.seal()
-    service.run_lifecycle()
-    put(service, ledger, source, ITEMS // 4)
-    service.flush()
-    with IndexReader.open(root=folder / "root", storage_backend=storage, query_threads=2) as beside:
-        with IndexReader.open(storage_backend=storage, query_threads=2) as cold:
-            for topic in TOPICS:
-                q = Lookup(topic=topic, key="k1", max_count=ALL)
-                since = ledger.moment(topic, "k1")
-                ledger.check(q, beside.query(topic, "k1", max_count=ALL), since)
-                assert cold.query(topic, "k1", max_count=ALL).status == "complete"
-    service.close()
-
-
-def test_services_and_readers_that_were_closed_leave_nothing_open(tmp_path, disk):
-    storage, ledger, source = MemoryStorage(), Ledger(), Source(6, 1, bad_clocks=False)
-    open_and_close(tmp_path, storage, ledger, source, disk)
-    before = census(tmp_path)
-    for _ in range(25):
-        open_and_close(tmp_path, storage, ledger, source, disk)
-    after = census(tmp_path)
-    assert after == before
-    assert (after.below, after.mappings, after.threads) == (0, 0, 0)

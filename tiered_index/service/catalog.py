@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import mmap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from tiered_index.service.batch_query import Found, QuestionBatch
@@ -20,7 +21,13 @@ from tiered_index.service.rows import Array, Question
 from tiered_index.service.skiplist import Node, TimeRangeSkipList
 from tiered_index.service.workers import synchronized
 
-__all__ = ["AlwaysRead", "Catalog", "Handle"]
+__all__ = ["AlwaysRead", "Catalog", "Handle", "unmap"]
+
+
+def unmap(mapping: mmap.mmap) -> None:
+    """Close a mapping; one that an array still lies over ends with its last array."""
+    with contextlib.suppress(BufferError):
+        mapping.close()
 
 
 class Handle(Protocol):
@@ -72,6 +79,10 @@ class Handle(Protocol):
         """Return the rows that answer each question of a batch, in no order; errors as `search`."""
         ...
 
+    def let_go(self) -> None:
+        """Close what is mapped, whoever still has the handle: nobody searches it any more. Idempotent."""
+        ...
+
 
 class AlwaysRead:
     """Base of handles whose search makes no request, so that nothing needs to spare it."""
@@ -89,6 +100,9 @@ class AlwaysRead:
         """Return None: search it."""
         return None
 
+    def let_go(self) -> None:
+        """Do nothing: nothing is mapped."""
+
 
 class Catalog:
     """The handles of one index in one process."""
@@ -101,6 +115,7 @@ class Catalog:
         self._tickets = itertools.count()
         self._generation = 0
         self._disposals: list[tuple[int, Callable[[], None]]] = []
+        self._cleared: list[Handle] = []
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -115,6 +130,8 @@ class Catalog:
             yield
         finally:
             self._readers.pop(ticket, None)
+            if self._cleared:
+                self._let_go()
 
     def overlapping(self, second_min: int, second_max: int) -> list[Handle]:
         """Return the handles whose interval overlaps the inclusive range, each file once, in its later state."""
@@ -164,11 +181,15 @@ class Catalog:
         self._retire(dispose)
 
     @synchronized
-    def clear(self) -> None:
-        """Let go of every handle; those that a query has gathered stay until it ends. Nothing is disposed of."""
+    def clear(self, beside: Iterable[Handle] = ()) -> None:
+        """Let go of every handle and its mapping, and of those that lookups find `beside` the catalog; what a query has gathered stays
+        until it ends. Nothing is disposed of.
+        """
+        self._cleared += [*beside, *(node.value for node in self._nodes.values() if node.value is not None)]
         self._list = TimeRangeSkipList()
         self._nodes = {}
         self._disposals = []
+        self._let_go()
 
     def reclaim(self) -> int:
         """Run the disposals that no query stands in the way of any more; return how many are left waiting."""
@@ -180,6 +201,13 @@ class Catalog:
         for dispose in ready:
             dispose()
         return waiting
+
+    def _let_go(self) -> None:
+        # who announces itself from here on finds nothing; whoever of two that come here at once is late finds less to do
+        if not self._readers:
+            cleared, self._cleared = self._cleared, []
+            for handle in cleared:
+                handle.let_go()
 
     def _retire(self, dispose: Callable[[], None] | None) -> None:
         # queries that announce themselves from here on carry the next generation

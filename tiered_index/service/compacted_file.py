@@ -22,7 +22,7 @@ from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.trailer import TAIL_SIZE, Metadata, Run, Tail, Trailer, parse_trailer
 from tiered_index.service.batch_query import Found, QuestionBatch
 from tiered_index.service.batch_search import search_file_for_many
-from tiered_index.service.catalog import AlwaysRead
+from tiered_index.service.catalog import AlwaysRead, unmap
 from tiered_index.service.cold.path import ColdPath, MissingObject, check_run
 from tiered_index.service.cold.spans import spans_of
 from tiered_index.service.file_search import FileBytes, question_hash, question_hashes, search_file
@@ -60,12 +60,8 @@ class LocalBytes:
             if isinstance(error, FileNotFoundError):
                 raise
             raise disk_error(error, f"reading {path}") from error
+        self.size_bytes = len(self._map)
         self._trailer = self._parse()
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the file."""
-        return len(self._map)
 
     @property
     def data(self) -> mmap.mmap:
@@ -76,6 +72,10 @@ class LocalBytes:
         """Return the verified trailer."""
         return self._trailer
 
+    def let_go(self) -> None:
+        """Close the map."""
+        unmap(self._map)
+
     def read(self, ranges: list[ByteRange]) -> list[bytes | memoryview]:
         """Return copies of the ranges."""
         return [self._map[r.start : r.start + r.length] for r in ranges]
@@ -85,7 +85,7 @@ class LocalBytes:
         return read_runs(self, runs)
 
     def _parse(self) -> Trailer:
-        size = len(self._map)
+        size = self.size_bytes
         tail = Tail.decode(self._map[max(0, size - TAIL_SIZE) :], self.file, size)
         return parse_trailer(self._map[tail.directory_position :], self.file, size)
 
@@ -235,6 +235,11 @@ class CompactedFile:
                     raise
         assert self.stored is not None
         return self.stored.search_many(batch, self.stored.away(batch))
+
+    def let_go(self) -> None:
+        """Close the local copy's map."""
+        if self.local is not None:
+            self.local.let_go()
 
     def metadata(self) -> Metadata:
         """Return the file's metadata."""

@@ -85,7 +85,7 @@ class IndexService(Lookups):
         self._schema: Schema = parts.layout.schema
         self._session = parts.session
         self._storage = parts.storage
-        self._recovered = parts.recovered
+        self._notes = parts.notes
         self._catalog = parts.catalog
         self._catalogs, self._storages, self._cold_paths = (parts.catalog,), (parts.storage,), (parts.cold,)
         self._topics = parts.topics
@@ -231,7 +231,7 @@ class IndexService(Lookups):
     @property
     def recovery_notes(self) -> tuple[str, ...]:
         """What recovery dropped or moved when this service was opened, one line each."""
-        return tuple(self._recovered.notes)
+        return self._notes
 
     @property
     def storage(self) -> MeteredStorage:

@@ -282,9 +282,7 @@ class IndexView:
         self._closed = True
         self.cold.close()
         self.storage.close()
-        self.catalog.clear()
-        if self._root_view is not None:
-            self._root_view.clear()
+        self.catalog.clear(self._root_view.give_up() if self._root_view is not None else ())
 
 
 def _backed(local: Handle, stored: Handle | None) -> Handle:

@@ -202,7 +202,7 @@ class Lane:
                 _log.warning("%s is sealed in memory only: %s", file.path, error)
         else:
             self._carried = later_positions(self._carried, file.positions)
-            file.release()
+            file.let_go()
             if not file.positions:
                 file.discard(self._context.deletions)
             elif file not in self._given_up:

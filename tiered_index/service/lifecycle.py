@@ -16,7 +16,16 @@ from functools import partial
 
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import BackPressure, CorruptFile, DiskFull, InvalidArgument, StorageError, TieredIndexError, WriterFenced
+from tiered_index.errors import (
+    BackPressure,
+    CorruptFile,
+    DiskFull,
+    InvalidArgument,
+    StorageError,
+    TieredIndexError,
+    WriterFenced,
+    without_frames,
+)
 from tiered_index.format.journal import Journal
 from tiered_index.format.names import COMPACTED, STATES, UPLOADED
 from tiered_index.service.catalog import Catalog
@@ -113,6 +122,12 @@ class Lifecycle:
 
         While the root is not what it was, no file has a turn: another folder may be in its place.
         """
+        progress, errors = self._round()
+        if errors:
+            raise errors[0]  # here, where its trace names no file: it is kept until the next round
+        return progress
+
+    def _round(self) -> tuple[Progress, list[TieredIndexError]]:
         with self._lock:
             if self._closed:
                 raise InvalidArgument("the index is closed")
@@ -140,9 +155,7 @@ class Lifecycle:
                 self._catalog.reclaim()
             self._failed |= self._deletions.errors()
             self.errors = self._failed
-            if self.errors:
-                raise next(iter(self.errors.values()))
-            return progress
+            return progress, list(self.errors.values())
 
     def tend_damaged(self) -> None:
         """Let go of damaged files that were published; ask for those that are staged. What fails is repeated by the rounds."""
@@ -216,7 +229,7 @@ class Lifecycle:
         except TieredIndexError as error:
             if isinstance(error, WriterFenced):
                 self._session.fenced = error
-            self._failed[name] = self.errors[name] = error
+            self._failed[name] = self.errors[name] = without_frames(error)
             return False
         self.errors.pop(name, None)
         return True

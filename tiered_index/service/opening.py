@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import BackPressure, ConfigError, DiskFull, InvalidArgument, StorageError, StorageMisconfigured
+from tiered_index.errors import BackPressure, ConfigError, DiskFull, InvalidArgument, StorageError, StorageMisconfigured, without_frames
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.schema import Schema
 from tiered_index.service.buffer import WriteBuffer
@@ -57,7 +57,7 @@ class Parts:
     cold: ColdPath
     marker: Marker
     layout: Layout
-    recovered: Recovered
+    notes: tuple[str, ...]
     catalog: Catalog
     topics: TopicTable
     buffer: WriteBuffer
@@ -93,7 +93,7 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
         cold = ColdPath(storage, keyed=layout.schema.keyed, settings=ColdSettings.of(config), folder=folder)
         undo.callback(cold.close)
         recovered = recover_root(root, cold, state, layout)
-        undo.callback(_close_files, recovered)
+        undo.callback(recovered.let_go)
         parts = _assemble(config, clock, root, lock, storage, session, cold, marker, layout, recovered)
         if state is not None:
             try:
@@ -151,7 +151,7 @@ def _join(
 
 
 def _without_log(session: StorageSession, error: StorageError | DiskFull) -> None:
-    session.log_error = error
+    session.log_error = without_frames(error)
     _log.warning("starting without the storage, files wait locally: %s", error)
 
 
@@ -205,11 +205,6 @@ def _assemble(
         flusher.roll()
     engine = QueryEngine(layout.schema, config.item_type or layout.schema.item_type(), config.query_threads, (storage,))
     return Parts(
-        root, lock, storage, session, cold, marker, layout, recovered, catalog, topics, buffer, (quarantine, main), flusher, lifecycle,
-        engine,
+        root, lock, storage, session, cold, marker, layout, tuple(recovered.notes), catalog, topics, buffer, (quarantine, main), flusher,
+        lifecycle, engine,
     )  # fmt: skip
-
-
-def _close_files(recovered: Recovered) -> None:
-    for file in recovered.unsealed:
-        file.release()

@@ -17,6 +17,7 @@ from tiered_index.errors import ConfigError, CorruptFile, SchemaMismatch, Storag
 from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.layout import HEADER_SIZE, Layout
 from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, file_id_of
+from tiered_index.service.catalog import Handle
 from tiered_index.service.chunks import later_positions
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile, StorageBytes, open_local
@@ -50,6 +51,12 @@ class Recovered:
     next_sequence: int = 1
     notes: list[str] = field(default_factory=list)
 
+    def let_go(self) -> None:
+        """Close every file: there will be nobody to search them."""
+        handles: list[Handle] = [*self.unsealed, *self.compacted, *self.uploaded]
+        for handle in handles:
+            handle.let_go()
+
 
 def recover_root(root: Root, cold: ColdPath, state: LogState | None, layout: Layout) -> Recovered:
     """Bring a root in order and return its files; `state` is the log's, or None while the storage can't be asked.
@@ -57,6 +64,17 @@ def recover_root(root: Root, cold: ColdPath, state: LogState | None, layout: Lay
     A file whose schema, preset or slots are not those of `layout` is not of this index: it is kept aside as damaged, untouched.
     """
     found = Recovered(Deletions(root.disk))
+    try:
+        _recover(root, cold, state, layout, found)
+    except BaseException:
+        found.let_go()
+        raise
+    for note in found.notes:
+        _log.info("recovery: %s", note)
+    return found
+
+
+def _recover(root: Root, cold: ColdPath, state: LogState | None, layout: Layout, found: Recovered) -> None:
     try:
         if temporaries := root.temporaries():
             for path in temporaries:
@@ -81,9 +99,6 @@ def recover_root(root: Root, cold: ColdPath, state: LogState | None, layout: Lay
     if state is not None:
         found.positions = later_positions(found.positions, state.positions)
         found.next_sequence = max([found.next_sequence, *(o.sequence + 1 for o in state.objects.values())])
-    for note in found.notes:
-        _log.info("recovery: %s", note)
-    return found
 
 
 def _recover_uploaded(root: Root, ids: dict[str, set[str]], cold: ColdPath, state: LogState | None, found: Recovered) -> None:

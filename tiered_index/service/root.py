@@ -217,17 +217,21 @@ class RootLock:
             self._file = os.fdopen(os.open(self._path, flags, 0o644), "rb+", buffering=0)
         except OSError as error:
             raise disk_error(error, f"opening {self._path}") from error
-        descriptor = self._file.fileno()
+        try:
+            self._take(self._file.fileno())
+            self._name_holder(self._file.fileno())
+        except BaseException:
+            self._file.close()  # or the root would stay locked for as long as somebody keeps the error
+            raise
+
+    def _take(self, descriptor: int) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             pid, host = _holder(os.pread(descriptor, 4096, 0), str(self._path))
-            self._file.close()
-            raise LockHeld(f"{root.path} is being written by process {pid} on {host}", pid=pid, host=host) from error
+            raise LockHeld(f"{self._path.parent} is being written by process {pid} on {host}", pid=pid, host=host) from error
         except OSError as error:
-            self._file.close()
             raise disk_error(error, f"locking {self._path}") from error
-        self._name_holder(descriptor)
 
     def _name_holder(self, descriptor: int) -> None:
         """Write down who holds the lock. It is held also where a full disk has no room for that."""

@@ -20,7 +20,7 @@ from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexErro
 from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.names import COMPACTED, JOURNAL_SUFFIX, STATES, UNSEALED, UPLOADED, file_id_of
 from tiered_index.service.batch_query import Found, QuestionBatch
-from tiered_index.service.catalog import AlwaysRead, Handle
+from tiered_index.service.catalog import AlwaysRead, Handle, unmap
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile, open_local
 from tiered_index.service.gathered import matching
 from tiered_index.service.root import Root, disk_error
@@ -62,6 +62,11 @@ class UnsealedView(AlwaysRead):
             self._entries = verified_entries(self._map, self.journal, str(self.path))
         return self._entries
 
+    def let_go(self) -> None:
+        """Close the map."""
+        self._entries = None
+        unmap(self._map)
+
     def search(self, question: Question) -> npt.NDArray[Any]:
         """Return the rows that answer `question`, in no order."""
         ids = frozenset(topic_id for topic_id, name in self.journal.topics.items() if name == question.topic)
@@ -92,9 +97,11 @@ class RootView:
             raise disk_error(error, f"reading {self._root.path}") from error
         return times if max(times) < time.time_ns() - _STEP_NS else None
 
-    def clear(self) -> None:
-        """Let go of every file that is kept open."""
+    def give_up(self) -> list[Handle]:
+        """Keep no file open any more; return those that were, whose mappings are the caller's to close."""
+        handles: list[Handle] = [*self._opened.values(), *self._unsealed.values()]
         self._opened, self._unsealed = {}, {}
+        return handles
 
     def look(self) -> list[Handle]:
         """Return handles of every file with durable entries, each in its latest state; a file that can't be read is among them."""

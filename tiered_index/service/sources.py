@@ -80,6 +80,10 @@ class SourcedFile:
         found = self._handle.search_many(batch)
         return Found(found.questions, self._sourced(found.rows)) if len(found.rows) else found
 
+    def let_go(self) -> None:
+        """As the file's."""
+        self._handle.let_go()
+
     def _sourced(self, rows: Array) -> Array:
         if not len(rows):
             return np.empty(0, self._row)

@@ -27,7 +27,7 @@ from tiered_index.format.names import UNSEALED, new_file_id
 from tiered_index.format.schema import PREVIOUS
 from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain
 from tiered_index.service.batch_query import Found, QuestionBatch
-from tiered_index.service.catalog import AlwaysRead
+from tiered_index.service.catalog import AlwaysRead, unmap
 from tiered_index.service.chunks import later_positions
 from tiered_index.service.columns import Columns
 from tiered_index.service.deletions import Deletions
@@ -55,7 +55,7 @@ class Reserve:
         self.descriptor = self._disk.create(self.path)
         try:
             self._disk.allocate(self.descriptor, layout.unsealed_size)
-        except OSError:
+        except BaseException:
             self.discard()
             raise
 
@@ -144,28 +144,27 @@ class UnsealedFile(AlwaysRead):
         Every entry is verified, chains and slots are rebuilt.
         """
         path = root.index_path(UNSEALED, journal.file_id)
-        descriptor = root.disk.open_rw(path)
-        try:
-            with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as mapped:
+        with contextlib.ExitStack() as undo:
+            descriptor = root.disk.open_rw(path)
+            undo.callback(root.disk.close, descriptor)
+            mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            try:
                 entries = verified_entries(mapped, journal, str(path))
                 table = UnsealedTable(journal.layout, journal.begin_ms)
                 table.load(entries, journal.end_ms)
                 del entries
+            finally:
+                unmap(mapped)
             journal_descriptor = root.disk.open_rw(root.journal_path(journal.file_id))
-        except BaseException:
-            root.disk.close(descriptor)
-            raise
-        file = cls(root, journal, table, descriptor, journal_descriptor)
-        try:
+            undo.callback(root.disk.close, journal_descriptor)
+            file = cls(root, journal, table, descriptor, journal_descriptor)
             # what a crash tore off is overwritten by the next record; cut it so that it can't be mistaken for damage
             root.disk.truncate(journal_descriptor, journal.valid_length)
             # What was read may be in memory only: the sync behind the last record may have failed, and a later one would not write
             # it. Everything before that record was synced before it was written, the entries that it speaks of too.
             root.disk.pwrite(journal_descriptor, data[: journal.valid_length], 0)
             root.disk.sync(journal_descriptor)
-        except BaseException:
-            file.release()
-            raise
+            undo.pop_all()
         if file.sealed:
             file.release()
         return file
@@ -283,9 +282,14 @@ class UnsealedFile(AlwaysRead):
             if descriptor is not None:
                 self._disk.close(descriptor)
 
+    def let_go(self) -> None:
+        """Close the descriptors and the map, whoever still has the object: nobody may search it any more. Idempotent."""
+        self.release()
+        unmap(self._map)
+
     def discard(self, deletions: Deletions) -> None:
         """Close and delete a file without durable entries, whose positions stand elsewhere. May be repeated."""
-        self.release()
+        self.let_go()
         if self._is_blank:
             deletions.unlink([self.path, self.journal_path])
             return

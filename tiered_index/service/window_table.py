@@ -55,6 +55,9 @@ class WindowTable:
         """Bytes that a search asks for, about: of one shard."""
         return max(StorageBytes(self._cold, stored).search_bytes for stored in self.shards)
 
+    def let_go(self) -> None:
+        """Do nothing: nothing is mapped."""
+
     def excludes(self, question: Question) -> str | None:
         """Return why a search would find nothing (``filter``), as far as that is known without a request, or None."""
         hash64 = question_hash(question, keyed=self._cold.keyed)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound, StorageMisconfigured, StorageUnavailable
+from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound, StorageUnavailable
 from tiered_index.storage.base import Bytes, ObjectInfo, PartInfo, Storage, UploadHandle, check_name, check_prefix
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.local_files import DurableFiles, check_regular, typed_errors
@@ -190,7 +190,7 @@ class LocalStorage(Storage):
             raise ObjectNotFound(name, str(self.folder)) from error
         try:
             check_regular(path, os.fstat(descriptor))
-        except StorageMisconfigured:
+        except BaseException:
             os.close(descriptor)
             raise
         return descriptor

@@ -1,0 +1,335 @@
+"""Whatever is opened and closed again leaves no descriptor, no mapping and no thread behind, and waits for no garbage collection.
+
+Cycles of every kind over every storage; writers and readers in which one call that could take a handle, or use one, fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import gc
+import io
+import itertools
+import logging
+import mmap
+import os
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.stress.census import census
+from tests.stress.conftest import UnsyncedDisk
+from tiered_index import IndexReader, IndexService
+from tiered_index.cli.main import run
+from tiered_index.errors import BudgetExceeded, LockHeld, SchemaMismatch, StorageUnavailable, TieredIndexError
+from tiered_index.storage.opening import open_storage
+from tiered_index.testing.storage_faults import FaultStorage
+
+NOW_MS = int(time.time() * 1000)
+BAD_CLOCK_MS = 1_000_000
+STORAGES = ("file", "sqlite", "memory", "s3")
+SMALL: dict[str, Any] = {"slots": 7, "items": 10, "query_threads": 2}
+
+
+class Place:
+    """A root, a storage, and messages that differ from cycle to cycle."""
+
+    def __init__(self, folder: Path, uri: str) -> None:
+        self.folder = folder
+        self.root = folder / "root"
+        self.uri = uri
+        self.offsets = itertools.count()
+
+    def writer(self, **settings: Any) -> IndexService:
+        given = {"root": self.root, "disk": UnsyncedDisk(), **SMALL, **settings}
+        return IndexService.open(**({} if "storage_backend" in given else {"storage": self.uri}), **given)
+
+    def file(self) -> str:
+        return str(next(self.root.glob("*/*.index")))
+
+    def faulty(self) -> FaultStorage:
+        return FaultStorage(open_storage(self.uri))
+
+    def put(self, service: IndexService, count: int) -> None:
+        for offset in itertools.islice(self.offsets, count):
+            at_ms = BAD_CLOCK_MS if offset % 9 == 4 else NOW_MS
+            service.put("t", 0, f"k{offset % 3}", offset, 1, at_ms, "source", offset)
+
+
+def a_writer_in_the_background(place: Place) -> None:
+    with place.writer(flush_interval_s=0.001, lifecycle_interval_s=0.001, local_keep_s=0) as service:
+        place.put(service, 25)
+        service.seal()
+        assert service.query("t", "k1").items
+
+
+def rounds_of_the_life_cycle(place: Place) -> None:
+    service = place.writer(background=False)
+    for _ in range(2):
+        place.put(service, 12)
+        service.flush()
+        service.run_lifecycle()
+    place.put(service, 3)
+    service.close()
+    # by now some files are unsealed and some are uploaded: the next cycle recovers them
+
+
+def a_writer_that_is_abandoned(place: Place) -> None:
+    service = place.writer()
+    place.put(service, 14)
+    service.flush()
+    place.put(service, 1)
+    service.abandon()
+
+
+def readers(place: Place) -> None:
+    with place.writer(background=False) as service:
+        place.put(service, 3)
+        service.flush()
+        with IndexReader.open(root=place.root, storage_backend=place.faulty(), query_threads=2) as beside:
+            assert beside.query("t", "k1").items
+        with IndexReader.open(storage_backend=place.faulty(), query_threads=2) as cold:
+            assert cold.query_many([]) is not None
+            assert cold.files() is not None
+
+
+def opens_that_fail(place: Place) -> None:
+    with place.writer(background=False) as service:
+        place.put(service, 1)
+        with pytest.raises(LockHeld):
+            place.writer()
+    with pytest.raises(SchemaMismatch):
+        place.writer(slots=64)
+    down = place.faulty()
+    down.fail("*", times=None)
+    with pytest.raises(StorageUnavailable):
+        place.writer(root=place.folder / "another", storage_backend=down)
+    with pytest.raises(StorageUnavailable):
+        IndexReader.open(storage_backend=down)
+    # a root that is known starts without its storage
+    with place.writer(storage_backend=down, background=False) as service:
+        place.put(service, 1)
+        with pytest.raises(StorageUnavailable):
+            service.run_lifecycle()
+
+
+def lookups_that_time_out(place: Place) -> None:
+    with place.writer(background=False, local_keep_s=0) as service:
+        place.put(service, 12)
+        service.seal()
+        service.run_lifecycle()
+    slow = place.faulty()
+    with IndexReader.open(storage_backend=slow, query_threads=2) as cold:
+        hang = slow.hang("*", name_prefix="data/", times=None)
+        with pytest.raises(BudgetExceeded):
+            cold.query("t", "k1", timeout_s=0.02)
+        hang.release.set()
+
+
+def commands(place: Place) -> None:
+    with place.writer(background=False) as service:
+        place.put(service, 2)
+    given = ["--root", str(place.root), "--storage", place.uri, "--json"]
+    lines = [["query", "t", "k1"], ["files"], ["verify", "--deep"], ["orphans"], ["recover"]]
+    lines += [[name, place.file()] for name in ("inspect", "dump", "verify")] + [["dump", "nowhere"]]
+    for line in lines:
+        with pytest.raises(SystemExit):
+            run([*line, *given])
+
+
+KINDS = (
+    a_writer_in_the_background, rounds_of_the_life_cycle, a_writer_that_is_abandoned, readers, opens_that_fail, lookups_that_time_out,
+    commands,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_logging() -> Iterator[None]:
+    """No handler keeps a record, and with it an error, whose trace holds what it names."""
+    logger = logging.getLogger("tiered_index")
+    before = logger.handlers[:], logger.propagate
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+    logger.handlers[:], logger.propagate = before
+
+
+@pytest.fixture
+def place(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
+    scheme = request.param
+    folder = tmp_path / "place"
+    folder.mkdir()
+    if scheme == "s3":
+        server = request.getfixturevalue("server")
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        return Place(folder, f"s3://{server.new_bucket()}/index?endpoint_url={server.endpoint_url}")
+    uris = {"file": f"file://{folder}/store", "sqlite": f"sqlite:///{folder}/store.db", "memory": f"memory://{tmp_path.name}"}
+    return Place(folder, uris[scheme])
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """What only a garbage collection would close is still open when the block ends."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def cycles_leave_nothing(place: Place, cycle: Callable[[Place], None], number: int) -> None:
+    cycle(place)  # what is made once and kept: modules, the client's session, the server's end of a connection
+    with no_collection():
+        before = census(place.folder, collect=False)
+        for _ in range(number):
+            cycle(place)
+        after = census(place.folder, collect=False)
+    print(f"{number} cycles: {before} before, {after} after")
+    assert (before.below, before.mappings, before.threads) == (0, 0, 0)
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("place", "cycle"),
+    [*itertools.product(("file", "sqlite"), KINDS), ("memory", opens_that_fail), ("s3", a_writer_in_the_background)],
+    indirect=["place"],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_cycles_leave_nothing_open(place: Place, cycle: Callable[[Place], None], capsys: pytest.CaptureFixture[str]) -> None:
+    cycles_leave_nothing(place, cycle, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cycle", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("place", STORAGES, indirect=True)
+def test_hundreds_of_cycles_leave_nothing_open(place: Place, cycle: Callable[[Place], None], capsys: pytest.CaptureFixture[str]) -> None:
+    cycles_leave_nothing(place, cycle, 300 if not place.uri.startswith("s3") else 50)
+
+
+@pytest.mark.parametrize("place", ["memory"], indirect=True)
+def test_a_close_lets_go_of_what_was_recovered_whoever_still_has_the_object(place: Place) -> None:
+    rounds_of_the_life_cycle(place)
+    service = place.writer(background=False)
+    reader = IndexReader.open(root=place.root, storage_backend=place.faulty(), query_threads=2)
+    assert len(reader.query("t", "k1")) == len(service.query("t", "k1")) > 0
+    assert len({handle.place for handle in service.files()}) > 1
+    handles = [*service.files(), *reader.files()]
+    reader.close()
+    service.close()
+    left = census(place.folder, collect=False)
+    assert (left.below, left.mappings, left.threads) == (0, 0, 0)
+    assert handles is not None  # the objects are still here
+    assert service.recovery_notes is not None
+
+
+class FailingCall:
+    """Within the block the `nth` call of those that take or use a handle raises `error`; `met` says whether there was one."""
+
+    CALLS = (
+        (os, "open"), (os, "fstat"), (os, "pread"), (os, "pwrite"), (os, "ftruncate"), (os, "posix_fallocate"), (os, "replace"),
+        (os, "link"), (os, "unlink"), (os, "scandir"), (os, "listdir"), (os, "statvfs"), (os, "fsync"), (fcntl, "flock"),
+        (mmap, "mmap"), (io, "open"), (sqlite3, "connect"), (threading.Thread, "start"),
+    )  # fmt: skip
+
+    def __init__(self, nth: int, error: Callable[[], BaseException]) -> None:
+        self._left = nth
+        self._error = error
+        self._patched = pytest.MonkeyPatch()
+
+    @property
+    def met(self) -> bool:
+        return self._left <= 0
+
+    def _failing(self, real: Callable[..., Any], error: Callable[[], BaseException]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            self._left -= 1
+            if self._left == 0:
+                raise error()
+            return real(*args, **named)
+
+        return call
+
+    def __enter__(self) -> FailingCall:
+        for owner, name in self.CALLS:
+            error = self._error if owner is not threading.Thread else partial(RuntimeError, "can't start new thread")
+            self._patched.setattr(owner, name, self._failing(getattr(owner, name), error))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._patched.undo()
+
+
+def a_life(place: Place) -> None:
+    service = place.writer(background=False, local_keep_s=0)
+    try:
+        for _ in range(2):
+            place.put(service, 8)
+            service.flush()
+            service.query("t", "k1")
+        service.run_lifecycle()
+        place.put(service, 3)
+    finally:
+        service.close()
+
+
+def a_life_in_the_background(place: Place) -> None:
+    place.writer(flush_interval_s=10**3, lifecycle_interval_s=10**3).close()
+
+
+def reading(place: Place) -> None:
+    with IndexReader.open(root=place.root, storage=place.uri, query_threads=2) as reader:
+        reader.query("t", "k1")
+
+
+LIVES = (a_life, a_life_in_the_background, reading)
+
+
+def failing(place: Place, life: Callable[[Place], None], nth: int, error: Callable[[], BaseException]) -> bool:
+    """Let one call of a life fail, and count before and after; return whether there was such a call."""
+    before = census(place.folder, collect=False)
+    with FailingCall(nth, error) as call:
+        try:
+            life(place)
+        except (TieredIndexError, MemoryError, RuntimeError):
+            pass  # nobody keeps it: its trace would keep what it names
+    assert census(place.folder, collect=False) == before, f"{life.__name__}: call {nth} failed"
+    assert (before.below, before.mappings, before.threads) == (0, 0, 0)
+    return call.met
+
+
+def every_call_fails(place: Place, error: Callable[[], BaseException], step: int) -> None:
+    rounds_of_the_life_cycle(place)
+    reading(place)
+    as_it_was = place.folder.with_name("as-it-was")
+    shutil.copytree(place.folder, as_it_was)
+    with no_collection():
+        for life in LIVES:
+            for nth in itertools.count(1 + LIVES.index(life), step):
+                if not failing(place, life, nth, error):
+                    break
+                life(place)  # nothing of what failed stands in its way
+                shutil.rmtree(place.folder)
+                shutil.copytree(as_it_was, place.folder)
+
+
+@pytest.mark.parametrize("error", [partial(OSError, errno.EIO, "scripted"), MemoryError], ids=["disk", "memory"])
+@pytest.mark.parametrize("place", ["file", "sqlite"], indirect=True)
+def test_a_call_that_fails_leaves_nothing_open(place: Place, error: Callable[[], BaseException]) -> None:
+    every_call_fails(place, error, 61)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [partial(OSError, errno.EIO, "scripted"), MemoryError], ids=["disk", "memory"])
+@pytest.mark.parametrize("place", ["file", "sqlite"], indirect=True)
+def test_any_call_that_fails_leaves_nothing_open(place: Place, error: Callable[[], BaseException]) -> None:
+    every_call_fails(place, error, 1)
