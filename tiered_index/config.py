@@ -17,6 +17,7 @@ from tiered_index.errors import ConfigError
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.schema import Schema
 from tiered_index.storage.opening import split_uri
+from tiered_index.storage.paths import absolute_path
 from tiered_index.storage.prices import PriceTable
 from tiered_index.storage.s3_options import S3Options
 from tiered_index.types import IndexItem
@@ -86,7 +87,7 @@ class IndexConfig(BaseSettings):
     @field_validator("root", "cache_dir")
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
-        return value.expanduser().absolute() if value is not None else None
+        return absolute_path(value) if value is not None else None
 
     @field_validator("storage")
     @classmethod
@@ -117,7 +118,7 @@ class IndexConfig(BaseSettings):
         values: dict[str, Any] = {}
         if config_file is not None:
             try:
-                values = tomllib.loads(config_file.read_text())
+                values = tomllib.loads(absolute_path(config_file).read_text())
             except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise ConfigError(f"{config_file}: {error}") from error
         known = set(cls.model_fields)

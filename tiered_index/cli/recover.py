@@ -10,6 +10,8 @@ from tiered_index.errors import ConfigError, CorruptFile, NotAnIndex, StorageUna
 from tiered_index.service.compacted_file import DamagedFile
 from tiered_index.service.index import IndexService
 from tiered_index.service.reader import IndexReader
+from tiered_index.service.root import Root
+from tiered_index.storage.disk import Disk
 
 __all__ = ["recover"]
 
@@ -30,7 +32,7 @@ def recover(session: Session) -> int:
     config = session.config(background=False)
     if config.root is None:
         raise ConfigError("root is not set: give --root")
-    if not (config.root / "tiered_index.json").exists():
+    if Root(config.root, Disk()).read_marker() is None:
         if config.storage is None:
             raise NotAnIndex(f"{config.root} holds no tiered index; to begin it anew give --storage too")
         # raises where the storage holds no index either: recovery creates none

@@ -26,6 +26,7 @@ from tiered_index.cli.progress import Progress
 from tiered_index.config import IndexConfig
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.service.reader import IndexReader
+from tiered_index.storage.paths import absolute_path
 
 __all__ = ["UNEXPECTED", "Session", "command"]
 
@@ -110,7 +111,14 @@ def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., N
         out = Printer(as_json=given["json"], quiet=given["quiet"])
         _set_up_logging(verbose=given["verbose"], debug=given["debug"])
         session = Session(out, given["root"], tuple(given["storage"] or ()), given["config"], given["debug"])
-        code = _guarded(session, lambda: function(session, *args, **kwargs))
+
+        def act() -> int:
+            for value in kwargs.values():
+                if isinstance(value, Path):
+                    absolute_path(value)  # what no file can be called is bad usage, whatever the command would do with it
+            return function(session, *args, **kwargs)
+
+        code = _guarded(session, act)
         if code:
             raise typer.Exit(code)
 

@@ -23,6 +23,7 @@ from tiered_index.rocketmq.layout import BLANK, BLANK_BYTES
 from tiered_index.rocketmq.message import decode_message
 from tiered_index.rocketmq.segments import Segment, pread
 from tiered_index.rocketmq.walking import candidates
+from tiered_index.storage.paths import absolute_path
 
 __all__ = ["SOURCE_PREFIX", "LogEnd", "StoreDirectory"]
 
@@ -53,7 +54,7 @@ class StoreDirectory:
     @classmethod
     def open(cls, folder: Path, name: str | None = None) -> StoreDirectory:
         """Return the store in a folder; by default it is called by its resolved path. Raises `InvalidArgument` where there is none."""
-        folder = folder.expanduser().resolve()
+        folder = absolute_path(folder).resolve()
         if name is not None and not name.strip():
             raise InvalidArgument("a store's name is not empty")
         if not folder.is_dir():

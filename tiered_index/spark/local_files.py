@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from tiered_index.errors import InvalidArgument
+from tiered_index.storage.paths import absolute_path
 
 __all__ = ["is_local", "local_path", "to_read", "to_write"]
 
@@ -23,7 +24,7 @@ def is_local(path: str) -> bool:
 
 def local_path(path: str) -> Path:
     """Return the absolute path that a path, or a `file://` URI with its escapes, names."""
-    return Path(unquote(urlsplit(path).path) if path.startswith("file://") else path).expanduser().absolute()
+    return absolute_path(unquote(urlsplit(path).path) if path.startswith("file://") else path)
 
 
 def to_read(file: Path) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -23,6 +22,7 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.local import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.paths import absolute_path
 from tiered_index.storage.s3_options import S3Options, check_endpoint
 from tiered_index.storage.sqlite import SqliteStorage
 
@@ -73,7 +73,7 @@ def _open_file(parts: SplitResult, options: S3Options, disk: Disk | None) -> Sto
     folder = unquote(parts.path)
     if not folder.startswith("/") or "\0" in folder:
         raise ConfigError("a file URI is absolute: file:///dir")
-    return LocalStorage(Path(folder), disk=disk)
+    return LocalStorage(absolute_path(folder), disk=disk)
 
 
 def _open_s3(parts: SplitResult, options: S3Options, disk: Disk | None) -> Storage:
@@ -95,7 +95,7 @@ def _open_sqlite(parts: SplitResult, options: S3Options, disk: Disk | None) -> S
     path = unquote(parts.path)
     if not path.startswith("/") or path.endswith("/") or "\0" in path:
         raise ConfigError("a sqlite URI names a file, absolute: sqlite:///file.db")
-    return SqliteStorage(Path("/" + path.lstrip("/")))
+    return SqliteStorage(absolute_path("/" + path.lstrip("/")))
 
 
 def _open_memory(parts: SplitResult, options: S3Options, disk: Disk | None) -> Storage:

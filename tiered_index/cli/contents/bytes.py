@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tiered_index.cli.session import Session
-from tiered_index.errors import InvalidArgument, ObjectNotFound
+from tiered_index.errors import ConfigError, InvalidArgument, ObjectNotFound, StorageMisconfigured
 from tiered_index.format.foreign import Read
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES, file_id_of
 from tiered_index.service.root import disk_error
 from tiered_index.storage.base import Storage, check_name
 from tiered_index.storage.opening import open_storage
+from tiered_index.storage.paths import absolute_path
 
 __all__ = ["FileBytes", "object_bytes", "opened", "path_bytes"]
 
@@ -38,18 +39,30 @@ def opened(session: Session, file: str) -> Iterator[FileBytes]:
     """
     config = session.config()
     path = Path(file)
-    if config.root is not None and file_id_of(file + INDEX_SUFFIX) is not None and not path.exists():
+    if config.root is not None and file_id_of(file + INDEX_SUFFIX) is not None and not _is_there(path):
         found = [config.root / state / (file + INDEX_SUFFIX) for state in reversed(STATES)]
-        path = next((candidate for candidate in found if candidate.exists()), path)
+        path = next((candidate for candidate in found if _is_there(candidate)), path)
     if path.name.endswith(JOURNAL_SUFFIX):
         path = path.with_suffix(INDEX_SUFFIX)
-    if path.exists():
+    if _is_there(path):
+        if path.is_dir():
+            raise InvalidArgument(f"{path} is a folder: give a file in it")
         yield path_bytes(path)
         return
     if config.storage is None:
         raise InvalidArgument(f"no file {file} (an object's name needs --storage, a file's id --root)")
     with contextlib.closing(open_storage(config.storage, options=config.s3)) as storage:
         yield object_bytes(storage, check_name(file))
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether a file is called so; the name of an object may be one that no file can have."""
+    try:
+        return absolute_path(path).exists()
+    except StorageMisconfigured:
+        raise
+    except ConfigError:
+        return False
 
 
 def path_bytes(path: Path) -> FileBytes:

@@ -16,6 +16,7 @@ from tiered_index.cli.sources.messages import Source
 from tiered_index.cli.sources.ndjson import NdjsonSource
 from tiered_index.cli.sources.parquet import MAGIC, ParquetSource
 from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.storage.paths import absolute_path
 
 __all__ = ["open_source", "source_name"]
 
@@ -25,7 +26,7 @@ _NDJSON_SUFFIXES = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".j
 
 def open_source(path: Path) -> Source:
     """Return the source at `path`, told by its first bytes. Raises `InvalidArgument`, `CorruptFile`."""
-    path = path.expanduser().absolute()
+    path = absolute_path(path)
     if path.is_dir():
         raise InvalidArgument(f"{path} is a folder; give one NDJSON or Parquet file")
     try:

@@ -1,0 +1,128 @@
+"""A path that no file can have is bad usage (exit 2) and no unexpected error (70), whichever command or call is given it, and as what."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from tiered_index import IndexReader, IndexService
+from tiered_index.cli.main import run
+from tiered_index.errors import ConfigError, InvalidArgument, StorageMisconfigured
+from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.storage.opening import open_storage
+
+MESSAGE = "7F00000100002A9F0000000000000000"
+PATHS = {
+    "name of 256": "x" * 256,
+    "name of 130 letters, 260 bytes": "é" * 130,
+    "path of 6,000": "/".join(["d" * 199] * 30),
+    "no such home": "~nobody-is-called-so/x",
+    "NUL": "a\0b",
+    "loop": "loop",
+    "below a loop": "loop/x",
+}
+FILES = {name: [name, "{path}"] for name in ("inspect", "dump", "verify")}
+SOURCES = {
+    "ingest": ["ingest", "{path}", "--root", "new"],
+    "import-classic": ["import-classic", "{path}", "--root", "new"],
+    "import-classic --store": ["import-classic", ".", "--store", "{path}", "--root", "new"],
+    "message --store": ["message", MESSAGE, "--store", "{path}"],
+    "query --config": ["query", "t", "k", "--config", "{path}"],
+}
+INDEXES = {
+    "query": ["query", "t", "k"], "files": ["files"], "verify": ["verify"], "orphans": ["orphans"], "recover": ["recover"],
+    "merge": ["merge"], "message": ["message", MESSAGE], "ingest": ["ingest", "in.ndjson"], "import-classic": ["import-classic", "."],
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("pool")
+    (tmp_path / "pool").symlink_to("loop")
+    (tmp_path / "a-file").write_text("text")
+    (tmp_path / "in.ndjson").write_text('{"topic":"t","queue_id":0,"keys":["k"],"offset":1,"size":1,"timestamp_ms":1700000000000}\n')
+    return tmp_path
+
+
+def code_of(line: list[str], capsys: pytest.CaptureFixture[str]) -> int | str | None:
+    with pytest.raises(SystemExit) as ended:
+        run(line)
+    told = capsys.readouterr()
+    assert "unexpected" not in told.err
+    assert told.err
+    assert not told.out
+    return ended.value.code
+
+
+@pytest.mark.parametrize("line", [*FILES.values(), *SOURCES.values()], ids=[*FILES, *SOURCES])
+def test_files_and_sources(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for path in PATHS.values():
+        assert code_of([part.replace("{path}", path) for part in line], capsys) == 2, path
+
+
+@pytest.mark.parametrize("line", FILES.values(), ids=FILES)
+def test_what_may_be_the_name_of_an_object(line: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--root", f"{folder}/root", "--storage", "memory://paths"]
+    for path in (*PATHS.values(), ".", "a-file/x", "000000000001000-572d230f6127"):
+        assert code_of([*(part.replace("{path}", path) for part in line), *given], capsys) == 2, path
+
+
+@pytest.mark.parametrize("line", INDEXES.values(), ids=INDEXES)
+def test_roots(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (*PATHS.values(), "a-file/x"):
+        assert code_of([*line, "--root", path, "--storage", "memory://paths"], capsys) == 2, path
+
+
+@pytest.mark.parametrize("scheme", ["file", "sqlite"])
+@pytest.mark.parametrize("line", [INDEXES[name] for name in ("verify", "recover")], ids=["verify", "recover"])
+def test_storages(line: list[str], scheme: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in PATHS.values():
+        if not path.startswith("~"):  # no home to an absolute path
+            given = ["--storage", f"{scheme}://{folder}/{quote(path)}"] + (["--root", "new"] if line[0] == "recover" else [])
+            assert code_of([*line, *given], capsys) == 2, path
+
+
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+def test_calls(path: str, folder: Path) -> None:
+    with pytest.raises(ConfigError):
+        IndexService.open(root=path, storage="memory://paths")
+    with pytest.raises(ConfigError):
+        IndexReader.open(root=path)
+    with pytest.raises(ConfigError):
+        IndexReader.open("memory://paths", cache_dir=path)
+    with pytest.raises((ConfigError, InvalidArgument)):
+        StoreDirectory.open(Path(path))
+    if not path.startswith("~"):
+        for scheme in ("file", "sqlite"):
+            with pytest.raises(ConfigError):
+                open_storage(f"{scheme}://{folder}/{quote(path)}")
+
+
+@contextlib.contextmanager
+def without_permission(folder: Path) -> Iterator[None]:
+    """Be somebody who may not enter `folder`."""
+    folder.chmod(0)
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+        folder.chmod(0o700)
+
+
+def test_folders_that_may_not_be_entered(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    locked = folder / "locked"
+    locked.mkdir()
+    lines = [[part.replace("{path}", f"{locked}/x") for part in line] for line in (*FILES.values(), *SOURCES.values())]
+    lines += [[*line, "--root", f"{locked}/x", "--storage", "memory://paths"] for line in INDEXES.values()]
+    with without_permission(locked):
+        for line in lines:
+            assert code_of(line, capsys) == StorageMisconfigured.exit_code, line
