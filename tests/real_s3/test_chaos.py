@@ -22,8 +22,8 @@ REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 600
 
 
-def campaign(server: Server, cluster: Cluster, *options: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, ENDPOINT_VARIABLE: server.endpoint_url, STATE_VARIABLE: str(cluster.state)}
+def campaign(server: Server, cluster: Cluster, folder: Path, *options: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, ENDPOINT_VARIABLE: server.endpoint_url, STATE_VARIABLE: str(cluster.state), "TMPDIR": str(folder)}
     command = [sys.executable, "-m", "tests.reliability.chaos", "--json", *options]
     return subprocess.Popen(command, env=environment, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -39,8 +39,8 @@ def crew_of(folder: str) -> list[str]:
     return [command for command in commands if "chaos_crew" in command and folder in command]
 
 
-def test_most_of_a_minute_of_chaos(server: Server, cluster: Cluster) -> None:
-    process = campaign(server, cluster, "--minutes", "0.7", "--seed", "3")
+def test_most_of_a_minute_of_chaos(server: Server, cluster: Cluster, tmp_path: Path) -> None:
+    process = campaign(server, cluster, tmp_path, "--minutes", "0.7", "--seed", "3")
     out, told = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, told
     tally = json.loads(out)
@@ -53,8 +53,9 @@ def test_most_of_a_minute_of_chaos(server: Server, cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_campaign_that_is_interrupted_leaves_no_process(server: Server, cluster: Cluster, number: signal.Signals) -> None:
-    process = campaign(server, cluster, "--minutes", "5")
+def test_a_campaign_that_is_interrupted_leaves_no_process(server: Server, cluster: Cluster, tmp_path: Path, number: signal.Signals) -> None:
+    # it leaves the server alone: killed, it could not heal what it broke
+    process = campaign(server, cluster, tmp_path, "--minutes", "5", "--endpoint", server.endpoint_url)
     assert process.stderr
     folder = ""
     for line in process.stderr:
