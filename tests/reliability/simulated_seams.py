@@ -151,5 +151,3 @@ class Client(FaultStorage):
             self.mangled += 1
             self._scheduler.note(f"list: {self.listings}")
         return wrong
-
-

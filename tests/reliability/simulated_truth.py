@@ -199,5 +199,3 @@ class Truth:
 def order_key_of(result: QueryResult, before: OrderKey | None) -> OrderKey | None:
     """Return where the page behind this one begins."""
     return ReferenceModel().order_key_of(Answer.of(result.items[-1])) if result.items else before
-
-
