@@ -17,7 +17,7 @@ from tests.reliability.simulated_seams import Client, HostClock, HostDisk, World
 from tests.reliability.simulated_truth import KEYS, SOURCE, TOPICS, Lost, Truth
 from tiered_index import IndexConfig, IndexService
 from tiered_index.errors import BackPressure, DiskFull, InvalidArgument, LockHeld, StorageError, TieredIndexError, WriterFenced
-from tiered_index.testing.disk_faults import SimulatedCrash
+from tiered_index.testing.disk_faults import KEPT, SimulatedCrash
 
 __all__ = ["NOW_MS", "SEGMENT_BYTES", "Host", "Writers"]
 
@@ -31,7 +31,7 @@ class Host:
     def __init__(self, name: str, world: Writers) -> None:
         self.name = name
         self.root = world.folder / name
-        self.disk = HostDisk(world.scheduler, world.truth)
+        self.disk = HostDisk(world.scheduler, world.truth, random.Random(world.chance.random()))
         self.clock = HostClock(world.scheduler, world.clock)
         self.process: Process | None = None
         self.client: Client | None = None
@@ -110,10 +110,8 @@ class Writers:
         host.made = host.service = None
         if "power" in self.faults and chance.random() < 0.5:
             self.scheduler.note(f"{host.name} loses its power")
-            host.disk.lose_unsynced(random.Random(chance.random()) if chance.random() < 0.7 else None)
-            struck, host.disk = host.disk.struck, HostDisk(self.scheduler, self.truth)
-            host.disk.struck = struck
-        host.disk._crashed = False
+            host.disk.lose_unsynced(random.Random(chance.random()), chance.choice(KEPT))
+        host.disk.revive()
 
     def open(self, host: Host) -> bool:
         """Open the host's root; return whether that was possible."""

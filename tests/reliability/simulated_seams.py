@@ -58,20 +58,18 @@ class HostClock:
 class HostDisk(FaultDisk):
     """A host's disk; what was not synced stays so from one process to the next, until the power is cut."""
 
-    def __init__(self, scheduler: Scheduler, truth: Truth) -> None:
-        super().__init__()
+    def __init__(self, scheduler: Scheduler, truth: Truth, chance: random.Random) -> None:
+        super().__init__(chance=chance)
         self._scheduler = scheduler
         self._truth = truth
-        self.struck = 0
 
     @contextmanager
-    def _strike(self, operation: str, torn: object = None) -> Iterator[None]:
-        self._scheduler.pause(operation)
+    def _strike(self, operation: str, **more: Callable[[], None] | None) -> Iterator[None]:
+        self._scheduler.pause(operation)  # before the disk's lock is taken
         try:
-            with super()._strike(operation, torn):
+            with super()._strike(operation, **more):
                 yield
         except OSError as error:
-            self.struck += 1
             self._truth.may_double = True
             self._scheduler.note(f"{operation}: {error.strerror}")
             raise

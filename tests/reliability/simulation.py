@@ -47,6 +47,7 @@ from tiered_index.service.orphans import delete_orphans, find_orphans
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.service.unpublished import JobOverdue
 from tiered_index.storage.disk import Disk
+from tiered_index.testing.disk_faults import ERRORS
 
 ALL = 10_000
 _ROUNDS = 12
@@ -241,7 +242,8 @@ class World(Writers):
                 operation = chance.choice(["*", "*", "sync", "sync_folder", "unlink", "create", "pwrite", "rename"])
                 times = chance.choice([1, 1, 2, 6, None])
                 self.scheduler.note(f"disk of {host.name}: {operation} {errno.errorcode[error]} {times}")
-                host.disk.fail(operation, nth=chance.randrange(1, 4), times=times, error=error, torn=chance.random() < 0.5)
+                nth, torn = chance.randrange(1, 4), chance.random() < 0.5
+                host.disk.fail(operation, nth=nth, times=times, error=partial(_as_told, error), torn=torn)
                 disk = host.disk
                 self.scheduler.sleep(chance.randrange(5, 80))
                 disk.clear()
@@ -349,6 +351,11 @@ class World(Writers):
 @cache
 def _config(settings: tuple[tuple[str, Any], ...]) -> IndexConfig:
     return IndexConfig(background=False, **dict(settings))
+
+
+def _as_told(error: int, operation: str) -> int | None:
+    """Return the error where the call can fail so."""
+    return error if error in ERRORS[operation] else None
 
 
 def simulate(seed: int) -> World:
