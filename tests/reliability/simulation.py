@@ -26,6 +26,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from tests.reliability.scheduler import Process, Scheduler, Stuck
 from tests.reliability.simulated_hosts import NOW_MS, SEGMENT_BYTES, Host, Writers
 from tests.reliability.simulated_seams import Client, HostClock, Server, WorldClock
@@ -50,6 +53,10 @@ from tiered_index.storage.disk import Disk
 from tiered_index.testing.disk_faults import ERRORS
 
 ALL = 10_000
+# what is imported at its first use takes locks of the first life only
+pa.array(["pandas, where it is installed"])
+np.random.default_rng()
+"".encode("utf-16-le")
 _ROUNDS = 12
 _JUMP_S = 3000
 # less than what an upload is published before it may be swept
