@@ -10,19 +10,8 @@ LIVES = ("tests/reliability/test_simulation.py::test_no_life_goes_wrong[short]",
 
 MUTANTS = (
     Mutant(
-        "lives-fence-passed", "a writer that was taken over publishes on",
-        "service/storage_log.py", "                if epoch is not None and state.epoch > epoch:", "                if epoch == 0:",
-        LIVES,
-    ),
-    Mutant(
         "lives-name-before-sync", "a file gets its name before its bytes are durable",
         "storage/disk.py", "                self.sync(descriptor)\n            finally:", "                pass\n            finally:",
-        LIVES,
-    ),
-    Mutant(
-        "lives-deleted-before-compacted", "a sealed file goes before its successor is there",
-        "service/lifecycle.py", "            disk.write_file(temporary, pieces)\n",
-        "            self._deletions.unlink([file.journal_path, file.path])\n            disk.write_file(temporary, pieces)\n",
         LIVES,
     ),
     Mutant(
@@ -32,8 +21,9 @@ MUTANTS = (
         LIVES,
     ),
     Mutant(
-        "lives-swept-young", "a sweep takes what is about to be published",
-        "service/orphans.py", "for info in storage.list(prefix) if info.modified_ms < before_ms]", "for info in storage.list(prefix)]",
+        "lives-gap-while-flushed", "entries leave the buffer before a file shows them",
+        "service/flusher.py", "        try:\n            # positions become durable with the last rows",
+        "        self._buffer.end_flush()\n        try:\n            # positions become durable with the last rows",
         LIVES,
     ),
 )
