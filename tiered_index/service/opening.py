@@ -187,7 +187,8 @@ def _assemble(
     main = Lane(MAIN, layout, context, reserves=True, known=lambda: flusher.positions)
     quarantine = Lane(QUARANTINE, small, context, reserves=False)
     flusher = Flusher(buffer, main, quarantine, clock, max_late_s=config.max_late_s, max_early_s=config.max_early_s)
-    flusher.positions = later_positions(recovered.positions, {})
+    # what was read of the log counts also where it could not be claimed
+    flusher.positions = later_positions(recovered.positions, session.log.state.positions)
     begun = [*(file.file_id for file in recovered.unsealed), *(file.file_id for file in recovered.compacted)]
     lifecycle = Lifecycle(
         root, catalog, flusher, session, cold, config, clock, marker.root_id, recovered.deletions,
