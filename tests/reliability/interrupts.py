@@ -371,9 +371,14 @@ def lines_to_strike(seen: list[tuple[str, int]], often: int) -> list[int]:
     return numbers
 
 
-def strike_lines(folder: Path, first: int, stride: int, tally: Tally, calls: tuple[str, ...] = tuple(CALLS)) -> None:
-    """Strike every `stride`-th line of those that are worth it, from a place that differs by call, state and way."""
+def strike_lines(
+    folder: Path, first: int, stride: int, tally: Tally, calls: tuple[str, ...] = tuple(CALLS), share: int = 1
+) -> None:
+    """Strike every `stride`-th line of those that are worth it, from a place that differs by call, state and way; one in `share`
+    of these."""
     for number, (call, state, way) in enumerate(itertools.product(calls, STATES, WAYS)):
+        if number % share != first % share:
+            continue
         seen = strike(folder / f"{number}", state, call, way, 0, tally)
         for line in lines_to_strike(seen, _OFTEN)[(first + 7 * number) % stride :: stride]:
             strike(folder / f"{number}-{line}", state, call, way, line, tally)

@@ -35,7 +35,7 @@ def test_the_trail_keeps_what_is_not_durable_and_thins_out_what_is(tmp_path):
     disk = Disk()
     trail = Trail.load(tmp_path, "rocketmq:x", disk)
     for number in range(5_000):
-        trail.add(Witness(number * 10, number * 10 - 5, 5, number, 3), durable=number * 10 - 200)
+        trail.add(Witness(number * 10, max(0, number * 10 - 5), 5, number, 3), durable=number * 10 - 200)
     ends = [witness.end for witness in trail.witnesses]
     assert ends == sorted(ends)
     assert ends[-20:] == list(range(49_800, 50_000, 10))

@@ -10,6 +10,7 @@ Durability: `put` returns when the entries are in the write buffer and searchabl
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -59,16 +60,18 @@ class IndexService(Lookups):
         """Open an index; prefer `IndexService.open`. `clock`, `disk` and `storage` stand in for the real ones in tests."""
         self.config = config
         self._closed = False
-        self._parts: Parts | None = None
         self._closing: list[Callable[[], object]] | None = None  # what is left to do of closing it; None: all
         self._trouble: list[Exception] = []
+        # Their rounds begin once it has opened: an opening that takes longer than a round's pause may fail. They don't hold on to the
+        # service itself, which may be forgotten without being closed.
+        opened = self._opened = list[Parts]()
         rounds = config.background
-        # its rounds begin once it has opened: an opening that takes longer than a round's pause may fail
-        flush = (lambda: self._flusher.run_once() if self._parts is not None else None) if rounds else None
-        self._writer = Worker("flusher", flush, config.flush_interval_s)
-        self._rounds = Worker("lifecycle", (lambda: self._lifecycle.run_once()) if rounds else None, config.lifecycle_interval_s)
+        self._writer = Worker("flusher", partial(_flush, opened) if rounds else None, config.flush_interval_s)
+        self._rounds = Worker("lifecycle", partial(_live, opened) if rounds else None, config.lifecycle_interval_s)
         # threads of their own, begun when they are needed: neither a lookup nor a flush waits for an upload
         self._log_reader, self._archiver = Worker("log"), Worker("archive")
+        workers = (self._log_reader, self._archiver, *(() if rounds else (self._writer, self._rounds)))
+        weakref.finalize(self, _stop, workers).atexit = False
         try:
             self._writer.call(partial(self._open, clock or SystemClock(), disk or Disk(), storage))
             if rounds:
@@ -80,7 +83,8 @@ class IndexService(Lookups):
             raise
 
     def _open(self, clock: Clock, disk: Disk, storage: Storage | None) -> None:
-        self._parts = parts = open_parts(self.config, clock, disk, storage)
+        self._opened.append(open_parts(self.config, clock, disk, storage))
+        (parts,) = self._opened
         self._marker = parts.marker
         self._schema: Schema = parts.layout.schema
         self._session = parts.session
@@ -276,8 +280,13 @@ class IndexService(Lookups):
         Idempotent; a call that was interrupted is finished by itself, and waited for by the next one.
         """
         self._closed = True
-        with contextlib.suppress(Stopped):  # it is closed
+        if self._writer.is_foreign:
+            return  # a fork's: nothing of it is this process's to finish
+        try:
             self._writer.call(self._close)
+        except Stopped:
+            if self._closing != []:
+                raise
         self._writer.stop()
         if self._trouble:
             trouble, self._trouble = self._trouble, []
@@ -299,8 +308,8 @@ class IndexService(Lookups):
     # Inside
 
     def _close(self) -> None:
-        if self._closing is None and self._parts is not None:
-            parts = self._parts
+        if self._closing is None and self._opened:
+            (parts,) = self._opened
             self._closing = [
                 parts.buffer.close, self._stop_rounds, parts.flusher.flush, parts.flusher.end, *(lane.close for lane in parts.lanes),
                 parts.lifecycle.close, *_letting_go(parts, keep_reserve=False),
@@ -308,8 +317,8 @@ class IndexService(Lookups):
         self._go_on_closing()
 
     def _abandon(self) -> None:
-        if self._closing != [] and self._parts is not None:
-            parts = self._parts
+        if self._closing != [] and self._opened:
+            (parts,) = self._opened
             self._closing = [self._stop_rounds, parts.flusher.end, parts.lifecycle.end, *_letting_go(parts, keep_reserve=True)]
         self._go_on_closing()
         self._trouble = []
@@ -350,8 +359,8 @@ class IndexService(Lookups):
     def _refresh(self) -> LogState:
         return self._log_reader.call(self._lifecycle.refresh)
 
-    def _errors(self) -> list[tuple[str, Exception]]:
-        errors: list[tuple[str, Exception]] = []
+    def _errors(self) -> list[tuple[str, BaseException]]:
+        errors: list[tuple[str, BaseException]] = []
         if self._flusher.error is not None:
             errors.append(("flush", self._flusher.error))
         errors += [(f"{lane.name} files", lane.trouble) for lane in self._lanes if lane.trouble is not None]
@@ -374,7 +383,7 @@ class IndexService(Lookups):
     def _check_writable(self) -> None:
         self._check_open()
         if self._session.fenced is not None:
-            raise self._session.fenced
+            raise self._session.fenced.with_traceback(None)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -403,3 +412,18 @@ def _letting_go(parts: Parts, *, keep_reserve: bool) -> list[Callable[[], object
             lane.active = None
 
     return [close_pools, release_files, parts.catalog.clear, parts.lock.release, parts.storage.close]
+
+
+def _flush(opened: list[Parts]) -> None:
+    for parts in opened:
+        parts.flusher.run_once()
+
+
+def _live(opened: list[Parts]) -> None:
+    for parts in opened:
+        parts.lifecycle.run_once()
+
+
+def _stop(workers: Iterable[Worker]) -> None:
+    for worker in workers:
+        worker.stop(0)

@@ -13,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +31,8 @@ P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
 _MAX_BACKOFF_S = 30.0
+_LONGEST_S = 86_400.0
+# a wait that every system can make; after it comes a round
 _log = logging.getLogger(__name__)
 
 
@@ -83,30 +87,42 @@ class _Task(Generic[T]):
 
 
 class Worker:
-    """One thread, begun by `start` or the first call: it makes calls in order, and `run_once` every `interval_s` seconds between them."""
+    """One thread, begun by `start` or the first call: it makes calls in order, and `run_once` every `interval_s` seconds between them.
+
+    Whatever ends the thread ends what waits for it, too. It is of use in the process that made it.
+    """
 
     def __init__(self, name: str, run_once: Callable[[], object] | None = None, interval_s: float | None = None) -> None:
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.name = name
         self._run_once = run_once
         self._interval_s = interval_s
         self._tasks: queue.SimpleQueue[_Task[Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._running = threading.Lock()
+        self._running = threading.Lock()  # held by the one thread that makes the calls
+        self._thread: threading.Thread | None = None  # that one
+        self._pid = os.getpid()
+        self._started = False
         self._stopping = False
         self._stopped = False
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a fork of the process that made the worker: its thread isn't here."""
+        return os.getpid() != self._pid
 
     @synchronized
     def start(self) -> None:
         """Start the thread, unless it was. Raises `NoThread` where the process can't have another one."""
-        if self._thread is None:
+        if not self._started:
             thread = threading.Thread(target=self._run, name=f"tiered-index-{self.name}", daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:
+                if "start new thread" not in str(error):
+                    raise
                 raise NoThread(f"no thread for {self.name}: {error}") from error
-            self._thread = thread
+            self._started = True
 
     def call(self, action: Callable[[], T]) -> T:
         """Have `action` run by the worker, behind what was asked before; return or raise what it does.
@@ -122,7 +138,11 @@ class Worker:
         self._ask(action).wait(patience_s)
 
     def _ask(self, action: Callable[[], T]) -> _Task[T]:
-        if self._thread is None:
+        if self.is_foreign:
+            raise Stopped("the index was opened by another process, of which this one is a fork: open it anew")
+        if sys.is_finalizing():
+            raise Stopped("the interpreter is ending, its threads have stopped: close the index before")
+        if not self._started:
             self.start()
         task = _Task(action)
         self._tasks.put(task)
@@ -139,14 +159,25 @@ class Worker:
         self._stopping = True
         self._tasks.put(None)
         thread = self._thread
-        if thread is None:
+        if self.is_foreign or thread is threading.current_thread():
+            return
+        if not self._started:
             self._stopped = True
-        elif thread is not threading.current_thread():
+        elif thread is not None:
             thread.join(patience_s)
 
     def _run(self) -> None:
         if not self._running.acquire(blocking=False):
             return  # a start that was interrupted has begun another thread
+        try:
+            self._thread = threading.current_thread()
+            self._make_calls()
+        finally:
+            self._stopped = True
+            self._refuse_rest()
+            self._running.release()
+
+    def _make_calls(self) -> None:
         failures = 0
         next_s = self._next_s(failures)
         while not self._stopping:
@@ -162,13 +193,11 @@ class Worker:
             elif self._run_once is not None and not self._stopping:
                 failures = min(failures + 1, 16) if self._round_failed(self._run_once) else 0
                 next_s = self._next_s(failures)
-        self._stopped = True
-        self._refuse_rest()
 
     def _next_s(self, failures: int) -> float | None:
         if self._interval_s is None or self._run_once is None:
             return None
-        pause_s: float = min(self._interval_s * 2**failures, max(_MAX_BACKOFF_S, self._interval_s))
+        pause_s: float = min(self._interval_s * 2**failures, max(_MAX_BACKOFF_S, self._interval_s), _LONGEST_S)
         return time.monotonic() + pause_s
 
     def _refuse_rest(self) -> None:
@@ -185,7 +214,7 @@ class Worker:
             if str(error) != str(self.error):
                 _log.warning("%s: %s", self.name, error)
             self.error = error
-        except Exception as error:  # noqa: BLE001 - a worker must outlive a defect, and health shows it
+        except BaseException as error:  # noqa: BLE001 - a worker must outlive a defect, and health shows it
             _log.exception("%s failed unexpectedly", self.name)
             self.error = error
         else:

@@ -12,7 +12,7 @@ from tests.unit.service.test_segment_archive import GENESIS
 from tiered_index.errors import CorruptFile
 from tiered_index.service.log_records import LogRecord, LogState, StreamBatch, encode_document
 
-told = st.builds(StreamBatch, st.integers(0, 2**63), st.integers(0, 2**63), st.integers(0, 2**64 - 1))
+told = st.builds(StreamBatch, st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**64 - 1))
 
 
 @given(st.dictionaries(st.text(max_size=5), told, max_size=3))

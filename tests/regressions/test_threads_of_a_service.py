@@ -1,0 +1,121 @@
+"""What ends a thread of a service must not leave those waiting that ask for it: long pauses, errors of any kind, forks, the interpreter's
+end, interrupted starts; and a service that was forgotten leaves no thread behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tiered_index import IndexService
+from tiered_index.errors import InvalidArgument
+from tiered_index.service.workers import Worker
+from tiered_index.testing.disk_faults import FaultDisk
+
+NOW_MS = 1_700_000_000_000
+
+
+def open_service(folder, **settings):
+    given = {"storage": f"file://{folder}/storage", "slots": 7, "items": 12, "query_threads": 2, **settings}
+    return IndexService.open(root=folder / "root", disk=FaultDisk(), **given)
+
+
+@pytest.mark.parametrize("pause", ["flush_interval_s", "lifecycle_interval_s"])
+@pytest.mark.parametrize("seconds", [1e10, float("inf")])
+def test_pauses_that_no_system_can_wait(tmp_path, pause, seconds):
+    with open_service(tmp_path, **{pause: seconds}) as service:
+        service.put("t", 0, "k", 1, 1, NOW_MS)
+        service.flush()
+        service.run_lifecycle()
+
+
+def test_a_round_that_ends_with_any_error_is_told_and_the_next_ones_come():
+    rounds, met = [], threading.Event()
+
+    def work():
+        rounds.append(1)
+        if len(rounds) == 2:
+            met.set()
+        raise asyncio.CancelledError
+
+    worker = Worker("test", work, 1e-4)
+    worker.start()
+    while not met.is_set():
+        worker.wake()
+    assert worker.call(lambda: "made") == "made"
+    worker.stop()
+    assert isinstance(worker.error, asyncio.CancelledError)
+
+
+def test_an_interrupted_start_knows_its_thread(monkeypatch):
+    worker, real = Worker("test"), threading.Thread.start
+
+    def start(thread):
+        real(thread)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        worker.start()
+    assert worker.call(lambda: worker.call(threading.current_thread)) in threading.enumerate()
+    worker.stop()
+    assert not [thread for thread in threading.enumerate() if thread.name == "tiered-index-test"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_fork_of_the_process_is_told_and_ends(tmp_path):
+    service = open_service(tmp_path, background=False)
+    child = os.fork()
+    if not child:
+        try:
+            service.flush()
+        except InvalidArgument as error:
+            service.close()
+            os._exit(7 if "fork" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    service.put("t", 0, "k", 1, 1, NOW_MS)
+    service.close()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # as of a file that was not closed
+def test_a_service_that_is_forgotten_leaves_its_root_and_no_thread(tmp_path):
+    before = threading.active_count()
+    service = open_service(tmp_path, background=False)
+    service.put("t", 0, "k", 1, 1, NOW_MS)
+    service.flush()
+    service.run_lifecycle()
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("tiered-index-")]
+    del service
+    gc.collect()
+    for thread in threads:
+        thread.join(30)
+    del threads, thread
+    assert threading.active_count() <= before
+    with open_service(tmp_path, background=False) as again:
+        assert len(again.query("t", "k")) == 1
+
+
+PROGRAM = """
+import sys
+from tiered_index import IndexService
+
+def held():
+    with IndexService.open(root=sys.argv[1] + "/root", storage="file://" + sys.argv[1] + "/storage", slots=7, items=12) as service:
+        service.put("t", 0, "k", 1, 1, 1_700_000_000_000)
+        yield service
+
+kept = held()
+next(kept)
+"""
+
+
+def test_the_interpreter_ends_though_an_index_is_closed_only_then(tmp_path):
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True)
+    assert "close the index before" in done.stderr
