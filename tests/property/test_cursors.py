@@ -190,7 +190,7 @@ def along_a_life(first: int, counts: Iterable[int]) -> Iterator[tuple[list[str],
     [
         ("native", 0, [1] * 150 + [64] * 100),
         pytest.param("native", 0, [1] * 10_000, marks=pytest.mark.slow),
-        ("native", 0, [7] * 1000),
+        pytest.param("native", 0, [7] * 1000, marks=pytest.mark.slow),
         ("native", 0, [64] * 100),
         ("rocketmq", 0, [64] * 100),
         *(("native", first, [1000] * 10) for first in range(len(LIFE))),
