@@ -5,6 +5,7 @@ Each campaign's tally is kept in build/reliability, so that the page can be made
 examples:
   python -m tests.reliability.report                       all of them, one after the other (hours)
   python -m tests.reliability.report --only crashes        one anew, the others as they were last
+  python -m tests.reliability.report --quick               a part of each (a quarter of an hour)
   python -m tests.reliability.report --only ''             none: make the page of what there is
 """
 
@@ -29,6 +30,13 @@ CAMPAIGNS = {
     "mutations": ["--all"],
     "chaos": ["--minutes", "10"],
 }
+QUICK = {
+    "crashes": ["--share", "0.01"],
+    "interrupts": ["--stride", "97", "--signal-lives", "4"],
+    "simulation": ["--seeds", "1500"],
+    "mutations": ["--count", "60000", "--every", "1000"],
+    "chaos": ["--minutes", "1"],
+}
 SAID = {
     "crashes": "The process dies, or the power is cut, at every call of the local disk and of the storage, also within the recovery from "
     "an earlier crash; each call fails in each way; bursts of 2 to 8 calls fail. What was not synced is lost, kept, torn or reordered.",
@@ -47,6 +55,7 @@ def main() -> int:
     parser = argparse.ArgumentParser("python -m tests.reliability.report", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--only", default=",".join(CAMPAIGNS), help="campaigns to run, with commas between them")
+    parser.add_argument("--quick", action="store_true", help="run a part of each")
     options = parser.parse_args()
     KEPT.mkdir(parents=True, exist_ok=True)
     wanted = [name for name in options.only.split(",") if name]
@@ -54,14 +63,14 @@ def main() -> int:
         parser.error(f"no campaign is called {', '.join(sorted(unknown))}; there are {', '.join(CAMPAIGNS)}")
     for name in wanted:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        (KEPT / f"{name}.json").write_text(json.dumps(_run(name), indent=1))
+        (KEPT / f"{name}.json").write_text(json.dumps(_run(name, (QUICK if options.quick else CAMPAIGNS)[name]), indent=1))
     tallies = {name: json.loads((KEPT / f"{name}.json").read_text()) for name in CAMPAIGNS if (KEPT / f"{name}.json").exists()}
     PAGE.write_text(page(tallies))
     return 1 if any(tally["failures"] for tally in tallies.values()) else 0
 
 
-def _run(name: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", f"tests.reliability.{name}", *CAMPAIGNS[name], "--json"]
+def _run(name: str, arguments: list[str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", f"tests.reliability.{name}", *arguments, "--json"]
     if name == "chaos":
         command = [sys.executable, "-m", "tests.real_s3.server", "run", "--", *command]
     done = subprocess.run(command, cwd=TOP, stdout=subprocess.PIPE, text=True, check=False)
