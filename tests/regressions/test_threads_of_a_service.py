@@ -45,8 +45,7 @@ def test_a_round_that_ends_with_any_error_is_told_and_the_next_ones_come():
 
     worker = Worker("test", work, 1e-4)
     worker.start()
-    while not met.is_set():
-        worker.wake()
+    assert met.wait(30)
     assert worker.call(lambda: "made") == "made"
     worker.stop()
     assert isinstance(worker.error, asyncio.CancelledError)
