@@ -443,6 +443,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background is born deaf to it
     if not os.environ.get(ENDPOINT_VARIABLE) and not any(word.startswith(("--endpoint", "-h", "--help")) for word in sys.argv[1:]):
         os.execv(
             sys.executable,
