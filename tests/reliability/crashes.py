@@ -186,6 +186,9 @@ class Crashes:
         def opened() -> None:
             if world.service is None:
                 world.open(disk)
+            if world.unsettled:
+                world.check()
+                world.settle()
 
         with self._telling(name):
             seen = 0
@@ -193,7 +196,7 @@ class Crashes:
             while step is not None:
                 for act in (opened, step):
                     with contextlib.suppress(*failures):
-                        if act is opened or world.service is not None:
+                        if act is opened or (world.service is not None and not world.unsettled):
                             act()
                 if disk.struck > seen and world.service is not None:
                     seen = disk.struck

@@ -32,6 +32,7 @@ class World:
         self.model = ReferenceModel()
         self.durable = ReferenceModel()
         self.service: IndexService | None = None
+        self.unsettled = False
         self.settings: dict[str, object] = {"slots": 7, "items": 12, "local_keep_s": 0, "background": False, "query_threads": 2}
         self.number = 0
         self.wild = 10
@@ -41,6 +42,7 @@ class World:
 
     def open(self, disk: Disk | None = None, storage: Storage | None = None, **settings: object) -> IndexService:
         chosen = {"root": self.root, **self.settings, **settings}
+        self.unsettled = True  # what an earlier service lost is not known yet
         self.service = IndexService.open(storage_backend=storage or self.storage, clock=self.clock, disk=disk or FaultDisk(), **chosen)
         return self.service
 
@@ -150,6 +152,9 @@ class World:
         found = {question: {(a.queue_id, a.offset) for a in answers} for question, answers in self.answers().items()}
         self.model.entries = [e for e in self.model.entries if (e.queue_id, e.offset) in found[e.topic, e.key]]
         self.durable.entries = list(self.model.entries)
+        assert self.service is not None
+        self.position = self.service.durable_position("log") or 0
+        self.unsettled = False
 
     def tidy(self) -> None:
         """No half-made work is left, and every file is in one state."""
