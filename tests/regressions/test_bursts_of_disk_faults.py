@@ -136,3 +136,15 @@ def test_recovery_goes_on_where_it_can_not_delete(open_index, put, tmp_path):
     service.run_lifecycle()
     assert service.health()["problems"] == []
     assert not [path for path in left if path.exists()]
+
+
+def test_space_that_could_not_be_taken_ahead_is_no_trouble_once_the_disk_has_healed(open_index):
+    disk = FaultDisk()
+    service = open_index(disk=disk)
+    disk.fail("allocate", nth=2, times=None, error=errno.ENOSPC)
+    service.put("t", 0, "k", 1, 1, NOW_MS)
+    service.seal()
+    assert [problem for problem in service.health()["problems"] if "reserving" in problem]
+    disk.clear()
+    service.flush()
+    assert service.health()["problems"] == []

@@ -20,6 +20,7 @@ import contextlib
 import errno
 import hashlib
 import logging
+import multiprocessing
 import os
 import random
 import secrets
@@ -50,6 +51,8 @@ from tiered_index.testing.disk_faults import ERRORS, KEPT, FaultDisk, Kept
 __all__ = ["CAMPAIGNS", "Crashes"]
 
 CAMPAIGNS = ("crash", "fault", "burst", "again")
+SHARES = {"crash": 1.0, "fault": 1.0, "burst": 0.25, "again": 0.05}
+"""What `--all` looks at; states of bursts and of second crashes would be some hours' work."""
 _T = TypeVar("_T")
 _HANG_S = 120
 _STORAGE_CALLS = {"put", "put_if_absent", "delete", "delete_many", "begin_upload", "upload_part", "complete_upload", "abort_upload"}
@@ -388,7 +391,8 @@ def _finish(world: World) -> None:
     world.service.run_lifecycle()
     _check(world)
     _check_reader(world)
-    assert world.service.health()["problems"] == []
+    problems = world.service.health()["problems"]
+    assert problems == [], problems
     world.service.close()
     world.service = None
 
@@ -439,25 +443,38 @@ def fast_folder() -> Iterator[Path]:
 
 
 def _run(options: argparse.Namespace) -> Tally:
+    share = SHARES if options.all else dict.fromkeys(CAMPAIGNS, options.share)
+    asked = [(campaign, life) for campaign in options.campaign or CAMPAIGNS for life in options.life or LIVES]
+    works = [(campaign, life, share[campaign], options) for campaign, life in asked]
+    total = Tally("crashes")
+    with multiprocessing.Pool(options.jobs) as pool:
+        for name, tally in pool.imap(_run_one, works, chunksize=1):
+            total.tried += tally.tried
+            total.found += tally.found
+            total.failures += tally.failures
+            print(f"{name} {sum(tally.found.values())} failures", file=sys.stderr, flush=True)
+    return total
+
+
+def _run_one(work: tuple[str, str, float, argparse.Namespace]) -> tuple[str, Tally]:
+    campaign, life, share, options = work
     logging.disable(logging.CRITICAL)  # the engine tells of each fault
     tally = Tally("crashes")
-    share = {"crash": 1.0, "again": 0.15, "fault": 1.0, "burst": 1.0} if options.all else dict.fromkeys(CAMPAIGNS, options.share)
-    for campaign in options.campaign or CAMPAIGNS:
-        for life in options.life or LIVES:
-            with fast_folder() as folder:
-                Crashes(folder, tally, share=share[campaign], seed=options.seed, only=options.only, stop=options.stop).run(campaign, life)
-                print(f"{life}:{campaign} {sum(tally.found.values())} failures", file=sys.stderr)
-    return tally
+    with fast_folder() as folder:
+        Crashes(folder, tally, share=share, seed=options.seed, only=options.only, stop=options.stop).run(campaign, life)
+    return f"{life}:{campaign}", tally
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="every state (some tens of minutes)")
+    shares = ", ".join(f"{share:.0%} of {campaign}" for campaign, share in SHARES.items())
+    parser.add_argument("--all", action="store_true", help=f"what docs/reliability.md tells of: {shares}".replace("%", "%%"))
     parser.add_argument("--share", type=float, default=0.02, help="of all states, how many")
     parser.add_argument("--seed", type=int, default=0, help="which ones")
     parser.add_argument("--campaign", action="append", choices=CAMPAIGNS)
     parser.add_argument("--life", action="append", choices=list(LIVES))
     parser.add_argument("--only", default="", help="the state, or states, of this name")
-    parser.add_argument("--stop", type=int, default=50, help="after so many failures")
+    parser.add_argument("--stop", type=int, default=50, help="after so many failures of one life")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes side by side")
 
 
 if __name__ == "__main__":

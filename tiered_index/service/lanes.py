@@ -171,8 +171,8 @@ class Lane:
             raise disk_error(error, f"reserving {self.layout.unsealed_size:,} bytes in {self._context.root.path}") from error
 
     def reserve_next(self) -> None:
-        """Take the next file's disk space ahead; called off the path of writes, and while a file is in use. A failure is retried."""
-        if self._reserves and self._reserve is None and self.active is not None:
+        """Take the next file's disk space ahead, once a file is in use, off the path of writes. A failure is retried until it ends."""
+        if self._reserves and self._reserve is None and (self.active is not None or self.trouble is not None):
             try:
                 self._reserve = self._take_space()
             except TieredIndexError as error:
