@@ -26,7 +26,7 @@ ENTRY_POINTS = {"cli", "server", "spark", "rocketmq", "testing"}
 # they may import everything, and nothing below imports them; of each other they know only what stands here
 BETWEEN_ENTRY_POINTS = {("cli", "rocketmq"), ("cli", "spark"), ("cli", "server"), ("cli", "testing"), ("spark", "rocketmq")}
 LAZY = {
-    ("storage/opening.py", "tiered_index.storage.s3"): "boto3 takes longer to load than everything else together",
+    ("storage/opening.py", "tiered_index.storage.s3.storage"): "boto3 takes longer to load than everything else together",
     ("spark/datasource_registration.py", "tiered_index.spark.datasource_entries"): "sources are subclasses of what PySpark has",
     ("spark/datasource_registration.py", "tiered_index.spark.datasource_commitlog"): "the same",
 }

@@ -16,10 +16,10 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from tiered_index.errors import ConfigError
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.schema import Schema
+from tiered_index.storage.disk import absolute_path
+from tiered_index.storage.metering import PriceTable
 from tiered_index.storage.opening import split_uri
-from tiered_index.storage.paths import absolute_path
-from tiered_index.storage.prices import PriceTable
-from tiered_index.storage.s3_options import S3Options
+from tiered_index.storage.s3.options import S3Options
 from tiered_index.types import IndexItem
 
 __all__ = ["IndexConfig"]

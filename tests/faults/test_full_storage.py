@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from tiered_index.errors import DiskFull
-from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.testing.disk_faults import FaultDisk
 from tiered_index.testing.storage_faults import FaultStorage
 

@@ -15,7 +15,7 @@ from tests.integration.cli.conftest import expected_offsets, write_source
 from tiered_index import IndexReader
 from tiered_index.cli.main import app
 from tiered_index.errors import BackPressure, DiskFull
-from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.local.storage import LocalStorage
 
 STEPS = 15
 # of the scenario

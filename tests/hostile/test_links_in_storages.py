@@ -10,7 +10,7 @@ import pytest
 
 from tiered_index.errors import ObjectExists, StorageError, StorageMisconfigured
 from tiered_index.storage.base import PartInfo, UploadHandle
-from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.local.storage import LocalStorage
 
 FOREVER_MS = 2**42
 UPLOAD_ID = "0" * 32

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.s3_server import S3Server
 from tiered_index.storage.base import Storage
-from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 from tiered_index.testing.disk_faults import FaultDisk

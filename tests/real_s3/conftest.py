@@ -17,7 +17,7 @@ from tests.real_s3.gate import Gate, gate
 from tests.real_s3.packages import install
 from tests.real_s3.server import ENDPOINT_VARIABLE, STATE_VARIABLE
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.s3 import S3Storage
+from tiered_index.storage.s3.storage import S3Storage
 
 BUCKET_VARIABLE = "TIERED_INDEX_TEST_S3_BUCKET"
 

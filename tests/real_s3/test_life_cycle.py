@@ -14,7 +14,7 @@ import pytest
 from tests.real_s3.sample import PART_BYTES, Sample
 from tiered_index import IndexReader, IndexService
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.s3 import S3Storage
+from tiered_index.storage.s3.storage import S3Storage
 
 pytestmark = pytest.mark.real_s3
 

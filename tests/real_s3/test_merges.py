@@ -22,7 +22,7 @@ from tiered_index.service.log_records import LogState
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.service.orphans import delete_orphans, find_orphans
 from tiered_index.service.storage_log import StorageLog
-from tiered_index.storage.s3 import S3Storage
+from tiered_index.storage.s3.storage import S3Storage
 
 pytestmark = pytest.mark.real_s3
 

@@ -31,7 +31,7 @@ from tiered_index.errors import BackPressure, CorruptFile, InvalidArgument, Tier
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.s3_options import S3Options
+from tiered_index.storage.s3.options import S3Options
 
 HANG_S = 180.0
 """Far beyond what all time-outs of a step and a stop by the campaign add up to, under load as well."""

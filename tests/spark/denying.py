@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 
 from tiered_index.spark.executors import StorageAddress
 from tiered_index.storage.base import Storage
-from tiered_index.storage.s3_errors import translate
+from tiered_index.storage.s3.failures import translate
 from tiered_index.storage.wrappers import Call, WrapperStorage
 
 

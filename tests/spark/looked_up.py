@@ -19,7 +19,7 @@ from tiered_index.spark.lookup_plan import LookupPlan, plan_lookup
 from tiered_index.spark.lookup_questions import questions_of
 from tiered_index.spark.lookup_tasks import REPORT, TaskReport, pack_questions, search_task
 from tiered_index.storage.base import Storage
-from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.metering import PriceTable
 from tiered_index.types import Lookup
 
 SETTINGS = ColdSettings(query_threads=2, coalesce_gap_bytes=0, block_cache_bytes=0)
@@ -66,9 +66,7 @@ def counts_of(plan: LookupPlan, lookups: Sequence[Lookup]) -> Any:
     return total_counts(plan, [cell.as_py() for part in parts for found in count_questions([part], plan) for cell in found.column(0)])
 
 
-def looked_up(
-    storage: Storage, plan: LookupPlan, lookups: Sequence[Lookup], *, batch_rows: int = 64, accepted: bool = False
-) -> LookedUp:
+def looked_up(storage: Storage, plan: LookupPlan, lookups: Sequence[Lookup], *, batch_rows: int = 64, accepted: bool = False) -> LookedUp:
     """Return what a bulk lookup of `lookups` answers; nothing where an object was missing, unless the plan was `accepted` before.
 
     Then the tasks run as Spark runs them for blocks that it lost: nobody looks at their reports.

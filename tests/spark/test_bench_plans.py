@@ -23,7 +23,7 @@ from tiered_index.service.cold import path as cold_path
 from tiered_index.service.merge import plan as plan_module
 from tiered_index.spark import lookup_search
 from tiered_index.spark.lookup_questions import QUESTION, distinct, questions_of
-from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.metering import PriceTable
 
 COUNT = 9_000
 HELD = [f"k{n}" for n in range(0, COUNT, 30)]

@@ -23,7 +23,7 @@ from tiered_index.errors import BudgetExceeded, ConfigError, CorruptFile, Invali
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import build, look_up, lookup, merge
 from tiered_index.spark.lookup_keys import keys_of
-from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.local.storage import LocalStorage
 
 KEYS = "topic string, key string, begin_ms long, end_ms long, id int"
 ENTRY = ("topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash", "fingerprint")

@@ -17,7 +17,7 @@ from tiered_index.spark.executors import typed_errors
 from tiered_index.spark.lookup_files import read_keys, write_answers
 from tiered_index.spark.metrics import SourceAccess
 from tiered_index.spark.sources import frame_of
-from tiered_index.storage.s3_options import S3Options
+from tiered_index.storage.s3.options import S3Options
 
 S3 = S3Options()
 KEYS = [

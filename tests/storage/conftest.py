@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.s3_server import S3Server
-from tiered_index.storage import sqlite_bodies
-from tiered_index.storage.sqlite import SqliteStorage
+from tiered_index.storage.sqlite import bodies
+from tiered_index.storage.sqlite.storage import SqliteStorage
 
 
 @pytest.fixture
@@ -38,6 +38,6 @@ def storage(path: Path) -> Iterator[SqliteStorage]:
 @pytest.fixture
 def small_rows(monkeypatch: pytest.MonkeyPatch) -> int:
     """Let rows hold 1,000 bytes and transactions two rows, so that small objects have many of both; return a row's size."""
-    monkeypatch.setattr(sqlite_bodies, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(sqlite_bodies, "_ROWS_A_TRANSACTION", 2)
+    monkeypatch.setattr(bodies, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(bodies, "_ROWS_A_TRANSACTION", 2)
     return 1000

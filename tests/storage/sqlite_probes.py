@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tiered_index.clock import ManualClock
-from tiered_index.storage.sqlite import SqliteStorage
+from tiered_index.storage.sqlite.storage import SqliteStorage
 
 FAR_FUTURE_MS = 1 << 60
 

@@ -11,12 +11,11 @@ import pytest
 
 from tests.s3_server import S3Server
 from tiered_index.storage.base import Storage
-from tiered_index.storage.children import child_storages
-from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.opening import open_storage
-from tiered_index.storage.s3 import S3Options, S3Storage
-from tiered_index.storage.sqlite import SqliteStorage
+from tiered_index.storage.opening import child_storages, open_storage
+from tiered_index.storage.s3.storage import S3Options, S3Storage
+from tiered_index.storage.sqlite.storage import SqliteStorage
 from tiered_index.storage.wrappers import MeteredStorage
 
 NEIGHBOURS = ("a", "a-b", "a.b", "a0", "a0b", "a-", "a.", "aa", "A", "b", "0", "-", "_", "...", ".hidden", "a+b", "a=b", "a@b", "x" * 60)

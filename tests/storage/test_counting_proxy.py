@@ -15,7 +15,7 @@ from tests.s3_server import S3Server
 from tests.storage.scripted_server import Answer, ScriptedServer, error, scripted_server
 from tiered_index.errors import ObjectExists, ObjectNotFound
 from tiered_index.storage.base import ByteRange
-from tiered_index.storage.s3 import S3Options, S3Storage
+from tiered_index.storage.s3.storage import S3Options, S3Storage
 from tiered_index.storage.wrappers import MeteredStorage
 from tiered_index.testing.counting_proxy import Action, Count, CountingProxy, Exchange, Request, counting_proxy, times
 

@@ -14,7 +14,7 @@ import pytest
 from tiered_index.clock import ManualClock
 from tiered_index.errors import ObjectNotFound, StorageMisconfigured
 from tiered_index.storage.base import PartInfo, UploadHandle
-from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.local.storage import LocalStorage
 
 _RACE = """
 import sys, time
@@ -35,9 +35,7 @@ for n in range(40):
 
 
 def test_one_of_racing_processes_wins_each_name(tmp_path: Path) -> None:
-    racers = [
-        subprocess.Popen([sys.executable, "-c", _RACE, str(tmp_path), letter], stdout=subprocess.PIPE, text=True) for letter in "abc"
-    ]
+    racers = [subprocess.Popen([sys.executable, "-c", _RACE, str(tmp_path), letter], stdout=subprocess.PIPE, text=True) for letter in "abc"]
     wins = {letter: racer.communicate(timeout=60)[0].split() for letter, racer in zip("abc", racers, strict=True)}
     assert [racer.returncode for racer in racers] == [0, 0, 0]
     assert sorted(int(n) for won in wins.values() for n in won) == list(range(40))
@@ -53,7 +51,7 @@ def test_an_upload_goes_on_in_another_process(tmp_path: Path) -> None:
     script = (
         "import json, sys; from pathlib import Path\n"
         "from tiered_index.storage.base import UploadHandle\n"
-        "from tiered_index.storage.local import LocalStorage\n"
+        "from tiered_index.storage.local.storage import LocalStorage\n"
         "handle = UploadHandle.from_json(json.loads(sys.argv[2]))\n"
         "part = LocalStorage(Path(sys.argv[1])).upload_part(handle, 2, b'from there')\n"
         "print(part.etag)"

@@ -13,7 +13,7 @@ import pytest
 from tiered_index.errors import DiskFull, ObjectExists, ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.local.storage import LocalStorage
 
 OLD, NEW = b"old" * 1000, b"new version" * 3000
 PRIMITIVES = ("create", "pwrite", "sync", "sync_folder", "rename", "link", "unlink", "make_folder", "remove_folder")

@@ -13,9 +13,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
 from tiered_index.storage.base import PartInfo, Storage, UploadHandle
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.sqlite import SqliteStorage
+from tiered_index.storage.sqlite.storage import SqliteStorage
 
 SEGMENTS = st.sampled_from(["a", "b", "a-", "a.", "a0", ".tmp-a", "x" * 199, "x" * 200, "x" * 201])
 NAMES = st.lists(SEGMENTS, min_size=1, max_size=2).map("/".join)

@@ -19,9 +19,9 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.storage.base import PartInfo, Storage, UploadHandle
-from tiered_index.storage.s3 import S3Options, S3Storage
-from tiered_index.storage.s3_client import build_client
-from tiered_index.storage.s3_errors import may_pass
+from tiered_index.storage.s3.client import build_client
+from tiered_index.storage.s3.failures import may_pass
+from tiered_index.storage.s3.storage import S3Options, S3Storage
 
 DATA = bytes(range(256)) * 4
 HANDLE = UploadHandle("object", "upload-id", 0)
@@ -222,9 +222,7 @@ ERRORS: dict[str, tuple[Answer, type[TieredIndexError]]] = {
 
 
 @pytest.mark.parametrize(("answer", "kind"), ERRORS.values(), ids=ERRORS.keys())
-@pytest.mark.parametrize(
-    "read", [lambda s: s.get("object"), lambda s: s.get_range("object", 0, 1), lambda s: s.get_suffix("object", 1)]
-)
+@pytest.mark.parametrize("read", [lambda s: s.get("object"), lambda s: s.get_range("object", 0, 1), lambda s: s.get_suffix("object", 1)])
 def test_errors_say_what_to_do_next(
     s3: S3Storage, scripted: ScriptedServer, answer: Answer, kind: type[TieredIndexError], read: Callable[[Storage], object]
 ) -> None:
@@ -239,9 +237,7 @@ def test_errors_say_what_to_do_next(
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 500, 503])
-@pytest.mark.parametrize(
-    "read", [lambda s: s.get("object"), lambda s: s.get_range("object", 0, 1), lambda s: s.get_suffix("object", 1)]
-)
+@pytest.mark.parametrize("read", [lambda s: s.get("object"), lambda s: s.get_range("object", 0, 1), lambda s: s.get_suffix("object", 1)])
 def test_an_error_page_that_breaks_off_is_unavailable(
     s3: S3Storage, scripted: ScriptedServer, status: int, read: Callable[[Storage], object]
 ) -> None:
@@ -307,9 +303,7 @@ def test_a_head_of_a_missing_bucket_is_not_a_missing_object(s3: S3Storage, scrip
 
 
 def listing(*keys: str, token: str = "") -> Answer:
-    items = "".join(
-        f"<Contents><Key>{key}</Key><Size>1</Size><LastModified>2026-11-01T00:00:00Z</LastModified></Contents>" for key in keys
-    )
+    items = "".join(f"<Contents><Key>{key}</Key><Size>1</Size><LastModified>2026-11-01T00:00:00Z</LastModified></Contents>" for key in keys)
     more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>" if token else ""
     return Answer(200, f"<?xml version='1.0'?><ListBucketResult>{items}{more}</ListBucketResult>".encode())
 

@@ -14,7 +14,7 @@ from tests.storage.scripted_server import Answer, ScriptedServer, error, part, s
 from tiered_index.errors import BudgetExceeded, ObjectNotFound, StorageUnavailable
 from tiered_index.storage.base import PartInfo, UploadHandle
 from tiered_index.storage.deadline import deadline_at
-from tiered_index.storage.s3 import S3Options, S3Storage
+from tiered_index.storage.s3.storage import S3Options, S3Storage
 
 DATA = bytes(range(256)) * 4
 LEFT_S = 100.0

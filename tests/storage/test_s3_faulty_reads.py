@@ -18,7 +18,7 @@ from tests.storage.scripted_server import error
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.s3 import S3Options, S3Storage
+from tiered_index.storage.s3.storage import S3Options, S3Storage
 from tiered_index.testing.counting_proxy import Action, CountingProxy, Request, counting_proxy, times
 
 DATA = bytes(range(256)) * 16
@@ -144,9 +144,7 @@ def test_credentials_that_expire_between_two_requests_say_so(s3: S3Storage, prox
     assert s3.get_range("object", 0, 10) == DATA[:10]
     proxy.reset()
     for status, code in ((403, "ExpiredToken"), (400, "ExpiredToken"), (400, "TokenRefreshRequired")):
-        proxy.fault = lambda request, status=status, code=code: Action(
-            answer=error(status, code, "The provided token has expired.")
-        )
+        proxy.fault = lambda request, status=status, code=code: Action(answer=error(status, code, "The provided token has expired."))
         for read, _ in READS.values():
             with pytest.raises(StorageMisconfigured, match=r"'object'.*have expired: renew them"):
                 read(s3)

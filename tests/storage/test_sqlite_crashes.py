@@ -14,7 +14,7 @@ import pytest
 
 from tests.storage.sqlite_children import check_sound, child, output
 from tiered_index.errors import ObjectNotFound
-from tiered_index.storage.sqlite import SqliteStorage
+from tiered_index.storage.sqlite.storage import SqliteStorage
 
 FAR_FUTURE_MS = 1 << 60
 

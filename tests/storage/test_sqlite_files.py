@@ -19,19 +19,19 @@ from tiered_index.errors import (
     StorageMisconfigured,
     UnsupportedVersion,
 )
-from tiered_index.storage import sqlite_connections
-from tiered_index.storage.sqlite import SqliteStorage
-from tiered_index.storage.sqlite_schema import APPLICATION_ID
+from tiered_index.storage.sqlite import connections
+from tiered_index.storage.sqlite.connections import APPLICATION_ID
+from tiered_index.storage.sqlite.storage import SqliteStorage
 
 
 def test_a_full_disk_refuses_whole_and_the_next_put_works(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = sqlite_connections.adopt
+    plain = connections.adopt
 
     def adopt(connection: sqlite3.Connection) -> None:
         plain(connection)
         connection.execute("PRAGMA max_page_count=2000")  # 31 MiB: SQLite then answers as it does to ENOSPC
 
-    monkeypatch.setattr(sqlite_connections, "adopt", adopt)
+    monkeypatch.setattr(connections, "adopt", adopt)
     with SqliteStorage(path) as storage:
         storage.put("object", b"old")
         for write in (

@@ -19,8 +19,8 @@ from tiered_index.errors import (
     ObjectNotFound,
     StorageUnavailable,
 )
-from tiered_index.storage import sqlite_connections
-from tiered_index.storage.sqlite import SqliteStorage
+from tiered_index.storage.sqlite import connections
+from tiered_index.storage.sqlite.storage import SqliteStorage
 
 
 def test_a_locked_database_is_unavailable_for_writers_and_readable(storage: SqliteStorage, path: Path) -> None:
@@ -61,7 +61,7 @@ def test_threads_wait_for_one_another_within_the_bound(path: Path) -> None:
 
 def test_passing_faults_are_repeated_a_bounded_number_of_times(path: Path) -> None:
     waits: list[float] = []
-    pool = sqlite_connections.ConnectionPool(path, 60, sleep=waits.append)
+    pool = connections.ConnectionPool(path, 60, sleep=waits.append)
     calls = 0
 
     def busy_until(succeeds_at: int) -> Callable[[sqlite3.Connection], str]:
@@ -140,7 +140,7 @@ def test_a_commit_waits_for_the_disk(storage: SqliteStorage) -> None:
 
 
 def test_a_listing_keeps_nobody_from_writing(storage: SqliteStorage, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiered_index.storage.sqlite._PAGE", 2)
+    monkeypatch.setattr("tiered_index.storage.sqlite.storage._PAGE", 2)
     for name in "abcdef":
         storage.put(name, b"x")
     listing = storage.list()

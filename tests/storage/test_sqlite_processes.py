@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.storage.sqlite_children import check_sound, child, output
-from tiered_index.storage.sqlite import SqliteStorage
+from tiered_index.storage.sqlite.storage import SqliteStorage
 
 RACER = """
 import sys

@@ -15,8 +15,8 @@ from tiered_index.errors import (
     StorageUnavailable,
 )
 from tiered_index.storage.base import ByteRange
-from tiered_index.storage.sqlite import SqliteStorage
-from tiered_index.storage.sqlite_schema import CHUNK_BYTES
+from tiered_index.storage.sqlite.connections import CHUNK_BYTES
+from tiered_index.storage.sqlite.storage import SqliteStorage
 
 
 def test_ranges_across_rows_and_transactions(storage: SqliteStorage, path: Path, small_rows: int) -> None:

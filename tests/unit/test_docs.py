@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tiered_index import IndexConfig
-from tiered_index.storage.prices import PriceTable
-from tiered_index.storage.s3_options import S3Options
+from tiered_index.storage.metering import PriceTable
+from tiered_index.storage.s3.options import S3Options
 
 _PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 _BEGIN, _END = "<!-- generated: settings -->\n", "<!-- end -->\n"

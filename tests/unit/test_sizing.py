@@ -9,7 +9,7 @@ from tests.sizing_page import PAGE, SIZES, computed, inputs_of, sizing
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.trailer import GROUP_DTYPE
 from tiered_index.service.merge import estimate, task, writing
-from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.metering import PriceTable
 
 _TEXT = PAGE.read_text()
 _GIVEN = inputs_of(_TEXT)

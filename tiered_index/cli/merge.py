@@ -16,7 +16,7 @@ from tiered_index.cli.stored_index import StoredIndex, open_stored_index
 from tiered_index.cli.times import human_duration
 from tiered_index.service.merge.run import MergeOptions, plan
 from tiered_index.service.merge.run import merge as merge_tables
-from tiered_index.storage.probe import probe_put_if_absent
+from tiered_index.storage.opening import probe_put_if_absent
 
 __all__ = ["merge"]
 

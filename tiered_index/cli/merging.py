@@ -17,7 +17,7 @@ from tiered_index.service.log_records import StoredObject
 from tiered_index.service.merge.estimate import estimate
 from tiered_index.service.merge.plan import MergeJob, MergePlan
 from tiered_index.service.merge.run import MergeOptions, MergeReport, plan
-from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.metering import PriceTable
 
 __all__ = ["Begin", "DryRun", "End", "MinAge", "Tiers", "Window", "merge_options", "print_report", "print_total", "show_plans"]
 
@@ -35,9 +35,7 @@ MinAge = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show windows, sources, requests and cost; change nothing.")]
 
 
-def merge_options(
-    window: int, tiers: str | None, begin: int | None, end: int | None, min_age: int, shard_bytes: int
-) -> list[MergeOptions]:
+def merge_options(window: int, tiers: str | None, begin: int | None, end: int | None, min_age: int, shard_bytes: int) -> list[MergeOptions]:
     """Return what to merge, the shortest windows first; `begin` and `end` are epoch milliseconds. Raises `InvalidArgument`."""
     return [
         MergeOptions(

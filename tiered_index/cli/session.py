@@ -26,7 +26,7 @@ from tiered_index.cli.progress import Progress
 from tiered_index.config import IndexConfig
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.service.reader import IndexReader
-from tiered_index.storage.paths import absolute_path
+from tiered_index.storage.disk import absolute_path
 
 __all__ = ["UNEXPECTED", "Session", "command"]
 

@@ -23,7 +23,7 @@ from tiered_index.rocketmq.layout import BLANK, BLANK_BYTES
 from tiered_index.rocketmq.message import decode_message
 from tiered_index.rocketmq.segments import Segment, pread
 from tiered_index.rocketmq.walking import candidates
-from tiered_index.storage.paths import absolute_path
+from tiered_index.storage.disk import absolute_path
 
 __all__ = ["SOURCE_PREFIX", "LogEnd", "StoreDirectory"]
 

@@ -15,7 +15,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.account import Account
 from tiered_index.service.fetched import Asked, Fetched, FoundMessage, MessageSource, MessagesResult, MessageState
 from tiered_index.service.message_lookup import MessageLookup
-from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.metering import PriceTable
 from tiered_index.types import Explain, FileReport, QueryResult
 
 __all__ = ["Asked", "Fetched", "FoundMessage", "MessageSource", "MessageState", "MessagesResult", "find_messages"]

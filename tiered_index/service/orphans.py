@@ -20,7 +20,7 @@ from tiered_index.service.removals import Removals
 from tiered_index.service.staged import Ticket
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.storage.base import ObjectInfo, Storage, UploadHandle
-from tiered_index.storage.probe import PROBE_PREFIX
+from tiered_index.storage.opening import PROBE_PREFIX
 
 __all__ = ["MIN_AGE_S", "Orphans", "delete_orphans", "find_orphans"]
 

@@ -34,10 +34,9 @@ from tiered_index.service.root import CACHE
 from tiered_index.service.segment_archive import SegmentArchive
 from tiered_index.service.sources import SourcedFile, source_number, sourced_schema
 from tiered_index.storage.base import Storage
-from tiered_index.storage.children import child_storages
 from tiered_index.storage.deadline import deadline_at, remaining_s
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.opening import open_storage
+from tiered_index.storage.opening import child_storages, open_storage
 
 __all__ = ["IndexReader"]
 
@@ -300,9 +299,7 @@ def _cache_room(config: IndexConfig) -> CacheRoom | None:
     return None
 
 
-def _open_view(
-    config: IndexConfig, backend: Storage | None = None, *, clock: Clock, parts: ReaderParts
-) -> IndexView:
+def _open_view(config: IndexConfig, backend: Storage | None = None, *, clock: Clock, parts: ReaderParts) -> IndexView:
     return IndexView(config, clock, backend, parts)
 
 

@@ -22,8 +22,7 @@ from tiered_index.service.log_records import ArchivedSegment, LogState
 from tiered_index.service.session import StorageSession
 from tiered_index.service.storage_log import fenced
 from tiered_index.service.unpublished import MAX_AGE_S, age_s_of, check_age
-from tiered_index.storage.base import PartInfo, Storage
-from tiered_index.storage.parts import MAX_PARTS
+from tiered_index.storage.base import MAX_PARTS, PartInfo, Storage
 
 __all__ = ["ReadSegment", "SegmentArchive", "SegmentUploads"]
 
@@ -167,9 +166,7 @@ class SegmentUploads:
             raise
         return ArchivedSegment(name, store, start, size_bytes, sums.crc32, sums.head_crc32, object_bytes, now_ms)
 
-    def _publish(
-        self, segment: ArchivedSegment, read: ReadSegment, modified_ms: int | None, instead_of: str | None = None
-    ) -> bool:
+    def _publish(self, segment: ArchivedSegment, read: ReadSegment, modified_ms: int | None, instead_of: str | None = None) -> bool:
         log, place = self._session.log, (segment.store, segment.start)
         self._sent[place] = segment
         try:

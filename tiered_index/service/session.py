@@ -15,7 +15,7 @@ from tiered_index.service.lease import Lease, check_lease
 from tiered_index.service.log_records import Genesis
 from tiered_index.service.storage_log import StorageLog
 from tiered_index.storage.base import Storage
-from tiered_index.storage.probe import probe_put_if_absent
+from tiered_index.storage.opening import probe_put_if_absent
 
 __all__ = ["StorageSession", "check_genesis"]
 
@@ -25,9 +25,7 @@ def check_genesis(stored: Genesis, wanted: Genesis, where: str) -> None:
     if wanted.index_id and stored.index_id != wanted.index_id:
         raise NotAnIndex(f"{where} holds index {stored.index_id}, not {wanted.index_id}")
     if stored.layout.schema != wanted.layout.schema:
-        raise SchemaMismatch(
-            f"{where} stores {_declared(stored)}, not {_declared(wanted)}: an index keeps the schema it was created with"
-        )
+        raise SchemaMismatch(f"{where} stores {_declared(stored)}, not {_declared(wanted)}: an index keeps the schema it was created with")
     if stored.layout.preset != wanted.layout.preset or stored.layout.slots != wanted.layout.slots:
         raise SchemaMismatch(
             f"{where} was created with preset {stored.layout.preset.name} and {stored.layout.slots:,} slots, "

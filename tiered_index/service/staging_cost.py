@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tiered_index.service.staged import Ticket
-from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.metering import PriceTable
 
 __all__ = ["CompactionCost", "estimate_compaction"]
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.spark.audit import AuditResult
 from tiered_index.spark.executors import StorageAddress
-from tiered_index.storage.s3_options import S3Options
+from tiered_index.storage.s3.options import S3Options
 
 __all__ = ["REPORT_SCHEMA", "check_report_name", "plain", "report_table", "write_report"]
 

@@ -42,7 +42,7 @@ from tiered_index.spark.shards import RESULT_SCHEMA, PartitionResult, write_part
 from tiered_index.spark.sources import SourceLike, frame_of, has_log_offsets, is_frame
 from tiered_index.spark.windows import WindowScale, window_seconds
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.probe import probe_put_if_absent
+from tiered_index.storage.opening import probe_put_if_absent
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -20,10 +20,9 @@ from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark.executors import StorageAddress, typed_errors
 from tiered_index.spark.freed_memory import between_tasks
 from tiered_index.spark.metrics import Address, JobMeter, JobMetrics
-from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.prices import PriceTable
-from tiered_index.storage.probe import probe_put_if_absent
-from tiered_index.storage.s3_options import S3Options
+from tiered_index.storage.metering import MeteredStorage, PriceTable
+from tiered_index.storage.opening import probe_put_if_absent
+from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

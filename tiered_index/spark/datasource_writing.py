@@ -39,7 +39,7 @@ from tiered_index.spark.partition_tables import PartitionJob, write_tables
 from tiered_index.spark.publishing import MicroBatch, publish_batch, publish_shards
 from tiered_index.spark.windows import WindowScale, window_seconds
 from tiered_index.storage.base import Storage
-from tiered_index.storage.probe import probe_put_if_absent
+from tiered_index.storage.opening import probe_put_if_absent
 
 __all__ = ["STREAM_OPTIONS", "WRITE_OPTIONS", "EntryStreamWriter", "EntryWriter", "Written", "prepared"]
 

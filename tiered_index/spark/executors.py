@@ -17,7 +17,7 @@ from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, Stora
 from tiered_index.spark.ndjson_errors import told_by_spark
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.s3_options import S3Options
+from tiered_index.storage.s3.options import S3Options
 
 __all__ = ["StorageAddress", "typed_errors"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.storage.paths import absolute_path
+from tiered_index.storage.disk import absolute_path
 
 __all__ = ["is_local", "local_path", "to_read", "to_write"]
 

@@ -23,7 +23,7 @@ from tiered_index.spark.metrics import SourceAccess
 from tiered_index.spark.ndjson_errors import first_line_without_object
 from tiered_index.spark.ndjson_lines import check_lines
 from tiered_index.spark.sources import frame_of
-from tiered_index.storage.s3_options import S3Options
+from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tiered_index.spark.executors import StorageAddress
 from tiered_index.spark.watching import watched
 from tiered_index.storage.base import Storage
-from tiered_index.storage.metering import MeteredStorage, Usage
-from tiered_index.storage.prices import PriceTable
-from tiered_index.storage.s3_options import S3Options
+from tiered_index.storage.metering import MeteredStorage, PriceTable, Usage
+from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -3,6 +3,14 @@
 `Disk` is the only code that writes local files. It is an object so that `testing/faults.py` can stand in for it and crash, fail
 or tear any single call. Every method may be called from any thread; a descriptor is used by one writer at a time.
 Raises `OSError` as the system does (callers turn it into typed errors); `pwrite` never returns short.
+
+Writing a large file while its next pieces are being made: one thread writes, in order, and the file system works meanwhile.
+
+Threads: one caller; the writing thread is this module's own and has ended when the context is left.
+
+From what somebody gave as a local path to an absolute one, looked at once: what no file system takes is told here, and by its name.
+
+Everything else (nothing there, a file in the place of a folder) is for whoever uses the path. Threads: any.
 """
 
 from __future__ import annotations
@@ -10,14 +18,63 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 
+from tiered_index.errors import ConfigError, StorageMisconfigured
 from tiered_index.storage.base import Bytes
-from tiered_index.storage.write_behind import WriteBehind
 
-__all__ = ["TEMPORARY_PREFIX", "Disk", "make_path"]
+__all__ = [
+    "TEMPORARY_PREFIX",
+    "Disk",
+    "WriteBehind",
+    "absolute_path",
+    "make_path",
+]
+
+_PENDING = 4
+# pieces made ahead of the writes: bounds the memory, which holds them until they are written
+_SYNC_BYTES = 64 << 20
+# durable in steps, so that the last sync doesn't find everything left to do
+
+
+class WriteBehind:
+    """Hands pieces to `pwrite` and, now and then, `sync`. An error of theirs is raised by a later `write` or by `finish`."""
+
+    def __init__(self, pwrite: Callable[[Bytes, int], None], sync: Callable[[], None]) -> None:
+        self._pwrite, self._sync = pwrite, sync
+        self._thread = ThreadPoolExecutor(1, "tiered-index-write")
+        self._pending: deque[Future[None]] = deque()
+        self._unsynced = 0
+
+    def write(self, data: Bytes, position: int) -> None:
+        """Have `data`, which nobody may change any more, written at `position`."""
+        self._pending.append(self._thread.submit(self._step, data, position))
+        while len(self._pending) > _PENDING:
+            self._pending.popleft().result()
+
+    def finish(self) -> None:
+        """Return when everything is written."""
+        while self._pending:
+            self._pending.popleft().result()
+
+    def _step(self, data: Bytes, position: int) -> None:
+        self._pwrite(data, position)
+        self._unsynced += memoryview(data).nbytes
+        if self._unsynced >= _SYNC_BYTES:
+            self._sync()
+            self._unsynced = 0
+
+    def __enter__(self) -> WriteBehind:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
 
 TEMPORARY_PREFIX = ".tmp-"
 """Names that start so are half-made work: recovery deletes them, listings never show them."""
@@ -132,9 +189,7 @@ class Disk:
                             self.pwrite(descriptor, chunk, position)
                         position += memoryview(chunk).nbytes
                         if behind is None and position >= _LARGE_BYTES:
-                            behind = large.enter_context(
-                                WriteBehind(partial(self.pwrite, descriptor), partial(self.sync, descriptor))
-                            )
+                            behind = large.enter_context(WriteBehind(partial(self.pwrite, descriptor), partial(self.sync, descriptor)))
                     if behind is not None:
                         behind.finish()
                 self.sync(descriptor)
@@ -153,3 +208,27 @@ class Disk:
         except FileNotFoundError:
             return
         yield from entries
+
+
+_UNUSABLE = {errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
+
+
+def absolute_path(given: str | Path) -> Path:
+    """Return the absolute path of `given`, with the home that `~` or `~name` stands for.
+
+    Raises `ConfigError` where no file can be called so: a name or path too long, symbolic links that lead to each other, a character that
+    names don't have, the home of nobody; `StorageMisconfigured` where a folder on the way may not be entered.
+    """
+    shown = f"{str(given)[:100]!r}" + ("..." if len(str(given)) > 100 else "")
+    try:
+        path = Path(given).expanduser().absolute()
+        path.stat()
+    except PermissionError as error:
+        raise StorageMisconfigured(f"{shown}: {error.strerror}: check the permissions of its folders") from error
+    except OSError as error:
+        if error.errno not in _UNUSABLE:
+            return path  # told by whoever uses it
+        raise ConfigError(f"not a path of this system: {shown}: {error.strerror}") from error
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"not a path of this system: {shown}: {error}") from error
+    return path

@@ -19,9 +19,19 @@ from sortedcontainers import SortedDict
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
-from tiered_index.storage.base import Bytes, ObjectInfo, PartInfo, Storage, UploadHandle, check_name, check_prefix
-from tiered_index.storage.parts import check_part_number, check_parts
-from tiered_index.storage.ranges import check_range, check_suffix
+from tiered_index.storage.base import (
+    Bytes,
+    ObjectInfo,
+    PartInfo,
+    Storage,
+    UploadHandle,
+    check_name,
+    check_part_number,
+    check_parts,
+    check_prefix,
+    check_range,
+    check_suffix,
+)
 
 __all__ = ["MemoryStorage"]
 

@@ -11,25 +11,114 @@ that was delivered; a body that broke off counts whole.
 A `Usage` with limits admits each call before it is passed on: what would pass a limit raises `BudgetExceeded`, is not sent and not
 counted, by no usage in scope. Admitting and counting are one step, and bytes that calls under way have asked for are held.
 Threads: any number.
+
+What an object store asks for requests and bytes. Pure; loads nothing, so that settings may hold it.
+
+What a backend sends and gets beyond what a call is: repeats after a fault, further pages, a second look, bodies that broke off.
+
+Whoever counts calls sets a listener for the time of one call; a backend tells it of each request just before sending, and of bytes that
+came in vain. The listener travels in a context variable. Threads: a listener is told from whichever thread sends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
-from tiered_index.errors import BudgetExceeded, InvalidArgument
-from tiered_index.storage.attempts import listening
-from tiered_index.storage.base import Storage
-from tiered_index.storage.delegation import Call, WrapperStorage
-from tiered_index.storage.prices import PriceTable
+from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
+from tiered_index.storage.base import Call, Storage, WrapperStorage
 
-__all__ = ["MeteredStorage", "PriceTable", "Usage"]
+__all__ = [
+    "Listener",
+    "MeteredStorage",
+    "PriceTable",
+    "Usage",
+    "came_in_vain",
+    "listening",
+    "sending",
+]
+
+_READS = frozenset({"get", "get_range", "get_ranges", "get_suffix", "head"})
+_FREE = frozenset({"delete", "delete_many", "abort_upload"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceTable:
+    """US dollars a request and a byte. Defaults: Amazon S3 Standard, us-east-1, list prices as of `as_of`.
+
+    Raises `ConfigError` for a price that is negative or not finite.
+    """
+
+    put_per_1000_usd: float = 0.005
+    """PUT, COPY, POST, LIST, and each call of a multipart upload."""
+    get_per_1000_usd: float = 0.0004
+    """GET and HEAD."""
+    delete_per_1000_usd: float = 0.0
+    """DELETE and aborting an upload."""
+    egress_per_gib_usd: float = 0.0
+    """Bytes read; 0 within the region."""
+    as_of: str = "2026-11"
+
+    def __post_init__(self) -> None:
+        for name in ("put_per_1000_usd", "get_per_1000_usd", "delete_per_1000_usd", "egress_per_gib_usd"):
+            price = getattr(self, name)
+            if not (math.isfinite(price) and price >= 0):
+                raise ConfigError(f"{name} must be finite and not negative, not {price!r}")
+
+    def cost_usd(self, requests: Mapping[str, int], bytes_read: int) -> float:
+        """Return the price of `requests` (operation -> count) and `bytes_read`."""
+        total = bytes_read / 2**30 * self.egress_per_gib_usd
+        for operation, count in requests.items():
+            if operation in _FREE:
+                price = self.delete_per_1000_usd
+            else:
+                price = self.get_per_1000_usd if operation in _READS else self.put_per_1000_usd
+            total += count * price / 1000
+        return total
+
+
+class Listener(Protocol):
+    """Is told what goes over the wire."""
+
+    def sending(self) -> None:
+        """Hear of a request that is about to be sent; what this raises keeps it from being sent."""
+        ...
+
+    def came_in_vain(self, size_bytes: int) -> None:
+        """Hear of bytes, at most so many, that were delivered and are asked for again."""
+        ...
+
+
+_listeners: ContextVar[tuple[Listener, ...]] = ContextVar("tiered_index_attempts", default=())
+
+
+@contextlib.contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Tell `listener` what this context sends until the block ends. Where blocks nest, the outer listener is told, too, and first."""
+    token = _listeners.set((*_listeners.get(), listener))
+    try:
+        yield
+    finally:
+        _listeners.reset(token)
+
+
+def sending() -> None:
+    """Say that a request is about to be sent. Raises `BudgetExceeded` where it must not be."""
+    for listener in _listeners.get():
+        listener.sending()
+
+
+def came_in_vain(size_bytes: int) -> None:
+    """Say that a body of at most so many bytes broke off or was not as asked."""
+    for listener in _listeners.get():
+        listener.came_in_vain(size_bytes)
+
 
 _T = TypeVar("_T")
 
@@ -41,9 +130,7 @@ class Usage:
     is admitted below that limit and counted afterwards, so it may pass it once; the next call is refused.
     """
 
-    def __init__(
-        self, prices: PriceTable | None = None, *, max_requests: int | None = None, max_bytes: int | None = None
-    ) -> None:
+    def __init__(self, prices: PriceTable | None = None, *, max_requests: int | None = None, max_bytes: int | None = None) -> None:
         for name, limit in (("max_requests", max_requests), ("max_bytes", max_bytes)):
             if limit is not None and limit < 0:
                 raise InvalidArgument(f"{name} must not be negative, not {limit}")

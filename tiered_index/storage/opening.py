@@ -7,26 +7,42 @@
 
 Every mistake is a `ConfigError` that names the parameter or the part; values are not repeated where they could hold a secret.
 Threads: any.
+
+The storages one step below a storage: what `uri/child` names, for each child that holds something.
+
+Of object stores these are the first parts of the objects' names; a folder or a memory storage below another one is a storage of its own.
+A wrapper is taken for an object store, whatever it wraps.
+
+Does this storage keep the one promise correctness is built on? Asked once, at start. Threads: any.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from tiered_index.errors import ConfigError, InvalidArgument
-from tiered_index.storage.base import Storage
-from tiered_index.storage.disk import Disk
-from tiered_index.storage.local import LocalStorage
+from tiered_index.errors import ConfigError, InvalidArgument, ObjectExists, StorageMisconfigured, TieredIndexError
+from tiered_index.storage.base import PAGE, ObjectInfo, Storage
+from tiered_index.storage.disk import Disk, absolute_path
+from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.paths import absolute_path
-from tiered_index.storage.s3_options import S3Options, check_endpoint
-from tiered_index.storage.sqlite import SqliteStorage
+from tiered_index.storage.s3.options import S3Options, check_endpoint
+from tiered_index.storage.sqlite.storage import SqliteStorage
+from tiered_index.storage.wrappers import PrefixedStorage
 
-__all__ = ["KNOWN_SCHEMES", "open_storage", "split_uri"]
+__all__ = [
+    "KNOWN_SCHEMES",
+    "PROBE_PREFIX",
+    "child_storages",
+    "open_storage",
+    "probe_put_if_absent",
+    "split_uri",
+]
 
 _S3_PARAMETERS = ("addressing_style", "endpoint_url", "profile", "region")
 _WORD = re.compile(r"[a-z][a-z_-]{0,30}", re.IGNORECASE)
@@ -34,9 +50,7 @@ _WORD = re.compile(r"[a-z][a-z_-]{0,30}", re.IGNORECASE)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
 
-def open_storage(
-    uri: str, *, options: S3Options | None = None, disk: Disk | None = None, parallel_reads: int | None = None
-) -> Storage:
+def open_storage(uri: str, *, options: S3Options | None = None, disk: Disk | None = None, parallel_reads: int | None = None) -> Storage:
     """Return the storage that `uri` names; no request is sent yet.
 
     `options` apply to `s3://`, where the URI's own parameters win; `disk` applies to `file://`. `parallel_reads`, how many reads the
@@ -78,7 +92,7 @@ def _open_file(parts: SplitResult, options: S3Options, disk: Disk | None) -> Sto
 
 def _open_s3(parts: SplitResult, options: S3Options, disk: Disk | None) -> Storage:
     # Imported when asked for: boto3 takes longer to load than everything else here together.
-    from tiered_index.storage.s3 import S3Storage
+    from tiered_index.storage.s3.storage import S3Storage
 
     if not _BUCKET.fullmatch(parts.netloc):
         raise ConfigError("an s3 URI names a bucket: s3://bucket/prefix")
@@ -128,3 +142,66 @@ _OPENERS: dict[str, Callable[[SplitResult, S3Options, Disk | None], Storage]] = 
 }
 KNOWN_SCHEMES = tuple(sorted(_OPENERS))
 """What `open_storage` knows."""
+
+
+def child_storages(storage: Storage) -> Iterator[Storage]:
+    """Yield the children of `storage` in order of name. Lazy.
+
+    Costs an object store a listing for each page of 1,000 objects, at most one a child and one for every 1,000 objects beside them.
+    """
+    if isinstance(storage, LocalStorage | MemoryStorage):
+        yield from storage.children()
+    else:
+        for name in _first_parts(storage):
+            yield PrefixedStorage(storage, name)
+
+
+def _first_parts(storage: Storage) -> Iterator[str]:
+    part: str | None = None
+    listing: Iterator[ObjectInfo] | None = storage.list()
+    while listing is not None:
+        page, listing = enumerate(listing, 1), None
+        for number, info in page:
+            first, slash, _ = info.name.partition("/")
+            if slash and first != part:
+                part = first
+                yield part
+            if slash and number % PAGE == 0:
+                # the next page may hold more of the same: go on behind it. "0" is the character after "/"
+                listing = storage.list("", start_after=f"{part}0")
+                break
+
+
+PROBE_PREFIX = "probe/"
+"""Objects below it are of no use to anybody a moment later; one may be left by a process that was killed."""
+
+
+def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-absent") -> None:
+    """Put twice to one unique name that starts with `name`, and remove it again.
+
+    Raises `StorageMisconfigured` where the second put is accepted, or refused and yet stored: some servers ignore the condition
+    and answer 200. Other errors pass as they are.
+    """
+    unique = f"{name}-{uuid.uuid4().hex}"
+    try:
+        _probe(storage, unique)
+    except TieredIndexError:
+        with contextlib.suppress(TieredIndexError):  # what went wrong first is what the caller must hear
+            storage.delete(unique)
+        raise
+    storage.delete(unique)
+
+
+def _probe(storage: Storage, unique: str) -> None:
+    # A first put that was repeated inside after a lost answer says "exists"; the name is ours alone, so it was stored.
+    with contextlib.suppress(ObjectExists):
+        storage.put_if_absent(unique, b"first")
+    try:
+        storage.put_if_absent(unique, b"second")
+    except ObjectExists:
+        if storage.get(unique) == b"first":
+            return
+    raise StorageMisconfigured(
+        f"{storage.uri} ignores put-if-absent (If-None-Match: *): two writers would overwrite each other's log. "
+        "Use a server that honours it"
+    )

@@ -18,14 +18,15 @@ from tiered_index.errors import ObjectExists, ObjectNotFound
 from tiered_index.storage.base import (
     ByteRange,
     Bytes,
+    Call,
     ObjectInfo,
     PartInfo,
     Storage,
     UploadHandle,
+    WrapperStorage,
     check_name,
     check_prefix,
 )
-from tiered_index.storage.delegation import Call, WrapperStorage
 from tiered_index.storage.metering import MeteredStorage, PriceTable, Usage
 
 __all__ = ["Call", "LatencyStorage", "MeteredStorage", "PrefixedStorage", "PriceTable", "Usage", "WrapperStorage"]
@@ -39,9 +40,7 @@ class LatencyStorage(WrapperStorage):
     The sequence of waits is decided by `seed`; `sleep` takes seconds and may be a recorder.
     """
 
-    def __init__(
-        self, inner: Storage, seed: int, median_ms: float, sigma: float, *, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
+    def __init__(self, inner: Storage, seed: int, median_ms: float, sigma: float, *, sleep: Callable[[float], None] = time.sleep) -> None:
         super().__init__(inner)
         self._random = random.Random(seed)
         self._mu = math.log(median_ms / 1000)

@@ -106,12 +106,12 @@ MUTANTS = (
     ),
     Mutant(
         "local-put-name-unsynced", "an object's name is not durable when the put returns",
-        "storage/local_files.py", "place(temporary)\n            self.disk.sync_folder(target.parent)", "place(temporary)",
+        "storage/local/files.py", "place(temporary)\n            self.disk.sync_folder(target.parent)", "place(temporary)",
         (f"{SYNCED}[put_if_absent]",),
     ),
     Mutant(
         "local-folder-unsynced", "the folder that an object lies in is not durable when the put returns",
-        "storage/local_files.py",
+        "storage/local/files.py",
         "            # Also where the folder was there: another process may have made it and not yet synced its parent.\n"
         "            self.disk.sync_folder(folder.parent)\n",
         "",
@@ -119,12 +119,12 @@ MUTANTS = (
     ),
     Mutant(
         "local-delete-unsynced", "a deleted object can come back after a power cut",
-        "storage/local.py", "self._disk.sync_folder(parent)", "pass",
+        "storage/local/storage.py", "self._disk.sync_folder(parent)", "pass",
         (f"{LOCAL}::test_a_delete_is_durable_when_it_returns",),
     ),
     Mutant(
         "sqlite-commit-unsynced", "a commit does not wait for the disk",
-        "storage/sqlite_schema.py", "PRAGMA synchronous=FULL", "PRAGMA synchronous=NORMAL",
+        "storage/sqlite/connections.py", "PRAGMA synchronous=FULL", "PRAGMA synchronous=NORMAL",
         ("tests/storage/test_sqlite_locks.py::test_a_commit_waits_for_the_disk",),
     ),
 )  # fmt: skip

@@ -146,7 +146,7 @@ MUTANTS = (
     ),
     Mutant(
         "probe-believes-the-answer", "a server that refuses a put and yet stores it passes the probe",
-        "storage/probe.py", 'if storage.get(unique) == b"first":', 'if storage.get(unique):',
+        "storage/opening.py", 'if storage.get(unique) == b"first":', 'if storage.get(unique):',
         ("tests/unit/storage/test_faults.py::test_the_probe_refuses_a_server_that_refuses_and_yet_stores",),
     ),
 )  # fmt: skip

@@ -15,17 +15,17 @@ BUDGETS = "tests/unit/storage/test_budgets.py"
 MUTANTS = (
     Mutant(
         "local-put-if-absent-renames", "an object that appears meanwhile is overwritten by a put-if-absent",
-        "storage/local_files.py", "self.disk.link(temporary, target)", "self.disk.rename(temporary, target)",
+        "storage/local/files.py", "self.disk.link(temporary, target)", "self.disk.rename(temporary, target)",
         ("tests/storage/test_local_crashes.py::test_an_object_that_appears_during_a_put_if_absent_is_kept",),
     ),
     Mutant(
         "local-part-unverified", "an upload is completed of parts that are not the ones named",
-        "storage/local_uploads.py", "if digest.hexdigest() != part.etag:", "if not part.etag:",
+        "storage/local/files.py", "if digest.hexdigest() != part.etag:", "if not part.etag:",
         (f"{CONFORMANCE}::TestLocalStorage::test_completing_what_can_not_be_completed",),
     ),
     Mutant(
         "local-full-disk-is-passing", "a full disk is reported as a passing fault",
-        "storage/local_files.py", "if error.errno in _FULL:", "if error.errno is None:",
+        "storage/local/files.py", "if error.errno in _FULL:", "if error.errno is None:",
         ("tests/storage/test_local_crashes.py::test_a_full_disk_refuses_whole_and_the_next_put_works",),
     ),
     Mutant(
@@ -42,95 +42,95 @@ MUTANTS = (
     ),
     Mutant(
         "sqlite-named-before-its-body", "an object is visible before its last rows",
-        "storage/sqlite_bodies.py", "                draft = self._write_batch(doing, draft, data, batch)\n",
+        "storage/sqlite/bodies.py", "                draft = self._write_batch(doing, draft, data, batch)\n",
         "                draft = self._write_batch(doing, draft, data, batch)\n"
         "                self._pool.write(doing, lambda connection, body=draft: name_it(connection, body))\n",
         (f"{ROWS}::test_a_big_object_is_invisible_until_its_last_transaction",),
     ),
     Mutant(
         "sqlite-put-if-absent-replaces", "put-if-absent replaces an object that came meanwhile",
-        "storage/sqlite.py", "INSERT OR IGNORE INTO objects", "INSERT OR REPLACE INTO objects",
+        "storage/sqlite/storage.py", "INSERT OR IGNORE INTO objects", "INSERT OR REPLACE INTO objects",
         (f"{ROWS}::test_what_a_losing_put_wrote_is_removed",),
     ),
     Mutant(
         "sqlite-sweeps-young-drafts", "a sweep takes drafts that are not old enough",
-        "storage/sqlite_bodies.py", "WHERE touched_ms < ?", "WHERE touched_ms <= ?",
+        "storage/sqlite/bodies.py", "WHERE touched_ms < ?", "WHERE touched_ms <= ?",
         (f"{ROWS}::test_a_sweep_takes_old_drafts_and_leaves_young_ones_and_objects",),
     ),
     Mutant(
         "sqlite-swept-draft-named", "an object is named though a sweep took half of its rows",
-        "storage/sqlite_bodies.py", "if touched.rowcount != 1:", "if touched.rowcount > 1:",
+        "storage/sqlite/bodies.py", "if touched.rowcount != 1:", "if touched.rowcount > 1:",
         (f"{ROWS}::test_a_writer_whose_draft_was_swept_publishes_nothing",),
     ),
     Mutant(
         "sqlite-list-one-page", "a listing ends with its first page",
-        "storage/sqlite.py", "if len(infos) < _PAGE:", "if len(infos) <= _PAGE:",
+        "storage/sqlite/storage.py", "if len(infos) < _PAGE:", "if len(infos) <= _PAGE:",
         ("tests/storage/test_sqlite_locks.py::test_a_listing_keeps_nobody_from_writing",),
     ),
     Mutant(
         "s3-put-if-absent-unconditional", "put-if-absent sends no condition",
-        "storage/s3.py", 'self._put(name, data, IfNoneMatch="*")', "self._put(name, data)",
+        "storage/s3/storage.py", 'self._put(name, data, IfNoneMatch="*")', "self._put(name, data)",
         (f"{S3}::test_put_if_absent_sends_the_condition_and_reads_412",),
     ),
     Mutant(
         "s3-412-taken-for-a-fault", "the answer that an object exists is taken for a fault",
-        "storage/s3_errors.py", 'if code == "PreconditionFailed" or status == 412:', 'if code == "Exists":',
+        "storage/s3/failures.py", 'if code == "PreconditionFailed" or status == 412:', 'if code == "Exists":',
         (f"{S3}::test_put_if_absent_sends_the_condition_and_reads_412",),
     ),
     Mutant(
         "s3-409-taken-for-a-loss", "a conflict of two requests is taken for an object that exists",
-        "storage/s3_errors.py", "return PassingFault(text)", "return ObjectExists(name, uri)",
+        "storage/s3/failures.py", "return PassingFault(text)", "return ObjectExists(name, uri)",
         (f"{S3}::test_a_conditional_conflict_is_repeated_within_a_bound",),
     ),
     Mutant(
         "s3-full-taken-for-a-set-up", "a storage that is full is taken for one that is set up wrongly",
-        "storage/s3_errors.py", "if code in _FULL_CODES or status == _INSUFFICIENT_STORAGE:", "if False:",
+        "storage/s3/failures.py", "if code in _FULL_CODES or status == _INSUFFICIENT_STORAGE:", "if False:",
         (f"{S3}::test_errors_say_what_to_do_next",),
     ),
     Mutant(
         "s3-one-attempt-too-many", "a passing fault is repeated once more than the bound says",
-        "storage/s3_retry.py", "if attempt >= self.attempts:", "if attempt > self.attempts:",
+        "storage/s3/failures.py", "if attempt >= self.attempts:", "if attempt > self.attempts:",
         (f"{S3}::test_a_conditional_conflict_is_repeated_within_a_bound",),
     ),
     Mutant(
         "s3-list-one-page", "a listing ends with its first page",
-        "storage/s3.py", 'if not answer.get("IsTruncated"):', "if answer:",
+        "storage/s3/storage.py", 'if not answer.get("IsTruncated"):', "if answer:",
         (f"{S3}::test_list_pages_skips_foreign_keys_and_is_lazy",),
     ),
     Mutant(
         "s3-uploads-one-page", "a listing of uploads ends with its first page",
-        "storage/s3_uploads.py", 'if not answer.get("IsTruncated"):', "if answer:",
+        "storage/s3/storage.py", 'if not answer.get("IsTruncated"):', "if answer:",
         (f"{S3}::test_uploads_are_listed_over_pages_by_age",),
     ),
     Mutant(
         "s3-failed-deletes-swallowed", "objects that could not be deleted count as deleted",
-        "storage/s3.py", "raise self._delete_error(doing, failures)", "continue",
+        "storage/s3/storage.py", "raise self._delete_error(doing, failures)", "continue",
         (f"{S3}::test_delete_many_goes_in_batches_and_raises_every_failure",),
     ),
     Mutant(
         "s3-range-unchecked", "another range than the one that was asked for is returned",
-        "storage/s3_reads.py", "if (got.start, got.length) != (start, length):", "if got is None:",
+        "storage/s3/reads.py", "if (got.start, got.length) != (start, length):", "if got is None:",
         (f"{S3}::test_a_range_that_is_not_what_was_asked_is_never_returned",),
     ),
     Mutant(
         "s3-suffix-unchecked", "other bytes than the object's last ones are returned as its end",
-        "storage/s3_reads.py", " or got.start + got.length != got.total", "",
+        "storage/s3/reads.py", " or got.start + got.length != got.total", "",
         (f"{S3}::test_suffix_answers_are_verified",),
     ),
     Mutant(
         "s3-repeats-past-the-deadline", "a wait before a repeat passes the caller's deadline",
-        "storage/s3_retry.py", "if left is not None and wait_s >= left:", "if wait_s < 0:",
+        "storage/s3/failures.py", "if left is not None and wait_s >= left:", "if wait_s < 0:",
         (f"{DEADLINE}::test_botocores_repeats_end_before_a_wait_that_would_pass_the_deadline",
          "tests/unit/storage/test_deadline.py::test_a_wait_that_would_pass_the_deadline_is_not_begun"),
     ),
     Mutant(
         "s3-attempts-past-the-deadline", "botocore sends a repeat after the caller's deadline",
-        "storage/s3_retry.py", """check_deadline(f"sending {about['event_name'].rpartition('.')[2]}")""", "about.clear()",
+        "storage/s3/failures.py", """check_deadline(f"sending {about['event_name'].rpartition('.')[2]}")""", "about.clear()",
         (f"{DEADLINE}::test_an_attempt_that_a_wait_left_no_time_for_is_not_sent",),
     ),
     Mutant(
         "s3-pool-of-any-size", "parallel reads share too few connections, and each opens one more",
-        "storage/s3_options.py", "max(_FEWEST_CONNECTIONS, parallel_reads + _SPARE_CONNECTIONS)", "1",
+        "storage/s3/options.py", "max(_FEWEST_CONNECTIONS, parallel_reads + _SPARE_CONNECTIONS)", "1",
         ("tests/storage/test_s3_faulty_reads.py::test_parallel_reads_keep_their_connections_in_a_pool_of_their_size",),
     ),
     Mutant(
@@ -165,22 +165,22 @@ MUTANTS = (
     ),
     Mutant(
         "lean-get-beyond-attempts", "a lean attempt that failed is followed by as many ordinary ones as if there had been none",
-        "storage/s3_gets.py", "attempts_spent(1 if failed.wait else 0)", "attempts_spent(0)",
+        "storage/s3/reads.py", "attempts_spent(1 if failed.wait else 0)", "attempts_spent(0)",
         ("tests/storage/test_s3_gets.py::test_attempts_are_bounded_whichever_way_they_go",),
     ),
     Mutant(
         "lean-get-of-a-foreign-client", "handlers of a caller's own client are passed over",
-        "storage/s3.py", "is_lean = (client is None and self.options.lean_gets)", "is_lean = self.options.lean_gets",
+        "storage/s3/storage.py", "is_lean = (client is None and self.options.lean_gets)", "is_lean = self.options.lean_gets",
         ("tests/storage/test_s3_gets.py::test_a_client_of_the_callers_own_goes_the_ordinary_way",),
     ),
     Mutant(
         "lean-get-unseen", "lean requests ask no handlers before they are sent, so nobody counts or bounds them",
-        "storage/s3_gets.py", "response = first_non_none_response(self._events.emit(_BEFORE_SEND, request=prepared))", "response = None",
+        "storage/s3/reads.py", "response = first_non_none_response(self._events.emit(_BEFORE_SEND, request=prepared))", "response = None",
         ("tests/storage/test_s3_gets.py::test_a_passing_fault_is_handed_over_after_a_wait",),
     ),
     Mutant(
         "lean-get-in-the-old-region", "a bucket in another region costs further requests at every range",
-        "storage/s3_gets.py", 'signing.get("region") or about["region_name"]', 'about["region_name"]',
+        "storage/s3/reads.py", 'signing.get("region") or about["region_name"]', 'about["region_name"]',
         ("tests/storage/test_s3_gets.py::test_another_region_is_found_once",),
     ),
 )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 
 from tiered_index import IndexConfig
 from tiered_index.errors import ConfigError
-from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.metering import PriceTable
 
 
 @pytest.fixture

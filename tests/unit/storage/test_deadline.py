@@ -10,8 +10,7 @@ import pytest
 
 from tiered_index.errors import BudgetExceeded
 from tiered_index.storage.deadline import check_deadline, deadline_at, remaining_s
-from tiered_index.storage.s3_errors import PassingFault
-from tiered_index.storage.s3_retry import RetryPolicy
+from tiered_index.storage.s3.failures import PassingFault, RetryPolicy
 
 FAR_S = 3600.0
 

@@ -8,11 +8,11 @@ import pytest
 
 from tiered_index.errors import ConfigError, ObjectNotFound
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import KNOWN_SCHEMES, open_storage
-from tiered_index.storage.s3 import S3Options, S3Storage
-from tiered_index.storage.sqlite import SqliteStorage
+from tiered_index.storage.s3.storage import S3Options, S3Storage
+from tiered_index.storage.sqlite.storage import SqliteStorage
 
 
 def test_file(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, ObjectExists, ObjectNotFound, StorageUnavailable
-from tiered_index.storage.attempts import sending
-from tiered_index.storage.base import ByteRange, ObjectInfo
-from tiered_index.storage.delegation import PAGE
+from tiered_index.storage.base import PAGE, ByteRange, ObjectInfo
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.metering import sending
 from tiered_index.storage.wrappers import LatencyStorage, MeteredStorage, PrefixedStorage, PriceTable, Usage
 from tiered_index.testing.storage_faults import FaultStorage
 
@@ -131,9 +130,7 @@ def test_lookups_at_the_same_time_are_measured_apart() -> None:
         def lookup(size: int) -> Usage:
             barrier.wait(30)
             with metered.measure() as usage:
-                tasks = [
-                    workers.submit(contextvars.copy_context().run, metered.get_range, "a", start, size) for start in range(50)
-                ]
+                tasks = [workers.submit(contextvars.copy_context().run, metered.get_range, "a", start, size) for start in range(50)]
                 metered.head("a")
                 for task in tasks:
                     task.result()

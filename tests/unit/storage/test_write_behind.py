@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tiered_index.storage import disk as module
-from tiered_index.storage.disk import Disk
-from tiered_index.storage.write_behind import WriteBehind
+from tiered_index.storage.disk import Disk, WriteBehind
 from tiered_index.testing.disk_faults import FaultDisk, SimulatedCrash
 
 PIECES = [bytes([number]) * (number * 1000 + 1) for number in range(60)]
@@ -19,7 +18,7 @@ PIECES = [bytes([number]) * (number * 1000 + 1) for number in range(60)]
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(module, "_LARGE_BYTES", 10_000)
-    monkeypatch.setattr("tiered_index.storage.write_behind._SYNC_BYTES", 50_000)
+    monkeypatch.setattr("tiered_index.storage.disk._SYNC_BYTES", 50_000)
 
 
 def test_a_large_file_has_the_bytes_of_its_pieces_in_order(tmp_path):

@@ -26,7 +26,7 @@ from tiered_index.format.names import DATA_PREFIX, INDEX_SUFFIX
 from tiered_index.service.index import IndexService
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.testing.storage_faults import FaultStorage
 
 __all__ = [

@@ -28,7 +28,7 @@ from tiered_index.cli.bench.spark.plans import BYTES_A_SECOND, EGRESS_PER_GIB_US
 from tiered_index.cli.bench.spark.processes import run_process
 from tiered_index.cli.bench.table import Table
 from tiered_index.config import IndexConfig
-from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.metering import PriceTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,8 +14,8 @@ from tiered_index.format.foreign import Read
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES, file_id_of
 from tiered_index.service.root import disk_error
 from tiered_index.storage.base import Storage, check_name
+from tiered_index.storage.disk import absolute_path
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.paths import absolute_path
 
 __all__ = ["FileBytes", "object_bytes", "opened", "path_bytes"]
 

@@ -16,7 +16,7 @@ from tiered_index.cli.sources.messages import Source
 from tiered_index.cli.sources.ndjson import NdjsonSource
 from tiered_index.cli.sources.parquet import MAGIC, ParquetSource
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.storage.paths import absolute_path
+from tiered_index.storage.disk import absolute_path
 
 __all__ = ["open_source", "source_name"]
 

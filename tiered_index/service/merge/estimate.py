@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tiered_index.service.merge.plan import MergeJob
 from tiered_index.service.merge.task import PIECE_ITEMS
-from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.metering import PriceTable
 
 __all__ = ["RECORD_REQUESTS", "MergeCost", "estimate", "writing_requests"]
 

@@ -18,9 +18,8 @@ from tiered_index.cli.main import run
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
 from tiered_index.service import daemon_pool, index_view, reader_parts
 from tiered_index.service import reader as reader_module
-from tiered_index.storage.base import Storage
+from tiered_index.storage.base import Call, Storage
 from tiered_index.storage.deadline import remaining_s
-from tiered_index.storage.delegation import Call
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.wrappers import PrefixedStorage
 from tiered_index.testing.model import Answer

@@ -12,8 +12,8 @@ from tests.thread_limit import ThreadLimit
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
-from tiered_index.storage.children import child_storages
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.opening import child_storages
 from tiered_index.storage.wrappers import PrefixedStorage
 from tiered_index.testing.model import Answer
 from tiered_index.testing.storage_faults import FaultStorage

@@ -17,7 +17,7 @@ from tiered_index.service.merge.estimate import estimate
 from tiered_index.service.merge.run import merge
 from tiered_index.service.unpublished import Upload
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.metering import PriceTable
 
 PART = 1 << 10
 ROWS = 160

@@ -12,7 +12,7 @@ from tests.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, Merging
 from tiered_index.service.merge.publish import publish
 from tiered_index.service.merge.task import run_task
 from tiered_index.service.orphans import delete_orphans, find_orphans
-from tiered_index.storage.probe import probe_put_if_absent
+from tiered_index.storage.opening import probe_put_if_absent
 from tiered_index.storage.wrappers import WrapperStorage
 
 

@@ -13,7 +13,7 @@ from tiered_index.cli.bench.messages import TOPIC
 from tiered_index.cli.bench.setting import require
 from tiered_index.cli.bench.table import Table
 from tiered_index.config import IndexConfig
-from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.types import Lookup
 
 __all__ = ["curve_table"]

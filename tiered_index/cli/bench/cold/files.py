@@ -21,7 +21,7 @@ from tiered_index.cli.bench.setting import Setting, UnsyncedDisk, require
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.layout import Layout
 from tiered_index.storage.base import Storage
-from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.opening import open_storage
 
 __all__ = ["StoredFiles", "check_storage", "copied", "make_files"]

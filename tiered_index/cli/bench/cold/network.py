@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tiered_index.cli.bench.cold.amounts import MEDIAN_MS, SIGMA
-from tiered_index.storage.base import Storage
-from tiered_index.storage.delegation import WrapperStorage
+from tiered_index.storage.base import Storage, WrapperStorage
 from tiered_index.storage.wrappers import LatencyStorage
 
 __all__ = ["Network", "raw_get"]
@@ -39,7 +38,7 @@ def raw_get(network: Network, threads: int) -> RawGet:
     import boto3
     from botocore.config import Config
 
-    from tiered_index.storage.s3 import S3Storage
+    from tiered_index.storage.s3.storage import S3Storage
 
     storage = network.storage
     if not isinstance(storage, S3Storage):

@@ -20,7 +20,7 @@ from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Layout
 from tiered_index.format.trailer import Run
 from tiered_index.service.compacted_file import StorageBytes
 from tiered_index.storage.base import Storage
-from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.metering import PriceTable
 
 __all__ = ["Spent", "as_rocketmq", "raw_ranges", "runs_of"]
 

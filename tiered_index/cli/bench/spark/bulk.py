@@ -35,7 +35,7 @@ from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark import build, look_up
 from tiered_index.spark.lookup_files import write_answers
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.s3_options import S3Options
+from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -25,7 +25,7 @@ from tiered_index.cli.bench.spark.parquet import PLAIN, TUNED
 from tiered_index.cli.bench.table import Table
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.reader import IndexReader
-from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.testing.counting_proxy import CountingProxy, counting_proxy
 
 __all__ = ["FILTERS", "FRESH", "KINDS", "OURS", "Asked", "Cell", "Place", "asked_keys", "lookups_table", "measure_lookups", "place_of_uri"]

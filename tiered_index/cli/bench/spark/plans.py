@@ -33,7 +33,7 @@ from tiered_index.spark.lookup_plan import Target
 from tiered_index.spark.lookup_questions import distinct, questions_of
 from tiered_index.spark.lookup_search import WINDOW_BYTES, request_bytes, worth_a_filter
 from tiered_index.storage.base import Storage
-from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.metering import PriceTable
 
 __all__ = [
     "BYTES_A_SECOND", "EGRESS_PER_GIB_USD", "GAPS", "IN_FLIGHT", "REQUEST_S", "SLOT", "UNITS", "PlanCost", "plan_costs", "questions_for",

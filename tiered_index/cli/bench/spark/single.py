@@ -22,7 +22,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.service.index import IndexService
 from tiered_index.service.merge.run import merge
 from tiered_index.service.storage_log import StorageLog
-from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.local.storage import LocalStorage
 
 __all__ = ["build_alone", "merge_alone"]
 

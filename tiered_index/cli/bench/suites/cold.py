@@ -35,7 +35,7 @@ from tiered_index.cli.bench.setting import Setting, scratch
 from tiered_index.cli.bench.table import Table
 from tiered_index.cli.output import counted
 from tiered_index.config import IndexConfig
-from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.local.storage import LocalStorage
 
 __all__ = ["Cold"]
 

@@ -12,7 +12,7 @@ from tiered_index.cli.bench.meter import Meter
 from tiered_index.cli.bench.setting import Setting, UnsyncedDisk, fill, require, scratch
 from tiered_index.format.layout import Layout
 from tiered_index.service.index import IndexService
-from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.local.storage import LocalStorage
 
 __all__ = ["Recovery"]
 

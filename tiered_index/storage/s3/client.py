@@ -19,9 +19,8 @@ from urllib3.exceptions import HTTPError
 from tiered_index.errors import BudgetExceeded, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.deadline import check_deadline
-from tiered_index.storage.s3_errors import PassingFault, translate
-from tiered_index.storage.s3_options import S3Options
-from tiered_index.storage.s3_retry import bound_repeats
+from tiered_index.storage.s3.failures import PassingFault, bound_repeats, translate
+from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

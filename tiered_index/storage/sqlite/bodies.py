@@ -16,8 +16,7 @@ from typing import TypeVar
 
 from tiered_index.clock import Clock
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
-from tiered_index.storage.sqlite_connections import ConnectionPool
-from tiered_index.storage.sqlite_schema import CHUNK_BYTES
+from tiered_index.storage.sqlite.connections import CHUNK_BYTES, ConnectionPool
 
 __all__ = ["Bodies"]
 

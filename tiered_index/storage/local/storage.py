@@ -18,12 +18,20 @@ from pathlib import Path
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound, StorageUnavailable
-from tiered_index.storage.base import Bytes, ObjectInfo, PartInfo, Storage, UploadHandle, check_name, check_prefix
+from tiered_index.storage.base import (
+    Bytes,
+    ObjectInfo,
+    PartInfo,
+    Storage,
+    UploadHandle,
+    check_name,
+    check_prefix,
+    check_range,
+    check_suffix,
+)
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.local_files import DurableFiles, check_regular, typed_errors
-from tiered_index.storage.local_names import encode, walk
-from tiered_index.storage.local_uploads import LocalUploads
-from tiered_index.storage.ranges import check_range, check_suffix
+from tiered_index.storage.local.files import DurableFiles, LocalUploads, check_regular, typed_errors
+from tiered_index.storage.local.names import encode, walk
 
 __all__ = ["LocalStorage"]
 
