@@ -10,7 +10,7 @@
 
 from tiered_index._version import __version__
 from tiered_index.config import IndexConfig
-from tiered_index.format.hash_sql import hash_key_sql
+from tiered_index.format.hashing import hash_key_sql
 from tiered_index.format.hashing import key_hash as hash_key
 from tiered_index.service.index import IndexService
 from tiered_index.service.messages import Fetched, MessageSource, MessagesResult

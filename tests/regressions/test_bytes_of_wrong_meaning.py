@@ -23,7 +23,7 @@ from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format.trailer import TAIL_SIZE, Directory, parse_trailer
-from tiered_index.format.verify_shard import verify_shard
+from tiered_index.format.verify import verify_shard
 from tiered_index.service.log_records import LogState, encode_document
 from tiered_index.storage.memory import MemoryStorage
 

@@ -55,8 +55,7 @@ from tiered_index.format.foreign import HEAD_SIZE, ForeignCompacted, ForeignUnse
 from tiered_index.format.journal import parse_journal
 from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
-from tiered_index.format.verify import verify_compacted
-from tiered_index.format.verify_shard import verify_shard
+from tiered_index.format.verify import verify_compacted, verify_shard
 from tiered_index.rocketmq.archived_log import ArchivedLog
 from tiered_index.rocketmq.checkpoint import decode_checkpoint
 from tiered_index.rocketmq.classic_import import ClassicImport
@@ -611,9 +610,7 @@ def run(total: int, *, first: int = 0, every: int = 50, only: Sequence[str] = ()
             tempfile.tempdir = kept
 
 
-def sweep(
-    campaign: Campaign, total: int, *, first: int = 0, every: int = 50, only: Sequence[str] = (), most_failures: int = 40
-) -> Tally:
+def sweep(campaign: Campaign, total: int, *, first: int = 0, every: int = 50, only: Sequence[str] = (), most_failures: int = 40) -> Tally:
     """Try `total` mutants, shared among the formats by weight, seeds from `first` on; each `every`-th one end to end."""
     tally = Tally("mutations")
     chosen = [codec for codec in campaign.codecs if not only or codec.name in only]

@@ -7,8 +7,7 @@ from datetime import timedelta
 
 import typer
 
-from tiered_index.moments import EPOCH, parse_time
-from tiered_index.types import MAX_TIMESTAMP_MS
+from tiered_index.types import EPOCH, MAX_TIMESTAMP_MS, parse_time
 
 __all__ = ["duration_option", "format_time", "human_duration", "parse_duration", "parse_time", "time_option"]
 

@@ -1,0 +1,1 @@
+"""Pure codecs: bytes of one file to arrays and back. No I/O, no clock, no threads. May import errors, documents, types."""

@@ -1,28 +1,186 @@
-"""Proof of one compacted file with trailer: every byte against its checksum, every item against what the file says of itself.
+"""What the checks of compacted files (`verify`) and of shards (`verify_shard`) have in common: trailer, filter, header, blocks, runs.
+
+Nothing is believed that wasn't checked, and everything that is found is reported. Pure: reads through `read(position, length)`; one thread.
+
+Proof of one compacted file with trailer: every byte against its checksum, every item against what the file says of itself.
 
 `verify_compacted` believes nothing it hasn't checked and reports everything it finds, instead of stopping at the first defect. Memory:
 24 bytes a slot, the filter and one run of items. Pure: reads through `read(position, length)`; one thread. SPEC.md sections 2, 4 and 6.
+
+Proof of one shard of a window table: every byte against its checksum, every item against what the shard says of itself.
+
+As `verify` for compacted files, without a slot table: the directory alone says where a slot lies. Memory: the trailer, the filter and one
+run of items. Pure: reads through `read(position, length)`; one thread. SPEC.md sections 6 and 10.
+
+Many small reads turned into few large ones, as long as they mostly go forward. One thread.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.errors import InvalidArgument
-from tiered_index.format.file_check import FileCheck, Finding
-from tiered_index.format.foreign import Read
+from tiered_index.errors import CorruptFile, InvalidArgument, UnsupportedVersion
+from tiered_index.format.bloom import FILTER_BLOCK_BYTES, block_numbers, blocks_may_hold, filter_hashes
+from tiered_index.format.foreign import Read, read_exactly
 from tiered_index.format.hashing import normal_hashes
-from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Header
-from tiered_index.format.trailer import Metadata, Trailer
+from tiered_index.format.layout import HEADER_SIZE, SHARD_MAGIC, SLOT_SIZE, Header, read_header
+from tiered_index.format.shard import answer_sorted, entry_checksum
+from tiered_index.format.trailer import TAIL_SIZE, Metadata, Run, Tail, Trailer, parse_trailer
 
-__all__ = ["Finding", "SlotOf", "verify_compacted"]
+__all__ = [
+    "WINDOW_BYTES",
+    "FileCheck",
+    "Finding",
+    "SlotOf",
+    "WindowedRead",
+    "verify_compacted",
+    "verify_shard",
+]
 
 Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One defect. `part` is ``file``, ``tail``, ``directory``, ``metadata``, ``filter``, ``header``, ``slots``, ``run``, ``slot``,
+    ``order``, ``interval``, ``bounds``, ``topic`` or ``checksum``; `offset` is a byte position where there is one."""
+
+    part: str
+    problem: str
+    offset: int | None = None
+
+
+class FileCheck:
+    """One file being checked; `findings` is what was found so far.
+
+    After its runs were read, `whole` says whether all were sound, `interval` is the first and the last second in those that were.
+    """
+
+    def __init__(self, read: Read, file_size: int, file: str) -> None:
+        self._read, self._size, self._file = read, file_size, file
+        self.findings: list[Finding] = []
+        self.whole = True
+        self.interval: tuple[int, int] | None = None
+
+    def _add(self, part: str, problem: str, offset: int | None = None) -> None:
+        self.findings.append(Finding(part, problem, offset))
+
+    def _bytes(self, part: str, position: int, length: int) -> bytes | None:
+        try:
+            return read_exactly(self._read, position, length, self._file)
+        except CorruptFile as error:
+            self._add(part, error.problem, position)
+            return None
+
+    def trailer(self) -> Trailer | None:
+        """Return the verified trailer, or None where it can't be believed, which is reported."""
+        if self._size < TAIL_SIZE:
+            self._add("file", f"{self._size} bytes are too few for a trailer")
+            return None
+        part = "tail"
+        try:
+            raw = read_exactly(self._read, self._size - TAIL_SIZE, TAIL_SIZE, self._file)
+            tail = Tail.decode(raw, self._file, self._size)
+            part = "directory"
+            start = tail.directory_position
+            trailer = parse_trailer(read_exactly(self._read, start, self._size - start, self._file), self._file, self._size)
+        except UnsupportedVersion:
+            raise
+        except CorruptFile as error:
+            if part == "directory" and "metadata" in error.problem:
+                part = "metadata"
+            self._add(part, str(error), error.offset)
+            return None
+        return trailer
+
+    def filter(self, tail: Tail) -> Array | None:
+        """Return the filter's words (u32, blocks x 8), or None where there is none or it can't be believed."""
+        data = self._bytes("filter", tail.position, tail.filter_length)
+        if data is None:
+            return None
+        if zlib.crc32(data) != tail.filter_crc32:
+            self._add("filter", "CRC32 does not match", tail.position)
+            return None
+        if tail.filter_length % FILTER_BLOCK_BYTES:
+            self._add("filter", f"{tail.filter_length} bytes are no whole number of blocks", tail.position)
+            return None
+        return np.frombuffer(data, "<u4").reshape(-1, 8) if data else None
+
+    def header(self, meta: Metadata, expected: Header) -> None:
+        """Report in what the header differs from `expected` and from its CRC32."""
+        data = self._bytes("header", 0, HEADER_SIZE)
+        if data is None:
+            return
+        if zlib.crc32(data) != meta.header_crc32:
+            self._add("header", "CRC32 does not match", 0)
+        try:
+            found = read_header(data, self._file)
+        except CorruptFile as error:
+            self._add("header", str(error), 0)
+            return
+        for name in Header._fields:
+            if getattr(found, name) != getattr(expected, name):
+                self._add("header", f"{name} is {getattr(found, name)}, the metadata says {getattr(expected, name)}")
+
+    def _sound_runs(self, trailer: Trailer, words: Array | None) -> Iterator[tuple[Run, Array, Array, Array]]:
+        """Yield the runs whose bytes are sound: the run, its items, their seconds, and its items behind the last one of the run before.
+
+        Reports what is wrong with bytes, seconds, topics, block bounds and, with the filter's `words`, with the filter.
+        """
+        meta, dtype = trailer.metadata, trailer.metadata.layout.schema.item
+        bounds = {int(block["offset"]): block for block in trailer.directory.blocks}
+        topics = np.array(sorted({topic_id for topic_id, _ in meta.topics}), np.int64)
+        last = b""
+        denied = first_denied = 0
+        for run in trailer.directory.all_runs():
+            data = self._bytes("run", run.offset, run.length)
+            if data is None or zlib.crc32(data) != run.crc32:
+                if data is not None:
+                    self._add("run", f"CRC32 of {run.length} bytes does not match", run.offset)
+                self.whole, last = False, b""
+                continue
+            items = np.frombuffer(data, dtype)
+            seconds = items["time_diff_s"].astype(np.int64) + meta.begin_ms // 1000
+            low, high = self.interval or (int(seconds[0]), int(seconds[0]))
+            self.interval = min(low, int(seconds.min())), max(high, int(seconds.max()))
+            outside = (seconds < meta.second_min) | (seconds > meta.second_max)
+            self._report("interval", outside, "lie outside the file's interval", run, items)
+            if len(topics):
+                self._report("topic", ~np.isin(items["topic_id"], topics), "have a topic id without name", run, items)
+            if words is not None and len(absent := self._denied(items, meta, words)):
+                first_denied = run.offset + dtype.itemsize * int(absent[0]) if not denied else first_denied
+                denied += len(absent)
+            if run.offset in bounds:
+                self._block_bounds(run, bounds[run.offset], items, seconds)
+            yield run, items, seconds, np.frombuffer(last + data, dtype)
+            last = data[-dtype.itemsize :]
+        if denied:
+            self._add("filter", f"{denied} items are absent, says the filter", first_denied)
+
+    def _report(self, part: str, wrong: Array, problem: str, run: Run, items: Array) -> None:
+        """Report the items of a run that are `wrong` (bool, n), if any."""
+        if wrong.any():
+            self._add(part, f"{int(wrong.sum())} items {problem}", run.offset + items.itemsize * int(np.flatnonzero(wrong)[0]))
+
+    def _denied(self, items: Array, meta: Metadata, words: Array) -> Array:
+        """Return which items are absent, says the filter."""
+        hashes = filter_hashes(items["key_hash"], items["fingerprint"] if meta.layout.schema.keyed else None)
+        return np.flatnonzero(~blocks_may_hold(words[block_numbers(hashes, len(words))], hashes))
+
+    def _block_bounds(self, run: Run, block: Any, items: Array, seconds: Array) -> None:
+        hashes = normal_hashes(items["key_hash"])
+        found = (int(hashes.min()), int(hashes.max()), int(seconds.min()), int(seconds.max()))
+        stored = tuple(int(block[name]) for name in ("hash_min", "hash_max", "second_min", "second_max"))
+        if found != stored:
+            self._add("bounds", f"block's hashes and seconds are {found}, the directory says {stored}", run.offset)
+
+
 SlotOf = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.int64]]
 """Maps normal hashes to slots counted from the start of a shard's own slot table."""
 
@@ -117,3 +275,113 @@ class _CompactedCheck(FileCheck):
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
             self._add("order", f"{int(wrong.sum())} items are out of order", offset + items.itemsize * (at + 1))
+
+
+def verify_shard(read: Read, file_size: int, file: str) -> list[Finding]:
+    """Return all defects of a shard; an empty list is the proof that there are none.
+
+    Where trailer or directory can't be believed the list ends there. Raises `UnsupportedVersion` for a later format, what `read` raises.
+    """
+    check = _ShardCheck(read, file_size, file)
+    trailer = check.trailer()
+    if trailer is None or not check.metadata(trailer.metadata):
+        return check.findings
+    meta = trailer.metadata
+    words = check.filter(trailer.tail)
+    check.header(meta, Header(SHARD_MAGIC, meta.begin_ms, meta.end_ms, 0, 0))
+    check.items(trailer, words)
+    return check.findings
+
+
+class _ShardCheck(FileCheck):
+    def metadata(self, meta: Metadata) -> bool:
+        """Return whether it is a shard's metadata and its times are those of its window; reports what isn't."""
+        before = len(self.findings)
+        missing = [name for name in ("slot_map", "window_s", "checksum") if name not in meta.more]
+        if missing:
+            self._add("metadata", f"no {missing[0]}: this is no shard")
+            return False
+        window_s = meta.more["window_s"]
+        if meta.begin_ms % 1000 or meta.end_ms != meta.begin_ms + 1000 * window_s - 1:
+            self._add("metadata", f"header's times {meta.begin_ms}..{meta.end_ms} are not those of a window of {window_s} s")
+        begin_s = meta.begin_ms // 1000
+        if not begin_s <= meta.second_min <= meta.second_max < begin_s + window_s:
+            self._add("interval", f"seconds {meta.second_min}..{meta.second_max} are not within the window of {window_s} s from {begin_s}")
+        return len(self.findings) == before
+
+    def items(self, trailer: Trailer, words: Array | None) -> None:
+        """Check every run's bytes and, where they are sound, its items; `words` are the filter's."""
+        meta = trailer.metadata
+        starts = trailer.directory.groups["offset"].astype(np.int64)
+        first = np.append(trailer.directory.groups["first_slot"].astype(np.int64), meta.slot_range[1])
+        checksum, slots_in_use, last_slot = 0, 0, -1
+        for run, items, seconds, joined in self._sound_runs(trailer, words):
+            checksum += entry_checksum(items, seconds)
+            slots = meta.slot_map.slots_of(normal_hashes(items["key_hash"]))
+            slots_in_use += int(np.count_nonzero(np.diff(slots, prepend=last_slot)))
+            last_slot = int(slots[-1])
+            group = int(np.searchsorted(starts, run.offset, "right")) - 1
+            wrong = (slots < first[group]) | (slots >= first[group + 1])
+            self._report("slot", wrong, "lie in a slot group that is not their hash's", run, items)
+            self._order(run.offset + items.nbytes - joined.nbytes, joined, meta)
+        if not self.whole:
+            return
+        for part, name, found, said in (
+            ("interval", "seconds are", self.interval, (meta.second_min, meta.second_max)),
+            ("metadata", "slots in use are", slots_in_use, meta.slots_in_use),
+            ("checksum", "the entries' sum is", f"{checksum % 2**64:016x}", meta.more["checksum"]),
+        ):
+            if found != said:
+                self._add(part, f"{name} {found}, the metadata says {said}")
+
+    def _order(self, offset: int, items: Array, meta: Metadata) -> None:
+        """Report items that do not stand in a shard's order: one that a stable sort would move."""
+        seconds = items["time_diff_s"].astype(np.int64)
+        order = answer_sorted(items, seconds, meta.slot_map, meta.layout.schema)
+        wrong = np.flatnonzero(order != np.arange(len(items)))
+        if len(wrong):
+            self._add("order", f"{len(wrong)} items are out of order", offset + items.itemsize * int(wrong[0]))
+
+
+WINDOW_BYTES = 8 << 20
+"""What is read at a time."""
+
+
+class WindowedRead:
+    """A `Read` over `read` that fetches windows of 8 MiB and keeps the last one; `seen` is told each window that is fetched."""
+
+    def __init__(self, read: Read, size_bytes: int, seen: Callable[[int, bytes], None] | None = None) -> None:
+        self._read = read
+        self._size_bytes = size_bytes
+        self._seen = seen
+        self._start = 0
+        self._window = b""
+        self._fetched: set[int] = set()
+
+    def finish(self) -> None:
+        """Fetch every window that no read has asked for, so that `seen` has been told the whole file."""
+        for start in range(0, self._size_bytes, WINDOW_BYTES):
+            if start not in self._fetched:
+                self._fetch(start)
+
+    def __call__(self, position: int, length: int) -> bytes:
+        """Return `length` bytes from `position`; shorter at the file's end."""
+        pieces = []
+        length = max(0, min(length, self._size_bytes - position))
+        while length:
+            offset = position - self._start
+            if not 0 <= offset < len(self._window):
+                self._fetch(position // WINDOW_BYTES * WINDOW_BYTES)
+                continue
+            piece = self._window[offset : offset + length]
+            pieces.append(piece)
+            position += len(piece)
+            length -= len(piece)
+        return b"".join(pieces)
+
+    def _fetch(self, start: int) -> None:
+        self._start = start
+        self._fetched.add(start)
+        self._window = self._read(start, min(WINDOW_BYTES, self._size_bytes - start))
+        if self._seen is not None:
+            self._seen(start, self._window)

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from tiered_index._version import __version__
 from tiered_index.documents import COUNT, CRC32, MILLISECONDS, SIZE, Optional, checked, integer, list_of, record, text
 from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.format.compacted import SealedFile
 from tiered_index.format.names import staged_name, ticket_name
-from tiered_index.format.sealed import SealedFile
 from tiered_index.format.trailer import FILE_ID
 from tiered_index.service.log_records import decode_document, encode_document
 from tiered_index.service.unpublished import Upload

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.moments import parse_time
+from tiered_index.types import parse_time
 
 __all__ = ["shown", "times_of"]
 

@@ -61,12 +61,12 @@ MUTANTS = (
     ),
     Mutant(
         "filter-crc-skipped", "verify passes a damaged filter",
-        "format/file_check.py", "if zlib.crc32(data) != tail.filter_crc32:", "if data is None:",
+        "format/verify.py", "if zlib.crc32(data) != tail.filter_crc32:", "if data is None:",
         (f"{TRAILER}::test_filter_lies_between_arrays_and_directory",),
     ),
     Mutant(
         "items-that-the-filter-denies", "verify passes a filter that denies items of the file",
-        "format/file_check.py", "        if denied:\n", "        if denied < 0:\n",
+        "format/verify.py", "        if denied:\n", "        if denied < 0:\n",
         ("tests/unit/format/test_verify.py::test_every_bit_of_the_filter_counts",),
     ),
     Mutant(

@@ -115,12 +115,12 @@ MUTANTS = (
     ),
     Mutant(
         "shard-order-unchecked", "verify passes over the border of two blocks",
-        "format/file_check.py", "            last = data[-dtype.itemsize :]\n", "            last = b\"\"\n",
+        "format/verify.py", "            last = data[-dtype.itemsize :]\n", "            last = b\"\"\n",
         (f"{SHARD}::test_order_across_blocks",),
     ),
     Mutant(
         "shard-sum-unchecked", "verify believes a shard's checksum",
-        "format/verify_shard.py", "meta.more[\"checksum\"]),\n", "f\"{checksum % 2**64:016x}\"),\n",
+        "format/verify.py", "meta.more[\"checksum\"]),\n", "f\"{checksum % 2**64:016x}\"),\n",
         (f"{SHARD}::test_seconds_topics_filters_and_counts",),
     ),
     Mutant(

@@ -11,13 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tiered_index.format.file_check import Finding
 from tiered_index.format.layout import NATIVE, PRESETS, Layout
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.shard import ShardWriter, answer_sorted
 from tiered_index.format.slot_map import SlotMap
 from tiered_index.format.trailer import Directory, build_trailer, parse_trailer
-from tiered_index.format.verify_shard import verify_shard
+from tiered_index.format.verify import Finding, verify_shard
 
 Items = npt.NDArray[Any]
 BEGIN_S = 1_700_006_400

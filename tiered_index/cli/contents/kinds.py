@@ -19,9 +19,7 @@ from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Header, Layout, Preset, read_header
 from tiered_index.format.names import JOURNAL_SUFFIX
 from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
-from tiered_index.format.verify import Finding, verify_compacted
-from tiered_index.format.verify_shard import verify_shard
-from tiered_index.format.windowed import WindowedRead
+from tiered_index.format.verify import Finding, WindowedRead, verify_compacted, verify_shard
 from tiered_index.service.compacted_file import read_runs
 from tiered_index.service.unsealed_file import verified_entries
 from tiered_index.storage.base import ByteRange
@@ -104,9 +102,7 @@ class _Compacted:
         self.file = file.name
         size = file.size_bytes
         tail = Tail.decode(file.read(size - TAIL_SIZE, TAIL_SIZE), file.name, size)
-        self._trailer: Trailer = parse_trailer(
-            file.read(tail.directory_position, size - tail.directory_position), file.name, size
-        )
+        self._trailer: Trailer = parse_trailer(file.read(tail.directory_position, size - tail.directory_position), file.name, size)
         self._meta = self._trailer.metadata
         self.layout = self._meta.layout
         self.begin_ms = self._meta.begin_ms // 1000 * 1000

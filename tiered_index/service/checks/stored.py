@@ -10,9 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tiered_index.errors import CorruptFile, NotAnIndex, ObjectNotFound
 from tiered_index.format.names import CHECKPOINT_PREFIX, DATA_PREFIX, LOG_PREFIX, log_name, number_of
-from tiered_index.format.verify import verify_compacted
-from tiered_index.format.verify_shard import verify_shard
-from tiered_index.format.windowed import WindowedRead
+from tiered_index.format.verify import WindowedRead, verify_compacted, verify_shard
 from tiered_index.service.checks.report import Progress, Report
 from tiered_index.service.checks.segments import check_segments, note_stray_segments
 from tiered_index.service.checks.tables import RecordCheck, check_shard_record, check_tables
