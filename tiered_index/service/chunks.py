@@ -18,8 +18,15 @@ import numpy as np
 from tiered_index.format.hashing import code_units
 from tiered_index.format.schema import Schema
 from tiered_index.service.columns import Columns, hash_columns
+from tiered_index.service.log_records import max_positions
 
-__all__ = ["ROWS", "Chunk", "OpenChunk", "Record", "RowCodec", "later_positions"]
+__all__ = [
+    "ROWS",
+    "Chunk",
+    "OpenChunk",
+    "Record",
+    "RowCodec",
+]
 
 ROWS = 1 << 12
 """Rows of one block, unless a single message has more keys."""
@@ -27,14 +34,6 @@ Record = tuple[Any, ...]
 """(topic_id, queue_id, offset, size, second, *caller columns): what the entries of one message share."""
 _RECORD = (("topic_id", "=i4"), ("queue_id", "=i4"), ("offset", "=i8"), ("size", "=i4"), ("second", "=i8"))
 _FORMATS = {"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q", "f2": "e", "f4": "f", "f8": "d"}
-
-
-def later_positions(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
-    """Return the greater position of each source: a source's position never goes back."""
-    merged = dict(first)
-    for source, position in second.items():
-        merged[source] = max(position, merged.get(source, position))
-    return merged
 
 
 class RowCodec:
@@ -117,6 +116,6 @@ class Chunk:
         """Return this chunk and the next one as one."""
         a, b = self.columns(), newer.columns()
         return Chunk(
-            newer.number, self.count + newer.count, self.size_bytes + newer.size_bytes, later_positions(self.positions, newer.positions),
+            newer.number, self.count + newer.count, self.size_bytes + newer.size_bytes, max_positions(self.positions, newer.positions),
             {name: np.concatenate((a[name], b[name])) for name in a},
         )  # fmt: skip

@@ -26,9 +26,9 @@ from tiered_index.service.catalog import AlwaysRead, unmap
 from tiered_index.service.cold.path import ColdPath, MissingObject, check_run
 from tiered_index.service.cold.spans import spans_of
 from tiered_index.service.file_search import FileBytes, question_hash, question_hashes, search_file
+from tiered_index.service.log_records import StoredObject
 from tiered_index.service.root import disk_error
 from tiered_index.service.rows import Question, concatenate
-from tiered_index.service.storage_log import StoredObject
 from tiered_index.storage.base import ByteRange
 
 __all__ = ["CompactedFile", "DamagedFile", "LocalBytes", "MissingObject", "StorageBytes", "open_local", "open_stored", "read_runs"]

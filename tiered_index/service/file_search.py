@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,11 @@ import numpy.typing as npt
 from tiered_index.format.bloom import filter_hash
 from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.batch_query import QuestionBatch
-from tiered_index.service.rows import Question, concatenate, first_answers, select_items
+from tiered_index.service.rows import Array, Question, concatenate, first_answers, select_items
 
 __all__ = ["FileBytes", "question_hash", "question_hashes", "search_file"]
 
-Array = npt.NDArray[Any]
+
 _BATCH_BYTES = 8 << 20
 # blocks of a giant slot held in memory at a time
 

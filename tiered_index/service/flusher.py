@@ -14,9 +14,9 @@ import numpy as np
 from tiered_index.clock import Clock
 from tiered_index.errors import InvalidArgument, TieredIndexError
 from tiered_index.service.buffer import WriteBuffer
-from tiered_index.service.chunks import later_positions
 from tiered_index.service.columns import Columns
 from tiered_index.service.lanes import Lane
+from tiered_index.service.log_records import max_positions
 
 __all__ = ["Flusher"]
 
@@ -99,7 +99,7 @@ class Flusher:
             self.error = error
             raise
         self.error = None
-        self.positions = later_positions(self.positions, current.positions)
+        self.positions = max_positions(self.positions, current.positions)
         self._buffer.end_flush()
         self._round = None  # last: a round that did not get here is gone on with
         return len(current.main["second"]) + len(current.quarantine["second"])
@@ -111,7 +111,7 @@ class Flusher:
     def learn(self, positions: dict[str, int]) -> None:
         """Take over positions that the log knows to be durable."""
         with self._lock:
-            self.positions = later_positions(self.positions, positions)
+            self.positions = max_positions(self.positions, positions)
 
     def seal(self) -> None:
         """Flush, then seal the lanes' files: the quarantine's first, so that the main file's positions cover it."""
@@ -140,7 +140,7 @@ class Flusher:
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
         positions: dict[str, int] = {}
         for chunk in chunks:
-            positions = later_positions(positions, chunk.positions)
+            positions = max_positions(positions, chunk.positions)
         now_s = self._clock.now_ms() / 1000
         seconds = columns["second"]
         low, high = now_s - self._max_late_s, now_s + self._max_early_s

@@ -21,9 +21,9 @@ from tiered_index.clock import Clock
 from tiered_index.errors import BackPressure, TieredIndexError
 from tiered_index.format.layout import Layout
 from tiered_index.service.catalog import Catalog
-from tiered_index.service.chunks import later_positions
 from tiered_index.service.columns import Columns
 from tiered_index.service.deletions import Deletions
+from tiered_index.service.log_records import max_positions
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.topics import TopicTable
 from tiered_index.service.unsealed_file import Reserve, UnsealedFile
@@ -112,7 +112,7 @@ class Lane:
     def _append(self, file: UnsealedFile, piece: Columns, positions: dict[str, int]) -> None:
         ids = _distinct(piece["topic_id"])
         file.append(
-            piece, [(topic_id, self._context.topics.name(topic_id)) for topic_id in ids], later_positions(self._carried, positions)
+            piece, [(topic_id, self._context.topics.name(topic_id)) for topic_id in ids], max_positions(self._carried, positions)
         )
         self._show(file)
         self._carried = {}
@@ -142,7 +142,7 @@ class Lane:
         self._context.root.check()  # another index may be where this root was
         seconds = columns["second"]
         begin_ms = int(seconds[done]) * 1000 if done < len(seconds) else self._context.clock.now_ms() // 1000 * 1000
-        self._carried = later_positions(self._carried, self._known())
+        self._carried = max_positions(self._carried, self._known())
         reserve, self._reserve = self._reserve or self._take_space(), None
         try:
             self.active = UnsealedFile.begin(
@@ -201,7 +201,7 @@ class Lane:
             except TieredIndexError as error:
                 _log.warning("%s is sealed in memory only: %s", file.path, error)
         else:
-            self._carried = later_positions(self._carried, file.positions)
+            self._carried = max_positions(self._carried, file.positions)
             file.let_go()
             if not file.positions:
                 file.discard(self._context.deletions)

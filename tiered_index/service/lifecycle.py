@@ -29,14 +29,13 @@ from tiered_index.errors import (
 from tiered_index.format.journal import Journal
 from tiered_index.format.names import COMPACTED, STATES, UPLOADED
 from tiered_index.service.catalog import Catalog
-from tiered_index.service.chunks import later_positions
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile, StorageBytes, open_local, open_stored
 from tiered_index.service.damaged_copies import DamagedCopies
 from tiered_index.service.deletions import Deletions
 from tiered_index.service.flusher import Flusher
 from tiered_index.service.lanes import QUARANTINE
-from tiered_index.service.log_records import LogState
+from tiered_index.service.log_records import LogState, max_positions
 from tiered_index.service.positions import positions_of, says_more
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.session import StorageSession
@@ -290,9 +289,9 @@ class Lifecycle:
             assert file.local is not None and file.stored is not None
             if file.stored.stored.published_ms > before_ms and (bound is None or total <= bound) and wanted <= 0:
                 continue
-            said = later_positions(logged, positions_of([h for h in handles if h.sequence > file.sequence]))
+            said = max_positions(logged, positions_of([h for h in handles if h.sequence > file.sequence]))
             own = file.metadata().source_positions
-            if later_positions(said, own) == said:
+            if max_positions(said, own) == said:
                 chosen.append(file)
                 total -= file.local.size_bytes
                 wanted -= file.local.size_bytes

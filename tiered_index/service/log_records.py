@@ -37,7 +37,6 @@ from tiered_index.format.layout import Layout
 from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX
 from tiered_index.format.slot_map import SlotMap
 from tiered_index.format.trailer import FILE_ID, POSITIONS
-from tiered_index.service.chunks import later_positions
 
 __all__ = [
     "ArchivedSegment",
@@ -53,6 +52,14 @@ __all__ = [
 
 LOG_VERSION = 1
 _MARK = b"\n#crc32 "
+
+
+def max_positions(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
+    """Return the greater position of each source: a source's position never goes back."""
+    merged = dict(first)
+    for source, position in second.items():
+        merged[source] = max(position, merged.get(source, position))
+    return merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +348,7 @@ class Fold:
             places.add(segment.place)
         self.number = record.number
         self._epoch = max(self._epoch, record.epoch)
-        self._positions = later_positions(self._positions, record.positions)
+        self._positions = max_positions(self._positions, record.positions)
         later = {s: batch for s, batch in record.batches.items() if s not in self._batches or batch.number > self._batches[s].number}
         self._batches = {**self._batches, **later} if later else self._batches
 

@@ -18,7 +18,6 @@ from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.schema import Schema
 from tiered_index.service.buffer import WriteBuffer
 from tiered_index.service.catalog import Catalog, Handle
-from tiered_index.service.chunks import later_positions
 from tiered_index.service.cold.cache_folder import CacheFolder
 from tiered_index.service.cold.cache_room import CacheRoom
 from tiered_index.service.cold.path import ColdPath, ColdSettings
@@ -26,7 +25,7 @@ from tiered_index.service.flusher import Flusher
 from tiered_index.service.lanes import MAIN, QUARANTINE, Lane, LaneContext
 from tiered_index.service.lifecycle import Lifecycle
 from tiered_index.service.limits import allow_many_files
-from tiered_index.service.log_records import Genesis, LogState
+from tiered_index.service.log_records import Genesis, LogState, max_positions
 from tiered_index.service.query import QueryEngine
 from tiered_index.service.recovery import Recovered, recover_root
 from tiered_index.service.root import CACHE, Marker, Root, RootLock
@@ -188,7 +187,7 @@ def _assemble(
     quarantine = Lane(QUARANTINE, small, context, reserves=False)
     flusher = Flusher(buffer, main, quarantine, clock, max_late_s=config.max_late_s, max_early_s=config.max_early_s)
     # what was read of the log counts also where it could not be claimed
-    flusher.positions = later_positions(recovered.positions, session.log.state.positions)
+    flusher.positions = max_positions(recovered.positions, session.log.state.positions)
     begun = [*(file.file_id for file in recovered.unsealed), *(file.file_id for file in recovered.compacted)]
     lifecycle = Lifecycle(
         root, catalog, flusher, session, cold, config, clock, marker.root_id, recovered.deletions,

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from tiered_index.format.journal import Journal
 from tiered_index.format.names import UPLOADED
 from tiered_index.service.catalog import Handle
-from tiered_index.service.chunks import later_positions
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile
 from tiered_index.service.lanes import QUARANTINE
+from tiered_index.service.log_records import max_positions
 from tiered_index.service.unsealed_file import UnsealedFile
 from tiered_index.service.window_table import WindowTable
 
@@ -29,7 +29,7 @@ def durable_positions(file: CompactedFile | UnsealedFile | Journal, handles: Seq
         return {}
     if waiting:
         return own_positions(file) if file.lane != QUARANTINE else {}
-    return later_positions(own_positions(file), positions_of(handles))
+    return max_positions(own_positions(file), positions_of(handles))
 
 
 def positions_of(handles: Iterable[Handle]) -> dict[str, int]:
@@ -37,7 +37,7 @@ def positions_of(handles: Iterable[Handle]) -> dict[str, int]:
     positions: dict[str, int] = {}
     for handle in handles:
         if isinstance(handle, UnsealedFile) or (isinstance(handle, CompactedFile) and handle.local is not None):
-            positions = later_positions(positions, own_positions(handle))
+            positions = max_positions(positions, own_positions(handle))
     return positions
 
 
@@ -48,7 +48,7 @@ def own_positions(file: CompactedFile | UnsealedFile | Journal) -> dict[str, int
 
 def says_more(file: CompactedFile | UnsealedFile | Journal, said: dict[str, int]) -> bool:
     """Return whether a file says a source's position that `said` doesn't reach."""
-    return later_positions(said, own_positions(file)) != said
+    return max_positions(said, own_positions(file)) != said
 
 
 def _is_stored(handle: Handle) -> bool:

@@ -18,12 +18,11 @@ from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.layout import HEADER_SIZE, Layout
 from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, file_id_of
 from tiered_index.service.catalog import Handle
-from tiered_index.service.chunks import later_positions
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile, StorageBytes, open_local
 from tiered_index.service.deletions import Deletions
 from tiered_index.service.local_checks import verify_runs, verify_tables
-from tiered_index.service.log_records import LogState
+from tiered_index.service.log_records import LogState, max_positions
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.unsealed_file import UnsealedFile, drop_unbegun
 from tiered_index.types import MAX_TIMESTAMP_MS
@@ -89,15 +88,15 @@ def _recover(root: Root, cold: ColdPath, state: LogState | None, layout: Layout,
     _set_strangers_aside(layout, found)
     for file in (*found.compacted, *found.uploaded):
         metadata = file.metadata()
-        found.positions = later_positions(found.positions, metadata.source_positions)
+        found.positions = max_positions(found.positions, metadata.source_positions)
         found.topics += metadata.topics
         found.next_sequence = max(found.next_sequence, file.sequence + 1)
     for unsealed in found.unsealed:
-        found.positions = later_positions(found.positions, unsealed.positions)
+        found.positions = max_positions(found.positions, unsealed.positions)
         found.topics += unsealed.topics.items()
         found.next_sequence = max(found.next_sequence, unsealed.sequence + 1)
     if state is not None:
-        found.positions = later_positions(found.positions, state.positions)
+        found.positions = max_positions(found.positions, state.positions)
         found.next_sequence = max([found.next_sequence, *(o.sequence + 1 for o in state.objects.values())])
 
 
@@ -109,7 +108,7 @@ def _recover_uploaded(root: Root, ids: dict[str, set[str]], cold: ColdPath, stat
             # merged or expired since: the log decides what exists, but what it doesn't know of a source's position is kept
             with contextlib.suppress(CorruptFile):
                 file = open_local(path)
-                if later_positions(state.positions, file.metadata().source_positions) != state.positions:
+                if max_positions(state.positions, file.metadata().source_positions) != state.positions:
                     found.uploaded.append(file)
                     continue
             found.deletions.unlink([path])
@@ -217,7 +216,7 @@ def _says_more(file_id: str, path: Path, journal_path: Path, state: LogState) ->
     with contextlib.suppress(CorruptFile, ConfigError, FileNotFoundError):
         journal = parse_journal(journal_path.read_bytes(), str(journal_path), file_id)
         if journal is not None and journal.sealed and journal.count and path.exists():
-            return later_positions(state.positions, journal.positions) != state.positions
+            return max_positions(state.positions, journal.positions) != state.positions
     return False
 
 

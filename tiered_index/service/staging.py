@@ -22,10 +22,9 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, ObjectNotFound, StorageUnavailable
 from tiered_index.format.names import COMPACTED, STAGING_PREFIX, TICKET_SUFFIX
 from tiered_index.service.catalog import Catalog, Handle
-from tiered_index.service.chunks import later_positions
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.compacted_file import CompactedFile, DamagedFile, open_stored
-from tiered_index.service.log_records import StoredObject
+from tiered_index.service.log_records import StoredObject, max_positions
 from tiered_index.service.positions import durable_positions, positions_of, says_more
 from tiered_index.service.removals import Removals
 from tiered_index.service.session import StorageSession
@@ -124,10 +123,10 @@ class Staging:
             positions: dict[str, int] = {}
             # what is published says them alone: the others' are said by the records that publish them
             for file in [file for file in handles if _is_published(file) and says_more(file, logged)]:
-                positions = later_positions(positions, durable_positions(file, handles))
+                positions = max_positions(positions, durable_positions(file, handles))
             logged = self._session.log.say(self._session.epoch, positions).positions
             for kept in sorted(self._published.values(), key=lambda kept: kept.sequence):
-                said = later_positions(logged, positions_of([h for h in handles if h.sequence > kept.sequence]))
+                said = max_positions(logged, positions_of([h for h in handles if h.sequence > kept.sequence]))
                 if not says_more(kept, said):
                     self._release(kept)
         self._sweep()

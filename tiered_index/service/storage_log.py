@@ -29,8 +29,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.names import LOG_PREFIX, epoch_name, log_name, number_of
 from tiered_index.service.checkpoints import Checkpoints
-from tiered_index.service.chunks import later_positions
-from tiered_index.service.log_records import ArchivedSegment, Genesis, LogRecord, LogState, StoredObject
+from tiered_index.service.log_records import ArchivedSegment, Genesis, LogRecord, LogState, StoredObject, max_positions
 from tiered_index.storage.base import Storage
 
 __all__ = ["Genesis", "LogRecord", "LogState", "Make", "StorageLog", "StoredObject", "fenced"]
@@ -174,7 +173,7 @@ class StorageLog:
         """Append a record of source positions, where the log doesn't reach them yet."""
 
         def make(state: LogState) -> LogRecord | None:
-            if later_positions(state.positions, positions) == state.positions:
+            if max_positions(state.positions, positions) == state.positions:
                 return None
             return LogRecord(0, "positions", epoch, "", 0, positions=positions)
 

@@ -28,10 +28,10 @@ from tiered_index.format.schema import PREVIOUS
 from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain
 from tiered_index.service.batch_query import Found, QuestionBatch
 from tiered_index.service.catalog import AlwaysRead, unmap
-from tiered_index.service.chunks import later_positions
 from tiered_index.service.columns import Columns
 from tiered_index.service.deletions import Deletions
 from tiered_index.service.gathered import matching
+from tiered_index.service.log_records import max_positions
 from tiered_index.service.root import Root, disk_error
 from tiered_index.service.rows import Question, concatenate, select_few, select_items
 
@@ -229,7 +229,7 @@ class UnsealedFile(AlwaysRead):
             self.seconds = (min(low, known[0]), max(high, known[1])) if known else (low, high)
         self.table.commit(batch)
         self.batches.append(record)
-        self.positions = later_positions(self.positions, positions)
+        self.positions = max_positions(self.positions, positions)
         self._journal_length += len(log)
         self.failed = False
 

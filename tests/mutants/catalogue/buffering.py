@@ -31,7 +31,7 @@ MUTANTS = (
     ),
     Mutant(
         "buffer-merge-forgets-positions", "positions are lost where small chunks are merged",
-        "service/chunks.py", "later_positions(self.positions, newer.positions)", "newer.positions",
+        "service/chunks.py", "max_positions(self.positions, newer.positions)", "newer.positions",
         (f"{BUFFER}::test_merged_chunks_keep_the_positions_of_both",),
     ),
     Mutant(
@@ -48,7 +48,7 @@ MUTANTS = (
     Mutant(
         "positions-before-flush", "a position counts as durable before its entries are",
         "service/flusher.py", "            self._round = self._begin()\n",
-        "            self._round = self._begin()\n            self.positions = later_positions(self.positions, self._round.positions)\n",
+        "            self._round = self._begin()\n            self.positions = max_positions(self.positions, self._round.positions)\n",
         (f"{FULL}::test_a_flush_that_fails_makes_no_position_durable",),
     ),
     Mutant(
@@ -79,7 +79,7 @@ MUTANTS = (
     ),
     Mutant(
         "given-up-files-positions-lost", "the positions of a file without entries are lost with it",
-        "service/lanes.py", "later_positions(self._carried, positions)", "positions",
+        "service/lanes.py", "max_positions(self._carried, positions)", "positions",
         (f"{BUFFER}::test_a_position_alone_outlives_the_file_it_was_put_to",),
     ),
     Mutant(

@@ -33,7 +33,7 @@ MUTANTS = (
     ),
     Mutant(
         "positions-lost-on-retire", "a local copy goes though nothing else says a source's position",
-        "service/lifecycle.py", "if later_positions(said, own) == said:", "if own is not None:",
+        "service/lifecycle.py", "if max_positions(said, own) == said:", "if own is not None:",
         (f"{LIFE}::test_a_local_copy_stays_while_it_alone_says_a_position",),
     ),
     Mutant(

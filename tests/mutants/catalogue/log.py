@@ -50,7 +50,7 @@ MUTANTS = (
     Mutant(
         "log-positions-go-back", "a record with smaller positions takes the log's positions back",
         "service/log_records.py",
-        "later_positions(self._positions, record.positions)", "self._positions | record.positions",
+        "max_positions(self._positions, record.positions)", "self._positions | record.positions",
         (f"{LOG}::test_states_are_folds_and_readers_keep_theirs",),
     ),
     Mutant(

@@ -48,7 +48,7 @@ MUTANTS = (
     ),
     Mutant(
         "recovery-forgets-positions", "durable positions of unsealed files are lost at a restart",
-        "service/recovery.py", "found.positions = later_positions(found.positions, unsealed.positions)", "pass",
+        "service/recovery.py", "found.positions = max_positions(found.positions, unsealed.positions)", "pass",
         ("tests/unit/service/test_buffer_flush_catalog.py::test_positions_survive_every_file",),
     ),
     Mutant(

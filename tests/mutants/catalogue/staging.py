@@ -42,7 +42,7 @@ MUTANTS = (
     ),
     Mutant(
         "position-dropped-at-recovery", "a file that a job has published goes at a restart, and its position with it",
-        "service/recovery.py", "return later_positions(state.positions, journal.positions) != state.positions", "return False",
+        "service/recovery.py", "return max_positions(state.positions, journal.positions) != state.positions", "return False",
         (f"{STAGING}/test_positions.py::test_positions_never_run_ahead_of_an_older_file",),
     ),
     Mutant(
