@@ -20,7 +20,7 @@ import numpy as np
 
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
-from tiered_index.service.log_records import StoredObject
+from tiered_index.service.log.records import StoredObject
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.disk_faults import FaultDisk

@@ -1,9 +1,9 @@
 """An index whose files lie in a storage and are merged, the model of what it must answer, and what is asked of both.
 
-    life = Merging(tmp_path)
-    life.put([(hour_ms, "k"), ...]); life.publish()
-    life.merge(DAY_S)
-    life.check()
+life = Merging(tmp_path)
+life.put([(hour_ms, "k"), ...]); life.publish()
+life.merge(DAY_S)
+life.check()
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 from tiered_index import IndexItem, IndexReader, IndexService, KeyedIndexItem, Lookup, QueryResult, column
 from tiered_index.clock import ManualClock
-from tiered_index.service.log_records import LogState
-from tiered_index.service.lookups import Lookups
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogState
+from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.merge.run import MergeOptions, MergeReport, merge, plan
-from tiered_index.service.storage_log import StorageLog
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.disk_faults import FaultDisk

@@ -1,9 +1,9 @@
 """Several small indexes that lie wholly in their storages, as a cluster of brokers has them, and what they must answer together.
 
-    cluster = Cluster(tmp_path)
-    cluster.add("memory://x/broker-0", rows(1))
-    with IndexReader.open(cluster.uris) as reader:
-        assert cluster.answers(reader.query("t", "k")) == cluster.model().query("t", "k")
+cluster = Cluster(tmp_path)
+cluster.add("memory://x/broker-0", rows(1))
+with IndexReader.open(cluster.uris) as reader:
+    assert cluster.answers(reader.query("t", "k")) == cluster.model().query("t", "k")
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from tiered_index import IndexReader, IndexService, QueryResult
 from tiered_index.clock import ManualClock
-from tiered_index.service.sources import source_number
+from tiered_index.service.reading.parts import source_number
 from tiered_index.storage.base import Storage
 from tiered_index.testing.disk_faults import FaultDisk
 from tiered_index.testing.model import Answer, OrderKey, ReferenceModel
@@ -94,9 +94,7 @@ class Cluster:
         """Open some of them (all) as one, by their URIs, not looking at the logs by itself."""
         return IndexReader.open(self.uris if uris is None else uris, **{"refresh_interval_s": 10**6, **settings})
 
-    def check_page(
-        self, result: QueryResult, expected: list[Answer], count: int
-    ) -> OrderKey | None:
+    def check_page(self, result: QueryResult, expected: list[Answer], count: int) -> OrderKey | None:
         """Compare a page of up to `count` answers with all that are left; return where it ended."""
         found = self.answers(result)
         assert found == expected[:count]

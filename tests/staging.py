@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import Clock
-from tiered_index.service.lookups import Lookups
+from tiered_index.service.lifecycle.staged import Ticket
+from tiered_index.service.lifecycle.staging_jobs import StagedResult, compact_staged, open_tickets, publish_staged
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.merge.run import MergeOptions, MergeReport, merge
-from tiered_index.service.staged import Ticket
-from tiered_index.service.staging_jobs import StagedResult, compact_staged, open_tickets, publish_staged
-from tiered_index.service.storage_log import StorageLog
 from tiered_index.storage.base import Bytes, Storage
 from tiered_index.testing.storage_faults import FaultStorage
 

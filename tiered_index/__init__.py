@@ -13,7 +13,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.format.hashing import hash_key_sql
 from tiered_index.format.hashing import key_hash as hash_key
 from tiered_index.service.index import IndexService
-from tiered_index.service.messages import Fetched, MessageSource, MessagesResult
+from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import FileReport, IndexItem, KeyedIndexItem, Lookup, QueryResult, column
 

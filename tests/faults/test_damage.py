@@ -6,7 +6,7 @@ import pytest
 
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, StorageUnavailable
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
 from tiered_index.testing.storage_faults import FaultStorage
 
 

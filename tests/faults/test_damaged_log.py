@@ -7,8 +7,8 @@ import pytest
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.names import checkpoint_name, log_name, number_of
-from tiered_index.service.log_records import decode_document, encode_document
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import decode_document, encode_document
 from tiered_index.testing.storage_faults import FaultStorage
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from tests.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge import writing
 from tiered_index.service.merge.run import merge
-from tiered_index.service.orphans import delete_orphans, find_orphans
-from tiered_index.service.storage_log import StorageLog
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
 

@@ -9,7 +9,7 @@ import pytest
 
 from tiered_index import IndexReader
 from tiered_index.errors import BackPressure, LockHeld, StorageUnavailable, WriterFenced
-from tiered_index.service.log_records import LogRecord
+from tiered_index.service.log.records import LogRecord
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.testing.storage_faults import FaultStorage
 

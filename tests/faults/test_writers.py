@@ -9,8 +9,8 @@ import pytest
 
 from tiered_index import IndexReader
 from tiered_index.errors import InvalidArgument, LockHeld, NotAnIndex, StorageUnavailable, WriterFenced
-from tiered_index.service.log_records import Genesis, StoredObject
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import Genesis, StoredObject
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from tiered_index import IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ObjectExists
-from tiered_index.service.log_records import LogRecord, StoredObject
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.storage.base import Bytes, Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.wrappers import WrapperStorage

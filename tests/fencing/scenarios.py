@@ -24,8 +24,8 @@ from tests.fencing.writer import FIRST, KEYS, MOMENTS, NOW_MS, put
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import LockHeld, ObjectExists, WriterFenced
-from tiered_index.service.log_records import LogRecord, StoredObject
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.storage.base import Bytes, Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.wrappers import WrapperStorage

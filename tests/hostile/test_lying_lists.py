@@ -10,7 +10,7 @@ from tests.storage.scripted_server import Answer, Request, ScriptedServer, scrip
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageMisconfigured
 from tiered_index.format.names import DATA_PREFIX, LEASE_PREFIX, log_name
-from tiered_index.service.lease import Lease
+from tiered_index.service.log.session import Lease
 from tiered_index.storage.s3.storage import S3Options, S3Storage
 
 OLD = "2001-01-01T00:00:00.000Z"

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cold_index import ColdIndex, cold_index
-from tiered_index.service.cold.cache_folder import CacheFolder
-from tiered_index.service.cold.cache_room import CacheRoom
+from tiered_index.service.cold.disk_cache import CacheFolder, CacheRoom
 from tiered_index.testing.model import Answer
 
 SOMEBODY = 54321

@@ -14,7 +14,7 @@ from hypothesis.stateful import Bundle, consumes, rule
 from tests.property.index_machine import ALL, KEYS, TOPICS, IndexMachine, asked_keys, asked_topics, counts, ranges, seeded
 from tests.property.published import Published
 from tiered_index import IndexReader, IndexService, Lookup
-from tiered_index.service.sources import source_number
+from tiered_index.service.reading.parts import source_number
 from tiered_index.storage.opening import open_storage
 from tiered_index.testing.disk_faults import FaultDisk
 from tiered_index.testing.model import Answer, ReferenceModel
@@ -243,4 +243,3 @@ class ReadingMachine(IndexMachine):
             if work:
                 self.check_all(reader.query, self.durable)
             assert sum(handle.count for handle in reader.files()) == sum(o.count for o in self.service.log_state.objects.values())
-

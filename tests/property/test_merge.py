@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tests.merging import BASE_MS, HOUR_MS, HOUR_S, Merging, RegionItem
 from tiered_index.format.shard import entry_checksum
 from tiered_index.service.cold.path import ColdPath
-from tiered_index.service.merge import cuts
-from tiered_index.service.merge import task as task_module
+from tiered_index.service.merge import plan
+from tiered_index.service.merge import writing as task_module
 from tiered_index.service.merge.pieces import SourceReader
 
 KINDS: dict[str, dict[str, Any]] = {"native": {}, "rocketmq": {"preset": "rocketmq"}, "extended": {"item_type": RegionItem}}
@@ -32,12 +32,12 @@ STEP = st.one_of(
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    st.sampled_from(sorted(KINDS)), st.sampled_from([1, 5, 64]), st.sampled_from([16, 1 << 20]), st.sampled_from([0, cuts._HELD_BYTES]),
+    st.sampled_from(sorted(KINDS)), st.sampled_from([1, 5, 64]), st.sampled_from([16, 1 << 20]), st.sampled_from([0, plan._HELD_BYTES]),
     st.lists(STEP, min_size=2, max_size=9),
 )  # fmt: skip
 def test_any_order_of_uploads_and_merges(kind: str, slots: int, piece: int, held: int, steps: list[tuple[str, Any]]) -> None:
-    before = task_module.PIECE_ITEMS, cuts._HELD_BYTES
-    task_module.PIECE_ITEMS, cuts._HELD_BYTES = piece, held
+    before = task_module.PIECE_ITEMS, plan._HELD_BYTES
+    task_module.PIECE_ITEMS, plan._HELD_BYTES = piece, held
     with tempfile.TemporaryDirectory() as folder:
         life = Merging(Path(folder), settings={"slots": slots}, **KINDS[kind])
         try:
@@ -57,7 +57,7 @@ def test_any_order_of_uploads_and_merges(kind: str, slots: int, piece: int, held
             assert sum(stored.count for stored in life.state.objects.values()) == life.messages
             assert not life.state.files
         finally:
-            task_module.PIECE_ITEMS, cuts._HELD_BYTES = before
+            task_module.PIECE_ITEMS, plan._HELD_BYTES = before
             life.close()
 
 

@@ -18,9 +18,9 @@ from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from tests.property.index_machine import IndexMachine
 from tiered_index import IndexReader
 from tiered_index.errors import StorageError
-from tiered_index.service.log_records import LogState
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogState
 from tiered_index.service.merge.run import MergeOptions, merge
-from tiered_index.service.storage_log import StorageLog
 from tiered_index.testing.disk_faults import SimulatedCrash
 
 WINDOWS_S = (1, 4, 3600, 86_400)

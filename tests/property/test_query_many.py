@@ -14,7 +14,8 @@ from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, InvalidCursor
 from tiered_index.format import compacted
-from tiered_index.service import batch_query, batch_search, gathered
+from tiered_index.service.answers import batch, matches
+from tiered_index.service.files import search
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000
@@ -108,11 +109,11 @@ def test_readers_equal_single_queries(index: IndexService) -> None:
 
 def test_answers_of_small_pieces(index: IndexService, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few pairs at a time, rows that are cut as soon as they come, windows of one group: nothing changes."""
-    monkeypatch.setattr(batch_query, "PAIRS_AT_A_TIME", 50)
-    monkeypatch.setattr(gathered, "PAIRS_AT_A_TIME", 50)
-    monkeypatch.setattr(gathered, "_FEWEST", 10)
-    monkeypatch.setattr(gathered, "_HELD_ROWS", 5)
-    monkeypatch.setattr(batch_search, "_WINDOW_BYTES", 1)
+    monkeypatch.setattr(batch, "PAIRS_AT_A_TIME", 50)
+    monkeypatch.setattr(matches, "PAIRS_AT_A_TIME", 50)
+    monkeypatch.setattr(matches, "_FEWEST", 10)
+    monkeypatch.setattr(matches, "_HELD_ROWS", 5)
+    monkeypatch.setattr(search, "_WINDOW_BYTES", 1)
     assert_same(index, lookups(random.Random(3), 200))
     hot = [Lookup(topic="t", key="hot", max_count=count, begin_ms=T + at) for at in range(0, 1_300_000, 50_000) for count in (1, 20, 5000)]
     assert_same(index, hot)
@@ -125,8 +126,8 @@ def test_cut_slots_equal_single_queries_and_are_read_once(
 ) -> None:
     """Blocks of a few items, times in disorder, many entries of one second, places that come again."""
     monkeypatch.setattr(compacted, "BLOCK_BYTES", 320)
-    monkeypatch.setattr(gathered, "PAIRS_AT_A_TIME", 20)
-    monkeypatch.setattr(gathered, "_FEWEST", 3)
+    monkeypatch.setattr(matches, "PAIRS_AT_A_TIME", 20)
+    monkeypatch.setattr(matches, "_FEWEST", 3)
     rng = np.random.default_rng(7)
     storage = Recorder(MemoryStorage())
     with IndexService.open(
@@ -164,8 +165,8 @@ def test_cut_slots_equal_single_queries_and_are_read_once(
 @pytest.mark.parametrize("preset", ["native", "rocketmq"])
 def test_hot_keys_in_the_write_buffer(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds of many entries, put in no order; then the same in an unsealed file, beside the writer too."""
-    monkeypatch.setattr(gathered, "PAIRS_AT_A_TIME", 20)
-    monkeypatch.setattr(gathered, "_FEWEST", 3)
+    monkeypatch.setattr(matches, "PAIRS_AT_A_TIME", 20)
+    monkeypatch.setattr(matches, "_FEWEST", 3)
     rng = np.random.default_rng(3)
     count = 600
     asked = [

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sortedcontainers import SortedKeyList
 
-from tiered_index.service import skiplist
-from tiered_index.service.skiplist import TimeRangeSkipList
+from tiered_index.service.catalog import skiplist
+from tiered_index.service.catalog.skiplist import TimeRangeSkipList
 
 _BOUND = st.integers(-8, 8)
 _STEP = st.one_of(
@@ -102,7 +102,7 @@ class _Interleaving:
             sys.settrace(before)
 
     def _enter(self, frame, event, arg):
-        if not frame.f_code.co_filename.endswith("service/skiplist.py"):
+        if not frame.f_code.co_filename.endswith("service/catalog/skiplist.py"):
             return None
         frame.f_trace_opcodes = True
         return self._step

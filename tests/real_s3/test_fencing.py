@@ -16,7 +16,7 @@ from tests.real_s3.gate import Gate
 from tests.real_s3.sample import Sample
 from tiered_index import IndexReader
 from tiered_index.clock import SystemClock
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.storage import S3Storage
 

@@ -18,7 +18,7 @@ from tests.real_s3.gate import Gate
 from tests.real_s3.sample import Sample
 from tiered_index import IndexReader
 from tiered_index.clock import SystemClock
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
 
 pytestmark = pytest.mark.real_s3
@@ -100,9 +100,7 @@ def test_a_kill_at_a_request_loses_and_doubles_nothing(
 
 
 @pytest.mark.parametrize("seen", ["journal", "compacted", "retired"])
-def test_a_kill_on_the_way_loses_and_doubles_nothing(
-    uri: str, tmp_path: Path, sample: Sample, source: Path, seen: str
-) -> None:
+def test_a_kill_on_the_way_loses_and_doubles_nothing(uri: str, tmp_path: Path, sample: Sample, source: Path, seen: str) -> None:
     """The moments that no request marks: entries just confirmed, a file just compacted, files already gone from the disk."""
     root = tmp_path / "root"
     command = ingest_command(source, root, uri)

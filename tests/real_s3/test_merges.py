@@ -18,10 +18,10 @@ from tests.real_s3.gate import Gate
 from tests.real_s3.sample import PART_BYTES, Sample
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.clock import ManualClock, SystemClock
-from tiered_index.service.log_records import LogState
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogState
 from tiered_index.service.merge.run import MergeOptions, merge
-from tiered_index.service.orphans import delete_orphans, find_orphans
-from tiered_index.service.storage_log import StorageLog
 from tiered_index.storage.s3.storage import S3Storage
 
 pytestmark = pytest.mark.real_s3

@@ -17,7 +17,7 @@ from tests.real_s3.sample import PART_BYTES, Sample
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ObjectExists, StorageError, StorageUnavailable
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.storage import S3Options, S3Storage
 

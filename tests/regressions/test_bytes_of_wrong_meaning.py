@@ -24,7 +24,7 @@ from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format.trailer import TAIL_SIZE, Directory, parse_trailer
 from tiered_index.format.verify import verify_shard
-from tiered_index.service.log_records import LogState, encode_document
+from tiered_index.service.log.records import LogState, encode_document
 from tiered_index.storage.memory import MemoryStorage
 
 CLOCK = ManualClock(1_700_000_000_000 + 10**9)

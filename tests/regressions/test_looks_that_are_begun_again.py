@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from tiered_index import Lookup
-from tiered_index.service import root_view
+from tiered_index.service.reading import root_view
 from tiered_index.storage.disk import Disk
 from tiered_index.testing.storage_faults import FaultStorage
 

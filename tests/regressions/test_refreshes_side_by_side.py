@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from tiered_index.clock import ManualClock
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
 
 NOW_MS = 1_700_000_000_000
 

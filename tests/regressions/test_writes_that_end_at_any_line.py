@@ -7,12 +7,13 @@ import sys
 
 import pytest
 
-from tiered_index.service import lanes, unsealed_file
+from tiered_index.service.files import unsealed
+from tiered_index.service.writing import lanes
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.disk_faults import FaultDisk
 
 NOW_MS = 1_700_000_000_000
-WRITING = {lanes.__file__, unsealed_file.__file__}
+WRITING = {lanes.__file__, unsealed.__file__}
 
 
 class Interrupt(BaseException):

@@ -28,8 +28,8 @@ from tests.reliability.chaos_oracle import KEYS, Declared, Journal, Notes, batch
 from tiered_index import IndexReader, IndexService, Lookup, QueryResult
 from tiered_index.clock import SystemClock
 from tiered_index.errors import BackPressure, CorruptFile, InvalidArgument, TieredIndexError, WriterFenced
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import MergeOptions, merge
-from tiered_index.service.storage_log import StorageLog
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
 

@@ -43,7 +43,7 @@ from tests.reliability.world import QUESTIONS, World
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import TieredIndexError
-from tiered_index.service.lookups import Lookups
+from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.wrappers import Call, WrapperStorage
 from tiered_index.testing.disk_faults import ERRORS, KEPT, FaultDisk, Kept
@@ -211,9 +211,7 @@ class Crashes:
 
     # One state
 
-    def _strike(
-        self, name: str, world: World, disk: FaultDisk, *, share: float = 1.0, again: bool = False, all_kept: bool = True
-    ) -> None:
+    def _strike(self, name: str, world: World, disk: FaultDisk, *, share: float = 1.0, again: bool = False, all_kept: bool = True) -> None:
         """Look at what a kill and power cuts would leave at this moment; `again`: and at what a second crash does then."""
         if self._is_over() or not self._is_asked(name):
             return

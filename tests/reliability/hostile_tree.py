@@ -26,8 +26,8 @@ from tiered_index.errors import StorageUnavailable
 from tiered_index.rocketmq.archive import SegmentArchiver
 from tiered_index.rocketmq.dispatcher import Dispatcher
 from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import MergeOptions, merge
-from tiered_index.service.storage_log import StorageLog
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.testing.storage_faults import FaultStorage
@@ -48,7 +48,7 @@ def small_parts() -> Iterator[None]:
         for module, names in constants.items():
             for name, value in zip(names, (256, 128), strict=True):
                 stack.enter_context(mock.patch(f"tiered_index.{module}.{name}", value))
-        stack.enter_context(mock.patch("tiered_index.service.merge.task.PIECE_ITEMS", 16))
+        stack.enter_context(mock.patch("tiered_index.service.merge.writing.PIECE_ITEMS", 16))
         yield
 
 

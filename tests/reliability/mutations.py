@@ -66,17 +66,17 @@ from tiered_index.rocketmq.dispatcher import Dispatcher
 from tiered_index.rocketmq.index_columns import decode_index_columns
 from tiered_index.rocketmq.message_source import RocketmqMessages
 from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.service.answers.rows import decode_cursor, encode_cursor, query_digest
 from tiered_index.service.cold.path import ColdPath
-from tiered_index.service.cursor import decode_cursor, encode_cursor, query_digest
-from tiered_index.service.lease import check_lease
-from tiered_index.service.log_records import LogRecord, LogState
-from tiered_index.service.lookups import Lookups
+from tiered_index.service.files.window_table import WindowTable
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.lifecycle.staged import Ticket, read_sealed
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogRecord, LogState
+from tiered_index.service.log.session import check_lease
+from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.merge.plan import plan_merge
-from tiered_index.service.orphans import delete_orphans, find_orphans
-from tiered_index.service.root import Marker
-from tiered_index.service.staged import Ticket, read_sealed
-from tiered_index.service.storage_log import StorageLog
-from tiered_index.service.window_table import WindowTable
+from tiered_index.service.root.root import Marker
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 

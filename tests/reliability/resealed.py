@@ -21,7 +21,7 @@ import numpy as np
 from tiered_index.format.archived import SEGMENT_MAGIC
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.trailer import BLOCK_DTYPE, GROUP_DTYPE, TAIL_SIZE
-from tiered_index.service.log_records import encode_document
+from tiered_index.service.log.records import encode_document
 
 Reseal = Callable[[Random, bytes], bytes]
 INTEGERS = (

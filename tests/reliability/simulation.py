@@ -44,11 +44,10 @@ from tiered_index.errors import (
     StorageError,
     TieredIndexError,
 )
-from tiered_index.service.merge.publish import MergeOvertaken
-from tiered_index.service.merge.run import MergeOptions, merge
-from tiered_index.service.orphans import delete_orphans, find_orphans
-from tiered_index.service.storage_log import StorageLog
-from tiered_index.service.unpublished import JobOverdue
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.lifecycle.pending_uploads import JobOverdue
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.merge.run import MergeOptions, MergeOvertaken, merge
 from tiered_index.storage.disk import Disk
 from tiered_index.testing.disk_faults import ERRORS
 

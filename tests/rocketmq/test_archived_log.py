@@ -12,8 +12,8 @@ from tiered_index.rocketmq.archive import SegmentArchiver
 from tiered_index.rocketmq.archived_log import ArchivedLog
 from tiered_index.rocketmq.commitlog import CommitLogReader
 from tiered_index.rocketmq.store_writer import StoreWriter
-from tiered_index.service.segment_archive import SegmentArchive
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.wrappers import WrapperStorage
 

@@ -20,9 +20,8 @@ from tests.spark.in_process import planned, shards_of, written
 from tiered_index import IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.merge.publish import MergeOvertaken
-from tiered_index.service.merge.run import MergeOptions, merge
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.merge.run import MergeOptions, MergeOvertaken, merge
 from tiered_index.spark.publishing import publish_tables
 from tiered_index.storage.opening import open_storage
 

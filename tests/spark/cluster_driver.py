@@ -29,10 +29,10 @@ from typing import Any, TypeVar
 from tests.spark.killed_program import WRITES
 from tiered_index import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageError, StorageUnavailable
-from tiered_index.service import staging_jobs
+from tiered_index.service.lifecycle import staging_jobs
+from tiered_index.service.lifecycle.pending_uploads import Upload
 from tiered_index.service.merge import writing
 from tiered_index.service.merge.run import MergeOptions
-from tiered_index.service.unpublished import Upload
 from tiered_index.spark import build, merge, open_session
 from tiered_index.spark.compact import compact
 from tiered_index.spark.executors import StorageAddress

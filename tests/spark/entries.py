@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from tests.property.published import Published, mark
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock, SystemClock
-from tiered_index.service.orphans import delete_orphans, find_orphans
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
 from tiered_index.testing.model import Answer, ReferenceModel
 

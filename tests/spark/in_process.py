@@ -13,9 +13,9 @@ import pyarrow as pa
 from tests.spark.entries import BEGIN_MS, DAY_MS
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.service.log_records import Genesis
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import Genesis
 from tiered_index.service.merge.writing import FinishedShard
-from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark.build_plan import BuildPlan, plan_build
 from tiered_index.spark.census import Census, count_batches
 from tiered_index.spark.packing import pack_batches

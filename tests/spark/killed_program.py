@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument, StorageError
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge import writing
 from tiered_index.service.merge.run import MergeOptions, merge
-from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark.publishing import publish_tables
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage

@@ -30,10 +30,9 @@ from tests.stress.traffic import KEYS, NOW_MS, TOPICS, Source, look
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageError
-from tiered_index.service.merge.publish import MergeOvertaken
-from tiered_index.service.merge.run import MergeOptions, merge
-from tiered_index.service.orphans import delete_orphans, find_orphans
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.merge.run import MergeOptions, MergeOvertaken, merge
 from tiered_index.spark.publishing import publish_tables
 from tiered_index.storage.base import Bytes, ObjectInfo, Storage, UploadHandle
 from tiered_index.storage.wrappers import WrapperStorage

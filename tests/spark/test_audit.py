@@ -24,7 +24,7 @@ from tiered_index.errors import InvalidArgument, NotAnIndex, SchemaMismatch
 from tiered_index.format.layout import PRESETS
 from tiered_index.format.names import log_name
 from tiered_index.format.trailer import parse_trailer
-from tiered_index.service.log_records import LogRecord, StoredObject
+from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.spark import audit_differences as differences
 from tiered_index.spark import audit_outside as outside_of_bounds
 from tiered_index.spark import build, merge
@@ -272,9 +272,7 @@ def test_what_is_merged_and_swept_during_an_audit_is_not_missing(
     assert result.differences is not None and (result.differences.findings, result.differences.unproven) == (0, COUNT)
 
 
-def test_what_damage_found_late_hides_is_not_missing(
-    spark: Any, sound: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_damage_found_late_hides_is_not_missing(spark: Any, sound: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects of both days lose a run each between the check and the comparison."""
     compare = differences.compare
 
@@ -311,9 +309,7 @@ def test_an_object_that_goes_before_what_is_missing_is_sought_in_it_is_told(
     assert [name for name, _ in result.report.unchecked] == [holder.name]
 
 
-def test_a_part_of_the_time_is_compared(
-    spark: Any, sound: Path, table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_of_the_time_is_compared(spark: Any, sound: Path, table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing outside of it is read, if nothing differs."""
     monkeypatch.setattr(differences, "paired", None)
     first = table.filter(pa.compute.less(table["timestamp_ms"], BEGIN_MS + DAY_MS))

@@ -18,8 +18,8 @@ from tiered_index.cli.main import run
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch, StorageMisconfigured
 from tiered_index.rocketmq.commitlog import CommitLogReader
 from tiered_index.rocketmq.store_writer import StoreWriter
-from tiered_index.service.log_records import Genesis
-from tiered_index.service.topics import assigned_topic_id
+from tiered_index.service.answers.topics import assigned_topic_id
+from tiered_index.service.log.records import Genesis
 from tiered_index.spark import build, merge
 from tiered_index.spark import starting as session_module
 from tiered_index.spark.build_plan import plan_build
@@ -294,7 +294,7 @@ def test_missing_java_and_missing_pyspark(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match="install Java 17 or 21"):
         session_module.check_java()
     java = tmp_path / "bin" / "java"
-    java.write_text('#!/bin/sh\necho \'openjdk version "11.0.2"\' >&2\n')
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
     java.chmod(0o755)
     with pytest.raises(ConfigError, match="is Java 11"):
         session_module.check_java()

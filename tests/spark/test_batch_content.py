@@ -16,9 +16,9 @@ from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.log_records import LogRecord, StreamBatch
-from tiered_index.service.storage_log import StorageLog
-from tiered_index.service.topics import assigned_topic_id
+from tiered_index.service.answers.topics import assigned_topic_id
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogRecord, StreamBatch
 from tiered_index.spark import publishing
 from tiered_index.spark.datasource_writing import EntryStreamWriter, Written
 from tiered_index.spark.entry_batches import EntryColumns

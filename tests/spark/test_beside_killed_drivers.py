@@ -23,9 +23,9 @@ from tests.spark.in_process import planned, shards_of, written
 from tests.spark.killed_program import REFUSED, WRITES
 from tiered_index import IndexService
 from tiered_index.clock import SystemClock
+from tiered_index.service.lifecycle.orphans import find_orphans
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge import writing
-from tiered_index.service.orphans import find_orphans
-from tiered_index.service.storage_log import StorageLog
 from tiered_index.storage.opening import open_storage
 
 _ROOT = Path(__file__).parents[2]

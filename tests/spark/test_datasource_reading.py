@@ -42,7 +42,7 @@ from tiered_index.errors import (
     SchemaMismatch,
     StorageMisconfigured,
 )
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
 from tiered_index.spark.datasource_entries import ApartEntrySource, EntrySource
 from tiered_index.spark.datasource_filters import Selection
 from tiered_index.spark.datasource_plan import plan_tasks

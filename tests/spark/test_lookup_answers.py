@@ -15,9 +15,9 @@ from tests.spark.looked_up import SETTINGS, counts_of, looked_up, plan_of
 from tiered_index import Lookup
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, StorageMisconfigured, StorageUnavailable
 from tiered_index.format.hashing import key_hash
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.merge import plan as plan_module
-from tiered_index.service.merge import task as task_module
-from tiered_index.service.orphans import delete_orphans, find_orphans
+from tiered_index.service.merge import writing as task_module
 from tiered_index.spark import lookup_estimate, lookup_search, lookup_times
 from tiered_index.spark.lookup_questions import QUESTION, PackedBatch, distinct, places_of, questions_of, routes
 from tiered_index.testing.storage_faults import FaultStorage
@@ -102,7 +102,7 @@ def test_answers_of_small_pieces(life, monkeypatch):
     monkeypatch.setattr(lookup_search, "_CHUNK", 16)
     monkeypatch.setattr(lookup_search, "_ALONE", 0)
     monkeypatch.setattr(lookup_search, "_FILTER_SHARE", 0)
-    monkeypatch.setattr("tiered_index.service.batch_query.MAX_PAIRS", 20)
+    monkeypatch.setattr("tiered_index.service.answers.batch.MAX_PAIRS", 20)
     monkeypatch.setattr(lookup_search.HeldAnswers.__init__, "__defaults__", (5,))
     monkeypatch.setattr("tiered_index.spark.lookup_answers._HELD_ROWS", 10)
     monkeypatch.setattr("tiered_index.spark.lookup_answers._BATCH_ROWS", 7)

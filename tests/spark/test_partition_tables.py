@@ -16,9 +16,9 @@ from tiered_index import IndexReader
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.format.schema import KEYED_SCHEMA
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge import writing
-from tiered_index.service.orphans import delete_orphans, find_orphans
-from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark import build_plan, packing, partition_tables
 from tiered_index.spark.batch_content import BatchContent
 from tiered_index.spark.datasource_writing import EntryStreamWriter, EntryWriter, Written

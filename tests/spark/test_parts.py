@@ -14,7 +14,7 @@ from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import key_hash
 from tiered_index.format.shard import entry_checksum
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
 from tiered_index.spark.build_plan import BuildPlan
 from tiered_index.spark.publishing import publish_tables
 from tiered_index.spark.spool import Spool

@@ -21,7 +21,7 @@ from tests.spark.side_by_side import check_records
 from tiered_index import IndexReader
 from tiered_index.clock import SystemClock
 from tiered_index.errors import NotAnIndex
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
 from tiered_index.testing.model import Answer, ModelEntry, ReferenceModel
 

@@ -11,10 +11,10 @@ from tests.spark.in_process import planned, shards_of, written
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectExists, StorageUnavailable
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.lifecycle.pending_uploads import MAX_AGE_S, JobOverdue, complete
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge import writing
-from tiered_index.service.orphans import delete_orphans, find_orphans
-from tiered_index.service.storage_log import StorageLog
-from tiered_index.service.unpublished import MAX_AGE_S, JobOverdue, complete
 from tiered_index.spark.build import _check
 from tiered_index.spark.publishing import check_windows, publish_tables
 from tiered_index.storage.memory import MemoryStorage
@@ -161,7 +161,7 @@ def test_what_is_published_between_finding_and_deleting_stays(clock):
 
 
 def test_the_log_is_read_again_before_each_batch_of_deletes(clock, monkeypatch):
-    monkeypatch.setattr("tiered_index.service.orphans._AT_ONCE", 1)
+    monkeypatch.setattr("tiered_index.service.lifecycle.orphans._AT_ONCE", 1)
     storage = FaultStorage(MemoryStorage(clock=clock))
     log = opened(storage, clock)
     plan = planned(TABLE)

@@ -19,7 +19,7 @@ from tiered_index import IndexReader, QueryResult
 from tiered_index.cli.main import run
 from tiered_index.clock import SystemClock
 from tiered_index.errors import StorageMisconfigured
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
 from tiered_index.spark import look_up, lookup, register
 from tiered_index.spark.executors import typed_errors
 from tiered_index.spark.publishing import publish_tables

@@ -10,7 +10,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 from tests.spark.in_process import build_here
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ConfigError, InvalidArgument, SchemaMismatch, TieredIndexError
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
 from tiered_index.spark.datasource_options import Options
 from tiered_index.spark.datasource_writing import WRITE_OPTIONS, prepared
 from tiered_index.storage.opening import open_storage

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.stress.crew import Crew
-from tiered_index.service import compacted_file, unsealed_file
+from tiered_index.service.files import compacted, unsealed
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
 from tiered_index.types import Lookup
@@ -21,10 +21,10 @@ ASK = {
 }
 # what each kind of look-up calls inside a search, by the state of the file that it reads
 INSIDE = {
-    ("unsealed", "query"): (unsealed_file, "walk_chain"),
-    ("unsealed", "query_many"): (unsealed_file, "normal_hashes"),
-    ("compacted", "query"): (compacted_file, "read_runs"),
-    ("compacted", "query_many"): (compacted_file, "read_runs"),
+    ("unsealed", "query"): (unsealed, "walk_chain"),
+    ("unsealed", "query_many"): (unsealed, "normal_hashes"),
+    ("compacted", "query"): (compacted, "read_runs"),
+    ("compacted", "query_many"): (compacted, "read_runs"),
 }
 
 

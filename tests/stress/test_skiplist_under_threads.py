@@ -12,8 +12,8 @@ import threading
 import pytest
 
 from tests.stress.crew import Crew
-from tiered_index.service.catalog import Catalog
-from tiered_index.service.skiplist import TimeRangeSkipList
+from tiered_index.service.catalog.catalog import Catalog
+from tiered_index.service.catalog.skiplist import TimeRangeSkipList
 
 SPAN = 80
 

@@ -9,12 +9,12 @@ from typing import Any
 from tiered_index.cli.output import counted, human_bytes, human_count
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.times import format_time, human_duration
-from tiered_index.service.catalog import Handle
-from tiered_index.service.compacted_file import CompactedFile, DamagedFile
-from tiered_index.service.log_records import ArchivedSegment
+from tiered_index.service.catalog.catalog import Handle
+from tiered_index.service.files.compacted import CompactedFile, DamagedFile
+from tiered_index.service.files.window_table import WindowTable
+from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.reader import IndexReader
-from tiered_index.service.root_view import UnsealedView
-from tiered_index.service.window_table import WindowTable
+from tiered_index.service.reading.root_view import UnsealedView
 
 __all__ = ["describe_handle", "files"]
 

@@ -13,10 +13,9 @@ from tiered_index.cli.session import Session
 from tiered_index.cli.stored_index import StoredIndex
 from tiered_index.cli.times import duration_option, format_time, human_duration, parse_duration, time_option
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.log_records import StoredObject
-from tiered_index.service.merge.estimate import estimate
+from tiered_index.service.log.records import StoredObject
 from tiered_index.service.merge.plan import MergeJob, MergePlan
-from tiered_index.service.merge.run import MergeOptions, MergeReport, plan
+from tiered_index.service.merge.run import MergeOptions, MergeReport, estimate, plan
 from tiered_index.storage.metering import PriceTable
 
 __all__ = ["Begin", "DryRun", "End", "MinAge", "Tiers", "Window", "merge_options", "print_report", "print_total", "show_plans"]

@@ -14,8 +14,8 @@ from tiered_index.cli.output import error_document
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.spending import Allowance, CacheDir, MaxBytes, MaxRequests, Timeout
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
-from tiered_index.service.account import Account, LookupLimits
-from tiered_index.service.messages import Fetched, MessageSource, MessagesResult
+from tiered_index.service.lookup.budget import Account, LookupLimits
+from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import IndexItem
 

@@ -12,7 +12,7 @@ from tiered_index.cli.spending import Pages
 from tiered_index.cli.times import format_time
 from tiered_index.rocketmq.found_message import BodyFormat, FoundRocketmqMessage, show_body
 from tiered_index.rocketmq.properties import KEYS, TAGS, UNIQ_KEY
-from tiered_index.service.messages import Fetched, MessagesResult
+from tiered_index.service.lookup.messages import Fetched, MessagesResult
 
 __all__ = ["describe_fetched", "print_fetched", "show_messages"]
 

@@ -10,7 +10,7 @@ from tiered_index.cli.output import counted, human_bytes
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.stored_index import open_stored_index
 from tiered_index.cli.times import duration_option, format_time
-from tiered_index.service.orphans import delete_orphans, find_orphans
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 
 __all__ = ["orphans"]
 

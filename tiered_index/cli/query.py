@@ -20,7 +20,7 @@ from tiered_index.cli.session import Session, command
 from tiered_index.cli.spending import Allowance, CacheDir, MaxBytes, MaxRequests, Pages, Timeout
 from tiered_index.cli.times import format_time, time_option
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.messages import MessagesResult
+from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import IndexItem, QueryResult
 

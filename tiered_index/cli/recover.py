@@ -7,10 +7,10 @@ from typing import Any
 from tiered_index.cli.files import describe_handle
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import ConfigError, CorruptFile, NotAnIndex, StorageUnavailable
-from tiered_index.service.compacted_file import DamagedFile
+from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.index import IndexService
 from tiered_index.service.reader import IndexReader
-from tiered_index.service.root import Root
+from tiered_index.service.root.root import Root
 from tiered_index.storage.disk import Disk
 
 __all__ = ["recover"]

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from tiered_index.cli.progress import Progress
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
 from tiered_index.format.names import COMPACTED, UNSEALED
-from tiered_index.service.compacted_file import DamagedFile
+from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.index import IndexService
 
 __all__ = ["settle"]

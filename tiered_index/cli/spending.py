@@ -15,8 +15,8 @@ import typer
 
 from tiered_index.cli.output import error_document
 from tiered_index.errors import BudgetExceeded
-from tiered_index.service.account import LookupLimits
-from tiered_index.service.messages import MessagesResult
+from tiered_index.service.lookup.budget import LookupLimits
+from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.storage.deadline import deadline_at
 from tiered_index.types import Explain, QueryResult
 

@@ -15,8 +15,8 @@ from tiered_index.errors import ConfigError, CorruptFile, NotAnIndex, StorageErr
 from tiered_index.service.checks.report import Report
 from tiered_index.service.checks.root import check_root
 from tiered_index.service.checks.stored import check_storage
-from tiered_index.service.compacted_file import CompactedFile
-from tiered_index.service.root import Root
+from tiered_index.service.files.compacted import CompactedFile
+from tiered_index.service.root.root import Root
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import open_storage
 

@@ -14,8 +14,8 @@ from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.commitlog import CommitLogReader
 from tiered_index.rocketmq.index_columns import SkippedRange
 from tiered_index.rocketmq.segments import Segment
-from tiered_index.service.log_records import ArchivedSegment
-from tiered_index.service.segment_archive import SegmentArchive
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.log.records import ArchivedSegment
 
 __all__ = ["ArchivedLog"]
 

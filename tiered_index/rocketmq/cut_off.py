@@ -18,7 +18,7 @@ from tiered_index.rocketmq.message import Message
 from tiered_index.rocketmq.store import SOURCE_PREFIX
 from tiered_index.rocketmq.walking import End
 from tiered_index.rocketmq.witnesses import Trail, Verdict
-from tiered_index.service.root import FOLLOWERS
+from tiered_index.service.root.root import FOLLOWERS
 from tiered_index.storage.disk import Disk
 
 __all__ = ["CutOff"]

@@ -25,9 +25,9 @@ from tiered_index.rocketmq.message import Message, decode_message
 from tiered_index.rocketmq.message_head import MAX_MESSAGE_BYTES, check_head
 from tiered_index.rocketmq.segments import Segment
 from tiered_index.rocketmq.store import StoreDirectory
-from tiered_index.service.log_records import ArchivedSegment
-from tiered_index.service.messages import Fetched, MessageState
-from tiered_index.service.segment_archive import SegmentArchive
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.lookup.messages import Fetched, MessageState
 from tiered_index.storage.deadline import check_deadline
 from tiered_index.types import IndexItem
 

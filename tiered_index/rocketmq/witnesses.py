@@ -42,7 +42,7 @@ from tiered_index.rocketmq.commitlog import Fingerprint
 from tiered_index.rocketmq.index_columns import Passed
 from tiered_index.rocketmq.joined_crc import joined_crc
 from tiered_index.rocketmq.segments import Segment, list_segments, pread
-from tiered_index.service.root import FOLLOWERS, disk_error
+from tiered_index.service.root.root import FOLLOWERS, disk_error
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 
 __all__ = ["Trail", "Verdict", "Witness", "stored_bytes"]

@@ -19,18 +19,18 @@ from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import BackPressure, InvalidArgument, TieredIndexError
 from tiered_index.format.schema import Schema
-from tiered_index.service.buffer import BufferedChunk
-from tiered_index.service.catalog import Handle
-from tiered_index.service.compacted_file import DamagedFile
-from tiered_index.service.daemon_pool import closing_together
-from tiered_index.service.lifecycle import Progress
-from tiered_index.service.log_records import ArchivedSegment, LogState
-from tiered_index.service.lookups import Lookups
+from tiered_index.service.answers.validation import batch_columns, check_keys, check_number, check_position, is_plain, message_row
+from tiered_index.service.catalog.catalog import Handle
+from tiered_index.service.files.compacted import DamagedFile
+from tiered_index.service.files.unsealed import UnsealedFile
+from tiered_index.service.lifecycle.lifecycle import Progress
+from tiered_index.service.lifecycle.segment_archive import ReadSegment, SegmentArchive, SegmentUploads
+from tiered_index.service.log.records import ArchivedSegment, LogState
+from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.opening import Parts, open_parts
-from tiered_index.service.segment_archive import ReadSegment, SegmentArchive, SegmentUploads
-from tiered_index.service.unsealed_file import UnsealedFile
-from tiered_index.service.validation import batch_columns, check_keys, check_number, check_position, is_plain, message_row
-from tiered_index.service.workers import Stopped, Worker
+from tiered_index.service.threads.pool import closing_together
+from tiered_index.service.threads.workers import Stopped, Worker
+from tiered_index.service.writing.buffer import BufferedChunk
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.wrappers import MeteredStorage

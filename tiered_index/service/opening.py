@@ -16,23 +16,21 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import BackPressure, ConfigError, DiskFull, InvalidArgument, StorageError, StorageMisconfigured, without_frames
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.schema import Schema
-from tiered_index.service.buffer import WriteBuffer
-from tiered_index.service.catalog import Catalog, Handle
-from tiered_index.service.cold.cache_folder import CacheFolder
-from tiered_index.service.cold.cache_room import CacheRoom
+from tiered_index.service.answers.topics import TopicTable
+from tiered_index.service.catalog.catalog import Catalog, Handle
+from tiered_index.service.cold.disk_cache import CacheFolder, CacheRoom
 from tiered_index.service.cold.path import ColdPath, ColdSettings
-from tiered_index.service.flusher import Flusher
-from tiered_index.service.lanes import MAIN, QUARANTINE, Lane, LaneContext
-from tiered_index.service.lifecycle import Lifecycle
-from tiered_index.service.limits import allow_many_files
-from tiered_index.service.log_records import Genesis, LogState, max_positions
-from tiered_index.service.query import QueryEngine
-from tiered_index.service.recovery import Recovered, recover_root
-from tiered_index.service.root import CACHE, Marker, Root, RootLock
-from tiered_index.service.session import StorageSession, check_genesis
-from tiered_index.service.showing import show_stored
-from tiered_index.service.storage_log import StorageLog
-from tiered_index.service.topics import TopicTable
+from tiered_index.service.files.window_table import show_stored
+from tiered_index.service.lifecycle.lifecycle import Lifecycle
+from tiered_index.service.lifecycle.recovery import Recovered, recover_root
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import Genesis, LogState, max_positions
+from tiered_index.service.log.session import StorageSession, check_genesis
+from tiered_index.service.lookup.query import QueryEngine
+from tiered_index.service.root.root import CACHE, Marker, Root, RootLock, allow_many_files
+from tiered_index.service.writing.buffer import WriteBuffer
+from tiered_index.service.writing.flusher import Flusher
+from tiered_index.service.writing.lanes import MAIN, QUARANTINE, Lane, LaneContext
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import open_storage

@@ -19,20 +19,19 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch
 from tiered_index.format.names import epoch_name
 from tiered_index.format.schema import Schema
-from tiered_index.service.account import LookupLimits
-from tiered_index.service.catalog import Handle
-from tiered_index.service.cold.cache_room import CacheRoom
-from tiered_index.service.cold.caches import Caches
-from tiered_index.service.cold.travel import Travel
-from tiered_index.service.daemon_pool import DaemonPool, NoThread, closing_together
-from tiered_index.service.index_view import IndexView
-from tiered_index.service.log_records import ArchivedSegment, Genesis, LogState
-from tiered_index.service.lookups import Lookups
-from tiered_index.service.query import QueryEngine
-from tiered_index.service.reader_parts import ReaderParts
-from tiered_index.service.root import CACHE
-from tiered_index.service.segment_archive import SegmentArchive
-from tiered_index.service.sources import SourcedFile, source_number, sourced_schema
+from tiered_index.service.catalog.catalog import Handle
+from tiered_index.service.cold.disk_cache import CacheRoom
+from tiered_index.service.cold.memory_cache import Caches
+from tiered_index.service.cold.range_pool import Travel
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.log.records import ArchivedSegment, Genesis, LogState
+from tiered_index.service.lookup.budget import LookupLimits
+from tiered_index.service.lookup.lookups import Lookups
+from tiered_index.service.lookup.query import QueryEngine
+from tiered_index.service.reading.parts import ReaderParts, SourcedFile, source_number, sourced_schema
+from tiered_index.service.reading.views import IndexView
+from tiered_index.service.root.root import CACHE
+from tiered_index.service.threads.pool import DaemonPool, NoThread, closing_together
 from tiered_index.storage.base import Storage
 from tiered_index.storage.deadline import deadline_at, remaining_s
 from tiered_index.storage.metering import MeteredStorage

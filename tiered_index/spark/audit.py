@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageError, StorageMisconfigured, StorageUnavailable
+from tiered_index.service.answers.validation import check_integer
 from tiered_index.service.checks.report import Report
-from tiered_index.service.checks.segments import check_segments
-from tiered_index.service.checks.stored import check_object, check_storage
-from tiered_index.service.log_records import ArchivedSegment, LogState, StoredObject
-from tiered_index.service.storage_log import StorageLog
-from tiered_index.service.validation import check_integer
+from tiered_index.service.checks.stored import check_object, check_segments, check_storage
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import ArchivedSegment, LogState, StoredObject
 from tiered_index.spark.audit_differences import Differences, compare
 from tiered_index.spark.audit_entries import ALL_TIME
 from tiered_index.spark.audit_sides import Sides

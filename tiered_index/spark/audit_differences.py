@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tiered_index.errors import StorageUnavailable
-from tiered_index.service.log_records import StoredObject
+from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.audit_entries import ALL_TIME, Picked, identity_dtype, value_dtype
 from tiered_index.spark.audit_outside import SOUGHT, left_out, paired
 from tiered_index.spark.audit_sides import Sides, unread_of

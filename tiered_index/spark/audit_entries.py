@@ -20,10 +20,10 @@ from tiered_index.errors import CorruptFile, ObjectNotFound, SchemaMismatch
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
+from tiered_index.service.answers.topics import TopicTable
+from tiered_index.service.answers.validation import batch_columns
 from tiered_index.service.cold.path import ColdPath, ColdSettings
-from tiered_index.service.log_records import StoredObject
-from tiered_index.service.topics import TopicTable
-from tiered_index.service.validation import batch_columns
+from tiered_index.service.log.records import StoredObject
 from tiered_index.storage.base import Storage
 
 __all__ = [

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tiered_index.service.log_records import StoredObject
+from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.audit_entries import Picked
 from tiered_index.spark.audit_sides import Sides, unread_of
 from tiered_index.spark.kept import kept

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tiered_index.format.schema import Schema
-from tiered_index.service.log_records import StoredObject
+from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.audit_entries import ENTRY_SCHEMA, INDEX, SOURCE, UNREAD, Picked, source_entries, stored_entries
 from tiered_index.spark.kept import kept
 from tiered_index.spark.metrics import Address

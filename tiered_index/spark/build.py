@@ -24,12 +24,11 @@ import pyarrow as pa
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch
-from tiered_index.service.log_records import Genesis
-from tiered_index.service.merge.estimate import RECORD_REQUESTS, writing_requests
-from tiered_index.service.merge.publish import abandon
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import Genesis
+from tiered_index.service.log.session import StorageSession, check_genesis
+from tiered_index.service.merge.run import RECORD_REQUESTS, abandon, writing_requests
 from tiered_index.service.opening import wanted_genesis
-from tiered_index.service.session import StorageSession, check_genesis
-from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark.build_plan import BuildPlan, plan_build
 from tiered_index.spark.census import CENSUS_COLUMNS, CENSUS_SCHEMA, Census, count_batches
 from tiered_index.spark.columns import entry_frame

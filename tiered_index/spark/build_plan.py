@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.slot_map import SlotMap
-from tiered_index.service.log_records import Genesis
+from tiered_index.service.answers.topics import TopicTable
+from tiered_index.service.log.records import Genesis
 from tiered_index.service.merge.plan import Window
-from tiered_index.service.topics import TopicTable
 from tiered_index.spark.census import Census
 from tiered_index.spark.windows import QUARANTINE_S, WindowScale
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.validation import milliseconds
+from tiered_index.service.answers.validation import milliseconds
 from tiered_index.spark.log_sources import SKIPPED
 from tiered_index.spark.windows import WindowScale
 from tiered_index.types import MAX_TIMESTAMP_MS

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.service.staged import Ticket
-from tiered_index.service.staging_cost import estimate_compaction
-from tiered_index.service.staging_jobs import StagedResult, compact_staged, open_tickets, publish_staged
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.lifecycle.staged import Ticket
+from tiered_index.service.lifecycle.staging_jobs import StagedResult, compact_staged, estimate_compaction, open_tickets, publish_staged
+from tiered_index.service.log.log import StorageLog
 from tiered_index.spark.executors import StorageAddress, typed_errors
 from tiered_index.spark.freed_memory import between_tasks
 from tiered_index.spark.metrics import Address, JobMeter, JobMetrics

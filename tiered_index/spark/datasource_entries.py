@@ -39,8 +39,8 @@ from pyspark.sql.types import (
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument, SchemaMismatch
 from tiered_index.format.schema import Schema
-from tiered_index.service.log_records import LogState
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogState
 from tiered_index.spark.datasource_explain import ExplainedAddress, place_told
 from tiered_index.spark.datasource_filters import Selection
 from tiered_index.spark.datasource_options import Options

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.validation import check_key, check_range, check_topic
+from tiered_index.service.answers.validation import check_key, check_range, check_topic
 from tiered_index.spark.datasource_options import Options
 
 __all__ = ["EARLIEST", "LATEST", "Selection"]

@@ -25,9 +25,9 @@ from tiered_index.rocketmq.index_columns import IndexBatch
 from tiered_index.rocketmq.message import Message, decode_message
 from tiered_index.rocketmq.properties import TAGS, index_keys
 from tiered_index.rocketmq.walking import End
-from tiered_index.service.log_records import ArchivedSegment
-from tiered_index.service.segment_archive import SegmentArchive
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.spark.counted_log import CountedLog, FileReads
 from tiered_index.spark.datasource_entries import require_columns
 from tiered_index.spark.datasource_explain import ExplainedAddress, Line, telling

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.format.schema import Schema
-from tiered_index.service.batch_query import QuestionBatch
-from tiered_index.service.log_records import LogState, StoredObject
+from tiered_index.service.answers.batch import QuestionBatch
+from tiered_index.service.log.records import LogState, StoredObject
 from tiered_index.spark.datasource_filters import Selection
 from tiered_index.types import MAX_TIMESTAMP_MS, Lookup
 

@@ -19,9 +19,9 @@ from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, SchemaMismatch, StorageUnavailable
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.trailer import Metadata, Run, Trailer
-from tiered_index.service.batch_query import QuestionBatch, TooManyPairs
+from tiered_index.service.answers.batch import QuestionBatch, TooManyPairs
 from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
 from tiered_index.spark.datasource_filters import EARLIEST, LATEST, Selection
 from tiered_index.spark.datasource_plan import ObjectPart, TaskPlan, hashes_of, questions_for
 from tiered_index.storage.base import Storage

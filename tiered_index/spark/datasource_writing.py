@@ -25,11 +25,11 @@ from pyspark.sql.types import StructType
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, SchemaMismatch, StorageUnavailable
-from tiered_index.service.merge.publish import abandon
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.session import StorageSession
+from tiered_index.service.merge.run import abandon
 from tiered_index.service.merge.writing import FinishedShard
 from tiered_index.service.opening import wanted_genesis
-from tiered_index.service.session import StorageSession
-from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark.batch_content import BatchContent
 from tiered_index.spark.build import stored_genesis
 from tiered_index.spark.datasource_options import Options

@@ -26,9 +26,9 @@ from tiered_index.rocketmq.archived_log import ArchivedLog
 from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.index_columns import SkippedRange
 from tiered_index.rocketmq.store import StoreDirectory
-from tiered_index.service.log_records import ArchivedSegment
-from tiered_index.service.segment_archive import SegmentArchive
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.spark.metrics import SourceAccess
 from tiered_index.spark.splits import each_split, frame_of_splits
 from tiered_index.storage.base import Storage
@@ -63,9 +63,7 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
 def log_frame(spark: SparkSession, stores: Sequence[StoreDirectory], skip_corrupt: bool) -> DataFrame:
     """Return the entries of local stores."""
     splits = [
-        [str(store.commitlog), segment.start, segment.end]
-        for store in stores
-        for segment in CommitLogReader(store.commitlog).segments()
+        [str(store.commitlog), segment.start, segment.end] for store in stores for segment in CommitLogReader(store.commitlog).segments()
     ]
     return frame_of_splits(spark, splits).mapInArrow(partial(_read_local, skip_corrupt=skip_corrupt), _COLUMNS)
 

@@ -28,10 +28,10 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageError, StorageUnavailable
 from tiered_index.format.names import DATA_PREFIX
 from tiered_index.format.schema import Schema
-from tiered_index.service.account import LookupLimits
 from tiered_index.service.cold.path import ColdSettings
-from tiered_index.service.log_records import LogState
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogState
+from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.spark.executors import StorageAddress, typed_errors
 from tiered_index.spark.lookup_answers import answer_partitions, answer_schema, entry_columns
 from tiered_index.spark.lookup_estimate import COUNTS_SCHEMA, bounded, count_questions, foreseen, total_counts

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.schema import Schema
-from tiered_index.service.batch_query import Found, best_answers
-from tiered_index.service.rows import row_dtype
+from tiered_index.service.answers.batch import Found, best_answers
+from tiered_index.service.answers.rows import row_dtype
 from tiered_index.spark.lookup_plan import LookupPlan
 from tiered_index.spark.lookup_questions import QUESTION, PackedBatch, cells_of, distinct, places_of, records_of
 from tiered_index.spark.lookup_tasks import ASKED, FAILED, FOUND, MISSING

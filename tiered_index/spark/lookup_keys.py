@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.validation import check_topic
+from tiered_index.service.answers.validation import check_topic
 from tiered_index.spark.lookup_questions import cells_of, questions_of
 from tiered_index.spark.lookup_times import times_of
 from tiered_index.types import MAX_TIMESTAMP_MS

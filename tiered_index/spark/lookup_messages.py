@@ -17,9 +17,9 @@ from tiered_index.clock import SystemClock
 from tiered_index.errors import ConfigError
 from tiered_index.rocketmq.found_message import FoundRocketmqMessage
 from tiered_index.rocketmq.message_source import RocketmqMessages
-from tiered_index.service.messages import Fetched
-from tiered_index.service.segment_archive import SegmentArchive
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.lookup.messages import Fetched
 from tiered_index.spark.executors import StorageAddress
 from tiered_index.types import IndexItem
 

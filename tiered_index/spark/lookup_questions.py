@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import code_units, hash_batch
-from tiered_index.service.batch_query import QuestionBatch
+from tiered_index.service.answers.batch import QuestionBatch
 from tiered_index.spark.lookup_times import shown
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS
 

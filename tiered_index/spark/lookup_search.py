@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, SchemaMismatch
 from tiered_index.format.trailer import Run, Trailer
-from tiered_index.service.batch_query import Found, TooManyPairs, first_rows
+from tiered_index.service.answers.batch import Found, TooManyPairs, first_rows
+from tiered_index.service.answers.rows import Question, row_dtype
 from tiered_index.service.cold.path import ColdPath, ColdSettings
-from tiered_index.service.compacted_file import StorageBytes
-from tiered_index.service.file_search import question_hashes, search_file
-from tiered_index.service.log_records import StoredObject
-from tiered_index.service.rows import Question, row_dtype
+from tiered_index.service.files.compacted import StorageBytes
+from tiered_index.service.files.search import question_hashes, search_file
+from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.lookup_plan import LookupPlan
 from tiered_index.spark.lookup_questions import PackedBatch
 from tiered_index.storage.base import Storage
@@ -180,9 +180,7 @@ def _question(batch: PackedBatch, place: int) -> Question:
     )  # fmt: skip
 
 
-def _matching(
-    plan: LookupPlan, batch: PackedBatch, items: Array, begin_s: int, pairs: Sequence[tuple[int, str]] | None
-) -> Iterator[Found]:
+def _matching(plan: LookupPlan, batch: PackedBatch, items: Array, begin_s: int, pairs: Sequence[tuple[int, str]] | None) -> Iterator[Found]:
     """Yield the rows of `items` that answer questions of the batch; a batch that makes too many pairs is halved."""
     try:
         at, questions = batch.join(items["key_hash"])

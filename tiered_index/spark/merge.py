@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from tiered_index.clock import Clock, SystemClock
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.plan import MergeJob
 from tiered_index.service.merge.run import MergeOptions, MergeReport
 from tiered_index.service.merge.run import merge as merge_by
-from tiered_index.service.merge.task import TaskResult, run_task
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.merge.writing import TaskResult, run_task
 from tiered_index.spark.executors import StorageAddress, typed_errors
 from tiered_index.spark.freed_memory import between_tasks
 from tiered_index.spark.metrics import Address, JobMeter, JobMetrics

@@ -16,9 +16,8 @@ import pyarrow.compute as pc
 
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.shard import entry_checksum
-from tiered_index.service.columns import Columns
-from tiered_index.service.topics import TopicTable
-from tiered_index.service.validation import batch_columns
+from tiered_index.service.answers.topics import TopicTable
+from tiered_index.service.answers.validation import Columns, batch_columns
 from tiered_index.spark.build_plan import BuildPlan
 
 __all__ = ["BLOCK_SCHEMA", "Seen", "pack_batches"]

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.errors import CorruptFile
-from tiered_index.service.log_records import Genesis
-from tiered_index.service.merge.publish import abandon
+from tiered_index.service.log.records import Genesis
+from tiered_index.service.merge.run import abandon
 from tiered_index.spark.build_plan import BuildPlan, plan_build
 from tiered_index.spark.census import CENSUS_COLUMNS, Census, count_batches
 from tiered_index.spark.metrics import Address
@@ -53,9 +53,7 @@ def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: See
         census = _kept(entries, kept, job)
         if not census.entries:
             return PartitionResult(0, 0, ())
-        plan = plan_build(
-            census, job.genesis, job.scale, shards="auto", parallelism=1, sequence=job.sequence, max_windows=job.max_windows
-        )
+        plan = plan_build(census, job.genesis, job.scale, shards="auto", parallelism=1, sequence=job.sequence, max_windows=job.max_windows)
         pieces = _packed(kept, blocks, plan, seen)
         kept.unlink()
         result = write_blocks(_by_piece(blocks, pieces), plan, job.address, job.now_ms)

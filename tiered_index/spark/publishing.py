@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.log_records import LogRecord, LogState, StreamBatch
-from tiered_index.service.merge.publish import abandon, complete
+from tiered_index.service.lifecycle.pending_uploads import append_in_time
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogRecord, LogState, StreamBatch
+from tiered_index.service.merge.run import abandon, complete
 from tiered_index.service.merge.writing import FinishedShard
-from tiered_index.service.storage_log import StorageLog
-from tiered_index.service.unpublished import append_in_time
 from tiered_index.spark.batch_content import BatchContent
 from tiered_index.spark.build_plan import BuildPlan
 from tiered_index.spark.quarantine import repeated
@@ -70,9 +70,7 @@ def check_windows(state: LogState, plan: BuildPlan, mode: str) -> tuple[str, ...
     return _replaced(state, _planned(plan), mode)
 
 
-def publish_tables(
-    plan: BuildPlan, shards: Sequence[FinishedShard], mode: str, storage: Storage, log: StorageLog
-) -> tuple[LogState, int]:
+def publish_tables(plan: BuildPlan, shards: Sequence[FinishedShard], mode: str, storage: Storage, log: StorageLog) -> tuple[LogState, int]:
     """Complete the uploads and append the record; return the state with it and how many objects it removed.
 
     Raises as `check_windows`, `CorruptFile`, `JobOverdue`: not published then. After what the storage raises the outcome may be unknown.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.cold.path import ColdPath, ColdSettings
-from tiered_index.service.log_records import LogState, StoredObject
+from tiered_index.service.log.records import LogState, StoredObject
 from tiered_index.service.merge.writing import FinishedShard
 from tiered_index.spark.windows import QUARANTINE_S
 from tiered_index.storage.base import Storage

@@ -13,8 +13,8 @@ import pytest
 from tiered_index import IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.format.names import checkpoint_name, log_name
-from tiered_index.service.log_records import LogRecord, decode_document, encode_document
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogRecord, decode_document, encode_document
 from tiered_index.storage.opening import open_storage
 
 DAY_MS = 86_400_000

@@ -16,7 +16,7 @@ TABLES = "tests/regressions/test_tables_of_a_compacted_file.py::test_a_damaged_t
 MUTANTS = (
     Mutant(
         "entries-crc-skipped", "entries are believed without their CRC32",
-        "service/unsealed_file.py", "if crc != batch.crc32:", "if crc is None:",
+        "service/files/unsealed.py", "if crc != batch.crc32:", "if crc is None:",
         (f"{DAMAGE}::test_an_entry_that_rots_while_the_writer_runs_is_not_compacted",),
     ),
     Mutant(
@@ -71,12 +71,12 @@ MUTANTS = (
     ),
     Mutant(
         "tables-crc-skipped", "a compacted file with a damaged header or slot table is published",
-        "service/local_checks.py", "if found != expected:", "if found is None:",
+        "service/files/compacted.py", "if found != expected:", "if found is None:",
         (f"{TABLES}[native-False-slot table]",),
     ),
     Mutant(
         "items-unverified-before-upload", "a compacted file with damaged items is published",
-        "service/uploads.py", "        verify_tables(file)\n        verify_runs(file)\n", "        verify_tables(file)\n",
+        "service/lifecycle/uploads.py", "        verify_tables(file)\n        verify_runs(file)\n", "        verify_tables(file)\n",
         ("tests/unit/service/test_uploads.py::test_damaged_items_are_not_published",),
     ),
     Mutant(
@@ -96,22 +96,22 @@ MUTANTS = (
     ),
     Mutant(
         "log-crc-skipped", "log records are believed without their CRC32",
-        "service/log_records.py", "if not mark or tail != expected:", "if not mark:",
+        "service/log/records.py", "if not mark or tail != expected:", "if not mark:",
         (f"{DAMAGED_LOG}::test_a_flipped_bit_anywhere_in_a_record_is_found",),
     ),
     Mutant(
         "log-record-lost", "a log with a hole is read as if nothing were missing",
-        "service/storage_log.py", "if number != expected:", "if number is None:",
+        "service/log/log.py", "if number != expected:", "if number is None:",
         ("tests/unit/service/test_checkpoints.py::test_a_record_that_is_lost_is_found_by_whoever_reads_on_or_writes",),
     ),
     Mutant(
         "log-number-unchecked", "a record that stands under another number is believed",
-        "service/log_records.py", "if record.number != self.number + 1:", "if record.number is None:",
+        "service/log/records.py", "if record.number != self.number + 1:", "if record.number is None:",
         ("tests/unit/service/test_log_and_lease.py::test_a_record_under_another_number_is_damage",),
     ),
     Mutant(
         "checkpoint-damage-fatal", "a damaged checkpoint, which is but a cache, keeps the index from opening",
-        "service/checkpoints.py", "except CorruptFile as error:", "except TypeError as error:",
+        "service/log/log.py", "except CorruptFile as error:", "except TypeError as error:",
         (f"{DAMAGED_LOG}::test_a_damaged_checkpoint_is_passed_over",),
     ),
     Mutant(
@@ -121,7 +121,7 @@ MUTANTS = (
     ),
     Mutant(
         "cursor-of-another-query", "a cursor is taken for another query than the one that gave it out",
-        "service/cursor.py", "if stored != digest:", "if stored is None:",
+        "service/answers/rows.py", "if stored != digest:", "if stored is None:",
         ("tests/unit/service/test_paging_and_cursors.py::test_a_cursor_belongs_to_its_query",),
     ),
 )  # fmt: skip

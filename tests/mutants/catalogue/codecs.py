@@ -54,7 +54,7 @@ MUTANTS = (
     ),
     Mutant(
         "chains-of-a-batch-cut-at-limit", "batched lookups cut long chains instead of scanning",
-        "service/unsealed_file.py", "if broken or np.any(index > 0):", "if broken:",
+        "service/files/unsealed.py", "if broken or np.any(index > 0):", "if broken:",
         ("tests/property/test_query_many.py::test_equals_single_queries_in_every_state[native]",),
     ),
     Mutant(

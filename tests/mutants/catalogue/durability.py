@@ -50,20 +50,20 @@ MUTANTS = (
     ),
     Mutant(
         "append-entries-unsynced", "the journal confirms entries that were not synced",
-        "service/unsealed_file.py",
+        "service/files/unsealed.py",
         "    self._disk.sync(self._descriptor)\n        self._is_blank = False", "    pass\n        self._is_blank = False",
         (f"{CRASHES}[writing]",),
     ),
     Mutant(
         "append-journal-unsynced", "a flush returns before the journal's record is durable",
-        "service/unsealed_file.py",
+        "service/files/unsealed.py",
         "self._disk.pwrite(self._journal_descriptor, log, self._journal_length)\n        self._disk.sync(self._journal_descriptor)",
         "self._disk.pwrite(self._journal_descriptor, log, self._journal_length)",
         (f"{CRASHES}[writing]",),
     ),
     Mutant(
         "append-journal-before-entries", "the journal's record is written before the entries that it confirms",
-        "service/unsealed_file.py",
+        "service/files/unsealed.py",
         "        if len(batch):\n            self._disk.pwrite(self._descriptor, data",
         "        self._disk.pwrite(self._journal_descriptor, log, self._journal_length)\n"
         "        if len(batch):\n            self._disk.pwrite(self._descriptor, data",
@@ -71,17 +71,17 @@ MUTANTS = (
     ),
     Mutant(
         "begin-folder-unsynced", "a new file takes entries before its name is durable",
-        "service/unsealed_file.py", "            disk.sync_folder(root.folder(UNSEALED))\n", "",
+        "service/files/unsealed.py", "            disk.sync_folder(root.folder(UNSEALED))\n", "",
         (f"{CRASHES}[writing]",),
     ),
     Mutant(
         "append-goes-on-after-failed-sync", "a file takes more entries after a sync of it has failed",
-        "service/unsealed_file.py", "self.failed = True  # until the last line", "pass",
+        "service/files/unsealed.py", "self.failed = True  # until the last line", "pass",
         ("tests/faults/test_full_disk.py::test_after_a_failed_sync_a_file_takes_no_more_and_its_entries_go_to_the_next_one",),
     ),
     Mutant(
         "append-visible-before-durable", "a batch is counted and searchable before it is durable",
-        "service/unsealed_file.py",
+        "service/files/unsealed.py",
         "        if len(batch):\n            self._disk.pwrite(self._descriptor, data",
         "        self.table.commit(batch)\n        self.batches.append(record)\n"
         "        if len(batch):\n            self._disk.pwrite(self._descriptor, data",
@@ -89,17 +89,17 @@ MUTANTS = (
     ),
     Mutant(
         "recovery-trusts-what-it-reads", "a journal's last record counts as durable though its sync may have failed",
-        "service/unsealed_file.py", "root.disk.pwrite(journal_descriptor, data[: journal.valid_length], 0)", "pass",
+        "service/files/unsealed.py", "root.disk.pwrite(journal_descriptor, data[: journal.valid_length], 0)", "pass",
         (f"{BURSTS}::test_recovery_writes_again_what_a_failed_sync_may_not_have_written",),
     ),
     Mutant(
         "given-up-half", "a file that is given up is deleted though its journal may say entries",
-        "service/unsealed_file.py", "root.disk.publish(temporary, journal_path)", "pass",
+        "service/files/unsealed.py", "root.disk.publish(temporary, journal_path)", "pass",
         (f"{BURSTS}::test_a_file_that_is_given_up_is_nothing_to_a_reader_however_far_its_deletion_went",),
     ),
     Mutant(
         "compact-deletes-first", "the unsealed file goes before its compacted form has its name",
-        "service/lifecycle.py",
+        "service/lifecycle/lifecycle.py",
         "            disk.publish(temporary, target)\n",
         "            disk.unlink(file.journal_path)\n            disk.unlink(file.path)\n            disk.publish(temporary, target)\n",
         (f"{CRASHES}[lifecycle]",),

@@ -11,12 +11,12 @@ ROOM = "tests/unit/service/cold/test_filters_without_room.py"
 MUTANTS = (
     Mutant(
         "filters-in-use-thrown-out", "a filter throws out others that are of use as much",
-        "service/cold/held_room.py", "if needed <= 0 or when >= since:", "if needed <= 0:",
+        "service/cold/memory_cache.py", "if needed <= 0 or when >= since:", "if needed <= 0:",
         (f"{ROOM}::test_those_that_fit_stay_and_the_rest_is_read[memory]",),
     ),
     Mutant(
         "cached-filters-in-use-thrown-out", "a filter takes the room of others on the disk that are of use as much",
-        "service/cold/cache_room.py", "self._ages, since_s - _TOUCH_S)", "self._ages, time.time() + _TOUCH_S)",
+        "service/cold/disk_cache.py", "self._ages, since_s - _TOUCH_S)", "self._ages, time.time() + _TOUCH_S)",
         (f"{ROOM}::test_those_that_fit_stay_and_the_rest_is_read[cache_dir]",),
     ),
     Mutant(
@@ -26,7 +26,7 @@ MUTANTS = (
     ),
     Mutant(
         "room-promised-twice", "filters that are fetched side by side are promised the same room",
-        "service/cold/held_room.py", "sum(self._held.values()) + size_bytes - free_bytes", "size_bytes - free_bytes",
+        "service/cold/memory_cache.py", "sum(self._held.values()) + size_bytes - free_bytes", "size_bytes - free_bytes",
         (f"{ROOM}::test_room_is_held_while_filters_are_under_way",),
     ),
     Mutant(
@@ -36,7 +36,7 @@ MUTANTS = (
     ),
     Mutant(
         "noted-for-good", "reads in vain of objects that are gone are counted for ever",
-        "service/showing.py", "    cold.forget_unnamed(state.objects)\n", "",
+        "service/files/window_table.py", "    cold.forget_unnamed(state.objects)\n", "",
         ("tests/unit/service/cold/test_objects_that_went.py::test_a_reader_notes_only_what_there_is[counted]",),
     ),
 )  # fmt: skip

@@ -14,42 +14,42 @@ HOT = "tests/unit/service/cold/test_hot_keys_in_batches.py"
 MUTANTS = (
     Mutant(
         "batch-done-with-a-hole", "a question of a batch is done though a block before its answers isn't read",
-        "service/giant_slot.py", "behind |= needing & unread", "behind |= needing & behind",
+        "service/files/search.py", "behind |= needing & unread", "behind |= needing & behind",
         (f"{SLOT}::test_what_was_read_behind_a_hole_does_not_make_a_page[True]",),
     ),
     Mutant(
         "batch-done-within-a-second", "a question of a batch is done though unread blocks have entries of the same second",
-        "service/giant_slot.py", "(first | (last > newest))", "(first | (last >= newest))",
+        "service/files/search.py", "(first | (last > newest))", "(first | (last >= newest))",
         (f"{SLOT}::test_unread_entries_of_the_last_second_count_where_there_is_no_order[False]",),
     ),
     Mutant(
         "batch-reads-over-what-it-read", "a gap is read together with what lies in it and was read before",
-        "service/batch_search.py", "if bisect_left(done, after.offset) > bisect_left(done, end):", "if after.offset < end:",
+        "service/files/search.py", "if bisect_left(done, after.offset) > bisect_left(done, end):", "if after.offset < end:",
         (f"{CUT}[rocketmq-700]",),
     ),
     Mutant(
         "batch-throws-away-what-it-needs", "what lies in a gap that is read is read once more when it is needed",
-        "service/batch_search.py", "segment += waiting[bisect_left(offsets, end) :", "segment += waiting[len(waiting) :",
+        "service/files/search.py", "segment += waiting[bisect_left(offsets, end) :", "segment += waiting[len(waiting) :",
         (f"{CUT}[rocketmq-700]",),
     ),
     Mutant(
         "batch-reads-all-blocks", "a batch reads all blocks of a giant slot, whatever its pages need",
-        "service/giant_slot.py", "[self._questions], _ALL) + 1) << self._round", "[self._questions], _ALL) + 1) << 20",
+        "service/files/search.py", "[self._questions], _ALL) + 1) << self._round", "[self._questions], _ALL) + 1) << 20",
         (f"{HOT}::test_a_page_costs_a_page[native]",),
     ),
     Mutant(
         "batch-holds-all-rows", "a batch holds every row that it finds until the end",
-        "service/gathered.py", "if self._count > self._most:", "if self._count < 0:",
+        "service/answers/matches.py", "if self._count > self._most:", "if self._count < 0:",
         (f"{HOT}::test_rows_are_cut_as_they_come",),
     ),
     Mutant(
         "batch-cut-to-the-page", "a batch forgets that there is more than its page",
-        "service/gathered.py", "first_rows(self._batch.max_count + 1,", "first_rows(self._batch.max_count,",
+        "service/answers/matches.py", "first_rows(self._batch.max_count + 1,", "first_rows(self._batch.max_count,",
         (f"{CUT}[native-0]",),
     ),
     Mutant(
         "hot-pairs-done-within-a-second", "a hot key's question is done though more entries of the same second follow",
-        "service/gathered.py", "page_ends(open_, gathered.first()) <= newest", "page_ends(open_, gathered.first()) < newest",
+        "service/answers/matches.py", "page_ends(open_, gathered.first()) <= newest", "page_ends(open_, gathered.first()) < newest",
         (f"{MANY}::test_hot_keys_in_the_write_buffer[native]",),
     ),
 )  # fmt: skip

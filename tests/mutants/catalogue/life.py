@@ -13,38 +13,38 @@ LATE = "tests/unit/service/test_late_records.py"
 MUTANTS = (
     Mutant(
         "sealed-late-by-age", "a file that is exactly old enough is not sealed",
-        "service/flusher.py", "lane.active.created_ms <= created_ms", "lane.active.created_ms < created_ms",
+        "service/writing/flusher.py", "lane.active.created_ms <= created_ms", "lane.active.created_ms < created_ms",
         (f"{LIFE}::test_a_file_is_sealed_by_age_and_not_before",),
     ),
     Mutant(
         "sealed-early-by-age", "a file is sealed before it is old enough",
-        "service/lifecycle.py", "self._config.seal_after_s * 1000", "self._config.seal_after_s * 900",
+        "service/lifecycle/lifecycle.py", "self._config.seal_after_s * 1000", "self._config.seal_after_s * 900",
         (f"{LIFE}::test_a_file_is_sealed_by_age_and_not_before",),
     ),
     Mutant(
         "retired-late-by-age", "a local copy that was kept exactly long enough is kept on",
-        "service/lifecycle.py", "published_ms > before_ms and", "published_ms >= before_ms and",
+        "service/lifecycle/lifecycle.py", "published_ms > before_ms and", "published_ms >= before_ms and",
         (f"{LIFE}::test_local_copies_go_by_age_or_by_bytes_oldest_first",),
     ),
     Mutant(
         "retired-newest-first", "beyond the bound in bytes the newest local copies go first",
-        "service/lifecycle.py", "kept.sort(key=lambda file: file.sequence)", "kept.sort(key=lambda file: -file.sequence)",
+        "service/lifecycle/lifecycle.py", "kept.sort(key=lambda file: file.sequence)", "kept.sort(key=lambda file: -file.sequence)",
         (f"{LIFE}::test_local_copies_go_by_age_or_by_bytes_oldest_first",),
     ),
     Mutant(
         "positions-lost-on-retire", "a local copy goes though nothing else says a source's position",
-        "service/lifecycle.py", "if max_positions(said, own) == said:", "if own is not None:",
+        "service/lifecycle/lifecycle.py", "if max_positions(said, own) == said:", "if own is not None:",
         (f"{LIFE}::test_a_local_copy_stays_while_it_alone_says_a_position",),
     ),
     Mutant(
         "retired-though-the-object-is-cut", "the local copy goes though the storage's object has another size",
-        "service/lifecycle.py",
+        "service/lifecycle/lifecycle.py",
         "if size != stored.size_bytes:\n            raise CorruptFile(", "if size is None:\n            raise CorruptFile(",
         (f"{UPLOADS}::test_a_local_copy_stays_while_its_object_is_not_whole",),
     ),
     Mutant(
         "retention-before-the-log", "a file is taken for uploaded before the log names its object",
-        "service/uploads.py", "            self._sent[file.file_id] = sent or _Sent(name, now_ms)\n            try:\n",
+        "service/lifecycle/uploads.py", "            self._sent[file.file_id] = sent or _Sent(name, now_ms)\n            try:\n",
         "            self._sent[file.file_id] = sent or _Sent(name, now_ms)\n"
         "            early, late = (self._root.index_path(state, file.file_id) for state in (COMPACTED, UPLOADED))\n"
         "            self._root.disk.publish(early, late)\n"
@@ -53,25 +53,25 @@ MUTANTS = (
     ),
     Mutant(
         "upload-error-swallowed", "an upload that failed ends early and counts as done",
-        "service/uploads.py", "sent anew next time; never deleted, since its record may still arrive\n                raise",
+        "service/lifecycle/uploads.py", "sent anew next time; never deleted, since its record may still arrive\n                raise",
         "sent anew next time; never deleted, since its record may still arrive\n                return",
         (f"{UPLOADS}::test_a_failed_upload_leaves_nothing_behind",),
     ),
     Mutant(
         "upload-size-unchecked", "an object that arrived cut short is published",
-        "service/uploads.py",
+        "service/lifecycle/uploads.py",
         "if size != stored.size_bytes:\n                    raise StorageUnavailable(",
         "if size is None:\n                    raise StorageUnavailable(",
         (f"{UPLOADS}::test_an_object_that_arrived_cut_short_is_not_published",),
     ),
     Mutant(
         "upload-last-part-missing", "the last part of an upload is left out",
-        "service/uploads.py", "storage.complete_upload(handle, parts)", "storage.complete_upload(handle, parts[:-1])",
+        "service/lifecycle/uploads.py", "storage.complete_upload(handle, parts)", "storage.complete_upload(handle, parts[:-1])",
         (f"{UPLOADS}::test_a_file_goes_up_in_parts",),
     ),
     Mutant(
         "failed-upload-left-behind", "what a failed upload left in the storage stays there",
-        "service/uploads.py",
+        "service/lifecycle/uploads.py",
         "                    with contextlib.suppress(StorageError):  # the error that counts is the upload's; an orphan costs only space\n"
         "                        storage.delete(name)\n",
         "                    pass\n",
@@ -79,17 +79,17 @@ MUTANTS = (
     ),
     Mutant(
         "positions-ahead-of-quarantine", "the log says positions while entries wait in quarantine",
-        "service/positions.py", "h.lane == QUARANTINE or h.sequence", "h.sequence",
+        "service/lifecycle/local_copies.py", "h.lane == QUARANTINE or h.sequence", "h.sequence",
         (f"{LIFE}::test_the_logs_positions_never_run_ahead_of_entries_in_quarantine",),
     ),
     Mutant(
         "positions-ahead-of-main", "a quarantine file's record says positions while main files wait",
-        "service/positions.py", "own_positions(file) if file.lane != QUARANTINE else {}", "own_positions(file)",
+        "service/lifecycle/local_copies.py", "own_positions(file) if file.lane != QUARANTINE else {}", "own_positions(file)",
         (f"{LIFE}::test_the_logs_positions_never_run_ahead_of_a_younger_main_file",),
     ),
     Mutant(
         "positions-ahead-of-older-files", "the log says positions while an older file waits",
-        "service/positions.py", "h.lane == QUARANTINE or h.sequence < file.sequence", "h.lane == QUARANTINE",
+        "service/lifecycle/local_copies.py", "h.lane == QUARANTINE or h.sequence < file.sequence", "h.lane == QUARANTINE",
         ("tests/faults/test_damage.py::test_an_entry_that_rots_while_the_writer_runs_is_not_compacted",),
     ),
     Mutant(
@@ -99,23 +99,23 @@ MUTANTS = (
     ),
     Mutant(
         "record-a-day-late", "a record names what was uploaded a day before and swept meanwhile",
-        "service/uploads.py", "if sent is not None and age_s_of(sent.began_ms, self._clock) >= MAX_AGE_S:", "if False:",
+        "service/lifecycle/uploads.py", "if sent is not None and age_s_of(sent.began_ms, self._clock) >= MAX_AGE_S:", "if False:",
         (f"{LATE}::test_a_file_that_waited_for_the_log_is_sent_anew",),
     ),
     Mutant(
         "sent-anew-though-published", "what is sent anew after a day is not looked up in the log's records",
-        "service/uploads.py", "            del self._sent[file.file_id]\n            self._unheard.add(file.file_id)\n",
+        "service/lifecycle/uploads.py", "            del self._sent[file.file_id]\n            self._unheard.add(file.file_id)\n",
         "            del self._sent[file.file_id]\n",
         (f"{LATE}::test_a_record_that_nobody_heard_of_is_not_repeated_after_a_day",),
     ),
     Mutant(
         "record-of-a-sleeper", "a writer that slept for a day between a look at its object and the record names what was swept",
-        "service/unpublished.py", "if (age_s := age_s_of(began_ms, clock)) >= MAX_AGE_S:", "if (age_s := 0.0):",
+        "service/lifecycle/pending_uploads.py", "if (age_s := age_s_of(began_ms, clock)) >= MAX_AGE_S:", "if (age_s := 0.0):",
         (f"{LATE}::test_a_writer_that_sleeps_before_its_record_sends_anew[data/]",),
     ),
     Mutant(
         "segment-a-day-late", "a record names an archived segment that was uploaded a day before and swept meanwhile",
-        "service/segment_archive.py", " and age_s_of(sent.published_ms, self._clock) < MAX_AGE_S:", ":",
+        "service/lifecycle/segment_archive.py", " and age_s_of(sent.published_ms, self._clock) < MAX_AGE_S:", ":",
         (f"{LATE}::test_a_segment_that_waited_for_the_log_is_sent_anew",),
     ),
 )  # fmt: skip

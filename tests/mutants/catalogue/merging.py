@@ -36,12 +36,12 @@ MUTANTS = (
     ),
     Mutant(
         "merge-publishes-what-is-gone", "two merges of the same files are both published",
-        "service/merge/publish.py", "        if gone:\n", "        if len(gone) == len(names) + 1:\n",
+        "service/merge/run.py", "        if gone:\n", "        if len(gone) == len(names) + 1:\n",
         (f"{BESIDE}::test_of_two_merges_of_the_same_files_one_is_overtaken",),
     ),
     Mutant(
         "merge-believes-its-sum", "a merge that wrote other entries than it read is published",
-        "service/merge/publish.py", "if (read_sum - written_sum) % 2**64:", "if False:",
+        "service/merge/run.py", "if (read_sum - written_sum) % 2**64:", "if False:",
         (f"{BESIDE}::test_results_that_do_not_add_up_are_not_published",),
     ),
     Mutant(
@@ -56,7 +56,7 @@ MUTANTS = (
     ),
     Mutant(
         "merge-tasks-of-all-windows", "a task holds parts of an upload for each window of a job",
-        "service/merge/cuts.py", "if sum(sizes.values()) <= runs * _HELD_BYTES:", "if True:",
+        "service/merge/plan.py", "if sum(sizes.values()) <= runs * _HELD_BYTES:", "if True:",
         (f"{HERE}/test_groups_of_windows.py::test_uploads_hold_as_much_for_many_windows_as_for_few[40]",),
     ),
     Mutant(
@@ -76,41 +76,41 @@ MUTANTS = (
     ),
     Mutant(
         "merge-error-of-taking-back", "the error of taking back hides the one that counts",
-        "service/unpublished.py",
+        "service/lifecycle/pending_uploads.py",
         "        with contextlib.suppress(StorageError):\n            if self.handle",
         "        with contextlib.suppress():\n            if self.handle",
         ("tests/faults/test_merge_faults.py::test_the_first_error_counts_not_that_of_taking_back",),
     ),
     Mutant(
         "table-reads-every-part", "a page of a hot key reads all its parts",
-        "service/window_table.py",
+        "service/files/window_table.py",
         "int(rows[\"second\"][question.max_count]) > stored.second_max:\n                break",
         "False:\n                break",
         (f"{GIANTS}::test_a_hot_key_goes_on_in_parts_and_a_page_reads_only_the_newest",),
     ),
     Mutant(
         "table-shown-after-its-sources-go", "files that were merged stay among those that are read",
-        "service/showing.py", "handle.stored is not None and handle.file_id not in state.files", "handle.file_id is None",
+        "service/files/window_table.py", "handle.stored is not None and handle.file_id not in state.files", "handle.file_id is None",
         (f"{BESIDE}::test_a_running_reader_whose_files_are_gone_reads_the_log_again",),
     ),
     Mutant(
         "unheard-upload-twice", "a file whose record came through unheard is published again after a merge",
-        "service/removals.py", "        self._files.update(name", "        set().update(name",
+        "service/lifecycle/local_copies.py", "        self._files.update(name", "        set().update(name",
         (f"{BESIDE}::test_an_upload_whose_record_came_through_unheard_is_not_published_again_after_a_merge",),
     ),
     Mutant(
         "table-waits-for-upload", "a window table counts as a file that waits, and the log's positions stand still",
-        "service/positions.py", "    return isinstance(handle, WindowTable)\n", "    return False\n",
+        "service/lifecycle/local_copies.py", "    return isinstance(handle, WindowTable)\n", "    return False\n",
         (f"{BESIDE}::test_positions_go_on_in_the_log_after_a_merge",),
     ),
     Mutant(
         "position-merged-away", "a local copy that is the last to say a source's position goes when its file is merged",
-        "service/showing.py", "            if keeps(handle):\n", "            if False:\n",
+        "service/files/window_table.py", "            if keeps(handle):\n", "            if False:\n",
         (f"{BESIDE}::test_a_position_that_only_a_merged_local_copy_says_survives_a_crash",),
     ),
     Mutant(
         "orphans-of-a-moment-ago", "what a merge has just removed is deleted under its readers",
-        "service/orphans.py", "        removed.update(log.record(number).remove)\n", "        pass\n",
+        "service/lifecycle/orphans.py", "        removed.update(log.record(number).remove)\n", "        pass\n",
         (f"{BESIDE}::test_orphans_are_what_nobody_names_and_old_enough",),
     ),
     Mutant(

@@ -37,22 +37,22 @@ MUTANTS = (
     ),
     Mutant(
         "merge-published-twice", "a merge whose record came through unheard fails as if others had been faster",
-        "service/merge/publish.py", "        if added <= state.objects.keys():\n", "        if not added:\n",
+        "service/merge/run.py", "        if added <= state.objects.keys():\n", "        if not added:\n",
         (f"{BESIDE}::test_publishing_again_after_an_unknown_outcome_finds_its_own_record",),
     ),
     Mutant(
         "merge-of-some-results", "a merge is published without what one of its tasks wrote",
-        "service/merge/publish.py", "    if numbers != [task.number for task in job.tasks]:\n", "    if len(numbers) > len(job.tasks):\n",
+        "service/merge/run.py", "    if numbers != [task.number for task in job.tasks]:\n", "    if len(numbers) > len(job.tasks):\n",
         (f"{BESIDE}::test_results_that_do_not_add_up_are_not_published",),
     ),
     Mutant(
         "merge-of-part-of-a-source", "a source that was read in part is removed whole",
-        "service/merge/publish.py", "        if read != source.count:\n", "        if read > source.count:\n",
+        "service/merge/run.py", "        if read != source.count:\n", "        if read > source.count:\n",
         (f"{BESIDE}::test_results_that_do_not_add_up_are_not_published",),
     ),
     Mutant(
         "merge-keeps-its-sources", "the record adds the tables and leaves the files",
-        "service/merge/publish.py", "(shard.stored for shard in shards), names)", "(shard.stored for shard in shards), names[1:])",
+        "service/merge/run.py", "(shard.stored for shard in shards), names)", "(shard.stored for shard in shards), names[1:])",
         (f"{MERGES}/test_answers.py::test_files_that_straddle_windows[native]",),
     ),
     Mutant(
@@ -62,12 +62,12 @@ MUTANTS = (
     ),
     Mutant(
         "object-of-another-size", "an object that lost its end on the way is published",
-        "service/unpublished.py", "        if size != one.stored.size_bytes:\n", "        if size < 0:\n",
+        "service/lifecycle/pending_uploads.py", "        if size != one.stored.size_bytes:\n", "        if size < 0:\n",
         (f"{BESIDE}::test_results_that_do_not_add_up_are_not_published",),
     ),
     Mutant(
         "upload-parts-of-one-number", "each part of an upload takes the place of the one before",
-        "service/unpublished.py", "upload_part(self.handle, len(self.parts) + 1, data)", "upload_part(self.handle, 1, data)",
+        "service/lifecycle/pending_uploads.py", "upload_part(self.handle, len(self.parts) + 1, data)", "upload_part(self.handle, 1, data)",
         (f"{PUBLISHING}::test_two_builds_of_one_window_at_once",),
     ),
     Mutant(
@@ -97,17 +97,17 @@ MUTANTS = (
     ),
     Mutant(
         "orphans-of-any-age", "what is being uploaded is deleted before it can be published",
-        "service/orphans.py", "if info.modified_ms < before_ms]", "if info.modified_ms <= clock.now_ms()]",
+        "service/lifecycle/orphans.py", "if info.modified_ms < before_ms]", "if info.modified_ms <= clock.now_ms()]",
         (f"{BESIDE}::test_orphans_are_what_nobody_names_and_old_enough",),
     ),
     Mutant(
         "uploads-of-any-age", "an upload that is under way is aborted",
-        "service/orphans.py", "older_than_ms=before_ms)", "older_than_ms=None)",
+        "service/lifecycle/orphans.py", "older_than_ms=before_ms)", "older_than_ms=None)",
         (f"{SWEEPS}::test_uploads_under_way_are_left_alone_until_they_are_old",),
     ),
     Mutant(
         "orphans-of-an-old-log", "what was published while a sweep looked is deleted",
-        "service/orphans.py", "    state = log.refresh()\n", "    state = log.state\n",
+        "service/lifecycle/orphans.py", "    state = log.refresh()\n", "    state = log.state\n",
         (f"{SWEEPS}::test_what_is_published_while_a_sweep_looks_is_no_orphan",),
     ),
     Mutant(

@@ -22,17 +22,17 @@ PARALLEL = "tests/unit/service/cold/test_parallel_reads.py"
 MUTANTS = (
     Mutant(
         "ties-of-sources-lost-between-pages", "a page leaves out what a later source has at the cursor's very place",
-        "service/sources.py", "if self._number > last:", "if self._number < last:",
+        "service/reading/parts.py", "if self._number > last:", "if self._number < last:",
         (f"{ORDER}::test_pages_by_readers_of_other_orders_and_of_one_source_more[False-2]",),
     ),
     Mutant(
         "source-in-an-items-own-column", "the number of the source is written over a column of the index's own",
-        "service/sources.py", "while any(column.name == name for column in schema.extra):", "while not name:",
+        "service/reading/parts.py", "while any(column.name == name for column in schema.extra):", "while not name:",
         (f"{ORDER}::test_further_columns_and_identities_beside_the_source[3-ZonedItem]",),
     ),
     Mutant(
         "files-without-their-source", "a file that failed doesn't say of which index it is",
-        "service/sources.py", "self.source: str | None = source", "self.source: str | None = None",
+        "service/reading/parts.py", "self.source: str | None = source", "self.source: str | None = None",
         (f"{ORDER}::test_entries_and_files_say_their_source",),
     ),
     Mutant(
@@ -64,22 +64,22 @@ MUTANTS = (
     ),
     Mutant(
         "caches-mix-indexes-up", "objects of one name in two storages are one in the caches",
-        "service/index_view.py", "index_id=index_id,", 'index_id="",',
+        "service/reading/views.py", "index_id=index_id,", 'index_id="",',
         (f"{SHARED}::test_objects_of_one_name_are_kept_apart",),
     ),
     Mutant(
         "one-value-empties-a-cache", "a value as large as a cache throws everything else out",
-        "service/cold/byte_cache.py", "size_bytes * 2 <= self._max_bytes", "size_bytes <= self._max_bytes",
+        "service/cold/memory_cache.py", "size_bytes * 2 <= self._max_bytes", "size_bytes <= self._max_bytes",
         (f"{PARALLEL}::test_the_memory_keeps_its_bound_and_what_was_used_last[7]",),
     ),
     Mutant(
         "damaged-entry-told-again-and-again", "each probe of a damaged cache entry that stays is a warning",
-        "service/cold/cache_folder.py", "if gone or not told:", "if path:",
+        "service/cold/disk_cache.py", "if gone or not told:", "if path:",
         (f"{CACHE}::test_a_damaged_entry_that_stays_is_told_of_once_and_is_as_good_as_absent",),
     ),
     Mutant(
         "replaced-entry-passed-over", "an entry that took a damaged one's place is not read",
-        "service/cold/cache_folder.py", "self._passed_over.get(path) == _identity(status)", "path in self._passed_over",
+        "service/cold/disk_cache.py", "self._passed_over.get(path) == _identity(status)", "path in self._passed_over",
         (f"{CACHE}::test_a_damaged_entry_that_stays_is_told_of_once_and_is_as_good_as_absent",),
     ),
     Mutant(
@@ -90,32 +90,32 @@ MUTANTS = (
     ),
     Mutant(
         "refreshes-of-nobody", "reading logs in other threads is counted to no lookup",
-        "service/reader_parts.py", "self.threads.submit(contextvars.copy_context().run, act)", "self.threads.submit(act)",
+        "service/reading/parts.py", "self.threads.submit(contextvars.copy_context().run, act)", "self.threads.submit(act)",
         (f"{REFRESHES}::test_refreshes_are_counted_to_their_lookup",),
     ),
     Mutant(
         "damaged-log-fails-partial-answers", "a damaged log record ends lookups that would take a partial answer",
-        "service/index_view.py", "except (StorageError, CorruptFile) as error:", "except StorageError as error:",
+        "service/reading/views.py", "except (StorageError, CorruptFile) as error:", "except StorageError as error:",
         (f"{LOGS}::test_a_damaged_log_record_leaves_no_answer_complete[None-False]",),
     ),
     Mutant(
         "lost-object-beside-a-damaged-log", "an object is gone, the log damaged: no partial answer is to be had",
-        "service/lost_objects.py", "meant = unread  # nobody knows what became of it", "raise",
+        "service/lookup/query.py", "meant = unread  # nobody knows what became of it", "raise",
         (f"{LOGS}::test_an_object_that_is_gone_and_a_damaged_log",),
     ),
     Mutant(
         "anothers-budget-ends-the-wait", "who waits for another lookup's reading of the log fails by that one's budget",
-        "service/index_view.py", "                if mine:\n                    raise\n", "                raise\n",
+        "service/reading/views.py", "                if mine:\n                    raise\n", "                raise\n",
         (f"{LOGS}::test_who_waits_for_anothers_reading_has_a_budget_of_its_own",),
     ),
     Mutant(
         "closed-reader-fills-its-catalog", "a log read behind a close brings back the files that closing has let go of",
-        "service/index_view.py", "if self._closed:", "if not self._parts:",
+        "service/reading/views.py", "if self._closed:", "if not self._parts:",
         (f"{LOGS}::test_a_close_does_not_wait_for_a_request_that_hangs[get]",),
     ),
     Mutant(
         "bound-of-ranges-for-each-index", "each index of a reader has a bound of ranges of its own",
-        "service/index_view.py", "travel=parts.travel,", "travel=None,",
+        "service/reading/views.py", "travel=parts.travel,", "travel=None,",
         (f"{SHARED}::test_one_bound_of_ranges_that_travel_over_all",),
     ),
     Mutant(
@@ -125,23 +125,23 @@ MUTANTS = (
     ),
     Mutant(
         "thread-listed-that-never-started", "a close waits for a thread that could not be started",
-        "service/daemon_pool.py", "        thread.start()\n        work.threads.append(thread)",
+        "service/threads/pool.py", "        thread.start()\n        work.threads.append(thread)",
         "        work.threads.append(thread)\n        thread.start()",
         (f"{POOL}::test_the_first_thread_cant_be_started",),
     ),
     Mutant(
         "refused-call-counted", "a call that no thread could be had for counts as under way for ever",
-        "service/daemon_pool.py", "                        work.count(-1)\n", "                        work.count(0)\n",
+        "service/threads/pool.py", "                        work.count(-1)\n", "                        work.count(0)\n",
         (f"{POOL}::test_no_thread_is_left_behind_a_refused_call",),
     ),
     Mutant(
         "pools-wait-one-after-another", "a close waits a second for each pool",
-        "service/daemon_pool.py", "until_s = shared_s if shared_s is not None else", "until_s =",
+        "service/threads/pool.py", "until_s = shared_s if shared_s is not None else", "until_s =",
         (f"{POOL}::test_pools_closed_together_wait_once[True]",),
     ),
     Mutant(
         "complete-however-old", "an answer is complete though the log has been hanging for hours",
-        "service/index_view.py", "age_s if age_s > interval_s + max(interval_s, _OVERDUE_S) else None", "None",
+        "service/reading/views.py", "age_s if age_s > interval_s + max(interval_s, _OVERDUE_S) else None", "None",
         (f"{OVERDUE}::test_one_that_may_make_no_request_is_not_complete_either",),
     ),
     Mutant(

@@ -68,7 +68,7 @@ MUTANTS = (
     ),
     Mutant(
         "batch-not-in-checkpoints", "what a micro-batch held is forgotten with its record",
-        "service/log_records.py", "            **_batches_json(self.batches),\n", "            **_batches_json({}),\n",
+        "service/log/records.py", "            **_batches_json(self.batches),\n", "            **_batches_json({}),\n",
         ("tests/unit/service/test_stream_batches.py::test_batches_come_back_as_they_were",),
     ),
 )  # fmt: skip

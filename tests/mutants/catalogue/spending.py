@@ -54,18 +54,18 @@ MUTANTS = (
     ),
     Mutant(
         "messages-beyond-the-budget", "archived messages are read whatever a lookup may spend",
-        "service/lookups.py", "with Account(self._storages, LookupLimits(max_requests, max_bytes, timeout_s)).open() as account:",
+        "service/lookup/lookups.py", "with Account(self._storages, LookupLimits(max_requests, max_bytes, timeout_s)).open() as account:",
         "with Account(self._storages, LookupLimits()).open() as account:",
         (f"{MESSAGES}::test_every_limit_holds_for_index_and_messages_together",),
     ),
     Mutant(
         "messages-time-of-each-page", "each page of a lookup of messages has the whole time",
-        "service/message_lookup.py", '{} if left_s is None else {"timeout_s": max(left_s, _MOMENT_S)}', "{}",
+        "service/lookup/messages.py", '{} if left_s is None else {"timeout_s": max(left_s, _MOMENT_S)}', "{}",
         (f"{MESSAGES}::test_the_time_is_of_all_pages_together[False]",),
     ),
     Mutant(
         "messages-refused-but-complete", "an answer without the messages that the budget didn't reach passes for whole",
-        "service/messages.py", "(exceeded := work.exceeded or _refused(work.spent)) is None:", "(exceeded := work.exceeded) is None:",
+        "service/lookup/messages.py", "(exceeded := work.exceeded or _refused(work.spent)) is None:", "(exceeded := work.exceeded) is None:",
         (f"{MESSAGES}::test_every_limit_holds_for_index_and_messages_together",),
     ),
     Mutant(

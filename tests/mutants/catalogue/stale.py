@@ -97,12 +97,12 @@ MUTANTS = (
     ),
     Mutant(
         "rewritten-earlier-is-missing", "a message is missing where the entry of the one that stood there before is newer",
-        "service/message_lookup.py", "one.instead is not None else None", "False else None",
+        "service/lookup/messages.py", "one.instead is not None else None", "False else None",
         (f"{REWRITTEN}::test_the_message_of_an_earlier_time_is_found[local-1-body]",),
     ),
     Mutant(
         "rewritten-outside-the-range", "a message is answered that isn't of the asked times",
-        "service/message_lookup.py", "in_range = self._second_min <= own.timestamp_ms // 1000 <= self._second_max", "in_range = True",
+        "service/lookup/messages.py", "in_range = self._second_min <= own.timestamp_ms // 1000 <= self._second_max", "in_range = True",
         (f"{REWRITTEN}::test_a_range_that_the_message_is_not_of_has_none[local]",),
     ),
     Mutant(

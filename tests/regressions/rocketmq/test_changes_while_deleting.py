@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from tiered_index.errors import StorageUnavailable
-from tiered_index.service.skiplist import TimeRangeSkipList
+from tiered_index.service.catalog.skiplist import TimeRangeSkipList
 from tiered_index.testing.disk_faults import FaultDisk
 
 T = 1_700_000_000_000

@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 from tiered_index.cli.main import app
-from tiered_index.service.messages import MessageState
+from tiered_index.service.lookup.messages import MessageState
 
 PAGE = (Path(__file__).parents[3] / "docs" / "rocketmq.md").read_text()
 COMMANDS = sorted(set(re.findall(r"(?:^|`)tiered-index ([^`\n]+)", PAGE, re.MULTILINE)))

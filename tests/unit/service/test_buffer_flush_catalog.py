@@ -9,8 +9,8 @@ import pytest
 
 from tiered_index import IndexReader
 from tiered_index.errors import BackPressure
-from tiered_index.service.catalog import Catalog
-from tiered_index.service.workers import Worker
+from tiered_index.service.catalog.catalog import Catalog
+from tiered_index.service.threads.workers import Worker
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000
@@ -312,7 +312,7 @@ def test_a_file_is_visible_at_every_moment_of_a_change(change):
     meetings = []
 
     def look(frame, event, arg):
-        if not frame.f_code.co_filename.endswith(("service/catalog.py", "service/skiplist.py")):
+        if not frame.f_code.co_filename.endswith(("service/catalog/catalog.py", "service/catalog/skiplist.py")):
             return None
         meetings.append("f3" in {handle.file_id for handle in catalog.overlapping(4, 12)})
         return look

@@ -8,9 +8,9 @@ import pytest
 from tiered_index import Lookup
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.trailer import BLOCK_DTYPE, Run
-from tiered_index.service.batch_query import Found, QuestionBatch
-from tiered_index.service.giant_slot import GiantSlot
-from tiered_index.service.rows import row_dtype
+from tiered_index.service.answers.batch import Found, QuestionBatch
+from tiered_index.service.answers.rows import row_dtype
+from tiered_index.service.files.search import GiantSlot
 
 
 def slot(batch: QuestionBatch, spans: list[tuple[int, int]], *, ordered: bool) -> GiantSlot:

@@ -7,9 +7,9 @@ import pytest
 from tests.staging import Job, Sneaks, fill, found, holds, merge_all, names_below, places, staged
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
-from tiered_index.service.orphans import delete_orphans, find_orphans
-from tiered_index.service.storage_log import StorageLog
-from tiered_index.service.unpublished import MAX_AGE_S
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.lifecycle.pending_uploads import MAX_AGE_S
+from tiered_index.service.log.log import StorageLog
 
 AHEAD_S = 3601
 """How much later it may be for whoever sweeps."""

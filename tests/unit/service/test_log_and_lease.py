@@ -13,9 +13,9 @@ from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, LockHeld, NotAnIndex, StorageUnavailable, UnsupportedVersion, WriterFenced
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.names import checkpoint_name, log_name
-from tiered_index.service.lease import Lease, check_lease
-from tiered_index.service.log_records import Genesis, LogRecord, LogState, StoredObject, decode_document, encode_document
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import Genesis, LogRecord, LogState, StoredObject, decode_document, encode_document
+from tiered_index.service.log.session import Lease, check_lease
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
 

@@ -16,8 +16,7 @@ from tiered_index import IndexReader, Lookup
 from tiered_index.errors import InvalidArgument, InvalidCursor
 from tiered_index.format.layout import NATIVE
 from tiered_index.format.schema import Column, Schema
-from tiered_index.service.cursor import decode_cursor, encode_cursor
-from tiered_index.service.rows import concatenate, first_answers, row_dtype
+from tiered_index.service.answers.rows import concatenate, decode_cursor, encode_cursor, first_answers, row_dtype
 
 T = 1_700_000_000_000
 EXTENDED = Schema("Extended", (*NATIVE.schema.extra, Column("zone", ">u8", True), Column("price", ">f8"), Column("tag", "S3")))

@@ -10,7 +10,7 @@ import pytest
 
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.rows import Question, select_few, select_items
+from tiered_index.service.answers.rows import Question, select_few, select_items
 
 BEGIN_S = 1_700_000_000
 TOPICS = frozenset({7})

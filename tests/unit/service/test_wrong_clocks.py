@@ -9,10 +9,10 @@ from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.names import log_name
-from tiered_index.service.log_records import decode_document, encode_document
-from tiered_index.service.orphans import find_orphans
-from tiered_index.service.removals import Removals
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.lifecycle.local_copies import Removals
+from tiered_index.service.lifecycle.orphans import find_orphans
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import decode_document, encode_document
 from tiered_index.testing.storage_faults import FaultStorage
 
 DAYS_S = 3 * 86_400
@@ -111,7 +111,7 @@ def test_what_was_removed_a_moment_ago_is_no_orphan_though_a_record_behind_it_sa
 
 
 def test_numbers_of_young_records_are_found_a_listing_at_a_time(storage, clock, monkeypatch):
-    monkeypatch.setattr("tiered_index.service.storage_log._LISTED", 3)
+    monkeypatch.setattr("tiered_index.service.log.log._LISTED", 3)
     for number in range(1, 11):
         clock.advance(10)
         storage.put(log_name(number), b"x")

@@ -12,7 +12,7 @@ from tiered_index.cli.session import Session
 from tiered_index.errors import ConfigError, InvalidArgument, ObjectNotFound, StorageMisconfigured
 from tiered_index.format.foreign import Read
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES, file_id_of
-from tiered_index.service.root import disk_error
+from tiered_index.service.root.root import disk_error
 from tiered_index.storage.base import Storage, check_name
 from tiered_index.storage.disk import absolute_path
 from tiered_index.storage.opening import open_storage

@@ -20,8 +20,8 @@ from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Header, Layout, P
 from tiered_index.format.names import JOURNAL_SUFFIX
 from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
 from tiered_index.format.verify import Finding, WindowedRead, verify_compacted, verify_shard
-from tiered_index.service.compacted_file import read_runs
-from tiered_index.service.unsealed_file import verified_entries
+from tiered_index.service.files.compacted import read_runs
+from tiered_index.service.files.unsealed import verified_entries
 from tiered_index.storage.base import ByteRange
 
 __all__ = ["Array", "Contents", "contents_of"]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.format.hashing import code_units, hash_batch
-from tiered_index.service.compacted_file import CompactedFile
+from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.reader import IndexReader
 from tiered_index.testing.workload import TOPICS, Workload
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import ROCKETMQ_SCHEMA
-from tiered_index.service.validation import check_keys, check_number, check_topic, message_row
+from tiered_index.service.answers.validation import check_keys, check_number, check_topic, message_row
 
 __all__ = ["FIELDS", "Batch", "Message", "Record", "Source", "checked_message", "columns_of", "entry_columns"]
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from tiered_index.cli.sources.messages import FIELDS, Batch, Record, checked_message, entry_columns
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.service.validation import milliseconds
+from tiered_index.service.answers.validation import milliseconds
 
 __all__ = ["MAGIC", "ParquetSource"]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from tiered_index.errors import TieredIndexError
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES, UNSEALED, file_id_of
 from tiered_index.format.verify import verify_compacted
-from tiered_index.service.catalog import Handle
+from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.checks.report import Progress, Report
-from tiered_index.service.compacted_file import CompactedFile, DamagedFile
-from tiered_index.service.root import Root
-from tiered_index.service.root_view import RootView, UnsealedView
+from tiered_index.service.files.compacted import CompactedFile, DamagedFile
+from tiered_index.service.reading.root_view import RootView, UnsealedView
+from tiered_index.service.root.root import Root
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 
 __all__ = ["check_root"]

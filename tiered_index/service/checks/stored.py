@@ -1,25 +1,167 @@
 """Checks of a storage: every log record and checkpoint, then every object that the log names, against the log and against local copies.
 
 Objects nobody names are notes: a running upload looks the same as what a crash left. A pool of threads asks about objects.
+
+Checks of window tables by the log's word: shards that fit each other, come and go together, and hold what they were merged out of.
+
+No request is made. One thread.
+
+Checks of archived segments: each against the log's word and its own checksums. What nobody names is a note, as with other objects.
+
+One thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from tiered_index.errors import CorruptFile, NotAnIndex, ObjectNotFound
-from tiered_index.format.names import CHECKPOINT_PREFIX, DATA_PREFIX, LOG_PREFIX, log_name, number_of
+from tiered_index.format.archived import SegmentTable
+from tiered_index.format.names import CHECKPOINT_PREFIX, DATA_PREFIX, LOG_PREFIX, SEGMENTS_PREFIX, log_name, number_of
+from tiered_index.format.trailer import Metadata
 from tiered_index.format.verify import WindowedRead, verify_compacted, verify_shard
 from tiered_index.service.checks.report import Progress, Report
-from tiered_index.service.checks.segments import check_segments, note_stray_segments
-from tiered_index.service.checks.tables import RecordCheck, check_shard_record, check_tables
 from tiered_index.service.cold.path import ColdPath
-from tiered_index.service.compacted_file import CompactedFile
-from tiered_index.service.log_records import LogRecord, LogState, StoredObject
+from tiered_index.service.files.compacted import CompactedFile
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, LogState, StoredObject, TableShard
 from tiered_index.storage.base import Storage
 
-__all__ = ["CheckObjects", "check_object", "check_storage"]
+__all__ = [
+    "CheckObjects",
+    "RecordCheck",
+    "check_object",
+    "check_segments",
+    "check_shard_record",
+    "check_storage",
+    "check_tables",
+    "note_stray_segments",
+]
+
+
+class RecordCheck:
+    """Checks each record of the log, from the first on: tables come and go whole, and a merge adds as many entries as it removes."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._seen: set[str] = set()
+
+    def check(self, record: LogRecord, before: LogState) -> None:
+        """Check the next record; `before` is the state that it changes."""
+        name = log_name(record.number)
+        added = {stored.shard.table for stored in record.add if stored.shard is not None}
+        for table in sorted(added & self._seen):
+            self._report.add(name, "table", f"adds shards to table {table}, which an earlier record added")
+        self._seen |= added
+        gone = set(record.remove)
+        removed = [before.objects[old] for old in record.remove if old in before.objects]
+        for table in sorted({stored.shard.table for stored in removed if stored.shard is not None}):
+            left = [stored.name for stored in before.tables[table] if stored.name not in gone]
+            if left:
+                self._report.add(name, "table", f"removes a part of table {table}: {len(left)} of its shards stay, {left[0]} first")
+        if record.kind == "merge":
+            lost, gained = sum(stored.count for stored in removed), sum(stored.count for stored in record.add)
+            if lost != gained:
+                self._report.add(name, "merge", f"its sources held {lost:,} entries, the tables that it adds hold {gained:,}")
+
+
+def check_tables(state: LogState, report: Report) -> None:
+    """Check that the shards of each table are of one window and slot map, and that their slots don't overlap."""
+    for table, shards in state.tables.items():
+        report.count("tables")
+        ordered = sorted(shards, key=lambda stored: (*_range(stored), -stored.second_max))
+        first = _shard(ordered[0])
+        for stored in ordered:
+            shard = _shard(stored)
+            if (shard.slots, shard.begin_s, shard.window_s) != (first.slots, first.begin_s, first.window_s):
+                report.add(stored.name, "table", f"it is of another window or slot map than {ordered[0].name} of table {table}")
+            if not 0 <= shard.slot_low < shard.slot_high <= shard.slots.slots:
+                report.add(stored.name, "table", f"slots {_range(stored)} are not among the {shard.slots.slots} of its map")
+            if not shard.begin_s <= stored.second_min <= stored.second_max < shard.begin_s + shard.window_s:
+                report.add(stored.name, "table", f"its seconds {stored.second_min}..{stored.second_max} are not those of its window")
+        reached = ordered[0]
+        for stored in ordered[1:]:
+            low, high = _range(reached)
+            # a giant slot's parts have one range, and each a time of its own
+            parts = _range(stored) == (low, high) and stored.second_max < reached.second_min
+            if _shard(stored).slot_low < high and not parts:
+                report.add(stored.name, "table", f"its slots overlap those of {reached.name} of table {table}")
+            reached = max(reached, stored, key=lambda one: (_shard(one).slot_high, -one.second_max))
+
+
+def check_shard_record(stored: StoredObject, meta: Metadata, report: Report) -> None:
+    """Check what a shard says of itself against the log's word of it."""
+    shard = _shard(stored)
+    if "slot_map" not in meta.more:
+        report.add(stored.name, "object", f"it is no shard, the log says it is one of table {shard.table}")
+        return
+    found = (meta.more.get("table"), meta.begin_ms, meta.more.get("window_s"), meta.slot_map, *meta.slot_range, meta.count, meta.file_id)
+    said = (
+        shard.table, shard.begin_s * 1000, shard.window_s, shard.slots, shard.slot_low, shard.slot_high, stored.count, stored.file_id,
+    )  # fmt: skip
+    if found != said:
+        report.add(stored.name, "object", f"its metadata says {found}, the log says {said}")
+
+
+def _shard(stored: StoredObject) -> TableShard:
+    assert stored.shard is not None
+    return stored.shard
+
+
+def _range(stored: StoredObject) -> tuple[int, int]:
+    shard = _shard(stored)
+    return shard.slot_low, shard.slot_high
+
+
+_PIECES = 16
+# read at once
+
+
+def check_segments(storage: Storage, segments: Iterable[ArchivedSegment], report: Report, progress: Progress, *, deep: bool) -> None:
+    """Check size and table of archived segments, with `deep` every byte. Raises `StorageError`."""
+    nothing = LogState()
+    archive = SegmentArchive(storage, lambda: nothing, lambda: nothing)
+    for number, segment in enumerate(segments, 1):
+        try:
+            table = archive.table(segment)
+            report.count("segments")
+            if deep:
+                _check_bytes(archive, segment, table, report)
+        except ObjectNotFound:
+            report.add(segment.name, "segment", "the log names it, the storage does not have it")
+        except CorruptFile as error:
+            report.add_error(segment.name, "segment", error)
+        progress(number, "archived segments")
+
+
+def _check_bytes(archive: SegmentArchive, segment: ArchivedSegment, table: SegmentTable, report: Report) -> None:
+    whole = 0
+    step = _PIECES * table.piece_bytes
+    for begin in range(0, segment.size_bytes, step):
+        data = memoryview(archive.read(segment, segment.start + begin, min(step, segment.size_bytes - begin)))
+        whole = zlib.crc32(data, whole)
+        report.count("object_bytes", len(data))
+        for at in range(0, len(data), table.piece_bytes):
+            piece = (begin + at) // table.piece_bytes
+            found, expected = zlib.crc32(data[at : at + table.piece_bytes]), int(table.pieces[piece])
+            if found != expected:
+                report.add(segment.name, f"piece {piece}", f"CRC32 {found:#010x}, its table says {expected:#010x}", begin + at)
+    if whole != segment.crc32:
+        report.add(segment.name, "segment", f"CRC32 {whole:#010x}, the log says {segment.crc32:#010x}")
+
+
+def note_stray_segments(storage: Storage, refreshed: Callable[[], LogState], report: Report) -> None:
+    """Note what lies among the archived segments and isn't named by the log, which `refreshed` reads on."""
+    strays = list(storage.list(SEGMENTS_PREFIX))
+    named = refreshed().archive
+    for info in strays:
+        if info.name not in named:
+            report.note(f"{info.name}: {info.size_bytes:,} bytes that the log doesn't name: an upload under way, or what a crash left")
+    for handle in storage.list_uploads(SEGMENTS_PREFIX):
+        report.note(f"{handle.name}: an unfinished upload, under way or left by a crash")
+
 
 _TRAILER = ("file", "tail", "directory")
 # parts of a file without which no trailer can be read

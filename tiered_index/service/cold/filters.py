@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.format.bloom import FILTER_BLOCK_BYTES, block_may_hold, block_number, block_numbers, blocks_may_hold
-from tiered_index.service.cold.byte_cache import ByteCache
-from tiered_index.service.cold.cache_folder import PIECE_BYTES, CacheFolder
-from tiered_index.service.log_records import StoredObject
+from tiered_index.service.cold.disk_cache import PIECE_BYTES, CacheFolder
+from tiered_index.service.cold.memory_cache import ByteCache
+from tiered_index.service.log.records import StoredObject
 
 __all__ = ["Filters"]
 

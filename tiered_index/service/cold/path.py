@@ -29,14 +29,12 @@ from tiered_index.errors import (
     UnsupportedVersion,
 )
 from tiered_index.format.trailer import Run, Trailer, parse_trailer
-from tiered_index.service.cold.byte_cache import CacheUse
-from tiered_index.service.cold.cache_folder import CacheFolder
-from tiered_index.service.cold.caches import Caches
+from tiered_index.service.cold.disk_cache import CacheFolder
 from tiered_index.service.cold.filters import Filters
-from tiered_index.service.cold.spans import Span, spans_of
-from tiered_index.service.cold.travel import Travel
-from tiered_index.service.daemon_pool import NoThread
-from tiered_index.service.log_records import StoredObject
+from tiered_index.service.cold.memory_cache import Caches, CacheUse
+from tiered_index.service.cold.range_pool import Span, Travel, spans_of
+from tiered_index.service.log.records import StoredObject
+from tiered_index.service.threads.pool import NoThread
 from tiered_index.storage.base import Storage
 from tiered_index.storage.deadline import check_deadline, remaining_s
 from tiered_index.storage.metering import MeteredStorage

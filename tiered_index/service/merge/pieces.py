@@ -20,7 +20,7 @@ from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Trailer
 from tiered_index.service.cold.path import ColdPath
-from tiered_index.service.log_records import StoredObject
+from tiered_index.service.log.records import StoredObject
 
 __all__ = ["Piece", "SourceReader"]
 
@@ -213,4 +213,3 @@ def _common_topics(trailers: Sequence[Trailer]) -> tuple[dict[int, str], list[di
                 mine[topic_id] = new
         changed.append(mine)
     return names, changed
-

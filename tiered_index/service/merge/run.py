@@ -2,23 +2,97 @@
 
 Repeating it is harmless: what was merged is no source any more. A job that another merge has overtaken is planned anew, a bounded number of
 times. Threads: one merge at a time is the caller's business; several are safe, the log decides.
+
+The end of a merge: proof that nothing was lost or doubled, then one log record that swaps tables for sources.
+
+Whoever drives the tasks calls `publish` once with one result of each. Before the record is appended the uploads are completed, which makes
+objects that nobody knows of; whatever fails before the record leaves the index as it was, and the leftovers to `orphans`.
+
+What a merge will cost, by its plan: requests, bytes and dollars before anything is read. Pure.
+
+The counts follow from how a task works: a range to the end of each source for its directory, a range a source and piece (8 MiB at most),
+and for each shard one put, or the parts of an upload. A source that lies in
+several groups of windows is read for each. Entries are taken to be spread evenly over tasks; what is so small that it fits fewer
+pieces or shards costs less, and a hot key more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tiered_index.clock import Clock
+from tiered_index.errors import CorruptFile, TieredIndexError
+from tiered_index.service.lifecycle.pending_uploads import abandon, append_in_time, complete
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogRecord, LogState
 from tiered_index.service.merge.plan import MergeJob, MergePlan, plan_merge
-from tiered_index.service.merge.publish import MergeOvertaken, abandon, publish
-from tiered_index.service.merge.task import TaskResult, run_task
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.merge.writing import PIECE_ITEMS, TaskResult, run_task
 from tiered_index.storage.base import Storage
+from tiered_index.storage.metering import PriceTable
 
-__all__ = ["MergeOptions", "MergeReport", "merge", "plan"]
+__all__ = [
+    "RECORD_REQUESTS",
+    "MergeCost",
+    "MergeOptions",
+    "MergeOvertaken",
+    "MergeReport",
+    "abandon",
+    "check_results",
+    "complete",
+    "estimate",
+    "merge",
+    "plan",
+    "publish",
+    "writing_requests",
+]
+
+
+class MergeOvertaken(TieredIndexError):
+    """Another job has merged or removed a source meanwhile; nothing was changed. Plan again."""
+
+    exit_code = 3
+
+
+def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log: StorageLog) -> LogState:
+    """Prove, complete and publish one job. Raises `CorruptFile` (the proof failed), `MergeOvertaken`, `JobOverdue`, as the storage."""
+    check_results(job, results)
+    shards = [shard for result in results for shard in result.shards]
+    complete(shards, storage)
+    names = tuple(source.name for source in job.sources)
+    added = {shard.stored.name for shard in shards}
+
+    def make(state: LogState) -> LogRecord | None:
+        if added <= state.objects.keys():
+            return None  # an earlier try got as far as the log
+        gone = [name for name in names if name not in state.objects]
+        if gone:
+            raise MergeOvertaken(f"{storage.uri}: {len(gone)} of {len(names)} sources are in the log no more, {gone[0]} first")
+        return LogRecord(0, "merge", 0, "", 0, tuple(shard.stored for shard in shards), names)
+
+    return append_in_time("a merge", shards, make, storage, log)
+
+
+def check_results(job: MergeJob, results: Sequence[TaskResult]) -> None:
+    """Raise `CorruptFile` unless the results are one of each task and wrote exactly the entries of the sources."""
+    numbers = sorted(result.number for result in results)
+    if numbers != [task.number for task in job.tasks]:
+        raise CorruptFile("merge", "not one result of each task", expected=len(job.tasks), found=numbers)
+    for source in job.sources:
+        read = sum(result.read_counts.get(source.name, 0) for result in results)
+        if read != source.count:
+            raise CorruptFile(source.name, "the merge read another number of entries than the log says", expected=source.count, found=read)
+    shards = [shard for result in results for shard in result.shards]
+    written = sum(shard.stored.count for shard in shards)
+    if written != job.entries:
+        raise CorruptFile("merge", "wrote another number of entries than it read", expected=job.entries, found=written)
+    read_sum, written_sum = sum(result.read_checksum for result in results), sum(shard.checksum for shard in shards)
+    if (read_sum - written_sum) % 2**64:
+        raise CorruptFile("merge", "wrote other entries than it read", expected=read_sum % 2**64, found=written_sum % 2**64)
+
 
 _TRIES = 10
 _NUMBERS = ("jobs", "sources", "tables", "shards", "entries", "read_bytes", "written_bytes")
@@ -122,3 +196,55 @@ def merge(
         if not overtaken:
             return report
     raise MergeOvertaken(f"{storage.uri}: other merges were faster {_TRIES} times in a row")
+
+
+_SPAN_BYTES = 8 << 20
+_PART_BYTES = 16 << 20
+RECORD_REQUESTS: Mapping[str, int] = {"get": 1, "head": 1, "put_if_absent": 1, "put": 1}
+"""Of one log record: look for the end, is the last one there, append, checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeCost:
+    """Estimates. `requests` by operation; bytes are of items: directories and filters add some 5% to either side.
+
+    `read_bytes` count what is read for several groups of windows as often.
+    """
+
+    shards: int
+    requests: dict[str, int]
+    read_bytes: int
+    written_bytes: int
+    cost_usd: float
+
+
+def estimate(job: MergeJob, prices: PriceTable) -> MergeCost:
+    """Return what a job will cost."""
+    item_size = job.tasks[0].genesis.layout.schema.item.itemsize
+    runs = len({task.base_low for task in job.tasks})
+    readers = Counter(source.name for task in job.tasks for source in task.sources)
+    times = Counter(name for name, _ in {(source.name, task.windows[0].begin_s) for task in job.tasks for source in task.sources})
+    moved = sum(source.count * times[source.name] for source in job.sources)
+    requests: Counter[str] = Counter(RECORD_REQUESTS)
+    pieces = max(1, -(-moved // (len(job.tasks) * PIECE_ITEMS)))
+    # a task reads of each source that has entries for it the directory, and a range a piece
+    spans = sum(
+        max(pieces * readers[source.name], -(-source.count * times[source.name] * item_size // _SPAN_BYTES)) for source in job.sources
+    )
+    requests["get_range"] += readers.total() + spans
+    shards = 0
+    for window in job.windows:
+        # a window of few entries has no more shards than entries
+        made = min(runs, window.entries)
+        size = window.entries * item_size // made
+        shards += made
+        requests += writing_requests(made, size)
+    return MergeCost(shards, dict(requests), moved * item_size, job.entries * item_size, prices.cost_usd(requests, moved * item_size))
+
+
+def writing_requests(shards: int, size: int) -> Counter[str]:
+    """Return what it takes to send `shards` objects of `size` bytes each, and to see that they are there, by operation."""
+    if size < 2 * _PART_BYTES:
+        return Counter(put=shards, head=shards)
+    # the last part is what is left: less than two
+    return Counter(begin_upload=shards, upload_part=shards * (size // _PART_BYTES), complete_upload=shards, head=shards)

@@ -1,4 +1,10 @@
-"""Shards on their way into the storage: pieces of sorted-to-be entries in, uploaded but unpublished objects out.
+"""One task of a merge: its run of base slots and its windows of every source, sorted and written as shards, uploaded but not published.
+
+The shards' names are unique to the attempt, and nothing refers to them until the job's log record does: a task may be repeated, run twice
+at once or die at any moment. Memory: one piece of the sources, its sort, and for each window of the task two parts of an upload and 8 bytes
+an entry; `cuts` bounds these. Threads: one task is run by one thread; any number of tasks by as many threads or processes.
+
+Shards on their way into the storage: pieces of sorted-to-be entries in, uploaded but unpublished objects out.
 
 Names are unique to the attempt, and nothing refers to an object until a log record does. Memory: one piece, its sort, two parts of an
 upload and 8 bytes an entry of a shard. Threads: one run is written by one thread; any number of runs by as many threads or processes.
@@ -6,8 +12,9 @@ upload and 8 bytes an entry of a shard. Threads: one run is written by one threa
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,16 +23,21 @@ import numpy.typing as npt
 
 from tiered_index._version import __version__
 from tiered_index.format.names import data_name, new_file_id
-from tiered_index.format.shard import ShardWriter, answer_sorted
+from tiered_index.format.shard import ShardWriter, answer_sorted, entry_checksum
 from tiered_index.format.trailer import Tail
-from tiered_index.service.log_records import Genesis, StoredObject, TableShard
-from tiered_index.service.merge.cuts import FULL_WINDOWS
-from tiered_index.service.merge.pieces import Piece
-from tiered_index.service.merge.plan import Window
-from tiered_index.service.unpublished import FinishedObject, Upload
+from tiered_index.service.cold.path import ColdPath, ColdSettings
+from tiered_index.service.lifecycle.pending_uploads import FinishedObject, Upload
+from tiered_index.service.log.records import Genesis, StoredObject, TableShard
+from tiered_index.service.merge.pieces import Piece, SourceReader
+from tiered_index.service.merge.plan import FULL_WINDOWS, MergeTask, Window
 from tiered_index.storage.base import Storage
 
-__all__ = ["FinishedShard", "TableRun"]
+__all__ = [
+    "FinishedShard",
+    "TableRun",
+    "TaskResult",
+    "run_task",
+]
 
 _PART_BYTES = 16 << 20
 
@@ -150,3 +162,54 @@ class TableRun:
         )
         self.finished.append(FinishedShard(stored, upload.handle, tuple(upload.parts), writer.checksum))
 
+
+PIECE_ITEMS = 1 << 20
+"""Entries of all sources held at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """What a task read, by source, and wrote; both sides' checksums are sums of `entry_checksum`."""
+
+    number: int
+    read_counts: dict[str, int]
+    read_checksum: int
+    shards: tuple[FinishedShard, ...]
+
+
+def run_task(task: MergeTask, storage: Storage, now_ms: int, progress: Callable[[int], None] = lambda entries: None) -> TaskResult:
+    """Read, sort and write one task; `progress` is told of entries done. What was uploaded before an error is aborted or deleted."""
+    schema = task.genesis.layout.schema
+    cold = ColdPath(storage, keyed=schema.keyed, settings=ColdSettings(query_threads=8, block_cache_bytes=0, coalesce_gap_bytes=0))
+    with contextlib.closing(cold):
+        return _run(task, cold, storage, now_ms, progress)
+
+
+def _run(task: MergeTask, cold: ColdPath, storage: Storage, now_ms: int, progress: Callable[[int], None]) -> TaskResult:
+    if not task.sources:
+        return TaskResult(task.number, {}, 0, ())
+    schema = task.genesis.layout.schema
+    step = max(window.slots.join for window in task.windows)
+    reader = SourceReader(cold, task.sources, schema, task.genesis.layout.slots, task.base_low, task.base_high, step, task.seconds)
+    most = sum(source.count for source in task.sources)
+    tables = [
+        TableRun(
+            task.genesis, window, (task.base_low, task.base_high), reader.topics, task.sequence, most, storage, now_ms, len(task.windows)
+        )
+        for window in task.windows
+    ]
+    checksum = 0
+    try:
+        for piece in reader.pieces(PIECE_ITEMS):
+            checksum += entry_checksum(piece.items, piece.seconds)
+            for table in tables:
+                table.add(piece)
+            progress(len(piece.items))
+        for table in tables:
+            table.finish()
+    except BaseException:
+        for table in tables:
+            table.abandon()
+        raise
+    shards = tuple(shard for table in tables for shard in table.finished)
+    return TaskResult(task.number, reader.read_counts, checksum % 2**64, shards)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tiered_index.service import index_view
 from tiered_index.service import reader as reader_module
+from tiered_index.service.reading import views
 from tiered_index.storage.deadline import remaining_s
 
 
@@ -17,5 +17,5 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         left_s = remaining_s()
         return None if left_s is None else min(left_s, 0.02)
 
-    for module in (reader_module, index_view):
+    for module in (reader_module, views):
         monkeypatch.setattr(module, "remaining_s", short_s)

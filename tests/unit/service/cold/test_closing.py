@@ -12,7 +12,7 @@ import pytest
 from tests.cold_index import ColdIndex, Read, Recorder, cold_index
 from tiered_index import IndexReader
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.log_records import StoredObject
+from tiered_index.service.log.records import StoredObject
 from tiered_index.storage.base import Storage
 
 

@@ -16,8 +16,9 @@ from tests.hanging import beside, until
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument
-from tiered_index.service import daemon_pool, index_view
 from tiered_index.service import reader as reader_module
+from tiered_index.service.reading import views
+from tiered_index.service.threads import pool
 from tiered_index.storage.deadline import remaining_s
 from tiered_index.testing.model import Answer
 from tiered_index.testing.storage_faults import FaultStorage
@@ -39,7 +40,7 @@ def storage(made: ColdIndex) -> FaultStorage:
 @pytest.fixture(autouse=True)
 def _short(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long for a log or at a close."""
-    monkeypatch.setattr(daemon_pool, "_CLOSE_S", 0.02)
+    monkeypatch.setattr(pool, "_CLOSE_S", 0.02)
 
 
 @pytest.fixture
@@ -109,9 +110,7 @@ def test_a_refresh_whose_lookup_is_out_of_time_is_read_to_the_end(made: ColdInde
     assert answers(reader.query("t", "all")) == made.expected("t", "all")
 
 
-def test_a_refresh_behind_a_lookup_is_counted_to_it(
-    storage: FaultStorage, reader: IndexReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refresh_behind_a_lookup_is_counted_to_it(storage: FaultStorage, reader: IndexReader, monkeypatch: pytest.MonkeyPatch) -> None:
     hang = storage.hang("list", name_prefix="log/")
     advance(reader)
     real = reader_module.wait
@@ -179,7 +178,7 @@ def test_who_waits_for_anothers_reading_has_a_budget_of_its_own(made: ColdIndex,
             return waits[-1]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(index_view, "remaining_s", patient_s)
+            patch.setattr(views, "remaining_s", patient_s)
             how = {"timeout_s": LONG_S, "allow_partial": True}
             poor = beside(lambda: reader.query("t", "all", gone.second_min * 1000, gone.second_max * 1000, max_requests=1, **how))
             until(lambda: view._waiting is not None)
@@ -248,7 +247,7 @@ def test_a_damaged_log_record_leaves_no_answer_complete(
     made: ColdIndex, storage: FaultStorage, beside_the_root: bool, timeout_s: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader_module, "remaining_s", remaining_s)
-    monkeypatch.setattr(index_view, "remaining_s", remaining_s)
+    monkeypatch.setattr(views, "remaining_s", remaining_s)
     clock = ManualClock(BASE_MS)
     with made.reader(storage, clock=clock, refresh_interval_s=10, root=made.root if beside_the_root else None) as reader:
         before = made.expected("t", "all")

@@ -15,9 +15,9 @@ from tests.merging import BASE_MS, Merging
 from tiered_index import IndexReader, Lookup
 from tiered_index.format.compacted import BLOCK_BYTES
 from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.batch_query import Found, QuestionBatch
-from tiered_index.service.gathered import Gathered
-from tiered_index.service.rows import row_dtype
+from tiered_index.service.answers.batch import Found, QuestionBatch
+from tiered_index.service.answers.matches import Gathered
+from tiered_index.service.answers.rows import row_dtype
 
 ENTRIES = 100_000
 

@@ -16,8 +16,7 @@ import pytest
 from tests.cold_index import ColdIndex, cold_index
 from tests.faults.small_disk import Mounts
 from tiered_index import IndexReader
-from tiered_index.service.cold.cache_folder import PIECE_BYTES, CacheFolder
-from tiered_index.service.cold.cache_room import CacheRoom
+from tiered_index.service.cold.disk_cache import PIECE_BYTES, CacheFolder, CacheRoom
 from tiered_index.storage.opening import open_storage
 from tiered_index.testing.model import Answer
 
@@ -112,9 +111,7 @@ def test_processes_share_a_cache(made: ColdIndex, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["trailer", "filter"])
-def test_no_flipped_byte_of_an_entry_is_believed(
-    made: ColdIndex, cache: Path, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_flipped_byte_of_an_entry_is_believed(made: ColdIndex, cache: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     path = entry(cache, made, kind)
     whole = path.read_bytes()
     other = "filter" if kind == "trailer" else "trailer"

@@ -12,9 +12,9 @@ from tests.cold_index import ColdIndex, Read, cold_index
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, StorageUnavailable
-from tiered_index.service import lost_objects
-from tiered_index.service.log_records import StoredObject
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import StoredObject
+from tiered_index.service.lookup import query
 from tiered_index.testing.model import Answer
 
 FILES = 12
@@ -72,7 +72,7 @@ def requests_of(result: QueryResult, outcome: str) -> int:
 def test_any_number_of_lost_objects_costs_one_pass_and_one_look_at_the_log(
     made: ColdIndex, reader: IndexReader, ask: Ask, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr(lost_objects, "LOG_RETRIES", 1)
+    monkeypatch.setattr(query, "LOG_RETRIES", 1)
     gone = made.stored[::2][:count] if count < FILES else made.stored
     lose(made, gone)
     result = ask(reader)
@@ -132,7 +132,7 @@ def test_a_lost_object_is_an_error_at_once_where_no_partial_answer_will_do(made:
 def test_a_log_that_moves_on_for_ever_ends_the_lookup(
     made: ColdIndex, reader: IndexReader, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lost_objects, "LOG_RETRIES", 3)
+    monkeypatch.setattr(query, "LOG_RETRIES", 3)
     stored = {one.name: one for one in made.stored}
     removed: list[str] = []
     lock = threading.Lock()

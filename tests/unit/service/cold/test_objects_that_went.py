@@ -11,11 +11,10 @@ from tests.cold_index import ColdIndex, cold_index, columns, publish, put
 from tests.staging import merge_all
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
-from tiered_index.service.cold import cache_room
-from tiered_index.service.cold.byte_cache import ByteCache
-from tiered_index.service.cold.cache_folder import CacheFolder
-from tiered_index.service.cold.cache_room import CacheRoom
+from tiered_index.service.cold import disk_cache
+from tiered_index.service.cold.disk_cache import CacheFolder, CacheRoom
 from tiered_index.service.cold.filters import Filters
+from tiered_index.service.cold.memory_cache import ByteCache
 
 FILES = 3
 MERGED_MS = 2_000_000_000_000
@@ -79,7 +78,7 @@ def test_damaged_entries_that_stay_are_forgotten(made: ColdIndex, tmp_path: Path
 
 def test_times_of_use_are_forgotten_once_they_say_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, written = 5.0, []
-    monkeypatch.setattr(cache_room.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(disk_cache.time, "monotonic", lambda: now_s)
     monkeypatch.setattr(os, "utime", lambda path: written.append(path.name))
     room = CacheRoom(tmp_path, 1 << 20)
     for step in range(300):

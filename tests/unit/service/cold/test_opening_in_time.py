@@ -16,8 +16,9 @@ from tests.hanging import beside, until
 from tiered_index import IndexReader
 from tiered_index.cli.main import run
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
-from tiered_index.service import daemon_pool, index_view, reader_parts
 from tiered_index.service import reader as reader_module
+from tiered_index.service.reading import parts, views
+from tiered_index.service.threads import pool
 from tiered_index.storage.base import Call, Storage
 from tiered_index.storage.deadline import remaining_s
 from tiered_index.storage.memory import MemoryStorage
@@ -47,7 +48,7 @@ class Closing(FaultStorage):
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon_pool, "_CLOSE_S", 0.02)
+    monkeypatch.setattr(pool, "_CLOSE_S", 0.02)
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def up_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Hang], None]:
             until(lambda: (left := sum(not future.done() for future in futures)) == 0 or (left == 1 and hang.entered.is_set()))
             return futures_wait(futures, 0)
 
-        monkeypatch.setattr(reader_parts, "wait", wait)
+        monkeypatch.setattr(parts, "wait", wait)
 
     return make
 
@@ -160,7 +161,7 @@ def test_a_prefix_whose_listing_hangs(below: Closing, up_at: Callable[[Hang], No
 
 def test_a_list_of_which_one_index_hangs(below: Closing, up_at: Callable[[Hang], None], monkeypatch: pytest.MonkeyPatch) -> None:
     opened = {name: Closing(PrefixedStorage(below, name)) for name in ("a", "b")}
-    monkeypatch.setattr(index_view, "open_storage", lambda uri, **_: opened[uri])
+    monkeypatch.setattr(views, "open_storage", lambda uri, **_: opened[uri])
     up_at(hang := below.hang("get", name_prefix="a/checkpoint/"))
     error = overdue(lambda: IndexReader.open(["b", "a"], timeout_s=LONG_S), hang)
     assert "while opening a: " in str(error)

@@ -19,8 +19,8 @@ from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import key_hash
 from tiered_index.format.trailer import Run
-from tiered_index.service.cold.byte_cache import ByteCache
-from tiered_index.service.cold.spans import spans_of
+from tiered_index.service.cold.memory_cache import ByteCache
+from tiered_index.service.cold.range_pool import spans_of
 from tiered_index.testing.model import Answer, ModelEntry, ReferenceModel
 
 FILES = 8
@@ -278,11 +278,7 @@ def test_a_batch_answers_what_single_lookups_answer(
     with made.reader(coalesce_gap_bytes=gap, block_cache_bytes=cached) as reader:
         made.storage.reset()
         answers = reader.query_many(asked)
-        assert all(
-            end <= start
-            for ranges in reads_of(made).values()
-            for (_, end), (start, _) in pairwise(ranges)
-        )
+        assert all(end <= start for ranges in reads_of(made).values() for (_, end), (start, _) in pairwise(ranges))
     for q, answer in zip(asked, answers, strict=True):
         alone = warm.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count)
         assert answer.items == alone.items

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from tests.cold_index import Recorder
-from tiered_index.service.merge.estimate import writing_requests
-from tiered_index.service.unpublished import Upload
+from tiered_index.service.lifecycle.pending_uploads import Upload
+from tiered_index.service.merge.run import writing_requests
 from tiered_index.storage.memory import MemoryStorage
 
 MIB = 1 << 20

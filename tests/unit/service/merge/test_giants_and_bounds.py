@@ -11,12 +11,11 @@ import pytest
 
 from tests.cold_index import Recorder
 from tests.merging import BASE_MS, HOUR_MS, Merging
-from tiered_index.service.log_records import StoredObject
-from tiered_index.service.merge import task as task_module
+from tiered_index.service.log.records import StoredObject
 from tiered_index.service.merge import writing
+from tiered_index.service.merge import writing as task_module
 from tiered_index.service.merge.plan import plan_merge
-from tiered_index.service.merge.publish import publish
-from tiered_index.service.merge.run import merge
+from tiered_index.service.merge.run import merge, publish
 from tiered_index.storage.memory import MemoryStorage
 
 PIECE = 200

@@ -10,12 +10,11 @@ import pytest
 
 from tests.cold_index import Recorder
 from tests.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
-from tiered_index.service.merge import cuts, writing
-from tiered_index.service.merge import task as task_module
-from tiered_index.service.merge.cuts import FULL_WINDOWS, cut_windows
-from tiered_index.service.merge.estimate import estimate
-from tiered_index.service.merge.run import merge
-from tiered_index.service.unpublished import Upload
+from tiered_index.service.lifecycle.pending_uploads import Upload
+from tiered_index.service.merge import plan, writing
+from tiered_index.service.merge import writing as task_module
+from tiered_index.service.merge.plan import FULL_WINDOWS, cut_windows
+from tiered_index.service.merge.run import estimate, merge
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import PriceTable
 
@@ -33,7 +32,7 @@ class TinyParts(MemoryStorage):
 def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the list of what all uploads hold together, after each write."""
     monkeypatch.setattr(writing, "_PART_BYTES", PART)
-    monkeypatch.setattr(cuts, "_HELD_BYTES", 2 * PART * FULL_WINDOWS)
+    monkeypatch.setattr(plan, "_HELD_BYTES", 2 * PART * FULL_WINDOWS)
     monkeypatch.setattr(task_module, "PIECE_ITEMS", 400)
     write, finish = Upload.write, Upload.finish
     by_upload: dict[int, int] = {}
@@ -130,7 +129,7 @@ def test_what_many_windows_share_is_cut_by_slots_rather_than_read_for_each() -> 
     size = 100 * (640 << 20) // 365
     spans = [(0, 364, 640 << 20)] * 100
     runs, groups = cut_windows(dict.fromkeys(range(365), size), spans, GIB, 10**6)
-    assert size // runs >= cuts._LEAST_BYTES and len(groups) <= 10
+    assert size // runs >= plan._LEAST_BYTES and len(groups) <= 10
     # where there are no more slots to cut, there are more groups
     few, many = cut_windows(dict.fromkeys(range(365), size), spans, GIB, 2)
     assert few <= 2 and len(many) > len(groups)

@@ -13,13 +13,12 @@ from tests.cold_index import Recorder
 from tests.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, Merging
 from tiered_index import Lookup
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable, TieredIndexError
-from tiered_index.service.compacted_file import CompactedFile
+from tiered_index.service.files.compacted import CompactedFile
+from tiered_index.service.files.window_table import WindowTable
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.merge.plan import MergeJob
-from tiered_index.service.merge.publish import MergeOvertaken, publish
-from tiered_index.service.merge.run import merge
-from tiered_index.service.merge.task import TaskResult, run_task
-from tiered_index.service.orphans import delete_orphans, find_orphans
-from tiered_index.service.window_table import WindowTable
+from tiered_index.service.merge.run import MergeOvertaken, merge, publish
+from tiered_index.service.merge.writing import TaskResult, run_task
 from tiered_index.testing.storage_faults import FaultStorage
 
 

@@ -13,10 +13,9 @@ from tests.cold_index import Read, Recorder
 from tests.merging import BASE_MS, DAY_S, HOUR_MS, Merging
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile
-from tiered_index.service.daemon_pool import NoThread
-from tiered_index.service.log_records import Genesis
+from tiered_index.service.log.records import Genesis
 from tiered_index.service.merge import plan as plan_module
-from tiered_index.service.side_by_side import by_threads, side_by_side
+from tiered_index.service.threads.pool import NoThread, by_threads, side_by_side
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
 

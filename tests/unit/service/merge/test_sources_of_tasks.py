@@ -6,7 +6,7 @@ from collections import Counter
 
 from tests.cold_index import Recorder
 from tests.merging import BASE_MS, DAY_MS, DAY_S, Merging
-from tiered_index.service.merge.estimate import estimate
+from tiered_index.service.merge.run import estimate
 from tiered_index.storage.metering import PriceTable
 
 _SHARD = 1 << 20

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.several_indexes import Cluster, Watched, rows
-from tiered_index.service import index_view
 from tiered_index.service import reader as reader_module
+from tiered_index.service.reading import views
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
@@ -42,6 +42,6 @@ def opened(monkeypatch):
         made.append(Watched(open_storage(uri, **options)))
         return made[-1]
 
-    for module in (index_view, reader_module):
+    for module in (views, reader_module):
         monkeypatch.setattr(module, "open_storage", watched)
     return made

@@ -10,7 +10,7 @@ import pytest
 from tests.several_indexes import BASE_MS, Cluster, rows
 from tiered_index import IndexItem, IndexReader, KeyedIndexItem, Lookup, column
 from tiered_index.errors import InvalidCursor
-from tiered_index.service.sources import source_number
+from tiered_index.service.reading.parts import source_number
 
 
 def test_one_order_whatever_the_order_of_the_sources(cluster, prefix):

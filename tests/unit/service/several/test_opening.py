@@ -10,7 +10,7 @@ import pytest
 from tests.several_indexes import Cluster, Watched, of, rows
 from tiered_index import IndexReader
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SchemaMismatch, StorageUnavailable
-from tiered_index.service import index_view
+from tiered_index.service.reading import views
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
@@ -77,7 +77,7 @@ def test_where_one_can_not_be_opened_none_stays_open(cluster, kth, monkeypatch):
         made.append(storage)
         return storage
 
-    monkeypatch.setattr(index_view, "open_storage", watched)
+    monkeypatch.setattr(views, "open_storage", watched)
     before = threading.active_count()
     with pytest.raises(StorageUnavailable):
         cluster.reader()

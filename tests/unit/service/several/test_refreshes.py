@@ -11,7 +11,7 @@ from tests.several_indexes import BASE_MS, of, rows
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, StorageUnavailable
-from tiered_index.service.index_view import IndexView
+from tiered_index.service.reading.views import IndexView
 
 LOG = "log/"
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.staging import Job, fill, found, holds, names_below, places, staged
 from tiered_index.errors import StorageMisconfigured, StorageUnavailable
-from tiered_index.service.orphans import delete_orphans, find_orphans
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.log.log import StorageLog
 from tiered_index.testing.disk_faults import SimulatedCrash
 from tiered_index.testing.storage_faults import FaultStorage
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.staging import Job, fill, holds, merge_all, staged
-from tiered_index.service.orphans import delete_orphans, find_orphans
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.testing.storage_faults import FaultStorage
 
 

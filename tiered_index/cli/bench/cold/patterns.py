@@ -18,7 +18,7 @@ from tiered_index.format.compacted import bare_slot_run
 from tiered_index.format.hashing import key_hash, normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Layout
 from tiered_index.format.trailer import Run
-from tiered_index.service.compacted_file import StorageBytes
+from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import PriceTable
 

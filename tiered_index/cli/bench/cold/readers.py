@@ -10,7 +10,7 @@ from tiered_index.cli.bench.cold.files import StoredFiles
 from tiered_index.cli.bench.messages import TOPIC
 from tiered_index.cli.bench.setting import require
 from tiered_index.config import IndexConfig
-from tiered_index.service.compacted_file import CompactedFile, StorageBytes
+from tiered_index.service.files.compacted import CompactedFile, StorageBytes
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.base import Storage
 

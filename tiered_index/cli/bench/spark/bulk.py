@@ -30,8 +30,8 @@ from tiered_index.cli.bench.spark.plans import plan_costs, questions_for
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.service.cold.path import ColdSettings
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.reader import IndexReader
-from tiered_index.service.storage_log import StorageLog
 from tiered_index.spark import build, look_up
 from tiered_index.spark.lookup_files import write_answers
 from tiered_index.storage.opening import open_storage

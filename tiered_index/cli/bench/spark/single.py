@@ -20,8 +20,8 @@ from tiered_index.cli.bench.spark.job import copy_of, merge_options
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.service.index import IndexService
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import merge
-from tiered_index.service.storage_log import StorageLog
 from tiered_index.storage.local.storage import LocalStorage
 
 __all__ = ["build_alone", "merge_alone"]

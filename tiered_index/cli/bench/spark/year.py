@@ -22,10 +22,10 @@ from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.names import data_name, new_file_id
 from tiered_index.format.trailer import Tail
-from tiered_index.service.log_records import Genesis, LogRecord, LogState, StoredObject
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import Genesis, LogRecord, LogState, StoredObject
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.service.reader import IndexReader
-from tiered_index.service.storage_log import StorageLog
 from tiered_index.storage.memory import MemoryStorage
 
 __all__ = ["DAY_S", "MONTH_S", "YearOfFiles", "year_table"]

@@ -1,0 +1,319 @@
+"""Many lookups at once: every key is hashed in one pass, every file is read once, each byte of it at most once.
+
+`QuestionBatch` holds the lookups as columns. A file answers with (question, row) pairs; those of all files are brought into answer order
+and cut per question while they come in (`gathered`). Answers equal those of single queries; they are made into objects only when they
+are looked at. Memory: some 100 bytes an answer and 60 a question. Threads: a batch belongs to one call; results may be shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.format.bloom import filter_hashes
+from tiered_index.format.hashing import code_units, hash_batch, normal_hashes
+from tiered_index.format.schema import Schema
+from tiered_index.service.answers.rows import Array, encode_cursor, order_key, query_digest, row_dtype, settled
+from tiered_index.service.answers.validation import check_key, check_range, check_topic
+from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem, Lookup, QueryResult, Status
+
+__all__ = ["MAX_PAIRS", "NEVER", "PAIRS_AT_A_TIME", "Found", "QueryResults", "QuestionBatch", "TooManyPairs", "best_answers", "first_rows"]
+
+MAX_PAIRS = 1 << 22
+"""Pairs of items and questions that one `join` may make: 200 MiB."""
+NEVER = -(2**63)
+"""A second before all others."""
+PAIRS_AT_A_TIME = 1 << 16
+"""Pairs that `pairs` makes at a time: some 8 MiB."""
+
+
+class TooManyPairs(Exception):
+    """Internal: `join` was asked for more than `MAX_PAIRS`; `pairs` has no bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one file holds for a batch: row i answers question `questions[i]`; times and identities are not looked at yet."""
+
+    questions: npt.NDArray[np.int64]
+    rows: Array
+
+
+class QuestionBatch:
+    """n validated lookups. Raises `InvalidArgument` naming the first bad one."""
+
+    def __init__(self, lookups: Sequence[Lookup]) -> None:
+        for topic in [q.topic for q in lookups if type(q.topic) is not str]:
+            check_topic(topic)
+        place = {topic: i for i, topic in enumerate(dict.fromkeys([q.topic for q in lookups]))}
+        for topic in place:
+            check_topic(topic)
+        self.lookups = lookups
+        self.topics = list(place)
+        self.topic_index = np.fromiter([place[q.topic] for q in lookups], np.int64, len(lookups))
+        self.second_min, self.second_max, self.max_count = _ranges(lookups)
+        keys = [q.key for q in lookups]
+        try:
+            units = code_units(keys)
+        except (TypeError, ValueError):  # Arrow's errors are among them; ours names the key
+            for key in keys:
+                check_key(key)
+            raise
+        for number in np.flatnonzero((units.lengths == 0) | (units.lengths > MAX_KEY_UNITS))[:1]:
+            check_key(keys[number])
+        self.key_hash, self.fingerprint = hash_batch(self.topics or ["-"], self.topic_index, units)
+
+    def __len__(self) -> int:
+        return len(self.lookups)
+
+    @cached_property
+    def _by_hash(self) -> npt.NDArray[np.int64]:
+        return np.argsort(self.key_hash, kind="stable")
+
+    @cached_property
+    def keyed_filter_hashes(self) -> npt.NDArray[np.uint64]:
+        """What filters of files with fingerprints are asked (u64, n)."""
+        return filter_hashes(self.key_hash, self.fingerprint)
+
+    @cached_property
+    def plain_filter_hashes(self) -> npt.NDArray[np.uint64]:
+        """What filters of files without fingerprints are asked (u64, n)."""
+        return filter_hashes(self.key_hash, None)
+
+    @cached_property
+    def _sorted_hashes(self) -> npt.NDArray[np.int32]:
+        return self.key_hash[self._by_hash]
+
+    @cached_property
+    def _asked(self) -> npt.NDArray[np.bool_]:
+        """Which values of the hashes' lower bits are asked for; 16 to 32 bytes a question."""
+        asked = np.zeros(1 << max(16, len(self).bit_length() + 4), bool)
+        asked[self.key_hash & (len(asked) - 1)] = True
+        return asked
+
+    def join(self, hashes: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the (item, question) pairs whose hashes are equal, for stored hashes (n). Raises `TooManyPairs`."""
+        items, first, counts = self._matches(hashes, self._sorted_hashes, few=False)
+        if int(counts.sum()) > MAX_PAIRS and len(self) > 1:
+            raise TooManyPairs
+        return _expanded(items, first, counts, self._by_hash)
+
+    def matched(self, hashes: Array, among: npt.NDArray[np.int64] | None = None) -> tuple[npt.NDArray[np.int64], int]:
+        """Return which stored hashes (of n) are asked for, by the questions `among` or by any, and how many pairs `pairs` would make."""
+        items, _, counts = self._matches(hashes, self._ordered(among)[1], few=among is not None)
+        return items, int(counts.sum())
+
+    def pairs(
+        self, hashes: Array, among: npt.NDArray[np.int64] | None = None
+    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Yield what `join` returns a bounded number of pairs at a time, at least those of one item; only of the questions `among`."""
+        by_hash, sorted_hashes = self._ordered(among)
+        items, first, counts = self._matches(hashes, sorted_hashes, few=among is not None)
+        ends = np.cumsum(counts)
+        start = 0
+        while start < len(items):
+            most = int(ends[start] - counts[start]) + PAIRS_AT_A_TIME
+            stop = max(start + 1, int(np.searchsorted(ends, most, "right")))
+            yield _expanded(items[start:stop], first[start:stop], counts[start:stop], by_hash)
+            start = stop
+
+    def _ordered(self, among: npt.NDArray[np.int64] | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        if among is None:
+            return self._by_hash, self._sorted_hashes
+        by_hash = among[np.argsort(self.key_hash[among], kind="stable")]
+        return by_hash, self.key_hash[by_hash]
+
+    def _matches(self, hashes: Array, sorted_hashes: npt.NDArray[np.int32], *, few: bool) -> tuple[npt.NDArray[np.int64], ...]:
+        """Return the items (of n) whose hash is asked for, and for each the first of `sorted_hashes` that equals it and how many do.
+
+        Most items are nobody's: one look at a small table tells, and only the rest are searched for. Memory: 4 bytes an item.
+        """
+        stored = normal_hashes(hashes)
+        items = np.arange(len(stored)) if few else np.flatnonzero(self._asked[stored & (len(self._asked) - 1)])
+        stored = stored[items]
+        first = np.searchsorted(sorted_hashes, stored, "left")
+        counts = np.searchsorted(sorted_hashes, stored, "right") - first
+        equal = np.flatnonzero(counts)
+        return items[equal], first[equal], counts[equal]
+
+    def select(
+        self,
+        items: Array | Mapping[str, Array],
+        questions: npt.NDArray[np.int64],
+        seconds: npt.NDArray[np.int64],
+        topic_pairs: Iterable[tuple[int, str]] | None,
+        schema: Schema,
+    ) -> Found:
+        """Return what of matching `items` (m, as stored, or columns of that names) really answers `questions` (m).
+
+        `topic_pairs` are the (id, name) pairs of the file; None where it has no table.
+        """
+        keep = (seconds >= self.second_min[questions]) & (seconds <= self.second_max[questions])
+        if schema.keyed:
+            keep &= items["fingerprint"] == self.fingerprint[questions]
+        if topic_pairs is not None:
+            place = {topic: i for i, topic in enumerate(self.topics)}
+            allowed = np.array([place[name] << 32 | topic_id for topic_id, name in topic_pairs if name in place], np.int64)
+            asked = self.topic_index[questions] << 32 | items["topic_id"].astype(np.int64)
+            keep &= asked == allowed[0] if len(allowed) == 1 else np.isin(asked, allowed)
+        kept = np.flatnonzero(keep)
+        rows = np.empty(len(kept), row_dtype(schema))
+        rows["second"] = seconds[kept]
+        rows["key_hash"] = self.key_hash[questions[kept]]
+        for name in rows.dtype.names or ():
+            if name not in ("second", "key_hash"):
+                rows[name] = items[name][kept]
+        return Found(questions[kept], rows)
+
+    def overlapping(self, second_min: int, second_max: int) -> npt.NDArray[np.int64]:
+        """Return the questions whose range overlaps a file's."""
+        return np.flatnonzero((self.second_min <= second_max) & (self.second_max >= second_min))
+
+    def page_ends(self, questions: npt.NDArray[np.int64], found: Found) -> npt.NDArray[np.int64]:
+        """Return the second of the answer behind each question's page (n), `NEVER` where none is found yet.
+
+        `found` are the first rows of the questions, by question and in answer order (`first_rows`).
+        """
+        most = self.max_count[questions]
+        starts = np.searchsorted(found.questions, questions)
+        enough = np.searchsorted(found.questions, questions, "right") - starts > most
+        ends = np.full(len(questions), NEVER)
+        ends[enough] = found.rows["second"][starts[enough] + most[enough]]
+        return ends
+
+
+def _expanded(items: Array, first: Array, counts: Array, by_hash: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    ends = np.cumsum(counts)
+    within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
+    return np.repeat(items, counts), by_hash[np.repeat(first, counts) + within]
+
+
+def _ranges(lookups: Sequence[Lookup]) -> tuple[npt.NDArray[np.int64], ...]:
+    """Return first and last second and count of each lookup, by the rules of `check_range`."""
+    lows = [0 if q.begin_ms is None else q.begin_ms for q in lookups]
+    highs = [MAX_TIMESTAMP_MS if q.end_ms is None else q.end_ms for q in lookups]
+    counts = [q.max_count for q in lookups]
+    if set(map(type, lows)) | set(map(type, highs)) | set(map(type, counts)) <= {int}:
+        try:
+            low, high, count = (np.array(values, np.int64) for values in (lows, highs, counts))
+        except OverflowError:  # numbers beyond 64 bits are looked at one by one
+            pass
+        else:
+            if (low <= high).all() and (count >= 1).all():
+                return low // 1000, high // 1000, count
+    checked = [check_range(q.begin_ms, q.end_ms, q.max_count, f"lookup {i}: ") for i, q in enumerate(lookups)]
+    table = np.array([(low, high, min(count, 2**62)) for low, high, count in checked], np.int64).reshape(-1, 3)
+    return table[:, 0], table[:, 1], table[:, 2]
+
+
+def best_answers(batch: QuestionBatch, parts: list[Found], schema: Schema) -> tuple[Array, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return the answers of all questions in order, where each question's start (n + 1), and which questions have more than asked."""
+    found, counts = first_rows(batch.max_count, parts, schema)
+    ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.minimum(counts, batch.max_count))))
+    return found.rows, ends, counts > batch.max_count
+
+
+def first_rows(limits: npt.NDArray[np.int64], parts: Sequence[Found], schema: Schema) -> tuple[Found, npt.NDArray[np.int64]]:
+    """Return the first rows of each question in answer order, different identities, at most `limits` (n); and how many there were.
+
+    Questions are in order. What is left of several lots, put together, has the same first rows as all of them.
+    """
+    questions = np.concatenate([part.questions for part in parts]) if parts else np.zeros(0, np.int64)
+    rows = np.concatenate([part.rows for part in parts]) if parts else np.empty(0, row_dtype(schema))
+    order = np.argsort(questions, kind="stable")
+    questions, rows = questions[order], rows[order]
+    # a question with one row needs neither order nor identity, and most have one
+    shared = np.flatnonzero(np.bincount(questions, minlength=len(limits))[questions] > 1)
+    if len(shared):
+        part, asked = rows[shared], questions[shared]
+        identity = [part[name] for name in reversed(schema.identity_extra)]
+        part = part[np.lexsort([*settled(part, schema), *identity, part["queue_id"], ~part["offset"], -part["second"], asked])]
+        rows[shared] = part
+        # one identity is one answer: the first in order is kept
+        columns = [part[name] for name in ("offset", "queue_id", *schema.identity_extra)]
+        same = np.lexsort([np.arange(len(part)), *columns, asked])
+        equal = asked[same][1:] == asked[same][:-1]
+        for values in columns:
+            equal &= values[same][1:] == values[same][:-1]
+        kept = np.ones(len(rows), bool)
+        kept[shared[same[1:][equal]]] = False
+        questions, rows = questions[kept], rows[kept]
+    starts = np.searchsorted(questions, np.arange(len(limits) + 1))
+    rank = np.arange(len(rows)) - starts[:-1][questions]
+    kept = rank < limits[questions]
+    return Found(questions[kept], rows[kept]), np.diff(starts)
+
+
+class QueryResults(Sequence[QueryResult]):
+    """The answers of a batch, in the order of its lookups; each `QueryResult` is made when it is looked at.
+
+    `explain` is that of the whole batch, and so is each result's, but for lookups with a cursor, which are asked alone. `failed` names
+    files that could not be read, where that was allowed.
+    """
+
+    def __init__(
+        self,
+        batch: QuestionBatch,
+        rows: Array,
+        starts: npt.NDArray[np.int64],
+        more: npt.NDArray[np.bool_],
+        failed: Sequence[FileReport],
+        explain: Explain,
+        schema: Schema,
+        make: Callable[[str, tuple[Any, ...]], IndexItem],
+        pages: Mapping[int, QueryResult],
+    ) -> None:
+        self._batch = batch
+        self._pages = pages
+        self._rows = rows
+        self._starts = starts
+        self._more = more
+        self._schema = schema
+        self._make = make
+        self._failed = tuple(failed)
+        reports = {(report.source, report.file): report for report in [*failed, *(r for page in pages.values() for r in page.failed)]}
+        self.failed = tuple(reports.values())
+        self.explain = explain
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """How many answers each lookup has (i64, n)."""
+        counts = np.diff(self._starts)
+        for number, page in self._pages.items():
+            counts[number] = len(page)
+        return counts
+
+    @overload
+    def __getitem__(self, index: int) -> QueryResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[QueryResult]: ...
+    def __getitem__(self, index: int | slice) -> QueryResult | list[QueryResult]:
+        if isinstance(index, slice):
+            return [self._result(i) for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return self._result(index % len(self))
+
+    def __iter__(self) -> Iterator[QueryResult]:
+        return map(self._result, range(len(self)))
+
+    def _result(self, number: int) -> QueryResult:
+        if number in self._pages:
+            return self._pages[number]
+        q = self._batch.lookups[number]
+        rows = self._rows[self._starts[number] : self._starts[number + 1]]
+        low, high = int(self._batch.second_min[number]), int(self._batch.second_max[number])
+        failed = tuple(report for report in self._failed if report.begin_ms // 1000 <= high and report.end_ms // 1000 >= low)
+        more = bool(self._more[number])
+        status: Status = "partial" if failed else "truncated" if more else "complete"
+        cursor = encode_cursor(order_key(rows[-1], self._schema), query_digest(q.topic, q.key, low, high)) if more else None
+        items: tuple[Any, ...] = tuple(self._make(q.topic, row) for row in rows.tolist())
+        return QueryResult(items=items, status=status, cursor=cursor, failed=failed, explain=self.explain)

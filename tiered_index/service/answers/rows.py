@@ -1,0 +1,267 @@
+"""Rows: entries on their way to an answer, in one native-order structured array whatever file they came from.
+
+A row is a compacted item with `second` (epoch seconds) in place of the difference. Selection, answer order, identity and paging are
+defined here, once, for every kind of file. Pure functions over arrays; safe under threads.
+
+Cursors: where a page of answers ended, as text. Stateless: they survive compaction, upload, merge and restarts.
+
+A cursor holds the order key of the last answer, a digest of the query it belongs to, and a CRC32 against tampering by accident.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import InvalidCursor, SchemaMismatch
+from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.schema import Schema
+from tiered_index.types import IndexItem
+
+__all__ = [
+    "OrderKey",
+    "Question",
+    "check_schema",
+    "concatenate",
+    "decode_cursor",
+    "encode_cursor",
+    "first_answers",
+    "item_maker",
+    "query_digest",
+    "row_dtype",
+    "rows_of_columns",
+    "select_few",
+    "select_items",
+]
+
+Array = npt.NDArray[Any]
+OrderKey = tuple[int, ...]
+"""(second, offset, queue_id, further identity columns): where a page ended."""
+_FEW = 16
+# items that plain Python brings into rows sooner than NumPy does
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A validated lookup: hashes instead of the key, inclusive epoch seconds, and the order key that the page starts after."""
+
+    topic: str
+    key: str
+    key_hash: int
+    fingerprint: int
+    second_min: int
+    second_max: int
+    max_count: int
+    after: OrderKey | None = None
+
+
+@cache
+def row_dtype(schema: Schema) -> np.dtype[Any]:
+    """Return the dtype of rows for a schema."""
+    columns = [("second", "i8"), ("key_hash", "i4"), ("topic_id", "i4"), ("queue_id", "i4"), ("offset", "i8"), ("size", "i4")]
+    return np.dtype(columns + [(c.name, np.dtype(c.dtype).newbyteorder("=").str) for c in schema.extra])
+
+
+def select_items(items: Array, begin_s: int, question: Question, topic_ids: frozenset[int] | None, schema: Schema) -> Array:
+    """Return the rows of `items` (structured, n; entries or compacted items of one file) that answer `question`, in no order.
+
+    `begin_s` is the file's begin second. `topic_ids` narrows to the topic's ids in that file; None where the file has no table.
+    """
+    places = np.flatnonzero(normal_hashes(items["key_hash"]) == question.key_hash)
+    if len(places) <= _FEW:
+        return select_few(items[places], begin_s, question, topic_ids, schema)
+    if len(places) and schema.keyed:
+        places = places[items["fingerprint"][places] == question.fingerprint]
+    if len(places) and topic_ids is not None:
+        places = places[_is_one_of(items["topic_id"][places], topic_ids)]
+    picked = items[places]
+    rows = np.empty(len(picked), row_dtype(schema))
+    rows["second"] = begin_s + picked["time_diff_s"].astype(np.int64)
+    for name in rows.dtype.names or ():
+        if name != "second":
+            rows[name] = picked[name]
+    rows["key_hash"] = question.key_hash
+    return _in_question(rows, question, schema)
+
+
+def select_few(items: Array, begin_s: int, question: Question, topic_ids: frozenset[int] | None, schema: Schema) -> Array:
+    """Do as `select_items` for a handful of items whose hash is known to match; plain Python is the faster way then."""
+    columns = len(schema.extra)
+    fingerprint = 6 + [c.name for c in schema.extra].index("fingerprint") if schema.keyed else -1
+    kept = []
+    for values in items.tolist():
+        second = begin_s + values[5]
+        if (
+            question.second_min <= second <= question.second_max
+            and (topic_ids is None or values[1] in topic_ids)
+            and (fingerprint < 0 or values[fingerprint] == question.fingerprint)
+        ):
+            kept.append((second, question.key_hash, *values[1:5], *values[6 : 6 + columns]))
+    rows = np.array(kept, row_dtype(schema))
+    return _in_question(rows, question, schema) if question.after is not None else rows
+
+
+def rows_of_columns(columns: Mapping[str, Array], question: Question, topic_ids: frozenset[int], schema: Schema) -> Array:
+    """Return the rows of buffered columns (native order, `second` among them) that answer `question`, in no order."""
+    places = np.flatnonzero(columns["key_hash"] == question.key_hash)
+    if len(places) and schema.keyed:
+        places = places[columns["fingerprint"][places] == question.fingerprint]
+    if len(places):
+        places = places[_is_one_of(columns["topic_id"][places], topic_ids)]
+    rows = np.empty(len(places), row_dtype(schema))
+    for name in rows.dtype.names or ():
+        rows[name] = columns[name][places]
+    return _in_question(rows, question, schema)
+
+
+def _is_one_of(values: Array, topic_ids: frozenset[int]) -> Array:
+    """Return which values are among `topic_ids`; a topic has one id nearly always, which needs no sort as `np.isin` does."""
+    if len(topic_ids) == 1:
+        (only,) = topic_ids
+        return values == only  # type: ignore[no-any-return]
+    return np.isin(values, list(topic_ids))
+
+
+def _in_question(rows: Array, question: Question, schema: Schema) -> Array:
+    rows = rows[(rows["second"] >= question.second_min) & (rows["second"] <= question.second_max)]
+    if question.after is None or not len(rows):
+        return rows
+    # strictly after in (second desc, offset desc, queue_id asc, ...): compare column by column while all before are equal
+    later = np.zeros(len(rows), bool)
+    equal = np.ones(len(rows), bool)
+    names = ("second", "offset", "queue_id", *schema.identity_extra)
+    if len(names) != len(question.after):
+        raise SchemaMismatch(f"a file tells entries apart by {names}, the index by {len(question.after)} columns: it is not of this index")
+    for name, bound in zip(names, question.after, strict=True):
+        values = rows[name]
+        later |= equal & (values < bound if name in ("second", "offset") else values > bound)
+        equal &= values == bound
+    return rows[later]
+
+
+def concatenate(parts: list[Array], schema: Schema) -> Array:
+    """Return the rows of all parts in one array."""
+    filled = [part for part in parts if len(part)]
+    if len(filled) == 1:
+        return filled[0]
+    return np.concatenate(filled) if filled else np.empty(0, row_dtype(schema))
+
+
+def check_schema(rows: Array, schema: Schema, file: str) -> None:
+    """Raise `SchemaMismatch` where the rows of a file have other columns than the index."""
+    if rows.dtype != row_dtype(schema):
+        raise SchemaMismatch(f"{file} stores the columns {rows.dtype.names}, the index {row_dtype(schema).names}: it is not of this index")
+
+
+def first_answers(rows: Array, schema: Schema, limit: int) -> Array:
+    """Return the first `limit` answers in order: second desc, offset desc, queue_id asc; equal identities are one answer.
+
+    Of entries with one identity the newest is kept; `settled` decides what else may differ.
+    """
+    if len(rows) <= 1:
+        return rows[:limit]
+    identity = ("queue_id", "offset", *schema.identity_extra)
+    keys = settled(rows, schema)
+    keys += [rows[name] for name in reversed(schema.identity_extra)]
+    keys += [rows["queue_id"], ~rows["offset"], -rows["second"]]
+    rows = rows[np.lexsort(keys)]
+    _, first = np.unique(rows[list(identity)], return_index=True)
+    kept = np.sort(first)
+    return rows[kept[:limit]]
+
+
+def settled(rows: Array, schema: Schema) -> list[Array]:
+    """Return sort keys (last one first, as `np.lexsort` takes them) that settle entries of one identity and second.
+
+    The greater size is kept, then the greater further columns, then the greater topic id: so no answer depends on where entries lie.
+    """
+    keys: list[Array] = [-rows["topic_id"].astype(np.int64)]
+    for c in reversed(schema.caller_columns):
+        if not c.identity:
+            # ranks can be negated, whatever the column's type
+            keys.append(-np.unique(rows[c.name], return_inverse=True)[1])
+    keys.append(-rows["size"].astype(np.int64))
+    return keys
+
+
+def order_key(row: Any, schema: Schema) -> OrderKey:
+    """Return the order key of one row."""
+    return tuple(int(row[name]) for name in ("second", "offset", "queue_id", *schema.identity_extra))
+
+
+def item_maker(
+    schema: Schema, item_type: type[IndexItem], sources: Mapping[int, str] | None = None
+) -> Callable[[str, tuple[Any, ...]], IndexItem]:
+    """Return a function (topic, row as a tuple) -> answer of `item_type`; the answer is a copy and refers to no file.
+
+    With `sources` the last column is the number of the row's index, and the answer's `source` its name.
+    """
+    extra = [c.name for c in schema.extra]
+    if sources is not None:
+        extra[-1] = "source"
+
+    def make(topic: str, row: tuple[Any, ...]) -> IndexItem:
+        second, key_hash, topic_id, queue_id, offset, size, *more = row
+        if sources is not None:
+            more[-1] = sources[more[-1]]
+        return item_type(
+            topic=topic,
+            topic_id=topic_id,
+            queue_id=queue_id,
+            offset=offset,
+            size=size,
+            timestamp_ms=second * 1000,
+            key_hash=key_hash,
+            **dict(zip(extra, more, strict=True)),
+        )
+
+    return make
+
+
+_VERSION = 1
+
+
+def query_digest(topic: str, key: str, second_min: int, second_max: int) -> str:
+    """Return 16 hexadecimal digits that tell one query from another; `max_count` may change between pages."""
+    text = json.dumps([topic, key, second_min, second_max])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def encode_cursor(after: OrderKey, digest: str) -> str:
+    """Return the cursor for the page after `after`."""
+    body = json.dumps([_VERSION, digest, *after], separators=(",", ":")).encode()
+    return base64.urlsafe_b64encode(zlib.crc32(body).to_bytes(4, "big") + body).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str, digest: str, columns: int) -> OrderKey:
+    """Return the order key (`columns` integers) in a cursor; raises `InvalidCursor` where it was altered or is another query's."""
+    if not isinstance(cursor, str):
+        raise InvalidCursor(f"a cursor is text, not {type(cursor).__name__}")
+    try:
+        raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        body = raw[4:]
+        if zlib.crc32(body) != int.from_bytes(raw[:4], "big"):
+            raise InvalidCursor(f"cursor {cursor[:40]!r} was altered: its checksum does not match")
+        version, stored, *after = json.loads(body)
+        canonical = encode_cursor(tuple(after), stored) == cursor
+    except (binascii.Error, ValueError, TypeError, RecursionError) as error:
+        raise InvalidCursor(f"not a cursor: {cursor[:40]!r}") from error
+    if version != _VERSION:
+        raise InvalidCursor(f"cursor {cursor[:40]!r} is of version {version}, this reader knows version {_VERSION}")
+    if stored != digest:
+        raise InvalidCursor("this cursor belongs to another query: topic, key and range must be those it came with")
+    if not canonical:
+        raise InvalidCursor(f"cursor {cursor[:40]!r} was altered: it is not spelled as it was given out")
+    if len(after) != columns or not all(type(value) is int and abs(value) < 2**64 for value in after):
+        raise InvalidCursor(f"cursor {cursor[:40]!r} does not fit the index's schema")
+    return tuple(after)

@@ -1,0 +1,387 @@
+"""What a caller may pass: topics, keys, numbers, batches. Everything is checked before anything is changed.
+
+Limits: topic 1..1,024 and key 1..32,767 UTF-16 code units (a topic not only of blanks); `queue_id` and `size` 0..2**31-1, `offset`
+0..2**63-1, `timestamp_ms` 0..253,402,300,799,999 (the year 9999).
+
+Columns: entries on their way into a file, hashed. Pure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.hashing import CodeUnits, code_units, hash_batch
+from tiered_index.format.schema import Column, Schema
+from tiered_index.service.answers.topics import TopicTable
+from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS, Lookup
+
+__all__ = [
+    "Columns",
+    "batch_columns",
+    "check_integer",
+    "check_key",
+    "check_keys",
+    "check_lookups",
+    "check_number",
+    "check_position",
+    "check_range",
+    "check_topic",
+    "hash_columns",
+    "is_plain",
+    "message_row",
+    "milliseconds",
+]
+
+Columns = dict[str, npt.NDArray[Any]]
+"""Native-order columns of equal length: `second`, `key_hash`, `topic_id`, `queue_id`, `offset`, `size`, and the schema's extra ones."""
+
+
+def hash_columns(topics: Sequence[str], topic_index: npt.NDArray[Any], keys: CodeUnits, schema: Schema) -> Columns:
+    """Return `key_hash` and, for a keyed schema, `fingerprint` of n rows; arguments as `hash_batch`."""
+    hashes, fingerprints = hash_batch(topics, topic_index, keys, fingerprints=schema.keyed)
+    return {"key_hash": hashes, "fingerprint": fingerprints} if schema.keyed else {"key_hash": hashes}
+
+
+_LIMITS = {
+    "queue_id": 2**31 - 1, "offset": 2**63 - 1, "size": 2**31 - 1, "timestamp_ms": MAX_TIMESTAMP_MS, "topic_id": 2**31 - 1,
+    "source_position": 2**63 - 1,
+}  # fmt: skip
+_BATCH_NUMBERS = ("queue_id", "offset", "size", "timestamp_ms")
+
+
+def _units(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+def check_topic(topic: object) -> str:
+    """Return a valid topic or raise `InvalidArgument`."""
+    if not isinstance(topic, str):
+        raise InvalidArgument(f"topic must be text, not {type(topic).__name__}")
+    if not topic.strip():
+        raise InvalidArgument("topic is empty")
+    if len(topic) * 2 > MAX_TOPIC_UNITS and _units(topic) > MAX_TOPIC_UNITS:
+        raise InvalidArgument(f"topic {topic[:40]!r}... has {_units(topic):,} UTF-16 code units; the limit is {MAX_TOPIC_UNITS:,}")
+    return topic
+
+
+def check_key(key: object) -> str:
+    """Return a valid key or raise `InvalidArgument`."""
+    if not isinstance(key, str):
+        raise InvalidArgument(f"a key must be text, not {type(key).__name__}")
+    if not key:
+        raise InvalidArgument("a key is empty")
+    if len(key) * 2 > MAX_KEY_UNITS and _units(key) > MAX_KEY_UNITS:
+        raise InvalidArgument(f"key {key[:40]!r}... has {_units(key):,} UTF-16 code units; the limit is {MAX_KEY_UNITS:,}")
+    return key
+
+
+def check_keys(keys: str | Iterable[str]) -> list[str]:
+    """Return the keys of one message, each once, in order."""
+    if isinstance(keys, str):
+        return [check_key(keys)]
+    try:
+        return list(dict.fromkeys(check_key(key) for key in keys))
+    except TypeError as error:
+        raise InvalidArgument(f"keys must be text or an iterable of text, not {keys!r:.80}") from error
+
+
+def check_integer(name: str, value: Any) -> int:
+    """Return `value`, Python's or NumPy's, as an integer, or raise `InvalidArgument`."""
+    if isinstance(value, bool):
+        raise InvalidArgument(f"{name} must be an integer, not {value!r}")
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise InvalidArgument(f"{name} must be an integer, not {value!r:.80}") from error
+
+
+def check_number(name: str, value: Any) -> int:
+    """Return `value` as an integer within the limits of `name`, or raise `InvalidArgument`."""
+    number = check_integer(name, value)
+    if not 0 <= number <= _LIMITS[name]:
+        raise InvalidArgument(f"{name} {number} is outside 0..{_LIMITS[name]}")
+    return number
+
+
+def is_plain(keys: object, queue_id: object, offset: object, size: object, timestamp_ms: object) -> bool:
+    """Return whether a message is certainly valid: one key of moderate length and plain integers in range. False decides nothing."""
+    return (
+        type(keys) is str
+        and 0 < len(keys) <= MAX_KEY_UNITS // 2  # each character has at most two code units
+        and type(queue_id) is int
+        and type(offset) is int
+        and type(size) is int
+        and type(timestamp_ms) is int
+        and 0 <= queue_id < 2**31
+        and 0 <= offset < 2**63
+        and 0 <= size < 2**31
+        and 0 <= timestamp_ms <= MAX_TIMESTAMP_MS
+    )
+
+
+def check_range(begin_ms: Any, end_ms: Any, max_count: Any, which: str = "") -> tuple[int, int, int]:
+    """Return a lookup's inclusive range in epoch seconds, None being no bound, and its count; `which` begins the text of an error."""
+    low = 0 if begin_ms is None else check_integer(f"{which}begin_ms", begin_ms)
+    high = MAX_TIMESTAMP_MS if end_ms is None else check_integer(f"{which}end_ms", end_ms)
+    count = check_integer(f"{which}max_count", max_count)
+    if low > high:
+        raise InvalidArgument(f"{which}begin_ms {low} is after end_ms {high}")
+    if count < 1:
+        raise InvalidArgument(f"{which}max_count must be at least 1, not {count}")
+    return max(low, -(2**63)) // 1000, min(high, 2**63 - 1) // 1000, count
+
+
+def check_lookups(lookups: Iterable[Lookup]) -> list[Lookup]:
+    """Return the lookups of a batch as a list, or raise `InvalidArgument`."""
+    try:
+        asked = list(lookups)
+    except TypeError as error:
+        raise InvalidArgument(f"lookups must be an iterable of Lookup, not {lookups!r:.80}") from error
+    for number, lookup in enumerate(asked):
+        if not isinstance(lookup, Lookup):
+            raise InvalidArgument(f"lookup {number} is no Lookup but {lookup!r:.80}")
+    return asked
+
+
+def check_position(source: object, position: object) -> tuple[str | None, int | None]:
+    """Return a valid (source, position) pair: both or neither."""
+    if source is None and position is None:
+        return None, None
+    if not isinstance(source, str) or not source:
+        raise InvalidArgument("source must be a non-empty text where source_position is given, and the other way round")
+    return source, check_number("source_position", position)
+
+
+def message_row(
+    topic: object, queue_id: Any, offset: Any, size: Any, timestamp_ms: Any, extra: Mapping[str, Any], schema: Schema
+) -> tuple[str, int, int, int, int, tuple[Any, ...]]:
+    """Return (topic, queue_id, offset, size, second, caller columns) of one message, checked."""
+    names = [c.name for c in schema.caller_columns]
+    if unknown := [name for name in extra if name not in names]:
+        raise InvalidArgument(f"schema {schema.name} has no column {unknown[0]!r}" + (f"; it has {names}" if names else ""))
+    if missing := [name for name in names if name not in extra]:
+        raise InvalidArgument(f"column {missing[0]!r} of schema {schema.name} is missing")
+    return (
+        check_topic(topic),
+        check_number("queue_id", queue_id),
+        check_number("offset", offset),
+        check_number("size", size),
+        check_number("timestamp_ms", timestamp_ms) // 1000,
+        tuple(_extra_value(c, extra[c.name]) for c in schema.caller_columns),
+    )
+
+
+def _extra_value(column: Column, value: Any) -> Any:
+    dtype = np.dtype(column.dtype)
+    try:
+        if dtype.kind in "iu":
+            number = operator.index(value)
+            limits = np.iinfo(dtype)
+            if limits.min <= number <= limits.max:
+                return number
+        elif dtype.kind == "f":
+            real = float(value)
+            if not math.isfinite(real) or abs(real) <= float(np.finfo(dtype).max):
+                return real
+        elif isinstance(value, bytes) and len(value) <= dtype.itemsize:
+            if value.endswith(b"\0"):
+                raise InvalidArgument(f"{column.name} ends in a NUL byte, which a fixed-width column can't keep: {value!r:.80}")
+            return value
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument(f"{column.name} must be a {dtype.name}, not {value!r:.80}") from error
+    raise InvalidArgument(f"{column.name} must fit {dtype.name}, which {value!r:.80} does not")
+
+
+def batch_columns(batch: Any, schema: Schema, topics: TopicTable) -> tuple[Columns, list[tuple[int, str]]]:
+    """Return a batch (Arrow record batch or table, or dict of arrays) as hashed columns, and the (id, name) pairs that it gives.
+
+    Columns: `topic` (text, or dictionary-encoded), `queue_id`, `key`, `offset`, `size`, `timestamp_ms` (integers, or an Arrow timestamp),
+    optionally `topic_id`, and every caller column of the schema. Raises `InvalidArgument` naming the column and the first bad row.
+    """
+    given = _as_mapping(batch)
+    names = ["topic", "key", *_BATCH_NUMBERS, *(c.name for c in schema.caller_columns)]
+    if missing := [name for name in names if name not in given]:
+        raise InvalidArgument(f"column {missing[0]!r} is missing; a batch needs {names}")
+    if unknown := [name for name in given if name not in (*names, "topic_id")]:
+        raise InvalidArgument(f"column {unknown[0]!r} is unknown; a batch has {names} and optionally 'topic_id'")
+    keys = _text("key", given["key"])
+    count = len(keys)
+    topic_index, distinct = _topics(given["topic"])
+    columns: Columns = {}
+    given_ids: list[tuple[int, str]] = []
+    for name in (*_BATCH_NUMBERS, *(("topic_id",) if "topic_id" in given else ())):
+        columns[name] = _number(name, given[name])
+    for c in schema.caller_columns:
+        columns[c.name] = _extra_column(c, given[c.name])
+    for name, values in (("topic", topic_index), *columns.items()):
+        if len(values) != count:
+            raise InvalidArgument(f"ragged batch: column {name!r} has {len(values):,} rows, 'key' has {count:,}")
+    units = code_units(keys)
+    lengths = units.lengths
+    if count and (bad := np.flatnonzero((lengths == 0) | (lengths > MAX_KEY_UNITS))).size:
+        row = int(bad[0])
+        raise InvalidArgument(f"key in row {row} has {int(lengths[row]):,} UTF-16 code units; 1..{MAX_KEY_UNITS:,} are allowed")
+    if "topic_id" in columns:
+        pairs = np.unique(columns["topic_id"] << 32 | topic_index.astype(np.int64)).tolist()
+        given_ids = [(pair >> 32, distinct[pair & 0xFFFFFFFF]) for pair in pairs]
+    else:
+        ids = np.array([topics.assign(topic) for topic in distinct], np.int64)
+        columns["topic_id"] = ids[topic_index] if count else np.zeros(0, np.int64)
+    columns["second"] = columns.pop("timestamp_ms") // 1000
+    for name in ("topic_id", "queue_id", "size"):
+        columns[name] = columns[name].astype(np.int32)
+    columns |= hash_columns(distinct or ["-"], topic_index, units, schema)
+    return columns, given_ids
+
+
+def _as_mapping(batch: Any) -> dict[str, Any]:
+    if isinstance(batch, pa.RecordBatch | pa.Table):
+        if len(set(batch.schema.names)) != len(batch.schema.names):
+            raise InvalidArgument("a batch's column names must differ")
+        return {name: batch.column(name) for name in batch.schema.names}
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    raise InvalidArgument(f"a batch is an Arrow RecordBatch or Table or a dict of arrays, not {type(batch).__name__}")
+
+
+def _arrow(name: str, values: Any, wanted: str) -> pa.Array:
+    """Return `values` as one Arrow array without nulls."""
+    if isinstance(values, str | bytes | set | frozenset | Mapping):
+        raise InvalidArgument(f"column {name!r} must be a sequence of {wanted}, not a {type(values).__name__}")
+    try:
+        array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument(f"column {name!r} must be {wanted}: {error}") from error
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
+        if isinstance(array, pa.ChunkedArray):  # no chunk at all
+            array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
+        array = array.dictionary_decode()  # nulls may be in the dictionary, too
+    if array.null_count:
+        nulls = f"{array.null_count:,} null{'s' * (array.null_count > 1)}"
+        raise InvalidArgument(f"column {name!r} has {nulls}; a value ({wanted}) is needed in every row")
+    return array
+
+
+def _text(name: str, values: Any) -> Any:
+    if isinstance(values, list | tuple) and any(isinstance(value, str) and not value.isascii() for value in values):
+        # Python text may hold lone surrogates, which Arrow can't
+        for row, value in enumerate(values):
+            if not isinstance(value, str):
+                raise InvalidArgument(f"column {name!r} must be text, row {row} is {value!r:.80}")
+        return values
+    array = _arrow(name, values, "text")
+    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    if len(array) and not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise InvalidArgument(f"column {name!r} must be text, not {array.type}")
+    return array.cast(pa.large_string())
+
+
+def _dictionary(values: Any) -> Any:
+    """Return a dictionary-encoded column as one array with distinct values, or None for any other column."""
+    if isinstance(values, pa.ChunkedArray) and values.num_chunks == 1:
+        values = values.chunk(0)
+    if not isinstance(values, pa.DictionaryArray) or values.null_count or values.dictionary.null_count:
+        return None
+    kind = values.type.value_type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)) or len(values.dictionary.unique()) != len(values.dictionary):
+        return None
+    return values
+
+
+def _topics(values: Any) -> tuple[npt.NDArray[Any], list[str]]:
+    encoded = _dictionary(values)
+    if encoded is not None:
+        index, distinct = encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
+        used = np.bincount(index, minlength=len(distinct)) > 0
+        if not used.all():  # names that no row has are nobody's business
+            index = (np.cumsum(used) - 1)[index]
+            distinct = list(itertools.compress(distinct, used))
+    elif isinstance(text := _text("topic", values), list | tuple):
+        place = {topic: i for i, topic in enumerate(dict.fromkeys(text))}
+        index = np.array([place[topic] for topic in text], np.int32)
+        distinct = list(place)
+    else:
+        encoded = text.dictionary_encode()
+        index, distinct = encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
+    for topic in distinct:
+        check_topic(topic)
+    return index, distinct
+
+
+def _number(name: str, values: Any) -> npt.NDArray[np.int64]:
+    if name == "timestamp_ms" and isinstance(values, pa.Array | pa.ChunkedArray) and pa.types.is_timestamp(values.type):
+        values = milliseconds(values)
+    numbers = _integers(name, values)
+    limit = _LIMITS[name]
+    if numbers.dtype == np.uint64 and len(numbers) and int(numbers.max()) > limit:
+        raise InvalidArgument(f"{name} {int(numbers.max())} is outside 0..{limit}")
+    # always a copy: the entries outlive the call, and an Arrow array may lie on memory that its maker goes on using
+    signed = numbers.astype(np.int64)
+    if len(signed) and signed.min() >= 0 and signed.max() <= limit:
+        return signed
+    if len(signed) and (bad := np.flatnonzero((signed < 0) | (signed > limit))).size:
+        row = int(bad[0])
+        raise InvalidArgument(f"{name} {int(signed[row])} in row {row} is outside 0..{limit}")
+    return signed
+
+
+def milliseconds(times: Any) -> Any:
+    """Return an Arrow timestamp column as integers of epoch milliseconds, floored; raises `InvalidArgument` where seconds overflow."""
+    unit, counts = times.type.unit, times.cast(pa.int64())
+    if unit == "s":
+        try:
+            return pc.multiply_checked(counts, 1000)
+        except pa.ArrowInvalid as error:
+            raise InvalidArgument(f"timestamp_ms: a time is beyond what milliseconds can say ({error})") from error
+    if unit == "ms":
+        return counts
+    divisor = {"us": 1_000, "ns": 1_000_000}[unit]
+    remainder = pc.subtract(counts, pc.multiply(pc.divide(counts, divisor), divisor))
+    return pc.subtract(pc.divide(counts, divisor), pc.cast(pc.less(remainder, 0), pa.int64()))  # floor, not toward zero
+
+
+def _integers(name: str, values: Any) -> npt.NDArray[Any]:
+    if not isinstance(values, np.ndarray) or isinstance(values, np.ma.MaskedArray):
+        array = _arrow(name, values, "integers")
+        if len(array) and not pa.types.is_integer(array.type):
+            raise InvalidArgument(f"column {name!r} must be integers, not {array.type}")
+        values = array.to_numpy(zero_copy_only=False)
+    if values.ndim != 1:
+        raise InvalidArgument(f"column {name!r} must have one dimension, not {values.ndim}")
+    if len(values) and values.dtype.kind not in "iu":
+        raise InvalidArgument(f"column {name!r} must be integers, not {values.dtype}")
+    return values.astype(values.dtype.newbyteorder("="), copy=False) if len(values) else np.zeros(0, np.int64)
+
+
+def _extra_column(column: Column, values: Any) -> npt.NDArray[Any]:
+    dtype = np.dtype(column.dtype).newbyteorder("=")
+    if dtype.kind in "iu":
+        numbers = _integers(column.name, values)
+        limits = np.iinfo(dtype)
+        if len(numbers) and (int(numbers.min()) < limits.min or int(numbers.max()) > limits.max):
+            raise InvalidArgument(f"column {column.name!r} holds values that do not fit {dtype.name}")
+        return numbers.astype(dtype)
+    plain = isinstance(values, np.ndarray) and not isinstance(values, np.ma.MaskedArray)
+    values = values if plain else _arrow(column.name, values, dtype.name).to_pylist()
+    array = values if plain else np.array(values)
+    if len(array) and (array.dtype.kind != dtype.kind if dtype.kind == "S" else array.dtype.kind not in "iuf"):
+        raise InvalidArgument(f"column {column.name!r} must be {dtype.name}, not {array.dtype}")
+    if dtype.kind == "S" and array.dtype.itemsize > dtype.itemsize:
+        raise InvalidArgument(f"column {column.name!r} holds values longer than {dtype.itemsize} bytes")
+    if dtype.kind == "S" and not plain and any(value.endswith(b"\0") for value in values):
+        raise InvalidArgument(f"column {column.name!r} holds values that end in a NUL byte, which a fixed-width column can't keep")
+    if dtype.kind == "f" and bool(np.any(np.isfinite(array) & (np.abs(array.astype(np.float64)) > float(np.finfo(dtype).max)))):
+        raise InvalidArgument(f"column {column.name!r} holds values that do not fit {dtype.name}")
+    return array.astype(dtype)

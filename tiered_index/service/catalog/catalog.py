@@ -1,0 +1,216 @@
+"""The catalog: which file handles queries see, and when what they replace may go.
+
+Handles lie in a `TimeRangeSkipList` by their interval. A change of state inserts the successor before it removes the predecessor, so a
+query meets at least one of them. What a removed handle needed (a file, a map) is disposed of only after every query that began before the
+removal has ended; queries announce themselves by one dictionary entry and take no lock.
+
+Threads: `reading` and `overlapping` from any thread without a lock; changes under an internal lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import mmap
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from tiered_index.service.answers.batch import Found, QuestionBatch
+from tiered_index.service.answers.rows import Array, Question
+from tiered_index.service.catalog.skiplist import Node, TimeRangeSkipList
+from tiered_index.service.threads.workers import synchronized
+
+__all__ = ["AlwaysRead", "Catalog", "Handle", "unmap"]
+
+
+def unmap(mapping: mmap.mmap) -> None:
+    """Close a mapping; one that an array still lies over ends with its last array."""
+    with contextlib.suppress(BufferError):
+        mapping.close()
+
+
+class Handle(Protocol):
+    """A file as queries see it. Seconds are inclusive; `second_max` may grow while the file is unsealed.
+
+    `is_local`: a search needs no request; `asks_storage`: it may make some all the same, where the local copy turns out to be damaged.
+    """
+
+    @property
+    def file_id(self) -> str: ...
+    @property
+    def place(self) -> str: ...
+    @property
+    def second_min(self) -> int: ...
+    @property
+    def second_max(self) -> int: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def is_local(self) -> bool: ...
+    @property
+    def asks_storage(self) -> bool: ...
+    @property
+    def search_bytes(self) -> int:
+        """How many bytes a search asks of the storage, about: the directory, where it isn't at hand, and a slot group."""
+        ...
+
+    @property
+    def lane(self) -> str: ...
+    @property
+    def source(self) -> str | None: ...
+
+    def excludes(self, question: Question) -> str | None:
+        """Return why a search would find nothing (``filter``, ``topic``), as far as that is known at once, or None."""
+        ...
+
+    def excludes_all(self, batch: QuestionBatch) -> str | None:
+        """Do as `excludes` for all questions of a batch."""
+        ...
+
+    def search(self, question: Question) -> Array:
+        """Return the rows that answer `question`, in no order; raises a typed error where they can't be read.
+
+        Of more than `max_count` answers the first `max_count` + 1 are enough.
+        """
+        ...
+
+    def search_many(self, batch: QuestionBatch) -> Found:
+        """Return the rows that answer each question of a batch, in no order; errors as `search`."""
+        ...
+
+    def let_go(self) -> None:
+        """Close what is mapped, whoever still has the handle: nobody searches it any more. Idempotent."""
+        ...
+
+
+class AlwaysRead:
+    """Base of handles whose search makes no request, so that nothing needs to spare it."""
+
+    is_local = True
+    asks_storage = False
+    search_bytes = 0
+    source: str | None = None
+
+    def excludes(self, question: Question) -> str | None:
+        """Return None: search it."""
+        return None
+
+    def excludes_all(self, batch: QuestionBatch) -> str | None:
+        """Return None: search it."""
+        return None
+
+    def let_go(self) -> None:
+        """Do nothing: nothing is mapped."""
+
+
+class Catalog:
+    """The handles of one index in one process."""
+
+    def __init__(self) -> None:
+        self._list: TimeRangeSkipList[Handle] = TimeRangeSkipList()
+        self._nodes: dict[str, Node[Handle]] = {}
+        self._lock = threading.Lock()
+        self._readers: dict[int, int] = {}
+        self._tickets = itertools.count()
+        self._generation = 0
+        self._disposals: list[tuple[int, Callable[[], None]]] = []
+        self._cleared: list[Handle] = []
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """While it is entered, nothing that was in the catalog at entry is disposed of."""
+        ticket = next(self._tickets)
+        try:
+            # single dictionary operations are atomic; the generation is read first, so a removal in between only waits longer
+            self._readers[ticket] = self._generation
+            yield
+        finally:
+            self._readers.pop(ticket, None)
+            if self._cleared:
+                self._let_go()
+
+    def overlapping(self, second_min: int, second_max: int) -> list[Handle]:
+        """Return the handles whose interval overlaps the inclusive range, each file once, in its later state."""
+        handles: dict[str, Handle] = {}
+        for node in self._list.overlapping(second_min, second_max):
+            assert node.value is not None
+            # of two nodes of one file the younger stands behind its predecessor
+            handles[node.value.file_id] = node.value
+        return list(handles.values())
+
+    @synchronized
+    def all(self) -> list[Handle]:
+        """Return every handle, newest begin first."""
+        return [node.value for node in self._nodes.values() if node.value is not None]
+
+    def get(self, file_id: str) -> Handle | None:
+        """Return the handle of a file, or None."""
+        node = self._nodes.get(file_id)
+        return node.value if node is not None else None
+
+    @synchronized
+    def put(self, handle: Handle, dispose: Callable[[], None] | None = None) -> None:
+        """Add a handle, or replace the one of the same file; `dispose` runs when no query can still be using that one."""
+        old = self._nodes.get(handle.file_id)
+        begin = handle.second_min if old is None else min(handle.second_min, old.begin)
+        self._nodes[handle.file_id] = self._list.insert(begin, max(begin, handle.second_max), handle)
+        if old is not None:
+            self._list.remove(old)
+        self._retire(dispose)
+
+    @synchronized
+    def extend(self, handle: Handle) -> None:
+        """Bring the interval of a handle that has grown up to date."""
+        old = self._nodes[handle.file_id]
+        begin, end = min(old.begin, handle.second_min), max(old.end, handle.second_max)
+        if (begin, end) != (old.begin, old.end):
+            self._nodes[handle.file_id] = self._list.insert(begin, end, handle)
+            self._list.remove(old)
+
+    @synchronized
+    def remove(self, file_id: str, dispose: Callable[[], None] | None = None) -> None:
+        """Take a file out, if it is there; `dispose` as in `put`."""
+        node = self._nodes.pop(file_id, None)
+        if node is None:
+            return
+        self._list.remove(node)
+        self._retire(dispose)
+
+    @synchronized
+    def clear(self, beside: Iterable[Handle] = ()) -> None:
+        """Let go of every handle and its mapping, and of those that lookups find `beside` the catalog; what a query has gathered stays
+        until it ends. Nothing is disposed of.
+        """
+        self._cleared += [*beside, *(node.value for node in self._nodes.values() if node.value is not None)]
+        self._list = TimeRangeSkipList()
+        self._nodes = {}
+        self._disposals = []
+        self._let_go()
+
+    def reclaim(self) -> int:
+        """Run the disposals that no query stands in the way of any more; return how many are left waiting."""
+        with self._lock:
+            oldest = min(list(self._readers.values()), default=self._generation + 1)
+            ready = [dispose for generation, dispose in self._disposals if generation < oldest]
+            self._disposals = [(generation, dispose) for generation, dispose in self._disposals if generation >= oldest]
+            waiting = len(self._disposals)
+        for dispose in ready:
+            dispose()
+        return waiting
+
+    def _let_go(self) -> None:
+        # who announces itself from here on finds nothing; whoever of two that come here at once is late finds less to do
+        if not self._readers:
+            cleared, self._cleared = self._cleared, []
+            for handle in cleared:
+                handle.let_go()
+
+    def _retire(self, dispose: Callable[[], None] | None) -> None:
+        # queries that announce themselves from here on carry the next generation
+        if dispose is not None:
+            self._disposals.append((self._generation, dispose))
+        self._generation += 1

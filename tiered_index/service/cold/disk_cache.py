@@ -1,0 +1,332 @@
+"""The local cache of directories and filters: one index's entries in a `CacheRoom`, verified whenever something is read from them.
+
+```
+folder/<index id>/<object name, "/" written as ",">.trailer|.filter
+entry := (piece of 4,096 bytes, the last one shorter; CRC32 of it) ...
+```
+Objects never change under one name, so an entry is never stale. Each CRC32 starts from one over index, object, kind and piece number:
+an entry that was copied, cut or swapped fails like one with a flipped bit. What fails is deleted and fetched anew; where it can't be
+deleted it is told of once, and is as good as absent until it is replaced. An entry is a copy, so no trouble of this
+folder is a lookup's error.
+
+A CRC32 is no signature: who may write an entry could make an answer short. So an entry is believed only where it is a regular file that
+`CacheRoom.trusts`: no other user's, and not for others to write. What else stands in its place is treated as damaged.
+
+Threads and processes: any number may share a folder; entries appear whole, by a rename.
+
+The room of a local cache: one folder with a bound in bytes over the entries of all indexes in it.
+
+What was used longest ago goes first. A time of use is the file's own time, so that it is known to every process that shares the folder.
+Each process counts what it adds; others add, too, so all is counted again after a small part of the bound.
+Threads: any number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import secrets
+import stat
+import threading
+import time
+import zlib
+from collections.abc import Container, Iterator
+from pathlib import Path
+from typing import Literal
+
+from tiered_index.format.names import DATA_PREFIX
+from tiered_index.service.cold.memory_cache import HeldRoom
+from tiered_index.storage.disk import TEMPORARY_PREFIX, make_path
+
+__all__ = [
+    "PIECE_BYTES",
+    "CacheFolder",
+    "CacheRoom",
+    "Kind",
+]
+
+_TOUCH_S = 60.0
+# an entry's time of use is brought up to date this often
+_LEFTOVER_S = 3600.0
+# a temporary file this old is a crash's
+_ENTRY = DATA_PREFIX.replace("/", ",")
+# entries begin so; other files are somebody else's
+_SLACK = 0.9
+# a full cache is emptied down to this part of its bound, so that not every new entry looks at all of them
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_COUNTED_AFTER = 32
+# one part in so many of the bound may be added before all is counted again
+
+
+class CacheRoom:
+    """A folder of `max_bytes`. `read_only`: another process keeps it below its root, nothing is changed."""
+
+    def __init__(self, folder: Path, max_bytes: int, *, read_only: bool = False) -> None:
+        self.folder = folder
+        self.max_bytes = max_bytes
+        self.read_only = read_only
+        self._lock = threading.Lock()
+        self._size_bytes = self._uncounted_bytes = 0
+        self._counted_at: float | None = None
+        self._held: HeldRoom[Path] = HeldRoom()
+        self._ages: list[tuple[float, int]] = []
+        # when the entries used last were: of this spell of `_TOUCH_S`, and of the one before it
+        self._touched: dict[str, float] = {}
+        self._touched_before: dict[str, float] = {}
+        self._touched_since = -_TOUCH_S
+        self._told: set[str] = set()
+        self._trusted = {os.geteuid(), 0}
+        if read_only:
+            with contextlib.suppress(OSError):
+                # who reads a root believes its owner anyhow
+                self._trusted.add(folder.parent.stat().st_uid)
+
+    def trusts(self, status: os.stat_result) -> bool:
+        """Return whether a file or folder is no other user's, and for no other to write: ours, the superuser's, a read root's owner's."""
+        return not stat.S_ISLNK(status.st_mode) and status.st_uid in self._trusted and not status.st_mode & _OTHERS_WRITE
+
+    def takes(self, size_bytes: int) -> bool:
+        """Return whether an entry of `size_bytes` may be written."""
+        return not self.read_only and size_bytes <= self.max_bytes
+
+    def touch(self, path: Path) -> None:
+        """Note that an entry was used."""
+        if self.read_only:
+            return
+        now = time.monotonic()
+        if now - self._touched_since >= _TOUCH_S:
+            # what is older says nothing any more
+            self._touched_before = self._touched if now - self._touched_since < 2 * _TOUCH_S else {}
+            self._touched, self._touched_since = {}, now
+        key = str(path)
+        if now - self._touched.get(key, self._touched_before.get(key, -_TOUCH_S)) < _TOUCH_S:
+            return
+        self._touched[key] = now
+        with contextlib.suppress(OSError):
+            os.utime(path)
+
+    def added(self, size_bytes: int) -> None:
+        """Count what an entry has added, and delete the entries that must go for it."""
+        with self._lock:
+            self._size_bytes += size_bytes
+            self._uncounted_bytes += abs(size_bytes)
+            known = self._counted_at is not None and self._uncounted_bytes * _COUNTED_AFTER <= self.max_bytes
+            if known and self._size_bytes <= self.max_bytes:
+                return
+            entries = self._count()
+            if self._size_bytes <= self.max_bytes:
+                return
+            for number, (_, size, path) in enumerate(entries):
+                if self._size_bytes <= self.max_bytes * _SLACK:
+                    self._ages = self._ages[number:]
+                    break
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                    self._touched.pop(path, None)
+                    self._touched_before.pop(path, None)
+                    self._size_bytes -= size
+
+    def reserve(self, path: Path, size_bytes: int, since_s: float) -> bool:
+        """Hold room for an entry to come until `release`, if none must go for it that was used after `since_s` (epoch seconds).
+
+        A tenth of the bound is left to entries that come without asking. A time of use may be `_TOUCH_S` behind.
+        """
+        with self._lock:
+            if self._counted_at is None or time.monotonic() - self._counted_at > _TOUCH_S:
+                self._count()
+            free_bytes = self.max_bytes * _SLACK - self._size_bytes
+            return self.takes(size_bytes) and self._held.hold(path, size_bytes, free_bytes, self._ages, since_s - _TOUCH_S)
+
+    def release(self, path: Path) -> None:
+        """Let go of what was reserved."""
+        with self._lock:
+            self._held.release(path)
+
+    def _count(self) -> list[tuple[float, int, str]]:
+        """Look at all entries; return them, the one used longest ago first."""
+        entries = sorted(self._entries())
+        self._size_bytes, self._uncounted_bytes, self._counted_at = sum(size for _, size, _ in entries), 0, time.monotonic()
+        self._ages = [(used_s, size) for used_s, size, _ in entries]
+        return entries
+
+    def tell(self, what: str, error: OSError) -> None:
+        """Say once of each kind that the folder is of no use; lookups go on without it."""
+        text = f"{what}: {error.strerror}"
+        with self._lock:
+            new = text not in self._told
+            self._told.add(text)
+        if new:
+            _log.warning("the cache %s is not used to %s (%s)", self.folder, what, error)
+
+    def _entries(self) -> Iterator[tuple[float, int, str]]:
+        """Yield (time of use, bytes, path) of every index's entries, and delete what crashes left."""
+        for index in _scan(self.folder):
+            if not index.is_dir(follow_symlinks=False):
+                continue
+            for entry in _scan(Path(index.path)):
+                with contextlib.suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    if entry.name.startswith(TEMPORARY_PREFIX):
+                        if status.st_mtime < time.time() - _LEFTOVER_S:
+                            os.unlink(entry.path)
+                    elif entry.name.startswith(_ENTRY) and entry.name.endswith((".trailer", ".filter")):
+                        yield status.st_mtime, status.st_size, entry.path
+
+
+def _scan(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
+
+
+Kind = Literal["trailer", "filter"]
+PIECE_BYTES = 4096
+"""Bytes under one CRC32: a probe of a filter reads one piece."""
+_CRC_BYTES = 4
+_log = logging.getLogger(__name__)
+
+
+class CacheFolder:
+    """The entries of the index `index_id` in a room that several may share."""
+
+    def __init__(self, room: CacheRoom, index_id: str) -> None:
+        self._room = room
+        self._mine = room.folder / "".join(c if c.isalnum() or c in "-_" else "_" for c in index_id)
+        self._index_id = index_id
+        self._lock = threading.Lock()
+        self._passed_over: dict[Path, tuple[int, ...]] = {}
+        # damaged entries that stay, each by what tells the file from one that takes its place
+        self.damaged = 0
+        """Entries that were found not to match their CRC32."""
+
+    def read(self, name: str, kind: Kind, length: int) -> bytes | None:
+        """Return an object's entry of `length` bytes, verified, or None."""
+        data = self._read(name, kind, length, 0, -(-length // PIECE_BYTES))
+        return b"".join(data) if data is not None else None
+
+    def read_piece(self, name: str, kind: Kind, length: int, number: int) -> bytes | None:
+        """Return piece `number` (from 0) of an entry of `length` bytes, verified, or None."""
+        data = self._read(name, kind, length, number, number + 1)
+        return data[0] if data is not None else None
+
+    def _read(self, name: str, kind: Kind, length: int, first: int, end: int) -> list[bytes] | None:
+        """Return the pieces from `first` to below `end`, verified, or None."""
+        path = self._path(name, kind)
+        pieces = []
+        try:
+            status = path.lstat()
+            if stat.S_ISLNK(status.st_mode) or stat.S_ISFIFO(status.st_mode):
+                self._damaged(path, status, "not a regular file")
+                return None
+            with path.open("rb", buffering=0) as handle:
+                status = os.fstat(handle.fileno())
+                if self._passed_over and self._passed_over.get(path) == _identity(status):
+                    return None
+                if not self._room.trusts(status):
+                    self._damaged(path, status, "another user's, or for others to write")
+                    return None
+                if status.st_size != _stored_bytes(length):
+                    self._damaged(path, status, "another length than the log says")
+                    return None
+                stored = PIECE_BYTES + _CRC_BYTES
+                data = memoryview(os.pread(handle.fileno(), (end - first) * stored, first * stored))
+                for number in range(first, end):
+                    piece = self._checked(name, kind, number, bytes(data[(number - first) * stored : (number - first + 1) * stored]))
+                    if piece is None:
+                        self._damaged(path, status, f"piece {number} does not match its CRC32")
+                        return None
+                    pieces.append(piece)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._room.tell("read", error)
+            return None
+        self._room.touch(path)
+        return pieces
+
+    def write(self, name: str, kind: Kind, data: bytes | memoryview) -> bool:
+        """Keep an entry; where the disk does not take it, it is not kept. Return whether it is."""
+        size = _stored_bytes(len(data))
+        if not len(data) or not self._room.takes(size):
+            return False
+        path = self._path(name, kind)
+        temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
+        try:
+            make_path(self._mine)
+            if not self._room.trusts(self._mine.lstat()):
+                raise PermissionError(errno.EPERM, "another user's folder, a link, or for others to write", str(self._mine))
+            temporary.touch(0o644, exist_ok=False)
+            with temporary.open("wb") as handle:
+                for number, length in _pieces(len(data)):
+                    piece = bytes(data[number * PIECE_BYTES : number * PIECE_BYTES + length])
+                    handle.write(piece + zlib.crc32(piece, self._seed(name, kind, number)).to_bytes(_CRC_BYTES, "big"))
+            replaced = path.stat().st_size if path.exists() else 0
+            temporary.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            self._room.tell("write", error)
+            return False
+        self._room.added(size - replaced)
+        return True
+
+    def takes(self, length: int) -> bool:
+        """Return whether an entry of `length` bytes may be written."""
+        return self._room.takes(_stored_bytes(length))
+
+    def reserve(self, name: str, kind: Kind, length: int, since_s: float) -> bool:
+        """Hold room for an entry until `release`, if none must go for it that was used after `since_s` (epoch seconds)."""
+        return self._room.reserve(self._path(name, kind), _stored_bytes(length), since_s)
+
+    def release(self, name: str, kind: Kind) -> None:
+        """Let go of what was reserved."""
+        self._room.release(self._path(name, kind))
+
+    def forget_unnamed(self, named: Container[str]) -> None:
+        """Forget what was noted of entries of objects that are not among `named`."""
+        with self._lock:
+            for path in [path for path in self._passed_over if path.stem.replace(",", "/") not in named]:
+                del self._passed_over[path]
+
+    def _path(self, name: str, kind: Kind) -> Path:
+        return self._mine / f"{name.replace('/', ',')}.{kind}"  # a comma is in no object's name
+
+    def _seed(self, name: str, kind: Kind, number: int) -> int:
+        return zlib.crc32(f"{self._index_id}\n{name}\n{kind}\n{number}".encode())
+
+    def _checked(self, name: str, kind: Kind, number: int, data: bytes) -> bytes | None:
+        piece = data[:-_CRC_BYTES]
+        return piece if zlib.crc32(piece, self._seed(name, kind, number)).to_bytes(_CRC_BYTES, "big") == data[-_CRC_BYTES:] else None
+
+    def _damaged(self, path: Path, status: os.stat_result, problem: str) -> None:
+        gone = False
+        if not self._room.read_only:
+            with contextlib.suppress(OSError):
+                path.unlink()
+                gone = True
+        with self._lock:
+            self.damaged += 1
+            told = path in self._passed_over
+            if gone:
+                self._passed_over.pop(path, None)
+            else:
+                self._passed_over[path] = _identity(status)
+        if gone or not told:
+            _log.warning("cache entry %s passed over: %s", path, problem)
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _pieces(length: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, length, PIECE_BYTES):
+        yield start // PIECE_BYTES, min(PIECE_BYTES, length - start)
+
+
+def _stored_bytes(length: int) -> int:
+    return length + _CRC_BYTES * -(-length // PIECE_BYTES)

@@ -1,0 +1,165 @@
+"""Room that a bounded cache holds for a value on its way, so that what is fetched side by side isn't promised the same bytes twice.
+
+A value that is asked for may push out only what was of no use while it was waited for. Threads: those that hold the cache's lock.
+
+A cache in memory with a bound in bytes: what was used longest ago goes first.
+
+Values are immutable (bytes, parsed tables), so a caller may keep what it got after it was thrown out. Threads: any number, one lock held
+for a few dictionary steps.
+
+What is kept in memory of stored files: one set of caches for an index, or for all indexes that are read as one.
+
+Keys begin with the index's id, so that objects of one name in two storages are two. The bounds are of all indexes together: one that
+is asked much may have nearly all of them.
+Threads: any number.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from tiered_index.format.trailer import Trailer
+
+__all__ = [
+    "ByteCache",
+    "CacheUse",
+    "Caches",
+    "HeldRoom",
+]
+
+K = TypeVar("K")
+
+
+class HeldRoom(Generic[K]):
+    """Bytes that are held, by key; those who hold room count each other's as taken, the cache itself doesn't."""
+
+    def __init__(self) -> None:
+        self._held: dict[K, int] = {}
+
+    def hold(self, key: K, size_bytes: int, free_bytes: float, used: Iterable[tuple[float, int]], since: float) -> bool:
+        """Hold `size_bytes` until `release`, if there are as many free, or would be without entries last used before `since`.
+
+        `used` has (time of last use, bytes) of the cache's entries, the one used longest ago first. Return whether the room is held.
+        """
+        needed = sum(self._held.values()) + size_bytes - free_bytes
+        for when, freed in used:
+            if needed <= 0 or when >= since:
+                break
+            needed -= freed
+        if needed > 0:
+            return False
+        self._held[key] = size_bytes
+        return True
+
+    def release(self, key: K) -> None:
+        """Let go of what is held for `key`, if anything is."""
+        self._held.pop(key, None)
+
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """How a cache was used so far: look-ups that found and missed, entries thrown out, and what it holds now."""
+
+    hits: int
+    misses: int
+    evictions: int
+    entries: int
+    size_bytes: int
+    max_bytes: int
+
+
+class ByteCache(Generic[K, V]):
+    """Holds values up to `max_bytes` (0: none). A value larger than half of the bound is not kept: it would throw out most others."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[K, tuple[V, int, int]] = OrderedDict()
+        # value, bytes, when it was last used
+        self._held: HeldRoom[K] = HeldRoom()
+        self._size_bytes = self._hits = self._misses = self._evictions = 0
+
+    def get(self, key: K) -> V | None:
+        """Return the value, or None where it is not there."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                self._misses += 1
+                return None
+            self._hits += 1
+            self._entries[key] = entry[0], entry[1], self.now
+            self._entries.move_to_end(key)
+            return entry[0]
+
+    @property
+    def now(self) -> int:
+        """The present moment, which each `get` ends; what is used later has a greater one."""
+        return self._hits + self._misses
+
+    def takes(self, size_bytes: int) -> bool:
+        """Return whether a value of `size_bytes` would be kept."""
+        return size_bytes * 2 <= self._max_bytes
+
+    def put(self, key: K, value: V, size_bytes: int) -> bool:
+        """Keep `value`, which takes `size_bytes`, and throw out what must go for it; return whether it is kept."""
+        if not self.takes(size_bytes):
+            return False
+        with self._lock:
+            old = self._entries.pop(key, None)
+            self._size_bytes += size_bytes - (old[1] if old is not None else 0)
+            self._entries[key] = value, size_bytes, self.now
+            while self._size_bytes > self._max_bytes:
+                _, (_, freed, _) = self._entries.popitem(last=False)
+                self._size_bytes -= freed
+                self._evictions += 1
+        return True
+
+    def reserve(self, key: K, size_bytes: int, since: int) -> bool:
+        """Hold room for a value to come until `release`, if it throws out nothing that was used at or after the moment `since`.
+
+        Others who reserve count it as there; `put` doesn't.
+        """
+        with self._lock:
+            used = ((when, size) for _, size, when in self._entries.values())
+            return self.takes(size_bytes) and self._held.hold(key, size_bytes, self._max_bytes - self._size_bytes, used, since)
+
+    def release(self, key: K) -> None:
+        """Let go of what was reserved."""
+        with self._lock:
+            self._held.release(key)
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        with self._lock:
+            self._entries.clear()
+            self._size_bytes = 0
+
+    def use(self) -> CacheUse:
+        """Return the counters at one moment."""
+        with self._lock:
+            return CacheUse(self._hits, self._misses, self._evictions, len(self._entries), self._size_bytes, self._max_bytes)
+
+
+class Caches:
+    """Verified blocks by (index, object, offset), directories by (index, object), filters by (index, object, piece)."""
+
+    def __init__(self, block_cache_bytes: int, directory_cache_bytes: int) -> None:
+        self.blocks: ByteCache[tuple[str, str, int], bytes] = ByteCache(block_cache_bytes)
+        self.directories: ByteCache[tuple[str, str], Trailer] = ByteCache(directory_cache_bytes)
+        self.filters: ByteCache[tuple[str, str, int], bytes] = ByteCache(directory_cache_bytes // 2)
+
+    def use(self) -> dict[str, CacheUse]:
+        """Return how they were used: ``blocks``, ``directories``, ``filters``."""
+        return {"blocks": self.blocks.use(), "directories": self.directories.use(), "filters": self.filters.use()}
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        for cache in (self.blocks, self.directories, self.filters):
+            cache.clear()

@@ -1,0 +1,358 @@
+"""Compacted files, wherever their bytes lie: on the local disk, in the storage, or in both.
+
+A search (`file_search`) is the same for both. A local copy that fails its check is passed over in favour of
+the storage where the file is there too.
+
+Threads: every method from any thread. Answers are copies; the map of an unlinked file dies with its last array.
+
+Checks of a local compacted file's bytes, before its predecessor goes or its object is believed. Threads: any.
+"""
+
+from __future__ import annotations
+
+import mmap
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
+from tiered_index.format.compacted import GROUP_BYTES
+from tiered_index.format.layout import HEADER_SIZE
+from tiered_index.format.trailer import TAIL_SIZE, Metadata, Run, Tail, Trailer, parse_trailer
+from tiered_index.service.answers.batch import Found, QuestionBatch
+from tiered_index.service.answers.rows import Question, concatenate
+from tiered_index.service.catalog.catalog import AlwaysRead, unmap
+from tiered_index.service.cold.path import ColdPath, MissingObject, check_run
+from tiered_index.service.cold.range_pool import spans_of
+from tiered_index.service.files.search import FileBytes, question_hash, question_hashes, search_file, search_file_for_many
+from tiered_index.service.log.records import StoredObject
+from tiered_index.service.root.root import disk_error
+from tiered_index.storage.base import ByteRange
+
+__all__ = [
+    "CompactedFile",
+    "DamagedFile",
+    "LocalBytes",
+    "MissingObject",
+    "StorageBytes",
+    "open_local",
+    "open_stored",
+    "read_runs",
+    "verify_runs",
+    "verify_tables",
+]
+
+Array = npt.NDArray[Any]
+
+
+class _Ranges(Protocol):
+    """Where ranges of a file are read from; they may come back short."""
+
+    file: str
+
+    def read(self, ranges: list[ByteRange]) -> list[bytes | memoryview]: ...
+
+
+class LocalBytes:
+    """A compacted file on the local disk, mapped for reading."""
+
+    gap_bytes = 0
+
+    def __init__(self, path: Path) -> None:
+        self.file = str(path)
+        try:
+            with path.open("rb") as handle:
+                self._map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError as error:  # an empty file can't be mapped
+            raise CorruptFile(self.file, "empty file", offset=0) from error
+        except OSError as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise disk_error(error, f"reading {path}") from error
+        self.size_bytes = len(self._map)
+        self._trailer = self._parse()
+
+    @property
+    def data(self) -> mmap.mmap:
+        """The whole file, read-only."""
+        return self._map
+
+    def trailer(self) -> Trailer:
+        """Return the verified trailer."""
+        return self._trailer
+
+    def let_go(self) -> None:
+        """Close the map."""
+        unmap(self._map)
+
+    def read(self, ranges: list[ByteRange]) -> list[bytes | memoryview]:
+        """Return copies of the ranges."""
+        return [self._map[r.start : r.start + r.length] for r in ranges]
+
+    def verified(self, runs: Sequence[Run]) -> list[memoryview]:
+        """Return each run's verified bytes. Raises `CorruptFile`."""
+        return read_runs(self, runs)
+
+    def _parse(self) -> Trailer:
+        size = self.size_bytes
+        tail = Tail.decode(self._map[max(0, size - TAIL_SIZE) :], self.file, size)
+        return parse_trailer(self._map[tail.directory_position :], self.file, size)
+
+
+class StorageBytes:
+    """A compacted file in the storage, read by the cold path."""
+
+    def __init__(self, cold: ColdPath, stored: StoredObject) -> None:
+        self.file = stored.name
+        self.stored = stored
+        self.cold = cold
+
+    def trailer(self) -> Trailer:
+        """Return the verified trailer, fetching it where it is in no cache. Raises `MissingObject`."""
+        return self.cold.trailer(self.stored)
+
+    @property
+    def gap_bytes(self) -> int:
+        """Bytes between two ranges up to which they are read as one."""
+        return self.cold.settings.coalesce_gap_bytes
+
+    def verified(self, runs: Sequence[Run]) -> list[memoryview]:
+        """Return each run's verified bytes. Raises `CorruptFile`, `MissingObject`."""
+        return self.cold.verified(self.stored, runs)
+
+    def search(self, question: Question) -> Array:
+        """Return the rows that answer `question`; what was read in vain counts towards the file's filter."""
+        cold, stored = self.cold, self.stored
+        hash64 = question_hash(question, keyed=cold.keyed)
+        if cold.learn_filter(stored) and cold.filters.excludes(stored, hash64):
+            return concatenate([], self.trailer().metadata.layout.schema)
+        rows = search_file(self, question)
+        whole = question.after is None and question.second_min <= stored.second_min and question.second_max >= stored.second_max
+        # what the range or the cursor left out says nothing of the key
+        if not len(rows) and whole and not self.lacks_topic(question.topic):
+            cold.filters.note_in_vain(stored, hash64)
+        return rows
+
+    def search_many(self, batch: QuestionBatch, away: npt.NDArray[np.bool_]) -> Found:
+        """Return the rows that answer each question but those that are `away` (bool, n); otherwise as `search`."""
+        cold, stored = self.cold, self.stored
+        hashes = question_hashes(batch, keyed=cold.keyed)
+        if cold.learn_filter(stored):
+            here = np.flatnonzero(~away)
+            away = away.copy()
+            away[here] = cold.filters.excludes_many(stored, hashes[here])
+        found = search_file_for_many(self, batch, away)
+        whole = ~away & (batch.second_min <= stored.second_min) & (batch.second_max >= stored.second_max)
+        in_vain = np.setdiff1d(np.flatnonzero(whole), found.questions)
+        if len(in_vain) and not self.lacks_topic(batch.topics[int(batch.topic_index[in_vain[0]])]):
+            cold.filters.note_in_vain(stored, int(hashes[in_vain[0]]))
+        return found
+
+    def away(self, batch: QuestionBatch) -> npt.NDArray[np.bool_]:
+        """Return which questions (bool, n) have no answer here: their range is another, or their key, says a filter at hand."""
+        away = (batch.second_min > self.stored.second_max) | (batch.second_max < self.stored.second_min)
+        here = np.flatnonzero(~away)
+        away[here] = self.cold.filters.excludes_many(self.stored, question_hashes(batch, keyed=self.cold.keyed)[here])
+        return away
+
+    @property
+    def search_bytes(self) -> int:
+        """Bytes that a search asks for, about: the directory, where it isn't in memory, and a slot group."""
+        known = self.cold.known_trailer(self.stored) is not None
+        return GROUP_BYTES + (0 if known else self.stored.size_bytes - self.stored.directory_position)
+
+    def lacks_topic(self, topic: str) -> bool:
+        """Return whether the file is known, without a request, to hold nothing of `topic`."""
+        trailer = self.cold.known_trailer(self.stored)
+        return trailer is not None and bool(trailer.metadata.topics) and all(name != topic for _, name in trailer.metadata.topics)
+
+
+@dataclass
+class CompactedFile:
+    """A compacted file as queries see it. `local` and `stored` are its bytes; the local ones are preferred.
+
+    `folder` is the local copy's, or None; a copy in ``uploaded`` has no `stored` only while the storage could not be asked.
+    """
+
+    file_id: str
+    second_min: int
+    second_max: int
+    sequence: int
+    count: int
+    lane: str
+    folder: str | None = None
+    local: LocalBytes | None = None
+    stored: StorageBytes | None = None
+    source: str | None = None
+
+    @property
+    def place(self) -> str:
+        """``compacted`` (local only), ``uploaded`` (a local copy of what the storage has) or ``storage``."""
+        return self.folder or "storage"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a search needs no request."""
+        return self.local is not None
+
+    @property
+    def asks_storage(self) -> bool:
+        """Whether a search may make requests: where there is no local copy, or it is damaged."""
+        return self.stored is not None
+
+    @property
+    def search_bytes(self) -> int:
+        """Bytes that a search asks of the storage, about; none while the local copy is whole."""
+        return self.stored.search_bytes if self.local is None and self.stored is not None else 0
+
+    def excludes(self, question: Question) -> str | None:
+        """Return why a search would find nothing (``filter``, ``topic``), as far as that is known without a request, or None."""
+        if self.local is not None or self.stored is None:
+            return None
+        if self.stored.cold.filters.excludes(self.stored.stored, question_hash(question, keyed=self.stored.cold.keyed)):
+            return "filter"
+        return "topic" if self.stored.lacks_topic(question.topic) else None
+
+    def excludes_all(self, batch: QuestionBatch) -> str | None:
+        """Do as `excludes` for all questions of a batch."""
+        if self.local is not None or self.stored is None:
+            return None
+        if not len(batch.overlapping(self.second_min, self.second_max)):
+            return "time"
+        if self.stored.away(batch).all():
+            return "filter"
+        return "topic" if all(map(self.stored.lacks_topic, batch.topics)) else None
+
+    def search(self, question: Question) -> Array:
+        """Return the first `max_count` + 1 of the rows that answer `question`, or all of them, in no order."""
+        if self.local is not None:
+            try:
+                return search_file(self.local, question)
+            except (CorruptFile, StorageUnavailable):
+                if self.stored is None:
+                    raise
+        assert self.stored is not None
+        return self.stored.search(question)
+
+    def search_many(self, batch: QuestionBatch) -> Found:
+        """Return the rows that answer each question, in no order; every slot group is read and checked once."""
+        if self.local is not None:
+            try:
+                return search_file_for_many(self.local, batch)
+            except (CorruptFile, StorageUnavailable):
+                if self.stored is None:
+                    raise
+        assert self.stored is not None
+        return self.stored.search_many(batch, self.stored.away(batch))
+
+    def let_go(self) -> None:
+        """Close the local copy's map."""
+        if self.local is not None:
+            self.local.let_go()
+
+    def metadata(self) -> Metadata:
+        """Return the file's metadata."""
+        source: FileBytes | None = self.local or self.stored
+        assert source is not None
+        return source.trailer().metadata
+
+
+def read_runs(source: _Ranges, runs: Sequence[Run]) -> list[memoryview]:
+    """Return each run's verified bytes; neighbouring runs are read by one range. Raises `CorruptFile` naming the run."""
+    spans = spans_of(runs, 0, 1 << 62)
+    found: dict[int, memoryview] = {}
+    for span, data in zip(spans, source.read([ByteRange(span.start, span.length) for span in spans]), strict=True):
+        if len(data) != span.length:
+            raise CorruptFile(source.file, "shorter than its directory says", offset=span.start, expected=span.length,
+                              found=len(data))  # fmt: skip
+        for run, piece in span.pieces(data):
+            check_run(piece, run, source.file)
+            found[run.offset] = piece
+    return [found[run.offset] for run in runs]
+
+
+def open_local(path: Path, stored: StorageBytes | None = None) -> CompactedFile:
+    """Open a compacted file on the local disk. Raises `CorruptFile`, `FileNotFoundError`."""
+    local = LocalBytes(path)
+    metadata = local.trailer().metadata
+    if metadata.file_id != path.stem:
+        raise CorruptFile(str(path), "file says another id than its name", expected=path.stem, found=metadata.file_id)
+    sequence = int(metadata.more.get("sequence", 0))
+    return CompactedFile(
+        file_id=metadata.file_id,
+        second_min=metadata.second_min,
+        second_max=metadata.second_max,
+        sequence=sequence,
+        count=metadata.count,
+        lane=metadata.lane,
+        folder=path.parent.name,
+        local=local,
+        stored=stored,
+    )
+
+
+def open_stored(cold: ColdPath, stored: StoredObject) -> CompactedFile:
+    """Return the handle of a file in the storage; nothing is read yet."""
+    return CompactedFile(
+        file_id=stored.file_id,
+        second_min=stored.second_min,
+        second_max=stored.second_max,
+        sequence=stored.sequence,
+        count=stored.count,
+        lane=stored.lane,
+        stored=StorageBytes(cold, stored),
+    )
+
+
+class DamagedFile(AlwaysRead):
+    """A local file that could not be read at recovery: its range of time is kept, and every lookup that meets it fails or says so."""
+
+    def __init__(self, file_id: str, place: str, second_min: int, second_max: int, error: TieredIndexError) -> None:
+        self.file_id = file_id
+        self.place = place
+        self.second_min = second_min
+        self.second_max = second_max
+        self.sequence = 0
+        self.lane = "main"
+        self.error = error
+
+    def search(self, question: Question) -> Array:
+        """Raise the error that made the file unreadable."""
+        raise self.error.with_traceback(None)  # else each lookup would lengthen the trace of the one before
+
+    def search_many(self, batch: QuestionBatch) -> Found:
+        """Raise the error that made the file unreadable."""
+        raise self.error.with_traceback(None)
+
+
+_VERIFY_RUNS = 256
+
+
+def verify_runs(file: CompactedFile) -> None:
+    """Check every array of a local compacted file against its CRC32. Raises `CorruptFile`."""
+    assert file.local is not None
+    runs = file.local.trailer().directory.all_runs()
+    for start in range(0, len(runs), _VERIFY_RUNS):
+        read_runs(file.local, runs[start : start + _VERIFY_RUNS])
+
+
+def verify_tables(file: CompactedFile) -> None:
+    """Check header, slot table and filter of a local compacted file, which lookups in it do without. Raises `CorruptFile`."""
+    assert file.local is not None
+    trailer = file.local.trailer()
+    metadata, tail = trailer.metadata, trailer.tail
+    parts = (
+        ("header", 0, HEADER_SIZE, metadata.header_crc32),
+        ("slot table", HEADER_SIZE, metadata.layout.items_position, metadata.slots_crc32),
+        ("filter", tail.position, tail.directory_position, tail.filter_crc32),
+    )
+    for name, start, stop, expected in parts:
+        with memoryview(file.local.data) as whole, whole[start:stop] as piece:
+            found = zlib.crc32(piece)
+        if found != expected:
+            raise CorruptFile(file.local.file, f"{name} does not match its CRC32", offset=start, expected=expected, found=found)

@@ -1,0 +1,300 @@
+"""The search in one compacted file or shard, wherever its bytes lie.
+
+The directory says which ranges may hold a key; just those are read, each is checked against its CRC32, and only then an item is looked at.
+A giant slot is read newest blocks first, no more of it than the page needs. Threads: any; answers are copies.
+
+The search of a batch in one compacted file or shard: its slot groups in order, each byte once.
+
+Giant slots are read newest blocks first, more of them in each round, while questions lack answers: what a question can't need any more is
+not read. What is found is cut to the pages as it comes in. Threads: any; answers are copies.
+
+A slot group that is cut into blocks, and the questions of a batch that look there: which block is read, and when it is enough.
+
+A question needs the blocks that may hold its hash at its time. They are read newest first, twice as many in each round, until it has one
+answer more than asked and nothing that is not read could come before. A block is read once, for all that need it. Threads: one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.format.bloom import filter_hash
+from tiered_index.format.trailer import Run, Trailer
+from tiered_index.service.answers.batch import NEVER, Found, QuestionBatch
+from tiered_index.service.answers.matches import Gathered, matching
+from tiered_index.service.answers.rows import Array, Question, concatenate, first_answers, select_items
+
+__all__ = [
+    "FileBytes",
+    "GiantSlot",
+    "question_hash",
+    "question_hashes",
+    "search_file",
+    "search_file_for_many",
+]
+
+_BATCH_BYTES = 8 << 20
+# blocks of a giant slot held in memory at a time
+
+
+class FileBytes(Protocol):
+    """A file's bytes, verified."""
+
+    file: str
+
+    def trailer(self) -> Trailer: ...
+
+    @property
+    def gap_bytes(self) -> int:
+        """Bytes between two ranges up to which they are read as one."""
+
+    def verified(self, runs: Sequence[Run]) -> list[memoryview]: ...
+
+
+def question_hash(question: Question, *, keyed: bool) -> int:
+    """Return what filters are asked for a question's key (u64)."""
+    return filter_hash(question.key_hash, question.fingerprint if keyed else 0)
+
+
+def question_hashes(batch: QuestionBatch, *, keyed: bool) -> npt.NDArray[np.uint64]:
+    """Return what filters are asked for the keys of a batch (u64, n)."""
+    return batch.keyed_filter_hashes if keyed else batch.plain_filter_hashes
+
+
+def search_file(source: FileBytes, question: Question) -> Array:
+    """Return the first `max_count` + 1 of the rows that answer `question`, or all of them, in no order."""
+    trailer = source.trailer()
+    metadata = trailer.metadata
+    layout = metadata.layout
+    ids: frozenset[int] | None = None
+    if metadata.topics:
+        ids = frozenset(topic_id for topic_id, name in metadata.topics if name == question.topic)
+        if not ids:
+            return concatenate([], layout.schema)
+    second_max = question.second_max if question.after is None else min(question.second_max, question.after[0])
+    runs = trailer.directory.runs(metadata.slot_map.slot_of(question.key_hash), question.key_hash, question.second_min, second_max)
+    begin_s = metadata.begin_ms // 1000
+    rows = concatenate([], layout.schema)
+    ordered = metadata.in_answer_order
+    for batch in _newest_first(runs, question, ordered=ordered):
+        # one answer more than asked, and the rest of the blocks is behind them all: it can't change the page
+        if len(rows) > question.max_count and (ordered or int(rows["second"][question.max_count]) > batch[0].second_max):
+            break
+        items = (np.frombuffer(data, layout.schema.item) for data in source.verified(batch))
+        parts = [rows, *(select_items(part, begin_s, question, ids, layout.schema) for part in items)]
+        rows = concatenate(parts, layout.schema)
+        if len(runs) > len(batch):
+            rows = first_answers(rows, layout.schema, question.max_count + 1)
+    return rows
+
+
+def _newest_first(runs: list[Run], question: Question, *, ordered: bool) -> Iterator[list[Run]]:
+    """Yield the runs newest first, in batches that may hold as many items as asked; each batch is larger than the one before.
+
+    Runs of one second are taken together where only all of them tell which of their items come first: a second within which a cursor
+    stands, and any second of a file that isn't `ordered` (`Metadata.in_answer_order`).
+    """
+    if len(runs) > 1 and not ordered:
+        runs = sorted(runs, key=attrgetter("second_max"), reverse=True)
+    within = question.after[0] if question.after is not None else None
+    wanted = question.max_count + 1
+    start = 0
+    while start < len(runs):
+        stop, count, size = start, 0, 0
+        while stop < len(runs) and (stop == start or size + runs[stop].length <= _BATCH_BYTES):
+            last = runs[stop - 1] if stop > start else None
+            if last is not None and count >= wanted:
+                undecided = last.second_min == within if ordered else runs[stop].second_max == last.second_max
+                if not undecided:
+                    break
+            count += runs[stop].count
+            size += runs[stop].length
+            stop += 1
+        yield runs[start:stop]
+        start, wanted = stop, 2 * wanted
+
+
+_MOST_ROUNDS = 20
+_ALL = 1 << 40
+# answers: more than a slot holds
+
+
+class GiantSlot:
+    """One cut group: its `blocks` (rows of the directory, n), what must be read of each, and the open questions (numbers in the batch).
+
+    `ordered`: entries of one hash stand in answer order.
+    """
+
+    def __init__(self, blocks: Array, runs: list[Run], questions: npt.NDArray[np.int64], batch: QuestionBatch, *, ordered: bool) -> None:
+        self._runs = runs
+        self._places = {run.offset: place for place, run in enumerate(runs)}
+        self._bounds = list(zip(*(blocks[n].tolist() for n in ("hash_min", "hash_max", "second_min", "second_max")), strict=True))
+        newest = blocks["second_max"].astype(np.int64)
+        self._order = list(range(len(runs))) if ordered else np.argsort(-newest, kind="stable").tolist()
+        self._unread = [True] * len(runs)
+        self._batch = batch
+        self._ordered = ordered
+        self._round = 0
+        self._ask(questions)
+
+    def next_runs(self) -> list[Run]:
+        """Return what the next round reads: of each question as many blocks as may hold what it asks for, or as was found wanting."""
+        target = (np.minimum(self._batch.max_count[self._questions], _ALL) + 1) << self._round
+        self._round = min(self._round + 1, _MOST_ROUNDS)
+        promised = np.zeros(len(self._questions), np.int64)
+        chosen = []
+        for place in self._order:
+            if not self._unread[place]:
+                continue
+            if (promised >= target).all():
+                break
+            needing = self._needing(place)
+            if (needing & (promised < target)).any():
+                chosen.append(self._runs[place])
+                promised[needing] += self._runs[place].count
+        return chosen
+
+    def waiting(self) -> list[Run]:
+        """Return what is not read and needed by an open question."""
+        return [run for place, run in enumerate(self._runs) if self._unread[place] and self._needing(place).any()]
+
+    def take(self, run: Run) -> npt.NDArray[np.int64]:
+        """Note that a block is read; return the questions that need it."""
+        place = self._places[run.offset]
+        self._unread[place] = False
+        return self._questions[self._needing(place)]
+
+    def settle(self, found: Found) -> None:
+        """Close the questions that have enough; `found` are their first rows so far, by question and in answer order."""
+        questions = self._questions
+        last = self._batch.page_ends(questions, found)
+        # the greatest second of what is not read; whether any is; whether something was read that stands behind it
+        newest = np.full(len(questions), NEVER)
+        unread = np.zeros(len(questions), bool)
+        behind = np.zeros(len(questions), bool)
+        for place in self._order:
+            needing = self._needing(place)
+            if self._unread[place]:
+                newest[needing] = np.maximum(newest[needing], self._bounds[place][3])
+                unread |= needing
+            else:
+                behind |= needing & unread
+        first = ~behind if self._ordered else np.zeros(len(questions), bool)
+        self._ask(questions[unread & ~((last > NEVER) & (first | (last > newest)))])
+
+    def _ask(self, questions: npt.NDArray[np.int64]) -> None:
+        self._questions = questions
+        self._hashes = self._batch.key_hash[questions]
+        self._low, self._high = self._batch.second_min[questions], self._batch.second_max[questions]
+
+    def _needing(self, place: int) -> npt.NDArray[np.bool_]:
+        """Return which open questions may have answers in a block."""
+        hash_min, hash_max, second_min, second_max = self._bounds[place]
+        needing: npt.NDArray[np.bool_] = (self._hashes >= hash_min) & (self._hashes <= hash_max)
+        needing &= (self._low <= second_max) & (self._high >= second_min)
+        return needing
+
+
+_WINDOW_BYTES = 32 << 20
+# slot groups of a batch held in memory at a time
+
+
+def search_file_for_many(source: FileBytes, batch: QuestionBatch, excluded: npt.NDArray[np.bool_] | None = None) -> Found:
+    """Return the rows that answer each question, in no order, at most one more than asked of each.
+
+    `excluded` (bool, n) are those whose key the file certainly doesn't hold.
+    """
+    wanted = np.arange(len(batch)) if excluded is None else np.flatnonzero(~excluded)
+    if not len(wanted):
+        return Found(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    trailer = source.trailer()
+    metadata, directory = trailer.metadata, trailer.directory
+    schema = metadata.layout.schema
+    pairs = [(topic_id, name) for topic_id, name in metadata.topics if name in batch.topics] if metadata.topics else None
+    wanted = np.intersect1d(wanted, batch.overlapping(metadata.second_min, metadata.second_max), assume_unique=True)
+    if pairs is not None:
+        names = {name for _, name in pairs}
+        here = np.array([topic in names for topic in batch.topics], bool)
+        wanted = wanted[here[batch.topic_index[wanted]]] if len(here) else wanted
+    gathered = Gathered(batch, schema)
+    begin_s = metadata.begin_ms // 1000
+
+    def seconds_of(items: Array) -> npt.NDArray[np.int64]:
+        return begin_s + items["time_diff_s"].astype(np.int64)
+
+    def look(data: bytes | memoryview, among: npt.NDArray[np.int64] | None) -> None:
+        gathered.add(matching(batch, np.frombuffer(data, schema.item), seconds_of, pairs, schema, among))
+
+    slots = metadata.slot_map.slots_of(batch.key_hash[wanted])
+    cut = directory.cut_groups(slots)
+    runs = directory.runs_of(slots[cut < 0], metadata.second_min, metadata.second_max)
+    giants = [
+        GiantSlot(*directory.blocks_of(group), wanted[cut == group], batch, ordered=metadata.in_answer_order)
+        for group in np.unique(cut[cut >= 0]).tolist()
+    ]
+    done: list[int] = []
+    while True:
+        chosen = [*runs, *(run for giant in giants for run in giant.next_runs())]
+        if not chosen:
+            return gathered.found()
+        waiting = [(giant, run) for giant in giants for run in giant.waiting()]
+        owners = {run.offset: giant for giant, run in waiting}
+        segments = list(_segments(chosen, [run for _, run in waiting], done, source.gap_bytes))
+        for window in itertools.chain.from_iterable(map(_windows, segments)):
+            groups = []
+            for run, data in zip(window, source.verified(window), strict=True):
+                if (giant := owners.get(run.offset)) is None:
+                    groups.append(data)
+                else:
+                    look(data, giant.take(run))
+            if groups:
+                look(b"".join(groups), None)
+        if not giants:
+            return gathered.found()
+        done = sorted([*done, *(run.offset for segment in segments for run in segment)])
+        runs = []
+        found = gathered.first()
+        for giant in giants:
+            giant.settle(found)
+
+
+def _segments(chosen: list[Run], waiting: list[Run], done: list[int], gap_bytes: int) -> Iterator[list[Run]]:
+    """Yield the chosen runs in order of position, cut where two of them would be read as one range over a gap that was read already.
+
+    What of the waiting runs lies in a gap that is read anyway is read for good. `done` are the positions of what was read, sorted.
+    """
+    chosen = sorted(chosen, key=attrgetter("offset"))
+    waiting = sorted(waiting, key=attrgetter("offset"))
+    offsets = [run.offset for run in waiting]
+    segment = chosen[:1]
+    for before, after in itertools.pairwise(chosen):
+        end = before.offset + before.length
+        if after.offset - end <= gap_bytes:
+            if bisect_left(done, after.offset) > bisect_left(done, end):
+                yield segment
+                segment = []
+            else:
+                segment += waiting[bisect_left(offsets, end) : bisect_left(offsets, after.offset)]
+        segment.append(after)
+    yield segment
+
+
+def _windows(runs: Iterable[Run]) -> Iterator[list[Run]]:
+    """Yield the runs in order, in lists of at most 32 MiB or of one run."""
+    window: list[Run] = []
+    size = 0
+    for run in runs:
+        if window and size + run.length > _WINDOW_BYTES:
+            yield window
+            window, size = [], 0
+        window.append(run)
+        size += run.length
+    if window:
+        yield window

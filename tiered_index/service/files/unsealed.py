@@ -1,0 +1,413 @@
+"""An unsealed file on disk: the flusher appends batches, queries read, a seal ends it.
+
+Order of one append: entries (pwrite), fdatasync, journal record, fdatasync, then the batch becomes visible. A batch whose
+append raised, whatever it was, is not part of the file, and the file takes no more: the kernel may have dropped what a failed sync did
+not write, and shows it all the same. So the last record of a journal that was found may not be on the disk: recovery writes it again.
+
+Threads: one writer (`append`, `seal`, `close`); `search` from any thread beside it. The map is read-only; a full disk is an exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import CorruptFile
+from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal
+from tiered_index.format.layout import Layout, read_header
+from tiered_index.format.names import UNSEALED, new_file_id
+from tiered_index.format.schema import PREVIOUS
+from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain
+from tiered_index.service.answers.batch import Found, QuestionBatch
+from tiered_index.service.answers.matches import matching
+from tiered_index.service.answers.rows import Question, concatenate, select_few, select_items
+from tiered_index.service.answers.validation import Columns
+from tiered_index.service.catalog.catalog import AlwaysRead, unmap
+from tiered_index.service.log.records import max_positions
+from tiered_index.service.root.root import Deletions, Root, disk_error
+
+__all__ = ["Reserve", "UnsealedFile", "drop_unbegun", "verified_entries"]
+
+Array = npt.NDArray[Any]
+_CHAIN_LIMIT = 256
+# a longer chain is left for a scan of the hash column, whose cost is bounded by the file's size
+_FEW = 16
+_VERIFY_CHUNK = 1 << 24
+_log = logging.getLogger(__name__)
+
+
+class Reserve:
+    """Disk space for the next file: really allocated, under a temporary name."""
+
+    def __init__(self, root: Root, layout: Layout) -> None:
+        self.layout = layout
+        self.path = root.temporary(UNSEALED)
+        self._disk = root.disk
+        self.descriptor = self._disk.create(self.path)
+        try:
+            self._disk.allocate(self.descriptor, layout.unsealed_size)
+        except BaseException:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Give the space back."""
+        self._disk.close(self.descriptor)
+        with contextlib.suppress(OSError):
+            self._disk.unlink(self.path)
+
+    def abandon(self) -> None:
+        """Close the descriptor and leave the file behind."""
+        self._disk.close(self.descriptor)
+
+
+class UnsealedFile(AlwaysRead):
+    """One unsealed file. `sequence` orders the files of a root by when they were begun; `lane` is ``main`` or ``quarantine``."""
+
+    place = UNSEALED
+
+    def __init__(self, root: Root, journal: Journal, table: UnsealedTable, descriptor: int, journal_descriptor: int) -> None:
+        self._root = root
+        self._disk = root.disk
+        self.layout = journal.layout
+        self.file_id = journal.file_id
+        self.lane = journal.lane
+        self.sequence = journal.sequence
+        self.offset_space = journal.offset_space
+        self.path = root.index_path(UNSEALED, self.file_id)
+        self.journal_path = root.journal_path(self.file_id)
+        self.table = table
+        self.topics = dict(journal.topics)
+        self._ids: dict[str, frozenset[int]] = {}
+        for topic_id, name in self.topics.items():
+            self._ids[name] = self._ids.get(name, frozenset()) | {topic_id}
+        self.batches = list(journal.batches)
+        self.positions = dict(journal.positions)
+        self.seconds = journal.seconds
+        self.sealed = journal.sealed
+        self.failed = False  # an append or a seal did not come to its end
+        self.published = False  # by a job that compacted it elsewhere: the storage has it, or what it was merged into
+        self.created_ms = journal.created_ms
+        self.predecessor = journal.predecessor
+        self.log_number = journal.log_number
+        self._journal_length = journal.valid_length
+        self._is_blank = not journal.batches  # nothing was ever written behind the journal's first record
+        self._descriptor: int | None = descriptor
+        self._journal_descriptor: int | None = journal_descriptor
+        self._map = mmap.mmap(descriptor, self.layout.unsealed_size, access=mmap.ACCESS_READ)
+
+    @classmethod
+    def begin(
+        cls,
+        root: Root,
+        reserve: Reserve,
+        begin_ms: int,
+        lane: str,
+        sequence: int,
+        offset_space: str,
+        created_ms: int,
+        predecessor: tuple[str, int] | None = None,
+        log_number: int = 0,
+    ) -> UnsealedFile:
+        """Turn reserved space into a file: header, journal with its open record, then both get their names, the journal first."""
+        disk, layout = root.disk, reserve.layout
+        file_id = new_file_id(begin_ms)
+        table = UnsealedTable(layout, begin_ms)
+        record = encode_open(file_id, layout, begin_ms, lane, sequence, offset_space, created_ms, predecessor, log_number)
+        temporary = root.temporary(UNSEALED)
+        journal_descriptor = disk.create(temporary)
+        try:
+            disk.pwrite(journal_descriptor, record, 0)
+            disk.sync(journal_descriptor)
+            disk.pwrite(reserve.descriptor, table.header().pack(), 0)
+            disk.sync(reserve.descriptor)
+            disk.rename(temporary, root.journal_path(file_id))
+            disk.rename(reserve.path, root.index_path(UNSEALED, file_id))
+            disk.sync_folder(root.folder(UNSEALED))
+            journal = Journal(
+                file_id, layout, begin_ms, lane, sequence, offset_space, created_ms, predecessor, valid_length=len(record),
+                log_number=log_number,
+            )  # fmt: skip
+            return cls(root, journal, table, reserve.descriptor, journal_descriptor)
+        except BaseException:
+            disk.close(journal_descriptor)
+            for path in (temporary, root.index_path(UNSEALED, file_id), root.journal_path(file_id)):
+                with contextlib.suppress(OSError):  # what is left is dropped at the next start
+                    disk.unlink(path)
+            raise
+
+    @classmethod
+    def recover(cls, root: Root, journal: Journal, data: bytes) -> UnsealedFile:
+        """Open an existing file at its journal's last batch, and make that durable; `data` are the journal's bytes.
+
+        Every entry is verified, chains and slots are rebuilt.
+        """
+        path = root.index_path(UNSEALED, journal.file_id)
+        with contextlib.ExitStack() as undo:
+            descriptor = root.disk.open_rw(path)
+            undo.callback(root.disk.close, descriptor)
+            mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            try:
+                entries = verified_entries(mapped, journal, str(path))
+                table = UnsealedTable(journal.layout, journal.begin_ms)
+                table.load(entries, journal.end_ms)
+                del entries
+            finally:
+                unmap(mapped)
+            journal_descriptor = root.disk.open_rw(root.journal_path(journal.file_id))
+            undo.callback(root.disk.close, journal_descriptor)
+            file = cls(root, journal, table, descriptor, journal_descriptor)
+            # what a crash tore off is overwritten by the next record; cut it so that it can't be mistaken for damage
+            root.disk.truncate(journal_descriptor, journal.valid_length)
+            # What was read may be in memory only: the sync behind the last record may have failed, and a later one would not write
+            # it. Everything before that record was synced before it was written, the entries that it speaks of too.
+            root.disk.pwrite(journal_descriptor, data[: journal.valid_length], 0)
+            root.disk.sync(journal_descriptor)
+            undo.pop_all()
+        if file.sealed:
+            file.release()
+        return file
+
+    @property
+    def count(self) -> int:
+        """Durable entries."""
+        return self.batches[-1].first + self.batches[-1].count - 1 if self.batches else 0
+
+    @property
+    def second_min(self) -> int:
+        """Smallest second among the entries."""
+        return self.seconds[0] if self.seconds else self.table.begin_ms // 1000
+
+    @property
+    def second_max(self) -> int:
+        """Greatest second among the entries."""
+        return self.seconds[1] if self.seconds else self.table.begin_ms // 1000
+
+    @property
+    def accepts(self) -> bool:
+        """Whether `append` may be called."""
+        return self._descriptor is not None and not self.sealed and not self.failed and self.table.free > 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the journal says durably that the file is sealed: after no restart will it accept entries again."""
+        return self.sealed and not self.failed
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on disk."""
+        return self.layout.unsealed_size + self._journal_length
+
+    def append(self, columns: Columns, names: Iterable[tuple[int, str]], positions: dict[str, int]) -> None:
+        """Make a batch durable and visible.
+
+        `columns` (native order, n rows that fit) hold whole seconds; `names` are the (id, name) pairs of the topics in it; `positions` are
+        durable with it. Raises `OSError`; whatever is raised, the file accepts no more.
+        """
+        seconds = columns["second"]
+        fresh = [(topic_id, name) for topic_id, name in names if topic_id not in self.topics]
+        batch = self.table.prepare(columns["key_hash"], seconds * 1000, columns)
+        assert self._descriptor is not None and self._journal_descriptor is not None
+        data = memoryview(batch.entries.view(np.uint8))  # type: ignore[arg-type]
+        low, high = (int(seconds.min()), int(seconds.max())) if len(seconds) else (0, 0)
+        record = BatchRecord(batch.first, len(batch), zlib.crc32(data), low, high, batch.end_ms)
+        log = encode_batch(record, positions, fresh)
+        self.failed = True  # until the last line
+        if len(batch):
+            self._disk.pwrite(self._descriptor, data, self.layout.entry_position(batch.first))
+            self._disk.sync(self._descriptor)
+        self._is_blank = False
+        self._disk.pwrite(self._journal_descriptor, log, self._journal_length)
+        self._disk.sync(self._journal_descriptor)
+        # where this ends early, what is wider than the entries does no harm, so it comes first; positions promise most and come last
+        for topic_id, name in fresh:
+            self.topics[topic_id] = name
+            self._ids[name] = self._ids.get(name, frozenset()) | {topic_id}
+        if len(batch):
+            known = self.seconds
+            self.seconds = (min(low, known[0]), max(high, known[1])) if known else (low, high)
+        self.table.commit(batch)
+        self.batches.append(record)
+        self.positions = max_positions(self.positions, positions)
+        self._journal_length += len(log)
+        self.failed = False
+
+    def seal(self) -> None:
+        """Accept no more entries; header and slot table are written, the journal says so, the descriptors are closed. Idempotent."""
+        if self.sealed:
+            return
+        is_whole, self.failed = self._descriptor is not None and not self.failed, True
+        try:
+            if is_whole:
+                assert self._journal_descriptor is not None
+                record = encode_seal()
+                self._write_table()
+                self._disk.pwrite(self._journal_descriptor, record, self._journal_length)
+                self._disk.sync(self._journal_descriptor)
+                self._journal_length += len(record)
+        except OSError as error:
+            raise disk_error(error, f"sealing {self.path}") from error
+        finally:
+            # a sealed file is only read: a thousand of them must not hold two thousand descriptors
+            self.release()
+            # from here on the life cycle may compact the file
+            self.sealed = True
+        self.failed = not is_whole
+
+    def _write_table(self) -> None:
+        assert self._descriptor is not None
+        header = self.table.header().pack()
+        self._disk.pwrite(self._descriptor, self.table.slot_table(), len(header))
+        self._disk.pwrite(self._descriptor, header, 0)
+        self._disk.sync(self._descriptor)
+
+    def close(self) -> None:
+        """Write header and slot table of a file that is still open for writing, and close the descriptors; reading goes on."""
+        if self._descriptor is None:
+            return
+        try:
+            if not self.sealed and not self.failed:
+                self._write_table()
+        except OSError as error:
+            raise disk_error(error, f"closing {self.path}") from error
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Close the descriptors and write nothing (what a crash would leave)."""
+        descriptors = (self._descriptor, self._journal_descriptor)
+        self._descriptor = self._journal_descriptor = None
+        for descriptor in descriptors:
+            if descriptor is not None:
+                self._disk.close(descriptor)
+
+    def let_go(self) -> None:
+        """Close the descriptors and the map, whoever still has the object: nobody may search it any more. Idempotent."""
+        self.release()
+        unmap(self._map)
+
+    def discard(self, deletions: Deletions) -> None:
+        """Close and delete a file without durable entries, whose positions stand elsewhere. May be repeated."""
+        self.let_go()
+        if self._is_blank:
+            deletions.unlink([self.path, self.journal_path])
+            return
+        begun = encode_open(
+            self.file_id, self.layout, self.table.begin_ms, self.lane, self.sequence, self.offset_space, self.created_ms, self.predecessor,
+            self.log_number,
+        )  # fmt: skip
+        drop_unbegun(self._root, self.file_id, begun, deletions)
+
+    def entries(self) -> Array:
+        """Return the durable entries (structured, over the map), each batch verified against its journal record."""
+        return verified_entries(self._map, self._as_journal(), str(self.path))
+
+    def topic_ids(self, topic: str) -> frozenset[int]:
+        """Return the ids that mean `topic` in this file."""
+        return self._ids.get(topic, frozenset())
+
+    def search(self, question: Question) -> Array:
+        """Return the rows that answer `question`, in no order: along the chain, or by a scan where the chain is long."""
+        ids = self.topic_ids(question.topic)
+        begin_s = self.table.begin_ms // 1000
+        schema = self.layout.schema
+        count = self.table.count
+        head = int(self.table.heads[question.key_hash % self.layout.slots])
+        found = walk_chain(self._map, self.layout, head, question.key_hash, _CHAIN_LIMIT)
+        if found is not None:
+            if not found:
+                return concatenate([], schema)
+            whole = np.frombuffer(self._map, schema.entry, self.layout.items, self.layout.items_position)
+            select = select_few if len(found) <= _FEW else select_items
+            return select(whole[found], begin_s, question, ids, schema)
+        return select_items(entries_view(self._map, self.layout, count), begin_s, question, ids, schema)
+
+    def search_many(self, batch: QuestionBatch) -> Found:
+        """Return the rows that answer each question, in no order: all chains are walked side by side, long ones scanned."""
+        schema, layout = self.layout.schema, self.layout
+        count = self.table.count
+        wanted = batch.overlapping(self.second_min, self.second_max)
+        entries = np.frombuffer(self._map, schema.entry, layout.items, layout.items_position)
+        hashes, following = entries["key_hash"], entries[PREVIOUS]
+        index = self.table.heads[batch.key_hash[wanted] % layout.slots].astype(np.int64)
+        pairs: list[tuple[Array, Array]] = []
+        broken = False
+        for _ in range(_CHAIN_LIMIT):
+            going = np.flatnonzero(index > 0)
+            if not len(going):
+                break
+            index, wanted = index[going], wanted[going]
+            hit = normal_hashes(hashes[index]) == batch.key_hash[wanted]
+            pairs.append((index[hit], wanted[hit]))
+            older = following[index].astype(np.int64)
+            broken = broken or bool(((older >= index) | (older < 0)).any())
+            index = older
+            if broken:
+                break
+        if broken or np.any(index > 0):  # chains of hundreds, or ones that run backwards: the scan decides for every question
+            return matching(batch, entries_view(self._map, layout, count), self._seconds_of, tuple(self.topics.items()), schema)
+        items = np.concatenate([found for found, _ in pairs]) if pairs else np.zeros(0, np.int64)
+        questions = np.concatenate([asked for _, asked in pairs]) if pairs else np.zeros(0, np.int64)
+        picked = entries[items]
+        return batch.select(picked, questions, self._seconds_of(picked), self.topics.items(), schema)
+
+    def _seconds_of(self, entries: Array) -> npt.NDArray[np.int64]:
+        return self.table.begin_ms // 1000 + entries["time_diff_s"].astype(np.int64)
+
+    def _as_journal(self) -> Journal:
+        return Journal(
+            self.file_id, self.layout, self.table.begin_ms, self.lane, self.sequence, self.offset_space, batches=list(self.batches)
+        )
+
+
+def drop_unbegun(root: Root, file_id: str, begun: bytes, deletions: Deletions) -> None:
+    """Delete a file that holds nothing, or nothing that doesn't stand elsewhere; `begun` is its journal's first record.
+
+    First that record alone takes the journal's place, durably: the journal may end in a record whose sync failed, and without its entries
+    that would be damage. Where it fails the file stays, and what it says is true.
+    """
+    path, journal_path, temporary = root.index_path(UNSEALED, file_id), root.journal_path(file_id), root.temporary(UNSEALED)
+    try:
+        if journal_path.exists():
+            root.disk.write_file(temporary, [begun])
+            root.disk.publish(temporary, journal_path)
+    except OSError as error:
+        _log.warning("%s holds nothing and can't be dropped now: %s", path, error)
+        with contextlib.suppress(OSError):
+            root.disk.unlink(temporary)
+        return
+    deletions.unlink([path, journal_path])
+
+
+def verified_entries(data: Any, journal: Journal, file: str) -> Array:
+    """Return entries 1..count over `data` after checking header, length and the CRC of every journaled batch.
+
+    Raises `CorruptFile` naming the batch's position.
+    """
+    layout = journal.layout
+    header = read_header(data[:28], file)
+    if header.begin_ms != journal.begin_ms or header.magic not in (layout.preset.begin_magic, layout.preset.end_magic):
+        raise CorruptFile(file, "header contradicts the journal", offset=0, expected=journal.begin_ms, found=header.begin_ms)
+    if len(data) < layout.entry_position(journal.count + 1):
+        raise CorruptFile(file, "shorter than its journal says", expected=layout.entry_position(journal.count + 1), found=len(data))
+    view = memoryview(data)
+    try:
+        for batch in journal.batches:
+            start, stop = layout.entry_position(batch.first), layout.entry_position(batch.first + batch.count)
+            crc = 0
+            for at in range(start, stop, _VERIFY_CHUNK):
+                crc = zlib.crc32(view[at : min(at + _VERIFY_CHUNK, stop)], crc)
+            if crc != batch.crc32:
+                raise CorruptFile(file, f"entries {batch.first}..{batch.first + batch.count - 1} do not match their CRC32",
+                                  offset=start, expected=batch.crc32, found=crc)  # fmt: skip
+    finally:
+        view.release()
+    return entries_view(data, layout, journal.count)

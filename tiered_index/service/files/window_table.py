@@ -1,0 +1,164 @@
+"""Window tables: the entries of one time window, merged out of many files, as one handle.
+
+A lookup reads the one shard that holds its slot; a giant slot continues in further shards, each with a time of its own, of which only those
+are read that the page needs. Threads: every method from any thread.
+
+Making a catalog show what the log says: the one way by which stored files and window tables come to queries, and go. Threads: any.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import numpy as np
+
+from tiered_index.errors import CorruptFile
+from tiered_index.service.answers.batch import Found, QuestionBatch
+from tiered_index.service.answers.rows import Array, Question, concatenate, first_answers
+from tiered_index.service.catalog.catalog import Catalog, Handle
+from tiered_index.service.cold.path import ColdPath
+from tiered_index.service.files.compacted import CompactedFile, StorageBytes, open_stored
+from tiered_index.service.files.search import question_hash
+from tiered_index.service.log.records import LogState, StoredObject, TableShard
+from tiered_index.service.threads.pool import side_by_side
+
+__all__ = [
+    "WindowTable",
+    "show_stored",
+]
+
+
+class WindowTable:
+    """The shards of one table. `file_id` is the table's id. Raises `CorruptFile` for shards that contradict each other."""
+
+    place = "storage"
+    is_local = False
+    asks_storage = True
+    lane = "main"
+    source: str | None = None
+
+    def __init__(self, cold: ColdPath, shards: Sequence[StoredObject]) -> None:
+        ordered = sorted(shards, key=lambda o: (_shard(o).slot_low, -o.second_max, o.name))
+        first = _shard(ordered[0])
+        for stored in ordered:
+            shard = _shard(stored)
+            if (shard.table, shard.slots, shard.begin_s, shard.window_s) != (first.table, first.slots, first.begin_s, first.window_s):
+                raise CorruptFile(stored.name, "shard is of another table than its neighbours", expected=first, found=shard)
+        self.file_id = first.table
+        self.shards = tuple(ordered)
+        self.slots, self.begin_s, self.window_s = first.slots, first.begin_s, first.window_s
+        self.second_min = min(stored.second_min for stored in ordered)
+        self.second_max = max(stored.second_max for stored in ordered)
+        self.sequence = max(stored.sequence for stored in ordered)
+        self.count = sum(stored.count for stored in ordered)
+        self._cold = cold
+        self._lows = [_shard(stored).slot_low for stored in ordered]
+
+    @property
+    def search_bytes(self) -> int:
+        """Bytes that a search asks for, about: of one shard."""
+        return max(StorageBytes(self._cold, stored).search_bytes for stored in self.shards)
+
+    def let_go(self) -> None:
+        """Do nothing: nothing is mapped."""
+
+    def excludes(self, question: Question) -> str | None:
+        """Return why a search would find nothing (``filter``), as far as that is known without a request, or None."""
+        hash64 = question_hash(question, keyed=self._cold.keyed)
+        if all(self._cold.filters.excludes(stored, hash64) for stored in self._holding(question)):
+            return "filter"
+        return None
+
+    def excludes_all(self, batch: QuestionBatch) -> str | None:
+        """Do as `excludes` for all questions of a batch."""
+        if not len(batch.overlapping(self.second_min, self.second_max)):
+            return "time"
+        return None if self._excluded(batch) else "filter"
+
+    def search(self, question: Question) -> Array:
+        """Return the first `max_count` + 1 of the rows that answer `question`, or all of them, in no order."""
+        hash64 = question_hash(question, keyed=self._cold.keyed)
+        rows: Array | None = None
+        schema = None
+        for stored in sorted(self._holding(question), key=lambda o: -o.second_max):
+            if rows is not None and len(rows) > question.max_count and int(rows["second"][question.max_count]) > stored.second_max:
+                break
+            if self._cold.filters.excludes(stored, hash64):
+                continue
+            source = StorageBytes(self._cold, stored)
+            found = source.search(question)
+            schema = source.trailer().metadata.layout.schema
+            rows = found if rows is None else first_answers(concatenate([rows, found], schema), schema, question.max_count + 1)
+            if len(rows) > question.max_count:
+                rows = first_answers(rows, schema, question.max_count + 1)
+        return rows if rows is not None else np.empty(0, "i8")
+
+    def search_many(self, batch: QuestionBatch) -> Found:
+        """Return the rows that answer each question, in no order; shards side by side, every slot group is read and checked once."""
+        searches = [partial(StorageBytes(self._cold, stored).search_many, batch, away) for stored, away in self._excluded(batch)]
+        found = [part for part in side_by_side(searches) if len(part.rows)]
+        if not found:
+            return Found(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        return Found(np.concatenate([part.questions for part in found]), np.concatenate([part.rows for part in found]))
+
+    def _holding(self, question: Question) -> list[StoredObject]:
+        """Return the shards that may hold answers: those of the slot whose time overlaps."""
+        slot = self.slots.slot_of(question.key_hash)
+        second_max = question.second_max if question.after is None else min(question.second_max, question.after[0])
+        found = []
+        for stored in reversed(self.shards[: bisect_right(self._lows, slot)]):
+            if _shard(stored).slot_high <= slot:
+                break
+            if stored.second_min <= second_max and stored.second_max >= question.second_min:
+                found.append(stored)
+        return found
+
+    def _excluded(self, batch: QuestionBatch) -> list[tuple[StoredObject, Array]]:
+        """Return each shard that may hold answers with the questions (bool, n) that it certainly has none for."""
+        slots = self.slots.slots_of(batch.key_hash)
+        result = []
+        for stored in self.shards:
+            shard = _shard(stored)
+            away = StorageBytes(self._cold, stored).away(batch)
+            away |= (slots < shard.slot_low) | (slots >= shard.slot_high)
+            if not away.all():
+                result.append((stored, away))
+        return result
+
+
+def _shard(stored: StoredObject) -> TableShard:
+    assert stored.shard is not None
+    return stored.shard
+
+
+def show_stored(
+    catalog: Catalog,
+    handles: Iterable[Handle],
+    state: LogState,
+    cold: ColdPath,
+    dispose: Callable[[str], Callable[[], None] | None],
+    keeps: Callable[[CompactedFile], bool] = lambda _: False,
+) -> None:
+    """Make the catalog show exactly the objects of `state` beside the local files; `dispose` names what goes with a removed file.
+    `keeps` says which local copies stay although their file was merged.
+
+    `handles` must have been taken before `state`: what was published in between is not among them and stays. What the cold path has noted
+    of objects that are gone is forgotten, so that a reader that lives for years doesn't grow with those that came and went.
+    """
+    # tables first: what they were merged out of goes after them, so that a lookup meets an entry at least once
+    for table, shards in state.tables.items():
+        if catalog.get(table) is None:
+            catalog.put(WindowTable(cold, shards))
+    for handle in handles:
+        if isinstance(handle, CompactedFile) and handle.stored is not None and handle.file_id not in state.files:
+            if keeps(handle):
+                continue
+            catalog.remove(handle.file_id, dispose(handle.file_id) if handle.local is not None else None)
+        elif isinstance(handle, WindowTable) and handle.file_id not in state.tables:
+            catalog.remove(handle.file_id)
+    for file_id, stored in state.files.items():
+        if catalog.get(file_id) is None:
+            catalog.put(open_stored(cold, stored))
+    cold.forget_unnamed(state.objects)

@@ -1,0 +1,136 @@
+"""Objects that no log record names: what crashes left (probes, too), and what merges have replaced. Found by a listing, deleted when asked.
+
+An object that was uploaded a moment ago may be published in the next one, and a reader may still work at the log position before a merge:
+so nothing younger than `older_than_s` is an orphan, nor what was removed from the log since. No job or writer publishes what is nearly as
+old as the least age that is safe beside any (`unpublished.MAX_AGE_S`). Staged files are orphans once the log has or had them, or no ticket
+names them, or only one as old of a fenced writer: its host has the file, and sends it anew if it comes back.
+Threads: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tiered_index.clock import Clock
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
+from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX, TICKET_SUFFIX
+from tiered_index.service.lifecycle.local_copies import Removals
+from tiered_index.service.lifecycle.staged import Ticket
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogState
+from tiered_index.storage.base import ObjectInfo, Storage, UploadHandle
+from tiered_index.storage.opening import PROBE_PREFIX
+
+__all__ = ["MIN_AGE_S", "Orphans", "delete_orphans", "find_orphans"]
+
+_AT_ONCE = 1000
+_LISTED = (DATA_PREFIX, SEGMENTS_PREFIX, PROBE_PREFIX)
+MIN_AGE_S = 3600.0
+"""Uploads take less than this; the least `older_than_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orphans:
+    """Objects and unfinished uploads that may go."""
+
+    objects: tuple[ObjectInfo, ...]
+    uploads: tuple[UploadHandle, ...]
+    log: StorageLog
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the objects."""
+        return sum(info.size_bytes for info in self.objects)
+
+
+def find_orphans(storage: Storage, log: StorageLog, clock: Clock, *, older_than_s: float = 86400.0) -> Orphans:
+    """Return what no record names and what is older than `older_than_s` (at least an hour).
+
+    The listing comes before the log, so that what is published meanwhile is known. Raises `InvalidArgument`, what the storage raises.
+    """
+    if not older_than_s >= MIN_AGE_S:
+        raise InvalidArgument(f"older_than_s must be {MIN_AGE_S:.0f} or more, not {older_than_s!r}: an upload may be under way")
+    before_ms = clock.now_ms() - round(older_than_s * 1000)
+    listed = [info for prefix in _LISTED for info in storage.list(prefix) if info.modified_ms < before_ms]
+    staged = list(storage.list(STAGING_PREFIX))
+    tickets, renewed = _tickets(storage, staged)
+    uploads = [
+        handle
+        for prefix in (DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX)
+        for handle in storage.list_uploads(prefix, older_than_ms=before_ms)
+    ]
+    state = log.refresh()
+    kept = state.objects.keys() | state.archive.keys() | _removed_since(log, state.number, before_ms)
+    waiting = _waiting(log, state, tickets, before_ms)
+    listed += [info for info in staged if info.modified_ms < before_ms and info.name not in waiting and _file_of(info) not in renewed]
+    return Orphans(tuple(info for info in listed if info.name not in kept), tuple(uploads), log)
+
+
+def delete_orphans(storage: Storage, orphans: Orphans) -> Orphans:
+    """Delete them, but for what has been published, or asked for by a ticket, since they were found; return what was deleted.
+
+    Costs a listing of the log's end for each thousand, and one of what is staged where that is among them. Raises what the storage raises;
+    what is left is found again.
+    """
+    deleted: list[ObjectInfo] = []
+    doomed = {info.name for info in orphans.objects}
+    for start in range(0, len(orphans.objects), _AT_ONCE):
+        batch = orphans.objects[start : start + _AT_ONCE]
+        asked: set[str] = set()
+        if any(info.name.startswith(STAGING_PREFIX) for info in batch):
+            tickets = [info for info in storage.list(STAGING_PREFIX) if info.name.endswith(TICKET_SUFFIX)]
+            asked = {_file_of(info) for info in tickets if info.name not in doomed}
+        state = orphans.log.refresh()
+        named = state.objects.keys() | state.archive.keys()
+        gone = [i for i in batch if i.name not in named and not (i.name.startswith(STAGING_PREFIX) and _file_of(i) in asked)]
+        storage.delete_many([info.name for info in gone])
+        deleted += gone
+    for handle in orphans.uploads:
+        storage.abort_upload(handle)
+    return Orphans(tuple(deleted), orphans.uploads, orphans.log)
+
+
+def _removed_since(log: StorageLog, last: int, before_ms: int) -> set[str]:
+    """Return the names that records put since `before_ms` remove; costs a request a record, and a listing a thousand.
+
+    It is the storage's word that counts, as for all else here: the records' own times are of clocks of many hosts.
+    """
+    removed: set[str] = set()
+    for number in log.numbers_since(last, before_ms):
+        removed.update(log.record(number).remove)
+    return removed
+
+
+def _file_of(info: ObjectInfo) -> str:
+    return info.name.split("/")[1]
+
+
+def _tickets(storage: Storage, staged: Sequence[ObjectInfo]) -> tuple[list[tuple[Ticket, int]], set[str]]:
+    """Return the tickets among staged objects, each with the time of its last put, and the files of those that are gone meanwhile.
+
+    A damaged one asks for nothing. One that is gone was renewed, or is over: nothing of its file is judged by this listing.
+    """
+    tickets, renewed = [], set()
+    for info in staged:
+        if info.name.endswith(TICKET_SUFFIX):
+            try:
+                tickets.append((Ticket.decode(storage.get(info.name), info.name), info.modified_ms))
+            except ObjectNotFound:
+                renewed.add(_file_of(info))
+            except CorruptFile:
+                continue
+    return tickets, renewed
+
+
+def _waiting(log: StorageLog, state: LogState, tickets: Sequence[tuple[Ticket, int]], before_ms: int) -> set[str]:
+    """Return the names of tickets that still ask for something, and of their objects."""
+    current = [ticket.log_number for ticket, _ in tickets if ticket.epoch == state.epoch]
+    removed = Removals(log).files(state, min(current)) if current else set()
+
+    def is_over(ticket: Ticket, modified_ms: int) -> bool:
+        if state.object_of(ticket.file_id) is not None:
+            return True
+        return ticket.file_id in removed if ticket.epoch == state.epoch else modified_ms < before_ms
+
+    return {name for ticket, modified_ms in tickets if not is_over(ticket, modified_ms) for name in (ticket.name, ticket.object)}

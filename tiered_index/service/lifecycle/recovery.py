@@ -1,0 +1,270 @@
+"""Recovery: from folder names and journals back to a working root. Every step may be repeated, and broken off anywhere.
+
+1. Temporary names are half-made work: dropped. 2. An id in two folders: the later state wins once it verifies, and once its name is
+durable. 3. An unsealed file is what its journal confirms, written anew; chains and slots are rebuilt. One that confirms nothing is dropped:
+its name may not be durable. 4. What can't be read is kept, untouched, and every lookup that meets it says so. What can't be deleted is
+passed over, and left to the life cycle. One thread, under the root's lock, before anything else runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tiered_index.errors import ConfigError, CorruptFile, SchemaMismatch, StorageUnavailable, TieredIndexError
+from tiered_index.format.journal import Journal, parse_journal
+from tiered_index.format.layout import HEADER_SIZE, Layout
+from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, file_id_of
+from tiered_index.service.catalog.catalog import Handle
+from tiered_index.service.cold.path import ColdPath
+from tiered_index.service.files.compacted import CompactedFile, DamagedFile, StorageBytes, open_local, verify_runs, verify_tables
+from tiered_index.service.files.unsealed import UnsealedFile, drop_unbegun
+from tiered_index.service.log.records import LogState, max_positions
+from tiered_index.service.root.root import Deletions, Root, disk_error
+from tiered_index.types import MAX_TIMESTAMP_MS
+
+__all__ = ["Recovered", "recover_root"]
+
+_READ_BYTES = 1 << 20
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Recovered:
+    """What was found. `deletions` holds what could not be deleted. `unsealed` are in order of sequence; `journals` are the whole ones of
+    `damaged` files that were sealed; `notes` say what was dropped or moved, one line each.
+    """
+
+    deletions: Deletions
+    unsealed: list[UnsealedFile] = field(default_factory=list)
+    compacted: list[CompactedFile] = field(default_factory=list)
+    uploaded: list[CompactedFile] = field(default_factory=list)
+    damaged: list[DamagedFile] = field(default_factory=list)
+    journals: dict[str, Journal] = field(default_factory=dict)
+    positions: dict[str, int] = field(default_factory=dict)
+    topics: list[tuple[int, str]] = field(default_factory=list)
+    next_sequence: int = 1
+    notes: list[str] = field(default_factory=list)
+
+    def let_go(self) -> None:
+        """Close every file: there will be nobody to search them."""
+        handles: list[Handle] = [*self.unsealed, *self.compacted, *self.uploaded]
+        for handle in handles:
+            handle.let_go()
+
+
+def recover_root(root: Root, cold: ColdPath, state: LogState | None, layout: Layout) -> Recovered:
+    """Bring a root in order and return its files; `state` is the log's, or None while the storage can't be asked.
+
+    A file whose schema, preset or slots are not those of `layout` is not of this index: it is kept aside as damaged, untouched.
+    """
+    found = Recovered(Deletions(root.disk))
+    try:
+        _recover(root, cold, state, layout, found)
+    except BaseException:
+        found.let_go()
+        raise
+    for note in found.notes:
+        _log.info("recovery: %s", note)
+    return found
+
+
+def _recover(root: Root, cold: ColdPath, state: LogState | None, layout: Layout, found: Recovered) -> None:
+    try:
+        if temporaries := root.temporaries():
+            for path in temporaries:
+                found.deletions.unlink([path])
+            found.notes.append(f"{len(temporaries)} temporary files dropped")
+        ids = {s: {i for name in root.disk.names(root.folder(s)) if (i := file_id_of(name)) is not None} for s in STATES}
+        _recover_uploaded(root, ids, cold, state, found)
+        _recover_compacted(root, ids, cold, state, found)
+        _recover_unsealed(root, ids, state, found)
+    except OSError as error:
+        raise disk_error(error, f"recovering {root.path}") from error
+    _set_strangers_aside(layout, found)
+    for file in (*found.compacted, *found.uploaded):
+        metadata = file.metadata()
+        found.positions = max_positions(found.positions, metadata.source_positions)
+        found.topics += metadata.topics
+        found.next_sequence = max(found.next_sequence, file.sequence + 1)
+    for unsealed in found.unsealed:
+        found.positions = max_positions(found.positions, unsealed.positions)
+        found.topics += unsealed.topics.items()
+        found.next_sequence = max(found.next_sequence, unsealed.sequence + 1)
+    if state is not None:
+        found.positions = max_positions(found.positions, state.positions)
+        found.next_sequence = max([found.next_sequence, *(o.sequence + 1 for o in state.objects.values())])
+
+
+def _recover_uploaded(root: Root, ids: dict[str, set[str]], cold: ColdPath, state: LogState | None, found: Recovered) -> None:
+    for file_id in sorted(ids[UPLOADED]):
+        path = root.index_path(UPLOADED, file_id)
+        stored = state.object_of(file_id) if state is not None else None
+        if state is not None and stored is None:
+            # merged or expired since: the log decides what exists, but what it doesn't know of a source's position is kept
+            with contextlib.suppress(CorruptFile):
+                file = open_local(path)
+                if max_positions(state.positions, file.metadata().source_positions) != state.positions:
+                    found.uploaded.append(file)
+                    continue
+            found.deletions.unlink([path])
+            found.notes.append(f"{path.name}: its object was removed from the log, local copy dropped")
+            ids[UPLOADED].discard(file_id)
+            continue
+        try:
+            found.uploaded.append(open_local(path, StorageBytes(cold, stored) if stored is not None else None))
+        except CorruptFile as error:
+            if stored is None:
+                found.damaged.append(_damaged(file_id, UPLOADED, error))
+                continue
+            found.deletions.unlink([path])
+            found.notes.append(f"{path.name}: damaged local copy dropped, the storage has the file ({error})")
+            ids[UPLOADED].discard(file_id)
+
+
+def _recover_compacted(root: Root, ids: dict[str, set[str]], cold: ColdPath, state: LogState | None, found: Recovered) -> None:
+    for file_id in sorted(ids[COMPACTED]):
+        path = root.index_path(COMPACTED, file_id)
+        if file_id in ids[UPLOADED]:
+            found.deletions.unlink([path])
+            found.notes.append(f"{path.name}: in uploaded/ too, the earlier copy dropped")
+            continue
+        try:
+            file = open_local(path)
+            if file_id in ids[UNSEALED]:
+                verify_tables(file)
+                verify_runs(file)
+        except CorruptFile as error:
+            if state is not None and state.object_of(file_id) is not None:
+                found.deletions.unlink([path])
+                found.notes.append(f"{path.name}: damaged local copy dropped, the storage has the file ({error})")
+            elif file_id in ids[UNSEALED]:
+                with contextlib.suppress(OSError):  # else it is replaced
+                    root.disk.unlink(path)
+                found.notes.append(f"{path.name}: compacted copy does not verify, dropped; compacted again from unsealed/ ({error})")
+            else:
+                found.damaged.append(_damaged(file_id, COMPACTED, error))
+            continue
+        stored = state.object_of(file_id) if state is not None else None
+        if stored is None:
+            found.compacted.append(file)
+            continue
+        target = root.index_path(UPLOADED, file_id)
+        try:
+            root.disk.publish(path, target)
+        except OSError as error:
+            found.notes.append(f"{path.name}: is in the log, and could not be moved to uploaded/ ({error})")
+            found.compacted.append(file)  # the life cycle moves it
+            continue
+        found.notes.append(f"{path.name}: is in the log, moved to uploaded/")
+        found.uploaded.append(open_local(target, StorageBytes(cold, stored)))
+
+
+def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | None, found: Recovered) -> None:
+    # the log's word counts too: a deletion that did not reach the disk can bring back a file that was retired since
+    local = {file.file_id for file in (*found.compacted, *found.uploaded)}
+    later = local | {o.file_id for o in (state.objects.values() if state else ())}
+    claims = _claims(root, ids[UNSEALED], found)
+    if local & ids[UNSEALED]:
+        # the crash may have come before the compacted file's name was durable, and then it is all that there is
+        root.disk.sync_folder(root.folder(COMPACTED))
+        root.disk.sync_folder(root.folder(UPLOADED))
+    for file_id in sorted(ids[UNSEALED]):
+        path, journal_path = root.index_path(UNSEALED, file_id), root.journal_path(file_id)
+        last_word = state is not None and file_id not in local and _says_more(file_id, path, journal_path, state)
+        if file_id in later and not last_word:
+            found.deletions.unlink([journal_path, path])
+            found.notes.append(f"{file_id}: is compacted, its unsealed form dropped")
+            continue
+        journal: Journal | None = None
+        try:
+            data = journal_path.read_bytes() if journal_path.exists() else b""
+            journal = parse_journal(data, str(journal_path), file_id)
+            if (count := journal.count if journal is not None else 0) < claims.get(file_id, 0):
+                raise CorruptFile(str(journal_path), "ends before entries that were durable when the next file was begun",
+                                  expected=claims[file_id], found=count)  # fmt: skip
+            if journal is None and (not path.exists() or _never_written(path)):
+                found.deletions.unlink([path, journal_path])
+                found.notes.append(f"{file_id}: a file that was being begun, dropped")
+                continue
+            if journal is not None and not journal.batches:
+                drop_unbegun(root, file_id, data[: journal.valid_length], found.deletions)
+                found.notes.append(f"{file_id}: a file that held nothing, dropped")
+                continue
+            if journal is None or not path.exists():
+                lost = journal_path if journal is None else path
+                raise CorruptFile(str(lost), "an unsealed file needs both its entries and its journal, and this one is missing or empty")
+            found.unsealed.append(UnsealedFile.recover(root, journal, data))
+        except (CorruptFile, StorageUnavailable, ValueError) as error:
+            if file_id in later and not last_word:
+                found.deletions.unlink([journal_path, path])
+                found.notes.append(f"{file_id}: damaged local copy dropped, the storage has the file ({error})")
+                continue
+            typed = error if isinstance(error, TieredIndexError) else CorruptFile(str(path), f"can't be mapped: {error}")
+            found.damaged.append(_damaged(file_id, UNSEALED, typed, journal))
+            if journal is not None and journal.sealed:
+                found.journals[file_id] = journal
+    found.unsealed.sort(key=lambda file: file.sequence)
+
+
+def _says_more(file_id: str, path: Path, journal_path: Path, state: LogState) -> bool:
+    """Return whether a sealed file that a job has published says a source's position that the log doesn't: the life cycle sees to that."""
+    with contextlib.suppress(CorruptFile, ConfigError, FileNotFoundError):
+        journal = parse_journal(journal_path.read_bytes(), str(journal_path), file_id)
+        if journal is not None and journal.sealed and journal.count and path.exists():
+            return max_positions(state.positions, journal.positions) != state.positions
+    return False
+
+
+def _claims(root: Root, file_ids: set[str], found: Recovered) -> dict[str, int]:
+    """Return how many durable entries later files say that their predecessors had, by file id."""
+    pairs = [file.metadata().more.get("predecessor") for file in (*found.compacted, *found.uploaded)]
+    for file_id in file_ids:
+        path = root.journal_path(file_id)
+        with contextlib.suppress(CorruptFile, ConfigError, FileNotFoundError):  # said again when the file itself is opened
+            journal = parse_journal(path.read_bytes(), str(path), file_id)
+            pairs.append(journal.predecessor if journal is not None else None)
+    return {str(pair[0]): int(pair[1]) for pair in pairs if pair}
+
+
+def _set_strangers_aside(layout: Layout, found: Recovered) -> None:
+    def is_ours(other: Layout) -> bool:
+        return (other.preset, other.schema, other.slots) == (layout.preset, layout.schema, layout.slots)
+
+    for files in (found.compacted, found.uploaded):
+        for file in [file for file in files if not is_ours(file.metadata().layout)]:
+            files.remove(file)
+            found.damaged.append(_stranger(file.file_id, file.place, file.second_min, file.second_max, file.metadata().layout, layout))
+    for unsealed in [file for file in found.unsealed if not is_ours(file.layout)]:
+        found.unsealed.remove(unsealed)
+        unsealed.release()
+        low, high = unsealed.second_min, unsealed.second_max
+        found.damaged.append(_stranger(unsealed.file_id, UNSEALED, low, high, unsealed.layout, layout))
+
+
+def _stranger(file_id: str, place: str, second_min: int, second_max: int, stored: Layout, wanted: Layout) -> DamagedFile:
+    error = SchemaMismatch(
+        f"{place}/{file_id} stores {stored.schema.name} ({stored.preset.name}, {stored.slots:,} slots), the index "
+        f"{wanted.schema.name} ({wanted.preset.name}, {wanted.slots:,} slots): it is not of this index"
+    )
+    _log.error("recovery: %s", error)
+    return DamagedFile(file_id, place, second_min, second_max, error)
+
+
+def _never_written(path: Path) -> bool:
+    """Return whether nothing follows an unsealed file's header: entries are written only once the journal has its name durably."""
+    with path.open("rb") as handle:
+        handle.seek(HEADER_SIZE)
+        while piece := handle.read(_READ_BYTES):
+            if piece.count(0) != len(piece):
+                return False
+    return True
+
+
+def _damaged(file_id: str, place: str, error: TieredIndexError, journal: Journal | None = None) -> DamagedFile:
+    _log.error("recovery: %s", error)
+    # without a journal's word the file may hold any second
+    low, high = (journal.seconds if journal is not None else None) or (0, MAX_TIMESTAMP_MS // 1000)
+    return DamagedFile(file_id, place, low, high, error)

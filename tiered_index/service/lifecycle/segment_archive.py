@@ -1,0 +1,244 @@
+"""Archived segments: closed pieces of a source's log, uploaded whole and once, so that what the index points to outlives the source.
+
+An upload is invisible until one log record adds it; its object carries the CRC32 of every MiB behind the segment's bytes. Names carry the
+writer's epoch: what a crash left is swept by a writer of the same or a later epoch, never by one that was taken over from.
+Threads: uploads of one process are serialised by a lock that nothing else takes; reading from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from tiered_index.clock import Clock
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageError, StorageUnavailable, WriterFenced
+from tiered_index.format.archived import PIECE_BYTES, SegmentSums, SegmentTable, segment_object_bytes
+from tiered_index.format.names import segment_epoch, segment_name, store_prefix
+from tiered_index.service.lifecycle.pending_uploads import MAX_AGE_S, age_s_of, check_age
+from tiered_index.service.log.log import fenced
+from tiered_index.service.log.records import ArchivedSegment, LogState
+from tiered_index.service.log.session import StorageSession
+from tiered_index.storage.base import MAX_PARTS, PartInfo, Storage
+
+__all__ = ["ReadSegment", "SegmentArchive", "SegmentUploads"]
+
+ReadSegment = Callable[[int, int], bytes]
+"""Returns `length` bytes of a segment from `position`, counted from its beginning; raises a typed error where it can't."""
+
+
+@dataclass(frozen=True)
+class SegmentArchive:
+    """The archived segments of an index, for reading. `state` is the log's as known, `refresh` reads the log on."""
+
+    storage: Storage
+    state: Callable[[], LogState]
+    refresh: Callable[[], LogState]
+
+    def holding(self, offset: int, store: str | None = None) -> list[ArchivedSegment]:
+        """Return the segments that hold byte `offset` of the log of `store` (None: of any store)."""
+        state = self.state()
+        stores = state.stores if store is None else (store,)
+        return [segment for name in stores if (segment := state.segment_holding(name, offset)) is not None]
+
+    def read(self, segment: ArchivedSegment, offset: int, length: int) -> bytes:
+        """Return `length` bytes of the log from `offset`, within `segment`, by one ranged request. They are not checked here.
+
+        Raises `ObjectNotFound` where the log has removed the segment since, `CorruptFile` where the log names it and it is gone or short.
+        """
+        if not segment.start <= offset <= offset + length <= segment.end:
+            raise InvalidArgument(f"bytes {offset} to {offset + length} are not within {segment.name}")
+        try:
+            return self.storage.get_range(segment.name, offset - segment.start, length)
+        except ObjectNotFound as error:
+            if segment.name not in self.refresh().archive:
+                raise
+            raise CorruptFile(segment.name, "the log names this object, but the storage does not have it") from error
+        except InvalidArgument as error:
+            raise CorruptFile(segment.name, f"is shorter than the log says ({error})", expected=segment.object_bytes) from error
+
+    def table(self, segment: ArchivedSegment) -> SegmentTable:
+        """Return the checksums of a segment's pieces, by one request. Raises `CorruptFile` where they contradict the log."""
+        data, size = self.storage.get_suffix(segment.name, segment.object_bytes - segment.size_bytes)
+        if size != segment.object_bytes:
+            raise CorruptFile(segment.name, "has another size than the log says", expected=segment.object_bytes, found=size)
+        table = SegmentTable.decode(data, size, segment.name)
+        found = (table.start, table.size_bytes, table.crc32, int(table.pieces[0]) if len(table.pieces) else 0)
+        said = (segment.start, segment.size_bytes, segment.crc32, segment.head_crc32)
+        if found != said:
+            raise CorruptFile(segment.name, "start, size or CRC32 are not what the log says", expected=said, found=found)
+        return table
+
+
+class SegmentUploads:
+    """Uploads the segments of one index's sources."""
+
+    def __init__(self, session: StorageSession, clock: Clock, part_bytes: int) -> None:
+        self._session = session
+        self._clock = clock
+        self._part_bytes = part_bytes
+        self._lock = threading.Lock()
+        self._swept: set[str] = set()
+        self._sent: dict[tuple[str, int], ArchivedSegment] = {}  # uploaded whole and not known to be in the log
+
+    def archive(
+        self, store: str, start: int, size_bytes: int, read: ReadSegment, modified_ms: int | None, rewritten_ms: int | None = None
+    ) -> bool:
+        """Upload a segment unless it is archived; return whether it was uploaded. Arguments and errors as `IndexService.archive`."""
+        if start < 0 or size_bytes <= 0:
+            raise InvalidArgument(f"a segment begins at 0 or later and has a byte at least, not {start} and {size_bytes}")
+        with self._lock:
+            state = self._claimed_state()
+            self._sweep(store, state)
+            known = state.segment_at(store, start)
+            if known is not None:
+                stale = rewritten_ms is not None and known.published_ms <= rewritten_ms and known.size_bytes == size_bytes
+                try:
+                    _compare(known, size_bytes, read, None if stale else modified_ms)
+                except CorruptFile:
+                    if not stale:
+                        raise
+                    return self._replace(known, read)
+                return False
+            for other in state.segments_of(store):
+                if other.start < start + size_bytes and start < other.end:
+                    raise CorruptFile(_called(store, start), f"overlaps {other.name}, which is archived already: the log was made anew",
+                                      expected=(other.start, other.end), found=(start, start + size_bytes))  # fmt: skip
+            segment = self._uploaded(store, start, size_bytes, read)
+            return self._publish(segment, read, modified_ms)
+
+    def _replace(self, known: ArchivedSegment, read: ReadSegment) -> bool:
+        """Archive a segment in the place of what it was before; the old object goes with a later start's sweep: readers may be at it."""
+        self._sent.pop(known.place, None)  # of before, like the other one
+        return self._publish(self._uploaded(known.store, known.start, known.size_bytes, read), read, None, known.name)
+
+    def _claimed_state(self) -> LogState:
+        session = self._session
+        if session.fenced is not None:
+            raise session.fenced
+        if not session.claimed:
+            raise StorageUnavailable(f"{session.storage.uri}: the index is not claimed yet, since the storage did not answer; try again")
+        state = session.log.refresh()
+        if state.epoch > session.epoch:
+            raise fenced(session.storage.uri, state.epoch, session.epoch)
+        return state
+
+    def _sweep(self, store: str, state: LogState) -> None:
+        """Delete what earlier writers left of uploads that no record names; once a store and process."""
+        if store in self._swept:
+            return
+        storage, prefix = self._session.storage, store_prefix(store)
+        for info in list(storage.list(prefix)):
+            if info.name not in state.archive and self._is_left(info.name):
+                storage.delete(info.name)
+        for handle in list(storage.list_uploads(prefix)):
+            if self._is_left(handle.name):
+                storage.abort_upload(handle)
+        self._swept.add(store)
+
+    def _is_left(self, name: str) -> bool:
+        try:
+            return segment_epoch(name) <= self._session.epoch
+        except CorruptFile:
+            return False  # nobody's: not ours to delete
+
+    def _uploaded(self, store: str, start: int, size_bytes: int, read: ReadSegment) -> ArchivedSegment:
+        """Return the segment as uploaded now, or by an earlier try whose record is not known to be in the log; not by one that `orphans`
+        may be about to sweep."""
+        storage, sent = self._session.storage, self._sent.get((store, start))
+        if sent is not None and sent.size_bytes == size_bytes and age_s_of(sent.published_ms, self._clock) < MAX_AGE_S:
+            with contextlib.suppress(ObjectNotFound):
+                if storage.head(sent.name).size_bytes == sent.object_bytes:
+                    return sent
+        now_ms = self._clock.now_ms()
+        name = segment_name(store, start, self._session.epoch)
+        object_bytes = segment_object_bytes(size_bytes)
+        try:
+            sums = self._send(name, start, size_bytes, read)
+            size = storage.head(name).size_bytes
+            if size != object_bytes:
+                raise StorageUnavailable(f"{storage.uri}: {name} has {size:,} bytes after its upload, not {object_bytes:,}")
+        except Exception:
+            self._delete(name)
+            raise
+        return ArchivedSegment(name, store, start, size_bytes, sums.crc32, sums.head_crc32, object_bytes, now_ms)
+
+    def _publish(self, segment: ArchivedSegment, read: ReadSegment, modified_ms: int | None, instead_of: str | None = None) -> bool:
+        log, place = self._session.log, (segment.store, segment.start)
+        self._sent[place] = segment
+        try:
+            check = partial(check_age, segment.name, segment.published_ms, self._clock, self._session.storage)
+            state = log.archive(self._session.epoch, segment, instead_of, check)
+        except WriterFenced:
+            # decided: it never was published and never will be
+            if segment.name not in log.state.archive:
+                self._delete(segment.name)
+            raise
+        self._sent.pop(place, None)
+        there = state.segment_at(*place)
+        if there is None or there.name == segment.name:
+            return True
+        self._delete(segment.name)  # an earlier try's record, which had not been heard of, came first
+        _compare(there, segment.size_bytes, read, modified_ms)
+        return False
+
+    def _send(self, name: str, start: int, size_bytes: int, read: ReadSegment) -> SegmentSums:
+        storage, sums = self._session.storage, SegmentSums()
+        # whole pieces, and so large that they can be numbered
+        part_bytes = max(self._part_bytes, storage.min_part_bytes, -(-size_bytes // (MAX_PARTS - 1)))
+        part_bytes = -(-part_bytes // PIECE_BYTES) * PIECE_BYTES
+        if size_bytes <= part_bytes:
+            data = _exactly(read, 0, size_bytes)
+            sums.update(data)
+            storage.put(name, data + sums.table(start).encode())
+            return sums
+        handle = storage.begin_upload(name)
+        try:
+            parts: list[PartInfo] = []
+            for position in range(0, size_bytes, part_bytes):
+                data = _exactly(read, position, min(part_bytes, size_bytes - position))
+                sums.update(data)
+                if sums.size_bytes == size_bytes:
+                    data += sums.table(start).encode()
+                parts.append(storage.upload_part(handle, len(parts) + 1, data))
+            storage.complete_upload(handle, parts)
+        except Exception:
+            with contextlib.suppress(StorageError):  # the next start's sweep aborts what is left
+                storage.abort_upload(handle)
+            raise
+        return sums
+
+    def _delete(self, name: str) -> None:
+        with contextlib.suppress(StorageError):  # an orphan costs only space, and the next start sweeps it
+            self._session.storage.delete(name)
+
+
+def _called(store: str, start: int) -> str:
+    return f"segment {start:020d} of {store}"
+
+
+def _exactly(read: ReadSegment, position: int, length: int) -> bytes:
+    data = read(position, length)
+    if len(data) != length:
+        raise StorageUnavailable(f"a segment gave {len(data):,} bytes at {position:,} instead of {length:,}: it was cut meanwhile")
+    return data
+
+
+def _compare(known: ArchivedSegment, size_bytes: int, read: ReadSegment, modified_ms: int | None) -> None:
+    """Raise `CorruptFile` where a segment isn't what was archived of it. One that is older than its archived copy is known by its head."""
+    where = _called(known.store, known.start)
+    if size_bytes != known.size_bytes:
+        raise CorruptFile(where, f"has another size than its archived copy {known.name}: it was rewritten", expected=known.size_bytes,
+                          found=size_bytes)  # fmt: skip
+    head = _exactly(read, 0, min(PIECE_BYTES, size_bytes))
+    found = zlib.crc32(head)
+    expected = known.head_crc32
+    if found == expected and (modified_ms is None or modified_ms >= known.published_ms):
+        for position in range(len(head), size_bytes, PIECE_BYTES):
+            found = zlib.crc32(_exactly(read, position, min(PIECE_BYTES, size_bytes - position)), found)
+        expected = known.crc32
+    if found != expected:
+        raise CorruptFile(where, f"differs from its archived copy {known.name}: it was rewritten", expected=expected, found=found)

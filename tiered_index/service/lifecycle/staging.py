@@ -1,0 +1,247 @@
+"""Staging: with ``compaction = "spark"`` sealed files go to the storage as they are, and jobs compact and publish them.
+
+```
+sealed ─stage─> staged object, then its ticket ─a job─> in the log ─adopt─> positions said, local copy and staged object gone
+                └── compact_timeout_s ─> compacted and uploaded by this host, as ever; the log decides who was first
+```
+The local copy answers until the log has the file and says what the copy says of source positions: jobs don't know which are true. Every
+step may be repeated, by another process, too: what is staged is found again by a listing. A file that doesn't say durably that it is sealed
+is never staged, since it might go on after a restart.
+Threads: the life cycle's round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import TypeGuard
+
+from tiered_index.clock import Clock
+from tiered_index.config import IndexConfig
+from tiered_index.errors import CorruptFile, ObjectNotFound, StorageUnavailable
+from tiered_index.format.names import COMPACTED, STAGING_PREFIX, TICKET_SUFFIX
+from tiered_index.service.catalog.catalog import Catalog, Handle
+from tiered_index.service.cold.path import ColdPath
+from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_stored
+from tiered_index.service.files.unsealed import UnsealedFile
+from tiered_index.service.lifecycle.local_copies import Removals, durable_positions, positions_of, says_more
+from tiered_index.service.lifecycle.pending_uploads import MAX_AGE_S, age_s_of
+from tiered_index.service.lifecycle.staged import Ticket, sealed_form, send_entries
+from tiered_index.service.log.records import StoredObject, max_positions
+from tiered_index.service.log.session import StorageSession
+from tiered_index.storage.base import ObjectInfo
+
+__all__ = ["Staging"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """A file whose object is in the storage; `told`: its ticket is, too."""
+
+    ticket: Ticket
+    told: bool
+
+
+class Staging:
+    """The staged files of one root. `recovered` are the ids of files that an earlier process began.
+
+    `suspect` is told of each file that others may publish from then on, `refresh` reads the log and shows what it says, `drop` deletes the
+    local copy of an unsealed file.
+    """
+
+    def __init__(
+        self, session: StorageSession, catalog: Catalog, cold: ColdPath, config: IndexConfig, clock: Clock, *,
+        suspect: Callable[[str], None], refresh: Callable[[], object], drop: Callable[[UnsealedFile], None], recovered: Iterable[str],
+    ) -> None:  # fmt: skip
+        self._session = session
+        self._catalog = catalog
+        self._cold = cold
+        self._enabled = config.compaction == "spark"
+        self._timeout_ms = config.compact_timeout_s * 1000
+        self._part_bytes = config.upload_part_bytes
+        self._clock = clock
+        self._suspect, self._refresh, self._drop = suspect, refresh, drop
+        self._recovered = set(recovered)
+        self._resumed = False
+        self._since_ms: dict[str, int] = {}  # since when a sealed file is staged, or should be
+        self._staged: dict[str, _Staged] = {}
+        self._removals = Removals(session.log)
+        self._published: dict[str, UnsealedFile] = {}
+        self._leftovers: list[str] = []
+        self.staged = 0
+        self.adopted = 0
+
+    def waits(self, file: UnsealedFile) -> bool:
+        """Return whether a sealed file is not to be compacted here: a job does, or did it."""
+        if file.published or self._session.log.state.object_of(file.file_id) is not None:
+            return True
+        since_ms = self._since_ms.get(file.file_id)
+        # either way round: a clock that is put back must not make a file wait for good
+        overdue = since_ms is not None and abs(self._clock.now_ms() - since_ms) >= self._timeout_ms
+        return self._enabled and file.ended and not overdue
+
+    def begin_clocks(self, files: Iterable[UnsealedFile]) -> None:
+        """Let the time of each sealed file of this root run from when it is first told: whatever fails later, it comes to an end."""
+        now_ms = self._clock.now_ms()
+        self._since_ms = {file.file_id: self._since_ms.get(file.file_id, now_ms) for file in files}
+
+    def tend(self, file: UnsealedFile) -> None:
+        """Do what is next for a sealed file. Raises what the storage raises, `CorruptFile`; it may be repeated."""
+        if file.published:
+            return
+        stored = self._session.log.state.object_of(file.file_id)
+        if stored is not None:
+            self._adopt(file, stored)
+            return
+        if not (self._enabled and file.ended):
+            return
+        if not self._resumed:
+            self._resume()
+        if file.file_id in self._recovered or file.file_id in self._staged:
+            state = self._session.log.state
+            if file.file_id in self._removals.files(state, file.log_number):
+                self._take_as_published(file)
+                return
+            self._recovered.discard(file.file_id)
+        self._stage(file)
+
+    def ask_for(self, damaged: Collection[str]) -> list[str]:
+        """Return those of `damaged`, ids of local files that can't be read, that are staged whole: their tickets are renewed once.
+
+        Raises what the storage raises; it may be repeated.
+        """
+        if damaged and not self._resumed:
+            self._resume()
+        return [file_id for file_id in damaged if file_id in self._staged]
+
+    def settle(self) -> None:
+        """Say in the log which source positions have become true by jobs' records, let go of local copies, sweep what was staged."""
+        if self._published or self._enabled:
+            handles, logged = self._catalog.all(), self._session.log.state.positions
+            positions: dict[str, int] = {}
+            # what is published says them alone: the others' are said by the records that publish them
+            for file in [file for file in handles if _is_published(file) and says_more(file, logged)]:
+                positions = max_positions(positions, durable_positions(file, handles))
+            logged = self._session.log.say(self._session.epoch, positions).positions
+            for kept in sorted(self._published.values(), key=lambda kept: kept.sequence):
+                said = max_positions(logged, positions_of([h for h in handles if h.sequence > kept.sequence]))
+                if not says_more(kept, said):
+                    self._release(kept)
+        self._sweep()
+
+    def _stage(self, file: UnsealedFile) -> None:
+        """Send the entries, then the ticket, as far as that is not done; anew what no ticket names and `orphans` may sweep soon."""
+        known = self._staged.get(file.file_id)
+        if known is not None and known.told:
+            return
+        session = self._session
+        session.log.check_end()
+        if known is None or age_s_of(known.ticket.staged_ms, self._clock) >= MAX_AGE_S:
+            sealed, entries = sealed_form(file), file.entries()
+            now_ms = self._clock.now_ms()
+            ticket = send_entries(session.storage, sealed, entries, epoch=session.epoch, now_ms=now_ms, part_bytes=self._part_bytes)
+            if known is None:
+                self._since_ms[file.file_id] = now_ms
+            else:
+                self._leftovers.append(known.ticket.object)
+            self._staged[file.file_id] = known = _Staged(ticket, told=False)
+        self._suspect(file.file_id)
+        session.storage.put(known.ticket.name, known.ticket.encode())
+        self._staged[file.file_id] = replace(known, told=True)
+        self.staged += 1
+
+    def _adopt(self, file: UnsealedFile, stored: StoredObject) -> None:
+        """Believe a job's object: it has the size that the log says and the trailer of this file."""
+        storage = self._session.storage
+        try:
+            size = storage.head(stored.name).size_bytes
+        except ObjectNotFound as error:
+            self._refresh()
+            if self._session.log.state.object_of(file.file_id) == stored:
+                raise StorageUnavailable(f"{storage.uri}: {stored.name}, which the log names, is gone; {file.path} is kept") from error
+            return  # merged since: the next round sees it
+        if size != stored.size_bytes:
+            raise CorruptFile(stored.name, "object has another size than the log says; the local file is kept",
+                              expected=stored.size_bytes, found=size)  # fmt: skip
+        metadata = self._cold.trailer(stored).metadata
+        expected, found = (file.file_id, file.count), (metadata.file_id, metadata.count)
+        if found != expected:
+            raise CorruptFile(stored.name, "object is not the file that was sealed, which is kept", expected=expected, found=found)
+        self._take_as_published(file)
+
+    def _take_as_published(self, file: UnsealedFile) -> None:
+        file.published = True
+        self._published[file.file_id] = file
+        self.adopted += 1
+
+    def _release(self, file: UnsealedFile) -> None:
+        """Let the storage answer instead of the local copy, which goes when no query uses it any more."""
+        stored = self._session.log.state.object_of(file.file_id)
+        if stored is not None:
+            self._catalog.put(open_stored(self._cold, stored), lambda: self._drop(file))
+        else:
+            self._refresh()  # what it was merged into is shown before it goes
+            self._catalog.remove(file.file_id, lambda: self._drop(file))
+        del self._published[file.file_id]
+
+    def _sweep(self) -> None:
+        """Delete tickets and staged objects of files that are published and let go of, whoever compacted them."""
+        for file_id, staged in list(self._staged.items()):
+            handle = self._catalog.get(file_id)
+            if not (isinstance(handle, UnsealedFile | DamagedFile) or (isinstance(handle, CompactedFile) and handle.folder == COMPACTED)):
+                self._leftovers += [staged.ticket.name, staged.ticket.object]
+                del self._staged[file_id]
+        while self._leftovers:
+            self._session.storage.delete(self._leftovers[0])
+            del self._leftovers[0]
+
+    def _resume(self) -> None:
+        """Find what an earlier process staged: renew the tickets of files that still wait, under this epoch; note what is left to sweep.
+
+        Other roots' files are not touched: their writers may come back.
+        """
+        storage, state = self._session.storage, self._session.log.state
+        by_file: dict[str, list[ObjectInfo]] = {}
+        for info in list(storage.list(STAGING_PREFIX)):
+            by_file.setdefault(info.name.split("/")[1], []).append(info)
+        kinds = UnsealedFile | CompactedFile | DamagedFile
+        mine = {handle.file_id: handle for handle in self._catalog.all() if isinstance(handle, kinds)}
+        leftovers: list[str] = []
+        for file_id, infos in by_file.items():
+            file = mine.get(file_id)
+            if file is None and state.object_of(file_id) is None:
+                continue
+            keep: set[str] = set()
+            waits = isinstance(file, DamagedFile) or (isinstance(file, UnsealedFile) and file.ended)
+            if waits and state.object_of(file_id) is None:
+                # only what had ended was staged, so that a ticket has all of a file whose own count is lost
+                keep = self._renew(file_id, file.count if isinstance(file, UnsealedFile) else None, infos)
+            leftovers += sorted((info.name for info in infos if info.name not in keep), key=lambda name: not name.endswith(TICKET_SUFFIX))
+        for handle in list(storage.list_uploads(STAGING_PREFIX)):
+            if handle.name.split("/")[1] in mine:
+                storage.abort_upload(handle)
+        self._leftovers += leftovers
+        self._resumed = True
+
+    def _renew(self, file_id: str, count: int | None, infos: list[ObjectInfo]) -> set[str]:
+        """Put a ticket of this epoch for what is staged of a file; return the names that stay. The time of staging stays what it was."""
+        sizes = {info.name: info.size_bytes for info in infos}
+        for name in sorted((name for name in sizes if name.endswith(TICKET_SUFFIX)), reverse=True):
+            with contextlib.suppress(CorruptFile):
+                ticket = replace(Ticket.decode(self._session.storage.get(name), name), epoch=self._session.epoch)
+                if sizes.get(ticket.object) != ticket.size_bytes or (count is not None and ticket.count != count):
+                    continue
+                self._suspect(file_id)
+                self._session.storage.put(ticket.name, ticket.encode())
+                self._staged[file_id] = _Staged(ticket, told=True)
+                self._since_ms[file_id] = ticket.staged_ms
+                return {ticket.name, ticket.object}
+        return set()
+
+
+def _is_published(handle: Handle) -> TypeGuard[CompactedFile | UnsealedFile]:
+    """Return whether this is a local copy of what is published."""
+    if isinstance(handle, UnsealedFile):
+        return handle.published
+    return isinstance(handle, CompactedFile) and handle.local is not None and handle.folder != COMPACTED

@@ -1,0 +1,406 @@
+"""The storage's log: what exists is what its records say, and their order is decided by put-if-absent alone.
+
+`StorageLog` holds the state at one position; `refresh` moves it forward, `append` adds a record at last + 1. Whoever loses a number reads
+the winner, looks again at what it wanted to do, and tries the next one. A writer that meets a higher epoch is fenced and stops.
+
+Threads: every method from any thread; appends of one process are serialised by a lock, which is never held by readers.
+
+Checkpoints of the storage's log: stored states, so that whoever opens the log needs not read it from its beginning.
+
+A checkpoint is a cache: one that is gone or damaged costs requests, never data, and one that can't be written doesn't fail its record. The
+newest two are kept, older ones go several at a time. Which there are is known from the listing at opening and from what was written since.
+
+Threads: `newest` from any; `write` from one at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Container, Iterator
+from dataclasses import replace
+from functools import partial
+
+from tiered_index.clock import Clock
+from tiered_index.errors import (
+    BudgetExceeded,
+    CorruptFile,
+    DiskFull,
+    InvalidArgument,
+    NotAnIndex,
+    ObjectExists,
+    ObjectNotFound,
+    StorageError,
+    StorageUnavailable,
+    WriterFenced,
+)
+from tiered_index.format.names import CHECKPOINT_PREFIX, LOG_PREFIX, checkpoint_name, epoch_name, log_name, number_of
+from tiered_index.service.log.records import ArchivedSegment, Genesis, LogRecord, LogState, StoredObject, max_positions
+from tiered_index.storage.base import Storage
+
+__all__ = [
+    "Checkpoints",
+    "Genesis",
+    "LogRecord",
+    "LogState",
+    "Make",
+    "StorageLog",
+    "StoredObject",
+    "fenced",
+]
+
+_BYTES_A_RECORD = 1 << 20
+# a state of up to this size is stored after every record, one of k times the size after every k-th
+_MOST_RECORDS = 32
+# behind a checkpoint, however large it is
+_KEPT = 2
+_SWEPT_AT_ONCE = 8
+_LISTINGS = 3
+_log = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The checkpoints of one log. `every`: records between them; None: so many that a record costs about `_BYTES_A_RECORD` at most."""
+
+    def __init__(self, storage: Storage, every: int | None = None) -> None:
+        self._storage = storage
+        self._every = every
+        self._number = 0  # of the newest one known
+        self._size_bytes = 0  # its size
+        self._listed: list[int] = []
+        self._written: list[int] = []
+
+    def newest(self) -> LogState:
+        """Return the state in the newest checkpoint that can be believed, or that of an empty log. Costs a listing and a GET.
+
+        A writer may sweep them meanwhile: then newer ones are there, so they are listed again, a bounded number of times.
+        """
+        for listings_left in reversed(range(_LISTINGS)):
+            self._listed = self._list()
+            for number in reversed(self._listed):
+                name = checkpoint_name(number)
+                try:
+                    data = self._storage.get(name)
+                    state = LogState.decode(data, name)
+                    if state.number != number:
+                        raise CorruptFile(name, "checkpoint has another number than its name", expected=number, found=state.number)
+                except CorruptFile as error:
+                    _log.warning("checkpoint passed over: %s", error)
+                except ObjectNotFound:
+                    if listings_left:
+                        break
+                else:
+                    self._number, self._size_bytes = number, len(data)
+                    return state
+            else:
+                break
+        return LogState()
+
+    def write(self, state: LogState) -> None:
+        """Store `state` where it is time to; where that fails, the next record's will be stored."""
+        if state.number - self._number < self._gap():
+            return
+        data = state.encode()
+        try:
+            self._storage.put(checkpoint_name(state.number), data)
+            self._number, self._size_bytes = state.number, len(data)
+            self._written.append(state.number)
+            self._sweep()
+        except (StorageError, DiskFull) as error:
+            _log.warning("checkpoint %d not written or older ones not swept, the next one will do it: %s", state.number, error)
+
+    def _gap(self) -> int:
+        return self._every or min(_MOST_RECORDS, 1 + self._size_bytes // _BYTES_A_RECORD)
+
+    def _sweep(self) -> None:
+        """Delete what is older than the newest two of those written here, which are known to be whole."""
+        kept = self._written[-_KEPT:]
+        old = [number for number in (*self._listed, *self._written) if number < kept[0]]
+        if len(kept) < _KEPT or len(old) < _SWEPT_AT_ONCE:
+            return
+        self._storage.delete_many([checkpoint_name(number) for number in old])
+        self._listed, self._written = [], kept
+
+    def _list(self) -> list[int]:
+        found = []
+        for info in self._storage.list(CHECKPOINT_PREFIX):
+            try:
+                number = number_of(info.name)
+            except CorruptFile:
+                continue
+            if info.name == checkpoint_name(number):
+                found.append(number)
+        return found
+
+
+_LISTED = 1000
+_TAIL_BYTES = 16
+# of a record: among them its CRC32
+_MAX_RACES = 1000
+# numbers that may be lost to other writers in one append before it gives up
+
+Make = Callable[[LogState], LogRecord | None]
+
+
+class StorageLog:
+    """One process's view of the log."""
+
+    def __init__(self, storage: Storage, clock: Clock, *, checkpoint_every: int | None = None) -> None:
+        self._storage = storage
+        self._clock = clock
+        self._checkpoints = Checkpoints(storage, checkpoint_every)
+        self._state = LogState()
+        self._end: tuple[int, bytes, int] = (0, b"", 0)
+        # number, tail and size of the newest record that was read or written: what tells this log from any other
+        self._writes = False
+        self._append_lock = threading.Lock()
+        self._advance_lock = threading.Lock()
+
+    @property
+    def clock(self) -> Clock:
+        """This host's clock, of which records have their times."""
+        return self._clock
+
+    @property
+    def state(self) -> LogState:
+        """The state at the position reached so far."""
+        return self._state
+
+    def open(self) -> LogState:
+        """Read the newest checkpoint and the records behind it: three requests, and one more a record. Raises `NotAnIndex`."""
+        if not self._read_on(self._checkpoints.newest()):
+            raise NotAnIndex(f"{self._storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
+        return self._state
+
+    def refresh(self) -> LogState:
+        """Read records that others have added since: one request, and one more for each; a writer also looks at the last one it knows.
+
+        What was read before an error of the storage, or a spent budget, is not read again. Raises `CorruptFile` where a record is missing.
+        """
+        self._read_on(self._state)
+        return self._state
+
+    def _read_on(self, state: LogState) -> int:
+        """Read what follows `state` and go there, as far as it can be read; return the number reached."""
+        fold = state.folding()
+        try:
+            names = self._names_behind(state.number)
+            if names and self._writes and state.number:
+                self._check_end(state)  # or records of another log would be taken for this one's
+            for name in names:
+                fold.add(self._record(name), name)
+        except (StorageError, BudgetExceeded):
+            self._advance(fold.state())
+            raise
+        self._advance(fold.state())
+        return fold.number
+
+    def _names_behind(self, last: int) -> list[str]:
+        """Return the names of the records behind `last`. Raises `CorruptFile` where one is missing among them."""
+        names: list[str] = []
+        # a listing, since the first record that isn't there need not be the end
+        for info in self._storage.list(LOG_PREFIX, start_after=log_name(last) if last else ""):
+            number, expected = number_of(info.name), last + 1 + len(names)
+            if number != expected:
+                raise CorruptFile(info.name, "the log has a hole before this record", expected=expected, found=number)
+            names.append(info.name)
+        return names
+
+    def _record(self, name: str) -> LogRecord:
+        try:
+            data = self._storage.get(name)
+        except ObjectNotFound as error:
+            raise CorruptFile(name, "record is listed, but the storage does not have it") from error
+        return self._decoded(data, name)
+
+    def _decoded(self, data: bytes, name: str) -> LogRecord:
+        record = LogRecord.decode(data, name)
+        self._end = (record.number, data[-_TAIL_BYTES:], len(data))
+        return record
+
+    def create(self, genesis: Genesis) -> LogState:
+        """Write record 1 unless there is one; return the state with whoever's genesis it is."""
+        record = LogRecord(1, "create", 0, secrets.token_hex(8), self._clock.now_ms(), genesis=genesis)
+        data = record.encode()
+        with self._append_lock:
+            try:
+                self._storage.put_if_absent(log_name(1), data)
+            except ObjectExists:
+                return self.open()
+            self._decoded(data, log_name(1))
+            self._advance(LogState().apply(record, log_name(1)))
+            self._checkpoints.write(self._state)
+            return self._state
+
+    def claim_epoch(self) -> int:
+        """Take the next writer epoch and append its fence; from then on every older writer is fenced."""
+        attempt, self._writes = secrets.token_hex(8), True
+        epoch = self.refresh().epoch + 1
+        for _ in range(_MAX_RACES):
+            try:
+                self._storage.put_if_absent(epoch_name(epoch), attempt.encode())
+            except ObjectExists:
+                # a retried request may have met its own first success
+                if self._storage.get(epoch_name(epoch)) != attempt.encode():
+                    epoch += 1
+                    continue
+            fence = LogRecord(0, "fence", epoch, "", 0)
+            self.append("fence", epoch, partial(_always, fence))
+            return epoch
+        raise StorageUnavailable(f"{self._storage.uri}: {_MAX_RACES} epochs were claimed by others")
+
+    def publish(
+        self, epoch: int, add: tuple[StoredObject, ...], *, remove: tuple[str, ...] = (), positions: dict[str, int] | None = None,
+        removed: Callable[[LogState], Container[str]] = lambda state: (), check: Callable[[], object] = lambda: None,
+    ) -> LogState:  # fmt: skip
+        """Append a record that adds and removes objects; those that are there (or gone) already, by an earlier try, are left out.
+
+        So are files that are there under another name, and those that are among `removed` of the state that the record follows. `check` is
+        called before a record that adds is put; what it raises is the end of it.
+        """
+
+        def make(state: LogState) -> LogRecord | None:
+            fresh = tuple(o for o in add if state.object_of(o.file_id) is None and o.file_id not in removed(state))
+            gone = tuple(name for name in remove if name in state.objects or name in state.archive)
+            if fresh:
+                check()
+            return LogRecord(0, "publish" if add else "remove", epoch, "", 0, fresh, gone, positions or {}) if fresh or gone else None
+
+        return self.append("publish", epoch, make)
+
+    def say(self, epoch: int, positions: dict[str, int]) -> LogState:
+        """Append a record of source positions, where the log doesn't reach them yet."""
+
+        def make(state: LogState) -> LogRecord | None:
+            if max_positions(state.positions, positions) == state.positions:
+                return None
+            return LogRecord(0, "positions", epoch, "", 0, positions=positions)
+
+        return self.append("source positions", epoch, make) if make(self._state) is not None else self._state
+
+    def archive(
+        self, epoch: int, segment: ArchivedSegment, instead_of: str | None = None, check: Callable[[], object] = lambda: None
+    ) -> LogState:
+        """Append a record that adds an archived segment, unless one is there at its place already (look at what the state says).
+
+        `instead_of` names the one that the same record removes, where that is still the one at its place. `check` as of `publish`.
+        """
+
+        def make(state: LogState) -> LogRecord | None:
+            there = state.segment_at(segment.store, segment.start)
+            if there is not None and there.name != instead_of:
+                return None
+            check()
+            return LogRecord(0, "archive", epoch, "", 0, archive=(segment,), remove=() if there is None else (there.name,))
+
+        return self.append("an archived segment", epoch, make)
+
+    def record(self, number: int) -> LogRecord:
+        """Return record `number`: a request. Raises `CorruptFile`, what the storage raises."""
+        return LogRecord.decode(self._storage.get(log_name(number)), log_name(number))
+
+    def numbers_since(self, last: int, since_ms: int) -> Iterator[int]:
+        """Yield `last` and the numbers before it of records that were put since `since_ms` by the storage's clock; a listing a thousand."""
+        while last > 0:
+            after = max(0, last - _LISTED)
+            listed = self._storage.list(LOG_PREFIX, start_after=log_name(after) if after else "")
+            ages = ((number_of(info.name), info.modified_ms) for info in itertools.islice(listed, last - after))
+            young = [number for number, modified_ms in ages if number <= last and modified_ms >= since_ms]
+            yield from reversed(young)
+            if len(young) < last - after:
+                return
+            last = after
+
+    def append(self, what: str, epoch: int | None, make: Make) -> LogState:
+        """Append what `make` returns for the state at the end of the log; None means there is nothing left to do.
+
+        `epoch` is the writer's; None for jobs (merge, erase), which no writer fences: `make` decides by the state.
+
+        Raises `WriterFenced` where the log holds a higher epoch than `epoch`, `StorageUnavailable` where the outcome is unknown:
+        repeat the call, it finds its own record. After any error that is no `StorageError` the record certainly is not there.
+        """
+        with self._append_lock:
+            attempt, self._writes = secrets.token_hex(8), True
+            state = self.refresh()
+            self.check_end()
+            for _ in range(_MAX_RACES):
+                if epoch is not None and state.epoch > epoch:
+                    raise fenced(self._storage.uri, state.epoch, epoch)
+                made = make(state)
+                if made is None:
+                    return state
+                record = replace(made, number=state.number + 1, attempt=attempt, created_ms=self._clock.now_ms())
+                after = state.apply(record, log_name(record.number))
+                winner = self._put(record)
+                if winner.attempt != attempt:
+                    state = state.apply(winner, log_name(winner.number))
+                    self._advance(state)
+                    continue
+                self._advance(after)
+                self._checkpoints.write(self._state)
+                return self._state
+        raise StorageUnavailable(f"{self._storage.uri}: lost {_MAX_RACES} log numbers in a row while appending {what}")
+
+    def _put(self, record: LogRecord) -> LogRecord:
+        """Return the record that is there under the number of `record`: this one, or who came first. Raises `StorageError` alone."""
+        name, data = log_name(record.number), record.encode()
+        try:
+            try:
+                self._storage.put_if_absent(name, data)
+            except ObjectExists:
+                return self._winner(name)
+        except (CorruptFile, InvalidArgument) as error:
+            raise StorageUnavailable(f"{self._storage.uri}: whether {name} is the record that was put is not known: {error}") from error
+        return self._decoded(data, name)
+
+    def _winner(self, name: str) -> LogRecord:
+        try:
+            return self._decoded(self._storage.get(name), name)
+        except CorruptFile:  # damage on the way is not damage of the object
+            return self._decoded(self._storage.get(name), name)
+
+    def check_end(self) -> None:
+        """Raise `StorageUnavailable` where the newest record known is gone, or is another; records never are deleted or replaced.
+
+        An empty folder where a disk should be mounted looks like the end of the log: a record that is written there is lost to everybody.
+        One with another index in it would get the records of this one.
+        """
+        state = self._state
+        if state.number:
+            self._check_end(state)
+
+    def _check_end(self, state: LogState) -> None:
+        name, (known, tail, size) = log_name(state.number), self._end
+        try:
+            if known == state.number:
+                is_same = self._storage.get_suffix(name, _TAIL_BYTES) == (tail, size)
+            else:  # only a checkpoint was read of it, a moment ago
+                self._storage.head(name)
+                is_same = True
+        except ObjectNotFound as error:
+            raise StorageUnavailable(
+                f"{self._storage.uri}: the log's record {state.number} is gone, so this is not the storage that it was: is it mounted?"
+            ) from error
+        if not is_same:
+            raise StorageUnavailable(
+                f"{self._storage.uri}: the log's record {state.number} is another, so this is not the storage that it was: what is mounted?"
+            )
+
+    def _advance(self, state: LogState) -> None:
+        with self._advance_lock:
+            if state.number > self._state.number:
+                self._state = state
+
+
+def fenced(uri: str, newer: int, epoch: int) -> WriterFenced:
+    """Return the error of a writer of `epoch` that met a newer one."""
+    return WriterFenced(
+        f"{uri}: a newer writer (epoch {newer}) has taken over from this one (epoch {epoch}); "
+        "nothing more is published by it, its local files are kept"
+    )
+
+
+def _always(record: LogRecord, state: LogState) -> LogRecord:
+    return record

@@ -1,0 +1,201 @@
+"""A writer's standing in the storage: the log, the epoch it claimed, and its lease.
+
+A root that already belongs to an index may start while the storage is down: the claim is then made by the life cycle, and until then
+files wait locally. Threads: the life cycle's, and the opener's before that starts.
+
+The lease: decides when another host may claim the index. Correctness never depends on it, only the log's fences count.
+
+Renewals are numbered objects ``lease/EPOCH/N``, the greatest name counts. A lease names the root it belongs to: whoever holds that root's
+lock takes over at once; anyone else waits until it has expired or was released.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tiered_index.clock import Clock
+from tiered_index.documents import MILLISECONDS, checked, flag, integer, load, record, text
+from tiered_index.errors import CorruptFile, DiskFull, LockHeld, NotAnIndex, ObjectNotFound, SchemaMismatch, StorageError, WriterFenced
+from tiered_index.format.names import LEASE_PREFIX, lease_name
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import Genesis
+from tiered_index.storage.base import Storage
+from tiered_index.storage.opening import probe_put_if_absent
+
+__all__ = [
+    "Lease",
+    "StorageSession",
+    "check_genesis",
+    "check_lease",
+]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Holder:
+    root_id: str
+    host: str
+    pid: int
+    expires_ms: int
+    released: bool
+
+
+_HOLDER = record(_Holder, root_id=text(), host=text(), pid=integer(0, 2**31 - 1), expires_ms=MILLISECONDS, released=flag)
+
+
+def check_lease(storage: Storage, root_id: str, clock: Clock) -> None:
+    """Raise `LockHeld` where a lease of another root is in force."""
+    holder = _current(storage)
+    if holder is None or holder.released or holder.root_id == root_id or holder.expires_ms <= clock.now_ms():
+        return
+    raise LockHeld(
+        f"{storage.uri} is being written by process {holder.pid} on {holder.host}; its lease ends in "
+        f"{(holder.expires_ms - clock.now_ms()) / 1000:.0f} s unless it is renewed",
+        pid=holder.pid,
+        host=holder.host,
+    )
+
+
+def _current(storage: Storage) -> _Holder | None:
+    for _ in range(10):  # a renewal may delete what was just listed
+        names = [info.name for info in storage.list(LEASE_PREFIX)]
+        if not names:
+            return None
+        try:
+            return checked(_HOLDER, load(storage.get(names[-1]), names[-1], "lease"), names[-1], "lease")
+        except ObjectNotFound:
+            continue
+        except CorruptFile as error:
+            # the lease is a courtesy, the log's fences decide: one that can't be read must not lock every writer out
+            _log.warning("%s is not a lease and is passed over: %s", names[-1], error)
+            return None
+    return None
+
+
+class Lease:
+    """One writer's lease. One thread."""
+
+    def __init__(self, storage: Storage, epoch: int, root_id: str, clock: Clock, ttl_s: float) -> None:
+        self._storage = storage
+        self._epoch = epoch
+        self._root_id = root_id
+        self._clock = clock
+        self._ttl_s = ttl_s
+        self._number = 0
+        self._renewed_s = 0.0
+        self._write(released=False)
+        names = [info.name for info in storage.list(LEASE_PREFIX)]
+        storage.delete_many(name for name in names if name < lease_name(epoch, 1))
+
+    def renew(self) -> None:
+        """Renew the lease where a third of its time has passed."""
+        if self._clock.monotonic_s() - self._renewed_s >= self._ttl_s / 3:
+            self._write(released=False)
+
+    def release(self) -> None:
+        """Let another root claim the index at once."""
+        self._write(released=True)
+
+    def _write(self, *, released: bool) -> None:
+        self._number += 1
+        document = {
+            "root_id": self._root_id, "host": socket.gethostname(), "pid": os.getpid(), "released": released,
+            "expires_ms": self._clock.now_ms() + round(self._ttl_s * 1000),
+        }  # fmt: skip
+        self._storage.put(lease_name(self._epoch, self._number), json.dumps(document).encode())
+        if self._number > 1:
+            self._storage.delete(lease_name(self._epoch, self._number - 1))
+        self._renewed_s = self._clock.monotonic_s()
+
+
+def check_genesis(stored: Genesis, wanted: Genesis, where: str) -> None:
+    """Raise `SchemaMismatch` or `NotAnIndex` where an index isn't the one that is wanted."""
+    if wanted.index_id and stored.index_id != wanted.index_id:
+        raise NotAnIndex(f"{where} holds index {stored.index_id}, not {wanted.index_id}")
+    if stored.layout.schema != wanted.layout.schema:
+        raise SchemaMismatch(f"{where} stores {_declared(stored)}, not {_declared(wanted)}: an index keeps the schema it was created with")
+    if stored.layout.preset != wanted.layout.preset or stored.layout.slots != wanted.layout.slots:
+        raise SchemaMismatch(
+            f"{where} was created with preset {stored.layout.preset.name} and {stored.layout.slots:,} slots, "
+            f"not {wanted.layout.preset.name} and {wanted.layout.slots:,}"
+        )
+    if stored.offset_space != wanted.offset_space:
+        raise SchemaMismatch(
+            f"{where} holds offsets in {stored.offset_space!r}, not in {wanted.offset_space!r}: an index keeps the offset space it was "
+            "created with, so these need a root and a storage of their own"
+        )
+
+
+def _declared(genesis: Genesis) -> str:
+    schema = genesis.layout.schema
+    extra = ", ".join(f"{c.name}: {c.dtype}" for c in schema.extra)
+    return f"{schema.name}({extra})"
+
+
+class StorageSession:
+    """`claim` once, then `renew` now and then; `epoch` is 0 until the claim succeeded."""
+
+    def __init__(self, storage: Storage, log: StorageLog, clock: Clock, lease_ttl_s: float) -> None:
+        self.storage = storage
+        self.log = log
+        self.epoch = 0
+        self.fenced: WriterFenced | None = None
+        self.log_error: StorageError | DiskFull | None = None  # why it isn't known what the storage holds, or None where it is
+        self._clock = clock
+        self._lease_ttl_s = lease_ttl_s
+        self._lease: Lease | None = None
+        self._asked: tuple[Genesis, Callable[[Genesis], Genesis]] | None = None
+
+    @property
+    def claimed(self) -> bool:
+        """Whether this writer may publish."""
+        return self.epoch > 0 and self.fenced is None
+
+    def join(self, wanted: Genesis, adapt: Callable[[Genesis], Genesis]) -> Genesis:
+        """Open the index in the storage, or create it as `wanted`; return what it is.
+
+        `adapt` says what is wanted of an index that is there already. Raises `SchemaMismatch`, `NotAnIndex`, `StorageError`.
+        """
+        self._asked = wanted, adapt
+        where = self.storage.uri
+        try:
+            state = self.log.open()
+        except NotAnIndex:
+            if wanted.index_id:
+                raise
+            probe_put_if_absent(self.storage)
+            state = self.log.create(Genesis(secrets.token_hex(8), wanted.layout, wanted.offset_space))
+        assert state.genesis is not None
+        check_genesis(state.genesis, adapt(state.genesis), where)
+        return state.genesis
+
+    def join_again(self) -> None:
+        """Join as before, after the storage was down. Errors as `join`."""
+        assert self._asked is not None
+        self.join(*self._asked)
+
+    def claim(self, root_id: str) -> None:
+        """Become the index's writer. Raises `LockHeld` where another root's lease is in force, `WriterFenced`, `StorageError`."""
+        check_lease(self.storage, root_id, self._clock)
+        probe_put_if_absent(self.storage)
+        epoch = self.log.claim_epoch()
+        self._lease = Lease(self.storage, epoch, root_id, self._clock, self._lease_ttl_s)
+        self.epoch = epoch
+
+    def renew(self) -> None:
+        """Renew the lease where it is time to."""
+        if self._lease is not None and self.fenced is None:
+            self._lease.renew()
+
+    def release(self) -> None:
+        """Let another root claim the index at once."""
+        lease, self._lease = self._lease, None
+        if lease is not None and self.fenced is None:
+            lease.release()

@@ -1,0 +1,348 @@
+"""A pass over files: newest first, local ones in the caller's thread, stored ones side by side, no more of them than is of use.
+
+Files are taken newest first (by greatest second). A file is skipped when the answer can't change by it any more, or when its filter or
+topic table, being at hand, say that it holds nothing. As many stored files are searched at once as answers are missing, since each is
+likely to hold one, and twice as many after each that held none, up to the bound: so `max_count` stops needless reads before they are made.
+Once none is missing, files that the answers at hand don't spare must be searched whatever the others hold: as many as the bound allows.
+The same goes for files that reach to the newest second an answer may have.
+
+Threads: one scan belongs to one lookup; the pool is shared by all lookups of an index.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
+from tiered_index.service.catalog.catalog import Handle
+from tiered_index.service.lookup.budget import Account, measured
+from tiered_index.service.threads.pool import DaemonPool, NoThread, by_threads
+from tiered_index.storage.metering import MeteredStorage, Usage
+from tiered_index.types import FileReport
+
+__all__ = ["FileReader", "Scan"]
+
+T = TypeVar("T")
+_REQUESTS = 2
+# that a search usually makes where it knows nothing of its file
+
+
+@dataclass
+class Scan:
+    """One pass.
+
+    `look` searches a file and takes in what it holds, returning how many rows that was; `excludes` says why a file needn't be searched;
+    `spares` says by a file's greatest second whether the answer can't change by it any more; `missing` how many answers are sought before
+    it can spare any, 0 where none are; `newest` is the last second that an answer may have. `outdated` is what earlier passes of the lookup
+    cost, which were given up.
+    """
+
+    look: Callable[[Handle], int]
+    excludes: Callable[[Handle], str | None]
+    spares: Callable[[int], bool]
+    missing: Callable[[], int]
+    newest: int
+    allow_partial: bool
+    account: Account | None = None
+    reports: list[FileReport] = field(default_factory=list)
+    errors: list[tuple[FileReport, TieredIndexError]] = field(default_factory=list)
+    usages: list[Usage] = field(default_factory=list)
+    outdated: Sequence[FileReport] = ()
+    stop: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    done: queue.SimpleQueue[Future[None]] = field(default_factory=queue.SimpleQueue)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a file could not be read and that ends the lookup; a spent budget does not: what is at hand is still searched."""
+        return not self.allow_partial and any(not isinstance(error, BudgetExceeded) for _, error in self.errors)
+
+    def remaining_s(self) -> float | None:
+        """Return the seconds left to the lookup; None: no bound."""
+        return self.account.remaining_s() if self.account is not None else None
+
+
+class _Search:
+    """The search of one file. Whoever ends it first, the thread that does it or the lookup that can't wait for it, makes its report."""
+
+    def __init__(self, scan: Scan, handle: Handle) -> None:
+        self.scan = scan
+        self.handle = handle
+        self.place = handle.place
+        limited = scan.account is not None and scan.account.limits.max_bytes is not None
+        self.expected_bytes = handle.search_bytes if limited else 0
+        self._usage: Usage | None = None
+        self.started = time.perf_counter()
+        self.matched: int | None = None
+        self._ended = False
+
+    @property
+    def usage(self) -> Usage | None:
+        """What its requests add up to; none is let through once it is ended."""
+        return self._usage
+
+    @usage.setter
+    def usage(self, usage: Usage | None) -> None:
+        with self.scan.lock:
+            self._usage = usage
+            if self._ended and usage is not None:
+                usage.max_requests = 0
+
+    def end(self, outcome: str, *, matched: int = 0, error: TieredIndexError | None = None) -> None:
+        with self.scan.lock:
+            if self._ended:
+                return
+            self._ended = True
+            usage = self._usage
+            if usage is not None:
+                usage.max_requests = 0
+            stored_only = not self.handle.is_local
+            report = FileReport(
+                file=self.handle.file_id,
+                place="cache" if outcome == "read" and stored_only and usage is not None and not usage.requests else self.place,
+                outcome=outcome,
+                begin_ms=self.handle.second_min * 1000,
+                end_ms=self.handle.second_max * 1000,
+                requests=usage.requests if usage else 0,
+                bytes=usage.bytes_asked if usage else 0,
+                cost_usd=usage.cost_usd if usage else 0.0,
+                elapsed_ms=(time.perf_counter() - self.started) * 1000,
+                source=self.handle.source,
+                matched=matched,
+                error=str(error) if error is not None else None,
+            )
+            self.scan.reports.append(report)
+            if error is not None:
+                self.scan.errors.append((report, error))
+
+
+class FileReader:
+    """Scans files with a bounded number of searches in the storage at once. One per index; safe under threads."""
+
+    def __init__(self, threads: int, storages: Sequence[MeteredStorage]) -> None:
+        self._threads = threads
+        self._storages = storages
+        self._pool: DaemonPool | None = None
+        self._pool_lock = threading.Lock()
+        self._closed = False
+
+    def close(self) -> None:
+        """Stop the pool; lookups under way end with an answer or `InvalidArgument`. Idempotent."""
+        with self._pool_lock:
+            self._closed = True
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            # what is queued runs and finds the engine closed: a cancelled future would leave its query waiting for ever
+            pool.close()
+
+    def read(self, scan: Scan, handles: Sequence[Handle]) -> None:
+        """Search what must be searched of `handles`; afterwards `scan` has a report of each that was met and every error."""
+        ordered = sorted(handles, key=lambda h: (-h.second_max, -h.sequence, h.file_id)) if len(handles) > 1 else handles
+        searching: dict[Future[None], _Search] = {}
+        width = 1
+        newest = min(scan.newest, ordered[0].second_max) if ordered else 0
+        try:
+            for handle in ordered:
+                if scan.errors and scan.failed:
+                    break
+                if scan.spares(handle.second_max):
+                    _skipped(scan, handle, "skipped_budget")
+                    continue
+                if scan.account is not None and scan.remaining_s() == 0:
+                    _late(scan, _Search(scan, handle))
+                    continue
+                if handle.is_local:
+                    if not handle.asks_storage:
+                        _look(scan, handle)
+                        continue
+                    if scan.remaining_s() is None:
+                        self._search(_Search(scan, handle))
+                        continue
+                    if self._search_local_copy(_Search(scan, handle)):
+                        continue
+                excluded = scan.excludes(handle)
+                if excluded is not None:
+                    _skipped(scan, handle, f"skipped_{excluded}")
+                    continue
+                if handle is ordered[-1] and not searching and scan.remaining_s() is None:
+                    self._search(_Search(scan, handle))  # the only one: nobody to share the work with
+                    continue
+                while True:
+                    missing = 0 if handle.second_max >= newest else scan.missing()
+                    room = min(self._threads, max(width, missing)) if missing else self._threads
+                    if len(searching) < room and _affordable(scan, handle, searching.values()):
+                        break
+                    if not (ended := self._collect(scan, searching)):
+                        break
+                    if any(search.matched == 0 for search in ended):
+                        width *= 2
+                    if scan.spares(handle.second_max):
+                        break
+                if scan.spares(handle.second_max):
+                    _skipped(scan, handle, "skipped_budget")
+                    continue
+                if scan.account is not None and scan.remaining_s() == 0:
+                    _late(scan, _Search(scan, handle))
+                    continue
+                search = _Search(scan, handle)
+                try:
+                    future = self._submit(partial(self._search_late, search))
+                except NoThread as error:
+                    if scan.remaining_s() is None:
+                        self._search(search)
+                    else:
+                        search.end("failed", error=error)
+                    continue
+                searching[future] = search
+                future.add_done_callback(scan.done.put)
+            while searching and not all(scan.spares(search.handle.second_max) for search in searching.values()):
+                if not self._collect(scan, searching):
+                    break
+        finally:
+            scan.stop = True
+            for future, search in searching.items():
+                # its request may be under way; nobody waits for it any more
+                future.cancel()
+                search.end("skipped_budget")
+
+    def _collect(self, scan: Scan, searching: dict[Future[None], _Search]) -> list[_Search]:
+        """Wait for a search to end and return those that did; none where the time is up: then all that run are given up."""
+        ended: list[_Search] = []
+        try:
+            # a queue, and not `wait`: that takes the locks of all futures for each that ends, and so holds up those that are about to
+            future = scan.done.get(timeout=scan.remaining_s())
+            while True:
+                future.result()
+                ended.append(searching.pop(future))
+                future = scan.done.get_nowait()
+        except queue.Empty:
+            pass
+        if not ended:
+            for search in searching.values():
+                _late(scan, search)
+            searching.clear()
+        return ended
+
+    def _search_late(self, search: _Search) -> None:
+        scan = search.scan
+        if scan.stop or (scan.errors and scan.failed):
+            return
+        if self._closed:
+            raise InvalidArgument("the index was closed during the lookup")
+        if scan.spares(search.handle.second_max):
+            search.end("skipped_budget")
+        else:
+            self._search(search)
+
+    def _search(self, search: _Search) -> None:
+        if search.handle.is_local:  # which has no parts
+            self._look_counted(search)
+            return
+        with by_threads(self._submit):
+            self._look_counted(search)
+
+    def _look_counted(self, search: _Search) -> None:
+        scan, handle = search.scan, search.handle
+        try:
+            search.usage = Usage(self._storages[0].prices)
+            scan.usages.append(search.usage)
+            with measured(self._storages, search.usage):
+                search.matched = scan.look(handle)
+        except TieredIndexError as error:
+            search.end("failed", error=error)
+            return
+        search.end("read", matched=search.matched)
+
+    def _search_local_copy(self, search: _Search) -> bool:
+        """Search a local copy in the caller's thread; return False, having told nothing, where the storage would have to be asked.
+
+        That may take longer than the lookup has, and only what runs in another thread can be given up.
+        """
+        try:
+            with measured(self._storages, Usage(max_requests=0)):
+                search.matched = search.scan.look(search.handle)
+        except BudgetExceeded:
+            return False
+        except TieredIndexError as error:
+            search.end("failed", error=error)
+            return True
+        search.end("read", matched=search.matched)
+        return True
+
+    def _submit(self, call: Callable[[], T]) -> Future[T]:
+        context = contextvars.copy_context()  # so that requests are counted to this query
+        with self._pool_lock:  # so that a close comes before or after it, never in between
+            if self._closed:
+                raise InvalidArgument("the index was closed during the lookup")
+            if self._pool is None:
+                self._pool = DaemonPool(self._threads, "tiered-index-query")
+            return self._pool.submit(context.run, call)
+
+
+def _affordable(scan: Scan, handle: Handle, searching: Collection[_Search]) -> bool:
+    """Return whether the budget reaches for one more search beside those that run: a file's directory first, then its items.
+
+    Otherwise a small budget would go to the directories of many files, and no item would be read.
+    """
+    if scan.account is None or not searching:
+        return True
+    usage = scan.account.usage
+    requests, size = usage.requests_left, usage.bytes_left
+    if requests is not None:
+        promised = sum(max(0, _REQUESTS - (search.usage.requests if search.usage else 0)) for search in searching)
+        if requests - promised < _REQUESTS:
+            return False
+    if size is not None:
+        promised = sum(max(0, search.expected_bytes - (search.usage.bytes_asked if search.usage else 0)) for search in searching)
+        if size - promised < handle.search_bytes:
+            return False
+    return True
+
+
+def _look(scan: Scan, handle: Handle) -> None:
+    """Search a file of which no byte lies in the storage, in the caller's thread: no request, nobody to race with."""
+    started = time.perf_counter()
+    matched, failure = 0, None
+    try:
+        matched = scan.look(handle)
+    except TieredIndexError as error:
+        failure = error
+    report = FileReport(
+        file=handle.file_id,
+        place=handle.place,
+        outcome="read" if failure is None else "failed",
+        begin_ms=handle.second_min * 1000,
+        end_ms=handle.second_max * 1000,
+        elapsed_ms=(time.perf_counter() - started) * 1000,
+        matched=matched,
+        error=str(failure) if failure is not None else None,
+        source=handle.source,
+    )
+    scan.reports.append(report)
+    if failure is not None:
+        scan.errors.append((report, failure))
+
+
+def _skipped(scan: Scan, handle: Handle, outcome: str) -> None:
+    scan.reports.append(
+        FileReport(
+            file=handle.file_id,
+            place=handle.place,
+            outcome=outcome,
+            begin_ms=handle.second_min * 1000,
+            end_ms=handle.second_max * 1000,
+            source=handle.source,
+        )
+    )
+
+
+def _late(scan: Scan, search: _Search) -> None:
+    search.end("failed", error=BudgetExceeded(f"timeout_s was reached before {search.handle.file_id} was read"))

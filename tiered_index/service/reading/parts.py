@@ -1,0 +1,200 @@
+"""What the views of one reader share: caches, the bound of ranges, and the threads that wait for storages.
+
+A request under way can't be broken off. What nobody waits for any longer, since a deadline came first, goes on in a daemon thread until it
+ends by itself.
+Threads: every method from any thread, but none of `threads`' own.
+
+Files of several indexes in one answer: each row says of which index it is.
+
+The engine sees one schema, that of the indexes with a further identity column, the last: equal positions in the logs of two brokers
+are two messages. A source's number is a digest of its index's id, so order and cursors don't depend on which others are read with it.
+Pure but for the files that are searched. Threads: as the files'.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from tiered_index.errors import BudgetExceeded
+from tiered_index.format.schema import Column, Schema
+from tiered_index.service.answers.batch import Found, QuestionBatch
+from tiered_index.service.answers.rows import Array, Question, check_schema, row_dtype
+from tiered_index.service.catalog.catalog import Handle
+from tiered_index.service.cold.disk_cache import CacheRoom
+from tiered_index.service.cold.memory_cache import Caches
+from tiered_index.service.cold.range_pool import Travel
+from tiered_index.service.threads.pool import DaemonPool, NoThread
+from tiered_index.storage.deadline import check_deadline, no_deadline, remaining_s
+
+__all__ = [
+    "ReaderParts",
+    "SourcedFile",
+    "source_number",
+    "sourced_schema",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderParts:
+    """Caches in memory, the one on disk if any, the bound of ranges, and threads."""
+
+    caches: Caches
+    room: CacheRoom | None
+    travel: Travel
+    threads: DaemonPool
+
+    def begin(self, read: Callable[[], T]) -> Future[T]:
+        """Have a log read in another thread, without the lookup's deadline; its requests are counted to the lookup.
+
+        Raises `InvalidArgument` where the reader is closed, `NoThread` where there is no thread.
+        """
+
+        def act() -> T:
+            with no_deadline():
+                return read()
+
+        return self.threads.submit(contextvars.copy_context().run, act)
+
+    def side_by_side(self, calls: Sequence[Callable[[], T]]) -> list[Future[T]]:
+        """Make calls without a deadline, each in a thread of its own as far as there are any, the rest in the caller's; return them when
+        all have ended."""
+        made = self._begun(self.begin, calls)
+        wait(made)
+        return made
+
+    def in_time(self, calls: Sequence[tuple[str, Callable[[], T]]], late: Callable[[T], object] = lambda _: None) -> list[T]:
+        """Return what calls return, in order; they are made side by side and held to the caller's deadline. Each says what it is about.
+
+        Raises the first one's error; `BudgetExceeded`, naming what was not done, where the deadline comes before all have ended. What a
+        call returned, or will return, is given to `late` then.
+        """
+        if len(calls) == 1 and remaining_s() is None:
+            return [calls[0][1]()]
+        if calls:
+            check_deadline(calls[0][0])
+        made = self._begun(lambda call: self.threads.submit(contextvars.copy_context().run, call), [call for _, call in calls])
+        unfinished = wait(made, remaining_s()).not_done
+        try:
+            for (doing, _), future in zip(calls, made, strict=True):
+                if future in unfinished:
+                    raise BudgetExceeded(f"timeout_s was reached while {doing}")
+            return [future.result() for future in made]
+        except BaseException:
+            for future in made:
+                if not future.cancel():
+                    future.add_done_callback(partial(_hand_over, late))
+            raise
+
+    def close(self) -> None:
+        """Let go of threads and memory. Idempotent."""
+        self.threads.close()
+        self.travel.close()
+        self.caches.clear()
+
+    def _begun(self, begin: Callable[[Callable[[], T]], Future[T]], calls: Sequence[Callable[[], T]]) -> list[Future[T]]:
+        made: list[Future[T]] = []
+        for call in calls:
+            try:
+                made.append(begin(call))
+            except NoThread:
+                made.append(_made(call))
+        return made
+
+
+def _hand_over(late: Callable[[T], object], future: Future[T]) -> None:
+    if future.exception() is None:
+        late(future.result())
+
+
+def _made(call: Callable[[], T]) -> Future[T]:
+    future: Future[T] = Future()
+    try:
+        future.set_result(call())
+    except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+        future.set_exception(error)
+    return future
+
+
+def source_number(index_id: str) -> int:
+    """Return the number (63 bits) that stands for an index in rows and cursors."""
+    return int.from_bytes(hashlib.blake2b(index_id.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def sourced_schema(schema: Schema) -> Schema:
+    """Return the schema of rows that say which index they are of, in their last column."""
+    name = "source_id"
+    while any(column.name == name for column in schema.extra):
+        name += "_"
+    return Schema(schema.name, (*schema.extra, Column(name, ">i8", identity=True)))
+
+
+class SourcedFile:
+    """A file of one of several indexes: `schema` is the index's, `sourced` the one of the rows that are returned."""
+
+    def __init__(self, handle: Handle, source: str, number: int, schema: Schema, sourced: Schema) -> None:
+        self._handle = handle
+        self._number = number
+        self._schema = schema
+        self._row = row_dtype(sourced)
+        self.source: str | None = source
+        self.file_id = handle.file_id
+        self.place = handle.place
+        self.second_min = handle.second_min
+        self.second_max = handle.second_max
+        self.sequence = handle.sequence
+        self.is_local = handle.is_local
+        self.asks_storage = handle.asks_storage
+        self.lane = handle.lane
+
+    @property
+    def search_bytes(self) -> int:
+        """As the file's."""
+        return self._handle.search_bytes
+
+    def excludes(self, question: Question) -> str | None:
+        """As the file's."""
+        return self._handle.excludes(question)
+
+    def excludes_all(self, batch: QuestionBatch) -> str | None:
+        """As the file's."""
+        return self._handle.excludes_all(batch)
+
+    def search(self, question: Question) -> Array:
+        """Return the rows that answer `question`, in no order."""
+        after = question.after
+        if after is not None:
+            *place, last = after
+            if self._number > last:
+                # what stands at the very place, being of a later source, comes after: begin one step before it
+                place[-1] -= 1
+            after = tuple(place)
+        return self._sourced(self._handle.search(replace(question, after=after)))
+
+    def search_many(self, batch: QuestionBatch) -> Found:
+        """Return the rows that answer each question, in no order."""
+        found = self._handle.search_many(batch)
+        return Found(found.questions, self._sourced(found.rows)) if len(found.rows) else found
+
+    def let_go(self) -> None:
+        """As the file's."""
+        self._handle.let_go()
+
+    def _sourced(self, rows: Array) -> Array:
+        if not len(rows):
+            return np.empty(0, self._row)
+        check_schema(rows, self._schema, self.file_id)
+        sourced = np.empty(len(rows), self._row)
+        for name in rows.dtype.names or ():
+            sourced[name] = rows[name]
+        sourced[self._row.names[-1]] = self._number  # type: ignore[index]
+        return sourced

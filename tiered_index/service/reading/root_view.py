@@ -1,0 +1,188 @@
+"""A root as another process sees it: what the writer has flushed, read without its lock.
+
+Folders are looked at in the direction in which files move (unsealed, compacted, uploaded), so a file on its way is met at least once; one
+that vanished between the look and the opening makes the look start again, a bounded number of times. Unsealed entries are believed as
+far as the journal confirms them and their CRC32 matches; they are found by a scan of the hash column, not through chains.
+Threads: any; each look gives handles of its own.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
+from tiered_index.format.journal import Journal, parse_journal
+from tiered_index.format.names import COMPACTED, JOURNAL_SUFFIX, STATES, UNSEALED, UPLOADED, file_id_of
+from tiered_index.service.answers.batch import Found, QuestionBatch
+from tiered_index.service.answers.matches import matching
+from tiered_index.service.answers.rows import Question, select_items
+from tiered_index.service.catalog.catalog import AlwaysRead, Handle, unmap
+from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_local
+from tiered_index.service.files.unsealed import verified_entries
+from tiered_index.service.root.root import Root, disk_error
+from tiered_index.types import MAX_TIMESTAMP_MS
+
+__all__ = ["RootView", "UnsealedView"]
+
+_LOOKS = 20
+_STEP_NS = 2_000_000_000
+# the coarsest times that file systems in use keep
+
+
+class UnsealedView(AlwaysRead):
+    """The durable entries of an unsealed file at one moment; `state` is inode, size and time of its journal just before it was read."""
+
+    place = UNSEALED
+
+    def __init__(self, path: Path, journal: Journal, state: tuple[int, int, int]) -> None:
+        self.path = path
+        self.state = state
+        self.journal = journal
+        self.file_id = journal.file_id
+        self.lane = journal.lane
+        self.sequence = journal.sequence
+        self.count = journal.count
+        self.second_min, self.second_max = journal.seconds or (journal.begin_ms // 1000, journal.begin_ms // 1000)
+        with path.open("rb") as handle:
+            try:
+                self._map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+            except ValueError as error:
+                raise CorruptFile(str(path), "empty file", offset=0) from error
+        self._entries: npt.NDArray[Any] | None = None
+
+    def entries(self) -> npt.NDArray[Any]:
+        """Return the verified entries (structured, over the map). Raises `CorruptFile`."""
+        if self._entries is None:
+            self._entries = verified_entries(self._map, self.journal, str(self.path))
+        return self._entries
+
+    def let_go(self) -> None:
+        """Close the map."""
+        self._entries = None
+        unmap(self._map)
+
+    def search(self, question: Question) -> npt.NDArray[Any]:
+        """Return the rows that answer `question`, in no order."""
+        ids = frozenset(topic_id for topic_id, name in self.journal.topics.items() if name == question.topic)
+        return select_items(self.entries(), self.journal.begin_ms // 1000, question, ids, self.journal.layout.schema)
+
+    def search_many(self, batch: QuestionBatch) -> Found:
+        """Return the rows that answer each question, in no order."""
+        begin_s, topics, schema = self.journal.begin_ms // 1000, tuple(self.journal.topics.items()), self.journal.layout.schema
+        return matching(batch, self.entries(), lambda picked: begin_s + picked["time_diff_s"].astype(np.int64), topics, schema)
+
+
+class RootView:
+    """Reads a root. Keeps files that it has opened as long as they stay what they are."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._opened: dict[tuple[str, str], CompactedFile] = {}
+        self._unsealed: dict[str, UnsealedView] = {}
+
+    def changes(self) -> tuple[int, ...] | None:
+        """Return a value that differs when files have entered or left the folders since.
+
+        None where that can't be told: a change just made may have the time of the one before it, as file systems count in steps.
+        """
+        try:
+            times = tuple(self._root.folder(state).stat().st_mtime_ns for state in STATES)
+        except OSError as error:
+            raise disk_error(error, f"reading {self._root.path}") from error
+        return times if max(times) < time.time_ns() - _STEP_NS else None
+
+    def give_up(self) -> list[Handle]:
+        """Keep no file open any more; return those that were, whose mappings are the caller's to close."""
+        handles: list[Handle] = [*self._opened.values(), *self._unsealed.values()]
+        self._opened, self._unsealed = {}, {}
+        return handles
+
+    def look(self) -> list[Handle]:
+        """Return handles of every file with durable entries, each in its latest state; a file that can't be read is among them."""
+        for left in reversed(range(_LOOKS)):
+            self.changes()  # a folder that is missing is no empty one
+            try:
+                return self._look(last=not left)
+            except FileNotFoundError:
+                continue  # it moved on to its next state
+            except OSError as error:
+                raise disk_error(error, f"reading {self._root.path}") from error
+        raise StorageUnavailable(f"{self._root.path}: files kept changing their state during {_LOOKS} looks; try again")
+
+    def _look(self, *, last: bool) -> list[Handle]:
+        handles: dict[str, Handle] = {}
+        gone: dict[str, FileNotFoundError] = {}
+        unsealed: dict[str, UnsealedView] = {}
+        counts: dict[str, int] = {}
+        for name in self._root.disk.names(self._root.folder(UNSEALED)):
+            file_id = file_id_of(name)
+            if file_id is None or not name.endswith(JOURNAL_SUFFIX):
+                continue
+            try:
+                view = self._view(file_id)
+            except FileNotFoundError as error:
+                gone[file_id] = error.with_traceback(None)  # a kept trace would hold this frame, and so every mapping in it
+                continue
+            except (TieredIndexError, ValueError) as error:
+                handles[file_id] = _damaged(file_id, UNSEALED, error.with_traceback(None))
+                continue
+            counts[file_id] = view.count if view is not None else 0
+            if view is not None:
+                handles[file_id] = unsealed[file_id] = view
+        opened: dict[tuple[str, str], CompactedFile] = {}
+        for state in (COMPACTED, UPLOADED):
+            for name in self._root.disk.names(self._root.folder(state)):
+                file_id = file_id_of(name)
+                if file_id is None:
+                    continue
+                try:
+                    file = self._opened.get((state, file_id)) or open_local(self._root.index_path(state, file_id))
+                except TieredIndexError as error:
+                    handles[file_id] = _damaged(file_id, state, error.with_traceback(None))
+                    continue
+                handles[file_id] = opened[state, file_id] = file
+        for file_id, missing in gone.items():
+            if file_id in handles:
+                continue  # a writer that died, or could not delete, left half of a file that has moved on
+            if not last:
+                raise FileNotFoundError(str(missing))
+            handles[file_id] = _damaged(file_id, UNSEALED, missing)  # unless the storage has it
+        claims = [view.journal.predecessor for view in unsealed.values()]
+        claims += [file.metadata().more.get("predecessor") for file in opened.values()]
+        for file_id, claimed in (claim for claim in claims if claim):
+            if counts.get(file_id, claimed) >= claimed or handles.get(file_id) not in (None, unsealed.get(file_id)):
+                continue
+            if not last:
+                raise FileNotFoundError(f"{file_id} has grown since it was looked at")
+            journal_path = self._root.journal_path(file_id)
+            short = CorruptFile(str(journal_path), "ends before entries that were durable when the next file was begun",
+                                expected=claimed, found=counts[file_id])  # fmt: skip
+            handles[file_id] = _damaged(file_id, UNSEALED, short)
+        self._opened, self._unsealed = opened, unsealed
+        return list(handles.values())
+
+    def _view(self, file_id: str) -> UnsealedView | None:
+        journal_path = self._root.journal_path(file_id)
+        status = journal_path.stat()  # before it is read: what is appended in between is seen at the next look
+        state = status.st_ino, status.st_size, status.st_mtime_ns
+        known = self._unsealed.get(file_id)
+        if known is not None and known.state == state:
+            return known
+        journal = parse_journal(journal_path.read_bytes(), str(journal_path), file_id)
+        if journal is None or not journal.count:
+            return None
+        if known is not None and known.count == journal.count:
+            known.state = state  # a seal, or a position, says nothing new of the entries
+            return known
+        return UnsealedView(self._root.index_path(UNSEALED, file_id), journal, state)
+
+
+def _damaged(file_id: str, place: str, error: Exception) -> DamagedFile:
+    typed = error if isinstance(error, TieredIndexError) else CorruptFile(file_id, f"can't be read: {error}")
+    return DamagedFile(file_id, place, 0, MAX_TIMESTAMP_MS // 1000, typed)

@@ -1,0 +1,302 @@
+"""One index as a reader sees it: the state of its storage's log, and the root beside its writer where there is one.
+
+A view stands at one position of the log and moves on when it is refreshed. It never writes a byte to storage or root.
+
+A lookup that is held to a time does not wait for the log longer than half of what is left of it, so that it can still be answered from
+where the view stands. The reading goes on behind it, in a thread of its own and without a deadline: so the view moves on however short the
+times are. A lookup that is held to no time waits for the reading that another one has begun. Where the log was due to be read for too long
+already, a lookup is told that a file, the log, could not be afforded.
+Threads: every method from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from tiered_index.clock import Clock
+from tiered_index.config import IndexConfig
+from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, NotAnIndex, StorageError, TieredIndexError
+from tiered_index.format.schema import Schema
+from tiered_index.service.catalog.catalog import Catalog, Handle
+from tiered_index.service.cold.disk_cache import CacheFolder
+from tiered_index.service.cold.path import ColdPath, ColdSettings
+from tiered_index.service.files.compacted import CompactedFile, DamagedFile
+from tiered_index.service.files.window_table import show_stored
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import Genesis, LogState
+from tiered_index.service.log.session import check_genesis
+from tiered_index.service.reading.parts import ReaderParts
+from tiered_index.service.reading.root_view import RootView
+from tiered_index.service.root.root import Marker, Root, allow_many_files
+from tiered_index.storage.base import Storage
+from tiered_index.storage.deadline import remaining_s
+from tiered_index.storage.disk import Disk
+from tiered_index.storage.metering import MeteredStorage, Usage
+from tiered_index.storage.opening import open_storage
+from tiered_index.types import MAX_TIMESTAMP_MS
+
+__all__ = ["IndexView"]
+
+_RETRY_S = 1.0
+# a storage that did not answer is asked again after this time at the latest
+_OVERDUE_S = 30.0
+# that a refresh may be late, or as long as the interval itself: then no answer is complete
+
+
+class IndexView:
+    """An index that somebody else writes.
+
+    `backend` stands in for the storage that `config` names; it is closed with the view, not where making the view fails.
+    Raises as `IndexReader.open`.
+    """
+
+    def __init__(self, config: IndexConfig, clock: Clock, backend: Storage | None, parts: ReaderParts) -> None:
+        self._config = config
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._parts = parts
+        self._refreshing = threading.Lock()
+        # taken by whoever begins a refresh that is due, and released by the thread that ends it
+        self._tries = 0
+        # to read the log that came to an end, good or bad
+        self._lookup = threading.local()
+        self._joining = threading.Lock()
+        self._waiting: Future[LogState] | None = None
+        # a reading of the log that has not begun
+        self._closed = False
+        self._root_view: RootView | None = None
+        self._changes: object = None
+        self.catalog = Catalog()
+        marker: Marker | None = None
+        if config.root is not None:
+            allow_many_files()
+            root = Root(config.root, Disk())
+            marker = root.read_marker()
+            if marker is None:
+                raise NotAnIndex(f"{config.root} holds no tiered index" + ("" if config.root.exists() else " (it does not exist)"))
+            self._root_view = RootView(root)
+        opened = None
+        if backend is None:
+            uri = config.storage or (marker.storage if marker is not None else None)
+            backend = opened = open_storage(str(uri), options=config.s3, parallel_reads=config.query_threads)
+        named = opened is None or config.storage is not None
+        self.storage = MeteredStorage(backend, config.prices)
+        self._log = StorageLog(self.storage, clock)
+        self._log_error: TieredIndexError | None = None
+        try:
+            self.genesis = self._open_log(marker, must_answer=named or marker is None)
+            self.schema: Schema = self.genesis.layout.schema
+            index_id = self.genesis.index_id
+            self.cold = ColdPath(
+                self.storage,
+                keyed=self.schema.keyed,
+                settings=ColdSettings.of(config),
+                folder=CacheFolder(parts.room, index_id) if parts.room is not None else None,
+                caches=parts.caches,
+                travel=parts.travel,
+                index_id=index_id,
+            )
+            show_stored(self.catalog, [], self._log.state, self.cold, lambda _: None)
+        except BaseException:
+            if opened is not None:
+                opened.close()
+            raise
+        self._refreshed_s = clock.monotonic_s()
+
+    def _open_log(self, marker: Marker | None, *, must_answer: bool) -> Genesis:
+        try:
+            genesis = self._log.open().genesis
+            assert genesis is not None
+        except StorageError as error:
+            if must_answer or marker is None:
+                raise
+            # the root alone was asked for: what lies only in the storage fails when a lookup needs it
+            self._log_error = error
+            return Genesis(marker.index_id, marker.layout, marker.offset_space)
+        if marker is not None:
+            check_genesis(genesis, Genesis(marker.index_id, marker.layout, marker.offset_space), self.storage.uri)
+        if self._config.item_type is not None and Schema.of(self._config.item_type) != genesis.layout.schema:
+            check_genesis(genesis, Genesis("", self._config.layout(), genesis.offset_space), self.storage.uri)
+        return genesis
+
+    @property
+    def log_state(self) -> LogState:
+        """The storage's log as far as it was read."""
+        return self._log.state
+
+    def refresh(self) -> LogState:
+        """Read what the log has gained; return its state."""
+        with self._lock:
+            return self._read()
+
+    def read_on(self) -> LogState:
+        """Refresh for a lookup, beginning after this call. Raises `BudgetExceeded` where its time is too short; the reading goes on."""
+        left_s = remaining_s()
+        if left_s is None:
+            return self.refresh()
+        until_s = time.monotonic() + left_s / 2
+        while True:
+            with self._joining:
+                reading = self._waiting
+                mine = reading is None
+                if reading is None:
+                    reading = self._waiting = self._parts.begin(self._read_for_all)
+            try:
+                return reading.result(max(0.0, until_s - time.monotonic()))
+            except BudgetExceeded:
+                if mine:
+                    raise
+                # of the lookup that began it: this one has a budget of its own
+            except TimeoutError as error:
+                raise BudgetExceeded(f"timeout_s was reached while reading the log of {self.storage.uri}") from error
+
+    @property
+    def tries(self) -> int:
+        """How often the log was read, or could not be."""
+        return self._tries
+
+    def claim_refresh(self) -> bool:
+        """Return whether `refresh_interval_s` has passed and nobody is at it: then the caller has `refresh_claimed` called, or releases."""
+        if not self._is_due() or not self._refreshing.acquire(blocking=False):
+            return False  # whoever refreshes does it for all
+        if not self._is_due():
+            self._refreshing.release()
+            return False
+        return True
+
+    def release_claim(self) -> None:
+        """Leave what was claimed to the next lookup."""
+        self._refreshing.release()
+
+    def refresh_claimed(self) -> None:
+        """Refresh, having claimed it.
+
+        A storage that can't be asked is told by the lookups that need it. A lookup that can't afford it answers from where the view
+        stands; the next one tries again.
+        """
+        try:
+            self._refresh_due()
+        finally:
+            self._refreshing.release()
+
+    def catch_up(self, tries: int) -> None:
+        """Wait for a refresh that is due, whoever does it, and do it where nobody did; not where `tries` have become more meanwhile."""
+        if self._tries == tries and self._is_due():
+            with self._refreshing:
+                if self._tries == tries and self._is_due():
+                    self._refresh_due()
+
+    def note_age(self) -> None:
+        """Find out, for the lookup that begins in this thread, whether the view stands too far back for a complete answer."""
+        age_s = self._clock.monotonic_s() - self._refreshed_s
+        interval_s = self._config.refresh_interval_s
+        self._lookup.tries = self._tries
+        self._lookup.behind_s = age_s if age_s > interval_s + max(interval_s, _OVERDUE_S) else None
+
+    def _refresh_due(self) -> None:
+        """Read the log by at most half of the requests that the lookup has, so that it can read files, too; the next one reads on.
+
+        A listing and a record are the least that gets anywhere.
+        """
+        left = self.storage.requests_left
+        half = Usage(self.storage.prices, max_requests=None if left is None else max(min(left, 2), left // 2))
+        with contextlib.suppress(BudgetExceeded), self.storage.measure(half):
+            self._try(self.refresh)
+
+    def _is_due(self) -> bool:
+        return self._clock.monotonic_s() - self._refreshed_s >= self._config.refresh_interval_s
+
+    def _read_for_all(self) -> LogState:
+        with self._lock:
+            with self._joining:
+                self._waiting = None  # who comes from here on needs a later reading
+            return self._read()
+
+    def _read(self) -> LogState:
+        """Read the log, with the lock held."""
+        state = self._log.refresh() if self._log.state.number else self._log.open()
+        if self._closed:
+            raise InvalidArgument("the index was closed while its log was read")
+        self._log_error = None
+        show_stored(self.catalog, self.catalog.all(), state, self.cold, lambda _: None)
+        self._refreshed_s = self._clock.monotonic_s()
+        self._tries += 1
+        return state
+
+    def handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
+        """Return what may hold answers in an inclusive range of epoch seconds; for lookups, which call `note_age` before."""
+        if self._root_view is None:
+            return [*self.catalog.overlapping(second_min, second_max), *_unread(self._log_error or self._too_old())]
+        found, error = self._local_and_stored(self._root_view)
+        near = [handle for handle in found if handle.second_min <= second_max and handle.second_max >= second_min]
+        return near + _unread(error or self._too_old())
+
+    def _too_old(self) -> TieredIndexError | None:
+        behind_s: float | None = getattr(self._lookup, "behind_s", None)
+        if behind_s is None or self._lookup.tries != self._tries:
+            return None  # young enough, or read since
+        return BudgetExceeded(f"the log of {self.storage.uri} was last read {behind_s:.0f} s ago, and this lookup could not wait for it")
+
+    def _try(self, read: Callable[[], LogState]) -> None:
+        """Read the log; where it can't be read, or not believed, lookups say so until one of the next tries succeeds."""
+        try:
+            read()
+        except (StorageError, CorruptFile) as error:
+            self._log_error = error
+            self._tries += 1
+            self._refreshed_s = self._clock.monotonic_s() - max(0.0, self._config.refresh_interval_s - _RETRY_S)
+
+    def all_handles(self) -> list[Handle]:
+        """Return the handles of all files. Closing empties the catalog: whoever asks looks afterwards whether it was closed meanwhile."""
+        if self._root_view is None:
+            return self.catalog.all()
+        found, error = self._local_and_stored(self._root_view)
+        return found + _unread(error)
+
+    def _local_and_stored(self, root_view: RootView) -> tuple[list[Handle], TieredIndexError | None]:
+        """Return the files of root and storage, and why the log could not be read where that was necessary."""
+        # Local files first, then the log: a file that leaves the root in between is in at least one of them. Files leave the root only
+        # by way of its folders, so where these, after the look, are as they were before the log was last read, it needn't be read again.
+        local = {handle.file_id: handle for handle in root_view.look()}
+        changes = root_view.changes()
+        unread: TieredIndexError | None = self._log_error
+        if (changes is None or changes != self._changes) and unread is None:
+            try:
+                self._try(self.read_on)
+                unread = self._log_error
+            except BudgetExceeded as error:
+                unread = error  # of this lookup only
+            self._changes = changes if unread is None else None
+        stored = {handle.file_id: handle for handle in self.catalog.all()}
+        handles = [_backed(handle, stored.pop(file_id, None)) for file_id, handle in local.items()]
+        handles += stored.values()
+        return handles, unread
+
+    def close(self) -> None:
+        """Release threads and connections. Idempotent."""
+        self._closed = True
+        self.cold.close()
+        self.storage.close()
+        self.catalog.clear(self._root_view.give_up() if self._root_view is not None else ())
+
+
+def _backed(local: Handle, stored: Handle | None) -> Handle:
+    """Return a root's file with the storage behind it, so that a damaged local copy is passed over where the storage has the file too."""
+    if isinstance(local, DamagedFile) and stored is not None:
+        return stored
+    if isinstance(local, CompactedFile) and isinstance(stored, CompactedFile) and local.stored is None:
+        # the view keeps its handles from look to look, so this is done once a file
+        local.stored = stored.stored
+    return local
+
+
+def _unread(error: TieredIndexError | None) -> list[Handle]:
+    """Return a handle that fails for the log where it could not be read when it was due: no answer is complete then."""
+    if error is None:
+        return []
+    file = error.file if isinstance(error, CorruptFile) else "log"
+    return [DamagedFile(file, "storage", 0, MAX_TIMESTAMP_MS // 1000, error)]

@@ -1,0 +1,336 @@
+"""The write buffer: what was put and isn't in a file yet, searchable at once.
+
+`append_rows` and `append_columns` take a short lock and return; rows are hashed by whoever needs their chunk first, a query or the
+flusher. A chunk stays visible to queries until the flusher says that it is in a file. Order of chunks is order of puts.
+
+Invariants: a closed chunk never changes; a call is in one chunk whole; `size` counts entries not yet released.
+Callers may be interrupted at any line, and go on: each change is one assignment (to several attributes at once, between whose stores no
+signal handler runs), or leaves behind only what is put right when the chunk is closed.
+
+Chunks of the write buffer: runs of entries that were put and aren't in a file yet.
+
+`OpenChunk` takes messages one by one: numbers packed into a block of bytes, keys in a list. No object that the garbage collector would
+have to visit is made for a row, and a block is small, so that turning one into columns never keeps the interpreter lock for long. A message
+is in it from the one step on that adds its keys: a caller who is interrupted before has added nothing.
+A `Chunk` is closed: it never changes but for its columns being computed by whoever needs them first, a query or the flusher.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import BackPressure, InvalidArgument
+from tiered_index.format.hashing import code_units
+from tiered_index.format.schema import Schema
+from tiered_index.service.answers.batch import Found, QuestionBatch
+from tiered_index.service.answers.matches import matching
+from tiered_index.service.answers.rows import Question, rows_of_columns
+from tiered_index.service.answers.topics import TopicTable
+from tiered_index.service.answers.validation import Columns, hash_columns
+from tiered_index.service.catalog.catalog import AlwaysRead
+from tiered_index.service.log.records import max_positions
+from tiered_index.service.threads.workers import synchronized
+
+__all__ = [
+    "ROWS",
+    "BufferedChunk",
+    "Chunk",
+    "OpenChunk",
+    "Record",
+    "RowCodec",
+    "WriteBuffer",
+]
+
+ROWS = 1 << 12
+"""Rows of one block, unless a single message has more keys."""
+Record = tuple[Any, ...]
+"""(topic_id, queue_id, offset, size, second, *caller columns): what the entries of one message share."""
+_RECORD = (("topic_id", "=i4"), ("queue_id", "=i4"), ("offset", "=i8"), ("size", "=i4"), ("second", "=i8"))
+_FORMATS = {"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q", "f2": "e", "f4": "f", "f8": "d"}
+
+
+class RowCodec:
+    """How the numbers of a row are packed: `struct` writes them one row at a time, NumPy reads them all at once."""
+
+    def __init__(self, schema: Schema, name_of: Callable[[int], str]) -> None:
+        columns = [*_RECORD, *((c.name, np.dtype(c.dtype).newbyteorder("=").str) for c in schema.caller_columns)]
+        self.schema = schema
+        self.name_of = name_of
+        self.dtype = np.dtype(columns)
+        self.struct = struct.Struct("=" + "".join(_format(np.dtype(kind)) for _, kind in columns))
+        assert self.struct.size == self.dtype.itemsize
+
+
+def _format(dtype: np.dtype[Any]) -> str:
+    return f"{dtype.itemsize}s" if dtype.kind == "S" else _FORMATS[f"{dtype.kind}{dtype.itemsize}"]
+
+
+class OpenChunk:
+    """A chunk that still takes rows; used under the buffer's lock until it is closed. `capacity` bounds its rows."""
+
+    __slots__ = ("_codec", "_pack_into", "_size", "capacity", "data", "keys", "positions", "size_bytes")
+
+    def __init__(self, codec: RowCodec, capacity: int) -> None:
+        self._codec = codec
+        self._pack_into, self._size = codec.struct.pack_into, codec.struct.size
+        self.capacity = capacity
+        self.data = bytearray(capacity * self._size)
+        self.keys: list[str] = []
+        self.size_bytes = 0
+        self.positions: dict[str, int] = {}
+
+    def add(self, keys: Sequence[str], record: Record, size_bytes: int) -> None:
+        """Add one row a key; there must be room."""
+        at = len(self.keys) * self._size
+        for _ in keys:
+            self._pack_into(self.data, at, *record)
+            at += self._size
+        self.size_bytes += size_bytes
+        self.keys += keys
+
+    def trim(self) -> None:
+        """Give back the room that no row has taken."""
+        del self.data[len(self.keys) * self._size :]
+
+    def columns(self) -> Columns:
+        """Return the rows as hashed columns."""
+        codec = self._codec
+        rows = np.frombuffer(self.data, codec.dtype, len(self.keys))
+        given = np.ascontiguousarray(rows["topic_id"])
+        if len(given) and given.min() == given.max():
+            ids, index = given[:1], np.zeros(len(given), np.int64)
+        else:
+            ids, index = np.unique(given, return_inverse=True)
+        topics = [codec.name_of(topic_id) for topic_id in ids.tolist()]
+        columns = hash_columns(topics, index, code_units(self.keys), codec.schema)
+        for name in codec.dtype.names or ():
+            columns[name] = np.ascontiguousarray(rows[name])
+        return columns
+
+
+@dataclass(slots=True)
+class Chunk:
+    """A run of put entries; `positions` are durable once this chunk and all before it are. `number` grows from chunk to chunk."""
+
+    number: int
+    count: int
+    size_bytes: int
+    positions: dict[str, int]
+    _content: OpenChunk | Columns
+
+    def columns(self) -> Columns:
+        """Return the entries as columns, computing them the first time; two threads that need them first may both do so."""
+        content = self._content
+        if isinstance(content, OpenChunk):
+            content = self._content = content.columns()
+        return content
+
+    def merged_with(self, newer: Chunk) -> Chunk:
+        """Return this chunk and the next one as one."""
+        a, b = self.columns(), newer.columns()
+        return Chunk(
+            newer.number, self.count + newer.count, self.size_bytes + newer.size_bytes, max_positions(self.positions, newer.positions),
+            {name: np.concatenate((a[name], b[name])) for name in a},
+        )  # fmt: skip
+
+
+_MERGE_BELOW = 1 << 16
+# small chunks are merged so that a query meets few; larger ones are not worth copying
+
+
+class BufferedChunk(AlwaysRead):
+    """A chunk as a query's handle."""
+
+    file_id = "buffer"
+    place = "buffer"
+    lane = "main"
+    sequence = 2**62
+
+    def __init__(self, chunk: Chunk, topics: TopicTable, schema: Schema) -> None:
+        self._columns = chunk.columns()
+        self._topics = topics
+        self._schema = schema
+        seconds = self._columns["second"]
+        self.second_min, self.second_max = int(seconds.min()), int(seconds.max())
+
+    def search(self, question: Question) -> npt.NDArray[Any]:
+        """Return the rows that answer `question`, in no order."""
+        return rows_of_columns(self._columns, question, self._topics.ids(question.topic), self._schema)
+
+    def search_many(self, batch: QuestionBatch) -> Found:
+        """Return the rows that answer each question, in no order."""
+        pairs = [(topic_id, topic) for topic in batch.topics for topic_id in self._topics.ids(topic)]
+        return matching(batch, self._columns, itemgetter("second"), pairs, self._schema)
+
+
+class WriteBuffer:
+    """Bounded by entries and by estimated bytes; a call that would pass a bound is refused whole, unless the buffer is empty.
+
+    `name_of` returns the topic that an id means.
+    """
+
+    def __init__(self, schema: Schema, name_of: Callable[[int], str], max_entries: int, max_bytes: int) -> None:
+        self._codec = RowCodec(schema, name_of)
+        self._max_entries, self._max_bytes = max_entries, max_bytes
+        self._lock = threading.Lock()
+        self._open = OpenChunk(self._codec, 0)
+        self._ready: list[Chunk] = []
+        self._flushing: tuple[Chunk, ...] = ()
+        self._entries = 0  # of closed chunks, like the bytes
+        self._bytes = 0
+        self._newest = self._released = 0
+        self._closed = False
+        self.refusal: str | None = None
+        """Why the last put was pushed back, until there is room again."""
+
+    @property
+    def size(self) -> int:
+        """Entries in the buffer."""
+        return self._entries + len(self._open.keys)
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated bytes in the buffer."""
+        return self._bytes + self._open.size_bytes
+
+    def append_rows(
+        self,
+        keys: Sequence[str],
+        record: Record,
+        size_bytes: int,
+        source: str | None = None,
+        position: int | None = None,
+        agree: Callable[[], None] | None = None,
+    ) -> None:
+        """Add the entries of one message. Raises `BackPressure`, or what `agree` raises, which is asked last; then nothing was added."""
+        # what `synchronized` does, with less to hand on: this is called for each message
+        with self._lock: self._append_rows(keys, record, size_bytes, source, position, agree)  # noqa: E701  # fmt: skip
+
+    def _append_rows(
+        self, keys: Sequence[str], record: Record, size_bytes: int, source: str | None, position: int | None,
+        agree: Callable[[], None] | None,
+    ) -> None:  # fmt: skip
+        self._admit(len(keys), size_bytes)
+        if agree is not None:
+            agree()
+        chunk = self._open
+        if len(chunk.keys) + len(keys) > chunk.capacity:
+            self._close_open()
+            chunk = self._open = OpenChunk(self._codec, max(ROWS, len(keys)))
+        chunk.add(keys, record, size_bytes)
+        if source is not None and position is not None:
+            # behind the entries: an interrupt in between leaves a position that is told again
+            chunk.positions[source] = max(position, chunk.positions.get(source, position))
+
+    @synchronized
+    def append_columns(self, columns: Columns, size_bytes: int, positions: dict[str, int], agree: Callable[[], None] | None = None) -> None:
+        """Add a batch of columns that are hashed already; `agree` and errors as `append_rows`."""
+        self._admit(len(columns["second"]), size_bytes)
+        if agree is not None:
+            agree()
+        self._close_open()
+        self._append(Chunk(self._newest + 1, len(columns["second"]), size_bytes, dict(positions), columns), self._open)
+
+    def snapshot(self) -> tuple[Chunk, ...]:
+        """Return every chunk that isn't released, oldest first; whatever was put before the call is in one."""
+        self.close_chunk()
+        self._merge_small()
+        return self._all()
+
+    @synchronized
+    def close(self) -> None:
+        """Accept nothing more: whatever was accepted before is flushed by the flush that follows."""
+        self._closed = True
+
+    @synchronized
+    def close_chunk(self) -> int:
+        """Close the chunk that takes rows; return the number of the newest closed one: everything put so far is in it or before it."""
+        self._close_open()
+        return self._newest
+
+    @property
+    def released(self) -> int:
+        """Number of the newest chunk that `end_flush` released."""
+        return self._released
+
+    @synchronized
+    def begin_flush(self, max_entries: int) -> tuple[Chunk, ...]:
+        """Return the oldest closed chunks, `max_entries` or one chunk; the same ones again until `end_flush`."""
+        if not self._flushing:
+            stop = entries = 0
+            while stop < len(self._ready) and (not stop or entries + self._ready[stop].count <= max_entries):
+                entries += self._ready[stop].count
+                stop += 1
+            taken, left = tuple(self._ready[:stop]), self._ready[stop:]
+            self._flushing, self._ready = taken, left
+        return self._flushing
+
+    @synchronized
+    def end_flush(self) -> None:
+        """Release the chunks of `begin_flush`: they are in files now, durable and searchable there."""
+        if self._flushing:
+            entries = self._entries - sum(chunk.count for chunk in self._flushing)
+            size_bytes = self._bytes - sum(chunk.size_bytes for chunk in self._flushing)
+            newest = self._flushing[-1].number
+            self._flushing, self._entries, self._bytes, self._released = (), entries, size_bytes, newest
+        self.refusal = None
+
+    def _admit(self, entries: int, size_bytes: int) -> None:
+        if self._closed:
+            raise InvalidArgument("the index is closed")
+        rows = self._open
+        held, held_bytes = self._entries + len(rows.keys), self._bytes + rows.size_bytes
+        if held and (held + entries > self._max_entries or held_bytes + size_bytes > self._max_bytes):
+            self.refusal = (
+                f"the write buffer holds {held:,} entries ({held_bytes:,} bytes) that are not flushed yet; "
+                f"its bounds are {self._max_entries:,} entries and {self._max_bytes:,} bytes: slow down and repeat the call"
+            )
+            raise BackPressure(self.refusal)
+
+    def _close_open(self) -> None:
+        rows = self._open
+        if rows.keys or rows.positions:
+            self._append(Chunk(self._newest + 1, len(rows.keys), rows.size_bytes, rows.positions, rows), OpenChunk(self._codec, 0))
+            rows.trim()
+
+    def _append(self, chunk: Chunk, following: OpenChunk) -> None:
+        """Add a closed chunk, and from here on have `following` take rows."""
+        ready, entries, size_bytes = [*self._ready, chunk], self._entries + chunk.count, self._bytes + chunk.size_bytes
+        self._ready, self._open, self._newest, self._entries, self._bytes = ready, following, chunk.number, entries, size_bytes
+
+    @synchronized
+    def _all(self) -> tuple[Chunk, ...]:
+        return (*self._flushing, *self._ready)
+
+    def _merge_small(self) -> None:
+        """Keep the chunks' sizes falling by halves, so that a query meets few of them however puts and queries alternate.
+
+        No put waits for it: the lock is held to exchange chunks, not while columns are computed.
+        """
+        while True:
+            pair = self._last_two()
+            if len(pair) < 2 or pair[0].count > 2 * pair[1].count or pair[0].count + pair[1].count > _MERGE_BELOW:
+                return
+            if not self._exchange(pair, pair[0].merged_with(pair[1])):
+                return  # on its way into a file, or merged by another query meanwhile
+
+    @synchronized
+    def _last_two(self) -> list[Chunk]:
+        return self._ready[-2:]
+
+    @synchronized
+    def _exchange(self, pair: list[Chunk], merged: Chunk) -> bool:
+        ready = self._ready
+        at = next((i for i, chunk in enumerate(ready) if chunk is pair[0]), len(ready))
+        if at + 1 >= len(ready) or ready[at + 1] is not pair[1]:
+            return False
+        self._ready = [*ready[:at], merged, *ready[at + 2 :]]
+        return True

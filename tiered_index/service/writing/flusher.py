@@ -1,0 +1,153 @@
+"""The flusher: moves what was put from the write buffer into unsealed files, in order, and makes it durable.
+
+`run_once` is one round; a round that failed half-way is continued by the next one, never begun again. Threads: rounds are serialised by a
+lock; `put` never takes it.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from tiered_index.clock import Clock
+from tiered_index.errors import InvalidArgument, TieredIndexError
+from tiered_index.service.answers.validation import Columns
+from tiered_index.service.log.records import max_positions
+from tiered_index.service.writing.buffer import WriteBuffer
+from tiered_index.service.writing.lanes import Lane
+
+__all__ = ["Flusher"]
+
+
+_ROUND = 1 << 19
+# entries of one round, unless a single put_batch was larger
+
+
+@dataclass
+class _Round:
+    """What one flush must write; `done` counts rows of each lane that are durable."""
+
+    main: Columns
+    quarantine: Columns
+    positions: dict[str, int]
+    done_main: int = 0
+    done_quarantine: int = 0
+
+    def set_main(self, done: int) -> None:
+        self.done_main = done
+
+    def set_quarantine(self, done: int) -> None:
+        self.done_quarantine = done
+
+
+class Flusher:
+    """Writes one buffer to two lanes. `quarantined` counts entries whose clock was out of bounds."""
+
+    def __init__(self, buffer: WriteBuffer, main: Lane, quarantine: Lane, clock: Clock, *, max_late_s: float, max_early_s: float) -> None:
+        self._buffer = buffer
+        self._main, self._quarantine = main, quarantine
+        self._clock = clock
+        self._max_late_s, self._max_early_s = max_late_s, max_early_s
+        self._lock = threading.RLock()
+        self._round: _Round | None = None
+        self.positions: dict[str, int] = {}
+        self.quarantined = 0
+        self.error: TieredIndexError | None = None
+        self._closed = False
+
+    def end(self) -> None:
+        """From here on every call raises `InvalidArgument`: the lanes' files are somebody else's."""
+        with self._lock:
+            self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidArgument("the index is closed")
+
+    def run_once(self) -> int:
+        """Flush what is buffered now; return how many entries became durable. Raises typed errors; nothing is lost by one.
+
+        It goes in rounds of at most `_ROUND` entries, so that positions become durable, and memory free, as it goes.
+        """
+        with self._lock:
+            self._check_open()
+            newest = self._buffer.close_chunk()
+            flushed = 0
+            while self._buffer.released < newest:
+                flushed += self._run_round()
+            self._main.reserve_next()
+            return flushed
+
+    def _run_round(self) -> int:
+        if self._round is None:
+            self._round = self._begin()
+        current = self._round
+        try:
+            # positions become durable with the last rows written: the main lane's, else the quarantine's
+            has_main = bool(len(current.main["second"]))
+            if len(current.quarantine["second"]):
+                self._quarantine.write(
+                    current.quarantine, current.done_quarantine, {} if has_main else current.positions, current.set_quarantine
+                )
+            if has_main or (current.positions and not len(current.quarantine["second"])):
+                self._main.write(current.main, current.done_main, current.positions, current.set_main)
+        except TieredIndexError as error:
+            self.error = error
+            raise
+        self.error = None
+        self.positions = max_positions(self.positions, current.positions)
+        self._buffer.end_flush()
+        self._round = None  # last: a round that did not get here is gone on with
+        return len(current.main["second"]) + len(current.quarantine["second"])
+
+    def flush(self) -> None:
+        """Flush everything that was put before the call."""
+        self.run_once()
+
+    def learn(self, positions: dict[str, int]) -> None:
+        """Take over positions that the log knows to be durable."""
+        with self._lock:
+            self.positions = max_positions(self.positions, positions)
+
+    def seal(self) -> None:
+        """Flush, then seal the lanes' files: the quarantine's first, so that the main file's positions cover it."""
+        with self._lock:
+            self.flush()
+            self.roll()
+
+    def roll(self) -> None:
+        """Seal the lanes' files as they are."""
+        with self._lock:
+            self._check_open()
+            self._quarantine.roll()
+            self._main.roll()
+
+    def roll_older_than(self, created_ms: float) -> None:
+        """Seal the files that were begun before `created_ms`."""
+        with self._lock:
+            self._check_open()
+            for lane in (self._quarantine, self._main):
+                if lane.active is not None and lane.active.created_ms <= created_ms:
+                    lane.roll()
+
+    def _begin(self) -> _Round:
+        chunks = self._buffer.begin_flush(_ROUND)
+        parts = [chunk.columns() for chunk in chunks]
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
+        positions: dict[str, int] = {}
+        for chunk in chunks:
+            positions = max_positions(positions, chunk.positions)
+        now_s = self._clock.now_ms() / 1000
+        seconds = columns["second"]
+        low, high = now_s - self._max_late_s, now_s + self._max_early_s
+        if not len(seconds) or (seconds.min() >= low and seconds.max() <= high):
+            return _Round(columns, {name: values[:0] for name, values in columns.items()}, positions)
+        bad = (seconds < low) | (seconds > high)
+        # wild clocks lie far apart: in order of time they fill as few files as possible
+        order = np.flatnonzero(bad)
+        order = order[np.argsort(seconds[order], kind="stable")]
+        begun = _Round({n: v[~bad] for n, v in columns.items()}, {n: v[order] for n, v in columns.items()}, positions)
+        self.quarantined += len(order)
+        return begun

@@ -1,0 +1,240 @@
+"""Lanes: where the flusher's batches go. One lane is a sequence of unsealed files, of which the last one accepts entries.
+
+A lane rolls to a fresh file where the present one is full, where a timestamp's difference would not fit 32 bits, and where an append
+failed: what that file's journal confirms stays in it, the rest of the batch goes to the next one. Whatever was raised, and at whatever
+line, the next write begins by letting go of a file that accepts no more (`_end`): nothing else has to be undone.
+Threads: the flusher's only, but for `active`, which anyone may read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.clock import Clock
+from tiered_index.errors import BackPressure, TieredIndexError
+from tiered_index.format.layout import Layout
+from tiered_index.service.answers.topics import TopicTable
+from tiered_index.service.answers.validation import Columns
+from tiered_index.service.catalog.catalog import Catalog
+from tiered_index.service.files.unsealed import Reserve, UnsealedFile
+from tiered_index.service.log.records import max_positions
+from tiered_index.service.root.root import Deletions, Root, disk_error
+
+__all__ = ["MAIN", "QUARANTINE", "Lane", "LaneContext"]
+
+MAIN, QUARANTINE = "main", "quarantine"
+_BATCH = 1 << 19
+# entries of one append: bounds the memory of a flush to some 40 MiB
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class LaneContext:
+    """What the lanes of one root share. `admit` is asked before disk space is taken and raises `BackPressure` where there is none.
+
+    `log_number` says how much of the storage's log is known: files begin with it.
+    """
+
+    root: Root
+    catalog: Catalog
+    topics: TopicTable
+    clock: Clock
+    offset_space: str
+    sequence: itertools.count[int]
+    admit: Callable[[int], None]
+    log_number: Callable[[], int]
+    deletions: Deletions
+
+
+class Lane:
+    """One lane; `reserves` says whether the next file's space is taken ahead.
+
+    `known` returns the durable positions of all sources: each file begins with them, so that the newest file and the log's newest record
+    that has any say all of them, whatever becomes of older files.
+    """
+
+    def __init__(
+        self, name: str, layout: Layout, context: LaneContext, *, reserves: bool, known: Callable[[], dict[str, int]] = dict
+    ) -> None:
+        self.name = name
+        self.layout = layout
+        self.active: UnsealedFile | None = None
+        self.trouble: TieredIndexError | None = None  # why the next file has no space yet
+        self._context = context
+        self._reserves = reserves
+        self._reserve: Reserve | None = None
+        self._known = known
+        self._carried: dict[str, int] = {}
+        self._last: tuple[str, int] | None = None  # the file before, and its durable entries
+        self._given_up: list[UnsealedFile] = []
+
+    def write(self, columns: Columns, done: int, positions: dict[str, int], progress: Callable[[int], None]) -> None:
+        """Make rows `done`.. of `columns` durable; `progress` is told how many are after each append.
+
+        `positions` become durable with the last row. Raises typed errors; what `progress` was told is kept.
+        """
+        total = len(columns["second"])
+        tried = False
+        while done < total or (total == done and positions):
+            file = self._writable(columns, done)
+            stop = self._fitting(file, columns, done)
+            if stop == done and done < total:
+                self._end(file)  # it has no room for this time difference
+                continue
+            piece = {name: values[done:stop] for name, values in columns.items()}
+            last = stop == total
+            try:
+                self._append(file, piece, positions if last else {})
+            except OSError as error:
+                _log.warning("%s takes no more entries: %s", file.path, error)
+                self._end(file)
+                if tried:
+                    raise disk_error(error, f"writing {file.path}") from error
+                # the space for one more try is reserved already or asked for now; a second failure is the caller's to wait out
+                tried = True
+                continue
+            tried = False
+            done = stop
+            progress(done)
+            if file.table.free == 0:
+                self._end(file)
+            if last:
+                return
+
+    def _append(self, file: UnsealedFile, piece: Columns, positions: dict[str, int]) -> None:
+        ids = _distinct(piece["topic_id"])
+        file.append(piece, [(topic_id, self._context.topics.name(topic_id)) for topic_id in ids], max_positions(self._carried, positions))
+        self._show(file)
+        self._carried = {}
+        while self._given_up:
+            self._given_up[-1].discard(self._context.deletions)
+            self._given_up.pop()
+
+    def _show(self, file: UnsealedFile) -> None:
+        """Let lookups see a file's entries."""
+        if self._context.catalog.get(file.file_id) is not None:
+            self._context.catalog.extend(file)
+        elif file.count:
+            self._context.catalog.put(file)
+
+    def _fitting(self, file: UnsealedFile, columns: Columns, done: int) -> int:
+        """Return where the run of rows from `done` ends that this file can take."""
+        stop = min(done + file.table.free, done + _BATCH, len(columns["second"]))
+        differences = columns["second"][done:stop] - file.table.begin_ms // 1000
+        outside = np.flatnonzero((differences > 2**31 - 1) | (differences < -(2**31)))
+        return done + int(outside[0]) if outside.size else stop
+
+    def _writable(self, columns: Columns, done: int) -> UnsealedFile:
+        if self.active is not None:
+            if self.active.accepts:
+                return self.active
+            self._end(self.active)
+        self._context.root.check()  # another index may be where this root was
+        seconds = columns["second"]
+        begin_ms = int(seconds[done]) * 1000 if done < len(seconds) else self._context.clock.now_ms() // 1000 * 1000
+        self._carried = max_positions(self._carried, self._known())
+        reserve, self._reserve = self._reserve or self._take_space(), None
+        try:
+            self.active = UnsealedFile.begin(
+                self._context.root,
+                reserve,
+                begin_ms,
+                self.name,
+                next(self._context.sequence),
+                self._context.offset_space,
+                self._context.clock.now_ms(),
+                self._last,
+                self._context.log_number(),
+            )
+        except BaseException as error:
+            reserve.discard()
+            if not isinstance(error, OSError):
+                raise
+            raise disk_error(error, f"beginning a file in {self._context.root.path}") from error
+        return self.active
+
+    def _take_space(self) -> Reserve:
+        self._context.admit(self.layout.unsealed_size)
+        try:
+            return Reserve(self._context.root, self.layout)
+        except OSError as error:
+            raise disk_error(error, f"reserving {self.layout.unsealed_size:,} bytes in {self._context.root.path}") from error
+
+    def reserve_next(self) -> None:
+        """Take the next file's disk space ahead, once a file is in use, off the path of writes. A failure is retried until it ends."""
+        if self._reserves and self._reserve is None and (self.active is not None or self.trouble is not None):
+            try:
+                self._reserve = self._take_space()
+            except TieredIndexError as error:
+                # the bound that was set is no trouble: it is told where it pushes a write back, and uploads may make room first
+                if self.trouble is None:
+                    _log.log(logging.DEBUG if type(error) is BackPressure else logging.WARNING, "no space for the next file yet: %s", error)
+                self.trouble = None if type(error) is BackPressure else error
+            else:
+                self.trouble = None
+
+    def roll(self) -> None:
+        """Seal the active file, if there is one with entries."""
+        if self.active is not None and (self.active.count or self.active.failed):
+            self._end(self.active)
+
+    def _end(self, file: UnsealedFile) -> None:
+        """Let go of the active file: one with entries is sealed, any other one given up. May be repeated from any line on.
+
+        The positions in the journal of a file that is given up go to the next one, and only then is it deleted.
+        """
+        if file.count:
+            self._show(file)
+            self._last = (file.file_id, file.count)
+            try:
+                file.seal()
+            except TieredIndexError as error:
+                _log.warning("%s is sealed in memory only: %s", file.path, error)
+        else:
+            self._carried = max_positions(self._carried, file.positions)
+            file.let_go()
+            if not file.positions:
+                file.discard(self._context.deletions)
+            elif file not in self._given_up:
+                self._given_up.append(file)
+        self.active = None
+
+    def close(self) -> None:
+        """Write header and slot table of the active file, and close it; reading goes on."""
+        if self.active is not None:
+            self.active.close()
+
+    def adopt(self, files: list[UnsealedFile]) -> None:
+        """Take over recovered files, in order of sequence: the newest goes on where it accepts, the others are sealed or given up."""
+        for file in files:
+            if file.count:
+                self._context.catalog.put(file)
+        for file in files:
+            self.active = file
+            if file is not files[-1] or not file.accepts:
+                self._end(file)
+
+    def forget_reserve(self) -> None:
+        """Close what was taken ahead and leave its file behind, as a crash would."""
+        reserve, self._reserve = self._reserve, None
+        if reserve is not None:
+            reserve.abandon()
+
+    def discard_reserve(self) -> None:
+        """Give back what was taken ahead."""
+        reserve, self._reserve = self._reserve, None
+        if reserve is not None:
+            reserve.discard()
+
+
+def _distinct(values: npt.NDArray[Any]) -> list[int]:
+    if len(values) and values.min() == values.max():
+        return [int(values[0])]
+    return np.unique(values).tolist()  # type: ignore[no-any-return]
