@@ -10,7 +10,7 @@ import pytest
 
 from tiered_index.format.schema import ROCKETMQ_SCHEMA
 from tiered_index.service.answers.rows import row_dtype
-from tiered_index.service.lookup import budget
+from tiered_index.service.lookup import budget as budget_module
 from tiered_index.service.lookup.budget import AnswerBudget
 from tiered_index.testing.model import Answer, ReferenceModel
 
@@ -95,13 +95,13 @@ def test_a_file_that_is_spared_holds_no_answer(seed, seconds):
 
 
 def test_many_answers_are_not_sorted_for_each_file(monkeypatch):
-    sorted_rows, first_answers = [], budget.first_answers
+    sorted_rows, first_answers = [], budget_module.first_answers
 
     def counted(rows, *arguments):
         sorted_rows.append(len(rows))
         return first_answers(rows, *arguments)
 
-    monkeypatch.setattr(budget, "first_answers", counted)
+    monkeypatch.setattr(budget_module, "first_answers", counted)
     rows = make_rows(100 * 1000, 1, identities=10**9, seconds=10**6)
     rows["offset"] = np.arange(len(rows))
     budget = AnswerBudget(ROCKETMQ_SCHEMA, 10**6)

@@ -13,7 +13,7 @@ from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, CorruptFile, DiskFull, ObjectNotFound, StorageUnavailable, WriterFenced
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.names import checkpoint_name, log_name
-from tiered_index.service.log import log
+from tiered_index.service.log import log as log_module
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, Genesis, LogRecord, LogState, StoredObject
 from tiered_index.storage.memory import MemoryStorage
@@ -180,7 +180,7 @@ def test_a_given_number_of_records_lies_between_them():
 
 
 def test_checkpoints_of_a_large_state_are_rarer(monkeypatch):
-    monkeypatch.setattr(log, "_BYTES_A_RECORD", 5000)
+    monkeypatch.setattr(log_module, "_BYTES_A_RECORD", 5000)
     metered = MeteredStorage(MemoryStorage())
     log = a_log(metered)
     written, sizes = [], []
@@ -205,7 +205,7 @@ def test_checkpoints_of_a_large_state_are_rarer(monkeypatch):
 
 
 def test_a_reader_never_has_more_than_32_records_to_read(monkeypatch):
-    monkeypatch.setattr(log, "_BYTES_A_RECORD", 1)
+    monkeypatch.setattr(log_module, "_BYTES_A_RECORD", 1)
     storage = MemoryStorage()
     a_log(storage, objects=100)
     assert stored_checkpoints(storage) == [1, 33, 65, 97]

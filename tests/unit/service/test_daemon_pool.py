@@ -10,7 +10,7 @@ import pytest
 
 from tests.thread_limit import ThreadLimit
 from tiered_index.errors import InvalidArgument, StorageUnavailable
-from tiered_index.service.threads import pool
+from tiered_index.service.threads import pool as pool_module
 from tiered_index.service.threads.pool import DaemonPool, closing_together
 
 NAME = "tested-pool"
@@ -118,7 +118,7 @@ def test_pools_closed_together_wait_once(together: bool, monkeypatch: pytest.Mon
     else:
         for pool in pools:
             pool.close()
-    assert waits.waited_s == pytest.approx(pool._CLOSE_S * (1 if together else 3))
+    assert waits.waited_s == pytest.approx(pool_module._CLOSE_S * (1 if together else 3))
     monkeypatch.undo()
     hang.set()
     wait(hung, 30)
@@ -140,5 +140,5 @@ class JoinClock:
             assert timeout is not None and thread.is_alive()
             clock.waited_s += timeout
 
-        monkeypatch.setattr(pool, "time", Time)
+        monkeypatch.setattr(pool_module, "time", Time)
         monkeypatch.setattr(threading.Thread, "join", join)
