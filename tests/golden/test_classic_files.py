@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tiered_index.errors import CorruptFile
-from tiered_index.rocketmq.classic_index import ClassicIndexFile, Geometry, classic_hash, infer_geometry
+from tiered_index.rocketmq.classic.file import ClassicIndexFile, Geometry, classic_hash, infer_geometry
 
 
 class Case:

@@ -11,14 +11,14 @@ import pytest
 
 from tests.rocketmq import golden_store
 from tiered_index import IndexService
-from tiered_index.rocketmq.checkpoint import Checkpoint, decode_checkpoint
-from tiered_index.rocketmq.classic_service import load_classic_index
-from tiered_index.rocketmq.commitlog import CommitLogReader
-from tiered_index.rocketmq.consumequeue import ENTRY_BYTES, QueuePositions, list_queues
-from tiered_index.rocketmq.hosts import decode_offset_msg_id
-from tiered_index.rocketmq.index_columns import decode_index_columns
-from tiered_index.rocketmq.message import decode_message
-from tiered_index.rocketmq.walking import End
+from tiered_index.rocketmq.classic.service import load_classic_index
+from tiered_index.rocketmq.log.columns import decode_index_columns
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.consumequeue import ENTRY_BYTES, QueuePositions, list_queues
+from tiered_index.rocketmq.log.layout import decode_offset_msg_id
+from tiered_index.rocketmq.log.message import decode_message
+from tiered_index.rocketmq.log.segments import End
+from tiered_index.rocketmq.log.store import Checkpoint, decode_checkpoint
 
 
 @pytest.fixture(scope="module")

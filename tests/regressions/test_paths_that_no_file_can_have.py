@@ -13,7 +13,7 @@ import pytest
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.main import run
 from tiered_index.errors import ConfigError, InvalidArgument, StorageMisconfigured
-from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.storage.opening import open_storage
 
 MESSAGE = "7F00000100002A9F0000000000000000"

@@ -23,9 +23,9 @@ from tests.rocketmq import golden_store
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
-from tiered_index.rocketmq.archive import SegmentArchiver
-from tiered_index.rocketmq.dispatcher import Dispatcher
-from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.rocketmq.follow.dispatcher import Dispatcher
+from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.storage.base import Storage

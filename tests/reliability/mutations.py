@@ -56,16 +56,14 @@ from tiered_index.format.journal import parse_journal
 from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
 from tiered_index.format.verify import verify_compacted, verify_shard
-from tiered_index.rocketmq.archived_log import ArchivedLog
-from tiered_index.rocketmq.checkpoint import decode_checkpoint
-from tiered_index.rocketmq.classic_import import ClassicImport
-from tiered_index.rocketmq.classic_index import ClassicIndexFile, infer_geometry
-from tiered_index.rocketmq.classic_service import ClassicIndex, load_classic_index
-from tiered_index.rocketmq.consumequeue import decode_entries
-from tiered_index.rocketmq.dispatcher import Dispatcher
-from tiered_index.rocketmq.index_columns import decode_index_columns
-from tiered_index.rocketmq.message_source import RocketmqMessages
-from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.rocketmq.archive.archive import ArchivedLog
+from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.rocketmq.classic.file import ClassicIndexFile, infer_geometry
+from tiered_index.rocketmq.classic.service import ClassicImport, ClassicIndex, load_classic_index
+from tiered_index.rocketmq.follow.dispatcher import Dispatcher
+from tiered_index.rocketmq.log.columns import decode_index_columns
+from tiered_index.rocketmq.log.consumequeue import decode_entries
+from tiered_index.rocketmq.log.store import StoreDirectory, decode_checkpoint
 from tiered_index.service.answers.rows import decode_cursor, encode_cursor, query_digest
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.window_table import WindowTable

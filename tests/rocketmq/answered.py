@@ -6,10 +6,10 @@ from pathlib import Path
 
 from tests.rocketmq.archived_store import index_log, put
 from tests.rocketmq.messages import full, log, write_log
-from tiered_index.rocketmq.archive import SegmentArchiver
-from tiered_index.rocketmq.found_message import FoundRocketmqMessage
-from tiered_index.rocketmq.message import Message
-from tiered_index.rocketmq.message_source import RocketmqMessages
+from tiered_index.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.rocketmq.archive.found_message import FoundRocketmqMessage
+from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.rocketmq.log.message import Message
 
 BEGIN_OF_LAST = 81_920
 

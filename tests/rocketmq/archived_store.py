@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.rocketmq import golden_store
 from tiered_index import IndexService
-from tiered_index.rocketmq.commitlog import CommitLogReader
-from tiered_index.rocketmq.message import Message
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.message import Message
 from tiered_index.storage.base import Storage
 from tiered_index.testing.disk_faults import FaultDisk
 

@@ -10,11 +10,11 @@ from typing import Any
 from tests.rocketmq.messages import NOW_MS
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
-from tiered_index.rocketmq.commitlog import CommitLogReader
-from tiered_index.rocketmq.dispatcher import Dispatched, Dispatcher
-from tiered_index.rocketmq.message import Message
-from tiered_index.rocketmq.segments import segment_name
-from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.rocketmq.follow.dispatcher import Dispatched, Dispatcher
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.message import Message
+from tiered_index.rocketmq.log.segments import segment_name
+from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.model import Answer, ReferenceModel

@@ -11,8 +11,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from tiered_index.rocketmq.classic_index import Geometry
-from tiered_index.rocketmq.hosts import Host
+from tiered_index.rocketmq.classic.file import Geometry
+from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.store_writer import StoreWriter
 
 DATA = Path(__file__).parents[1] / "golden" / "data" / "store" / "full"

@@ -6,8 +6,8 @@ import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, rounds
 from tiered_index.errors import CorruptFile
-from tiered_index.rocketmq.archive import SegmentArchiver
-from tiered_index.rocketmq.dispatcher import Dispatcher
+from tiered_index.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.store_writer import StoreWriter
 
 

@@ -17,8 +17,8 @@ from tests.rocketmq.archived_store import delete_segments, index_log, open_index
 from tests.rocketmq.messages import full, joined, log, write_log
 from tiered_index import IndexReader
 from tiered_index.errors import StorageUnavailable
-from tiered_index.rocketmq.archive import SegmentArchiver
-from tiered_index.rocketmq.message_source import RocketmqMessages
+from tiered_index.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.rocketmq.archive.message_source import RocketmqMessages
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.wrappers import Call, WrapperStorage

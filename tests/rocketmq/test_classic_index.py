@@ -8,8 +8,8 @@ import struct
 import pytest
 
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured
-from tiered_index.rocketmq.classic_index import ENTRY_BYTES, ClassicIndexFile, Geometry, decode_header, infer_geometry
-from tiered_index.rocketmq.classic_service import MAX_COUNT, ClassicIndex, load_classic_index
+from tiered_index.rocketmq.classic.file import ENTRY_BYTES, ClassicIndexFile, Geometry, decode_header, infer_geometry
+from tiered_index.rocketmq.classic.service import MAX_COUNT, ClassicIndex, load_classic_index
 
 NOW_MS = 1_700_000_000_000
 SMALL = Geometry(4, 6)

@@ -10,11 +10,10 @@ import pytest
 
 from tests.rocketmq import messages
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured, StorageUnavailable
-from tiered_index.rocketmq import commitlog, segments
-from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
-from tiered_index.rocketmq.segments import list_segments, segment_name
+from tiered_index.rocketmq.log import commitlog, segments
+from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.log.segments import End, list_segments, segment_name
 from tiered_index.rocketmq.store_writer import StoreWriter
-from tiered_index.rocketmq.walking import End
 
 SEGMENT = 4_000
 CHUNKS = [1, 700, 1 << 20]

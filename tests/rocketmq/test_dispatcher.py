@@ -9,11 +9,11 @@ from tests.rocketmq import golden_store
 from tests.rocketmq.followed import SEGMENT, check, rounds, scan
 from tiered_index import IndexService
 from tiered_index.clock import ManualClock
-from tiered_index.rocketmq.commitlog import CommitLogReader
-from tiered_index.rocketmq.dispatcher import Dispatcher
-from tiered_index.rocketmq.layout import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
-from tiered_index.rocketmq.store import StoreDirectory
-from tiered_index.rocketmq.walking import End
+from tiered_index.rocketmq.follow.dispatcher import Dispatcher
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.layout import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+from tiered_index.rocketmq.log.segments import End
+from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import MAX_TIMESTAMP_MS
 

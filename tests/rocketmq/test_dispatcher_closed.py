@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tests.rocketmq.followed import Followed, rounds
-from tiered_index.rocketmq import dispatcher as dispatching
-from tiered_index.rocketmq.store import StoreDirectory
-from tiered_index.rocketmq.walking import End
+from tiered_index.rocketmq.follow import dispatcher as dispatching
+from tiered_index.rocketmq.log.segments import End
+from tiered_index.rocketmq.log.store import StoreDirectory
 
 ZEROS = "KEYS\x01zeros\x02note\x01a\0\0b\x02"
 

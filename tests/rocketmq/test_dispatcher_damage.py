@@ -6,9 +6,9 @@ import pytest
 
 from tests.rocketmq.followed import SEGMENT, rounds
 from tiered_index.errors import CorruptFile
-from tiered_index.rocketmq.commitlog import CommitLogReader
-from tiered_index.rocketmq.store import LogEnd, StoreDirectory
-from tiered_index.rocketmq.walking import End
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.segments import End
+from tiered_index.rocketmq.log.store import LogEnd, StoreDirectory
 
 
 def test_a_torn_message_that_stays_is_damage_once_the_log_goes_on(followed):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, rounds
-from tiered_index.rocketmq import segments, tail
-from tiered_index.rocketmq.walking import End
+from tiered_index.rocketmq.follow import tail
+from tiered_index.rocketmq.log import segments
+from tiered_index.rocketmq.log.segments import End
 
 
 def test_a_message_cut_anywhere_waits_until_it_is_whole(followed):

@@ -9,11 +9,11 @@ import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, cut_log, names, rounds, scan
 from tiered_index.errors import StorageUnavailable
-from tiered_index.rocketmq import tail
-from tiered_index.rocketmq.dispatcher import RewrittenOffsets
+from tiered_index.rocketmq.follow import tail
+from tiered_index.rocketmq.follow.dispatcher import RewrittenOffsets
+from tiered_index.rocketmq.follow.witnesses import Verdict
+from tiered_index.rocketmq.log.segments import End
 from tiered_index.rocketmq.store_writer import StoreWriter
-from tiered_index.rocketmq.walking import End
-from tiered_index.rocketmq.witnesses import Verdict
 
 
 def rewrite(followed: Followed, offset: int, count: int) -> None:
@@ -273,8 +273,8 @@ def test_what_is_written_over_little_by_little_is_read_again(followed, same_size
 
 
 def test_far_behind_only_every_so_many_rounds_are_compared_but_all_of_it_after_a_start_of_the_broker(followed, monkeypatch):
-    monkeypatch.setattr("tiered_index.rocketmq.dispatcher._NEAR_WITNESSES", 2)
-    monkeypatch.setattr("tiered_index.rocketmq.dispatcher._FAR_ROUNDS", 10)
+    monkeypatch.setattr("tiered_index.rocketmq.follow.dispatcher._NEAR_WITNESSES", 2)
+    monkeypatch.setattr("tiered_index.rocketmq.follow.dispatcher._FAR_ROUNDS", 10)
     dispatcher = followed.dispatcher()
     for _ in range(9):
         followed.write(1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, rounds
-from tiered_index.rocketmq import dispatcher as dispatching
-from tiered_index.rocketmq.commitlog import CommitLogReader
-from tiered_index.rocketmq.dispatcher import Dispatcher, RewrittenOffsets
-from tiered_index.rocketmq.walking import End
+from tiered_index.rocketmq.follow import dispatcher as dispatching
+from tiered_index.rocketmq.follow.dispatcher import Dispatcher, RewrittenOffsets
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.segments import End
 
 JUNK = b"\x07junk of a torn message"
 

@@ -11,9 +11,9 @@ import pytest
 from tests.rocketmq.followed import SEGMENT, Followed, check, rounds, scan
 from tests.rocketmq.messages import blank
 from tiered_index.errors import InvalidArgument, StorageMisconfigured
-from tiered_index.rocketmq.commitlog import MissingOffsets
-from tiered_index.rocketmq.segments import segment_name
-from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.rocketmq.log.commitlog import MissingOffsets
+from tiered_index.rocketmq.log.segments import segment_name
+from tiered_index.rocketmq.log.store import StoreDirectory
 
 
 def test_a_segment_deleted_before_it_was_read_is_reported_with_its_messages(followed):

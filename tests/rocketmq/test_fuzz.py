@@ -15,17 +15,15 @@ from hypothesis import strategies as st
 
 from tests.rocketmq import golden_store
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq.bodies import decompress
-from tiered_index.rocketmq.checkpoint import decode_checkpoint
-from tiered_index.rocketmq.classic_index import ClassicIndexFile, infer_geometry
-from tiered_index.rocketmq.classic_service import ClassicIndex
-from tiered_index.rocketmq.commitlog import CommitLogReader
-from tiered_index.rocketmq.consumequeue import QueuePositions, decode_entries
-from tiered_index.rocketmq.index_columns import decode_index_columns
-from tiered_index.rocketmq.layout import MIN_MESSAGE_BYTES
-from tiered_index.rocketmq.message import decode_message
-from tiered_index.rocketmq.segments import segment_name
-from tiered_index.rocketmq.walking import End, message_positions, walk
+from tiered_index.rocketmq.classic.file import ClassicIndexFile, infer_geometry
+from tiered_index.rocketmq.classic.service import ClassicIndex
+from tiered_index.rocketmq.log.columns import decode_index_columns
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.consumequeue import QueuePositions, decode_entries
+from tiered_index.rocketmq.log.layout import MIN_MESSAGE_BYTES
+from tiered_index.rocketmq.log.message import decode_message, decompress
+from tiered_index.rocketmq.log.segments import End, message_positions, segment_name, walk
+from tiered_index.rocketmq.log.store import decode_checkpoint
 
 SEGMENTS = golden_store.segments()
 STARTS = [wanted["offset"] for wanted in golden_store.expected()]

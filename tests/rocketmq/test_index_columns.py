@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from tests.rocketmq import messages
 from tiered_index.errors import CorruptFile
-from tiered_index.rocketmq import index_columns, property_columns
-from tiered_index.rocketmq.index_columns import decode_index_columns
-from tiered_index.rocketmq.layout import BORN_V6, STORE_V6
-from tiered_index.rocketmq.message import decode_message
-from tiered_index.rocketmq.walking import End, candidates, message_positions, walk
+from tiered_index.rocketmq.log import columns, property_columns
+from tiered_index.rocketmq.log.columns import decode_index_columns
+from tiered_index.rocketmq.log.layout import BORN_V6, STORE_V6
+from tiered_index.rocketmq.log.message import decode_message
+from tiered_index.rocketmq.log.segments import End, candidates, message_positions, walk
 
 PIECES = st.sampled_from([
     b"KEYS\x01", b"UNIQ_KEY\x01", b"KEYS", b"UNIQ_KEY", b"\x01", b"\x02", b"\x02", b" ", b"  ", b"a", b"b", b"order-1", b"order-2",
@@ -64,7 +64,7 @@ def test_equals_decoding_one_by_one(fields, start, data):
 def test_blocks_of_messages_make_no_difference(monkeypatch, block):
     made = messages.log(8)
     whole = decode_index_columns(messages.joined(made), 0)
-    monkeypatch.setattr(index_columns, "_BLOCK", block)
+    monkeypatch.setattr(columns, "_BLOCK", block)
     assert rows(decode_index_columns(messages.joined(made), 0)) == rows(whole) == rows_of_by_position(made)
 
 

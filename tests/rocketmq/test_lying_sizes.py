@@ -11,16 +11,14 @@ import pytest
 from tests.rocketmq.archived_store import open_index
 from tests.rocketmq.messages import full, joined, keyed, log, message, write_log
 from tiered_index.errors import CorruptFile
-from tiered_index.rocketmq import segments
-from tiered_index.rocketmq.archive import SegmentArchiver
-from tiered_index.rocketmq.commitlog import CommitLogReader
-from tiered_index.rocketmq.index_columns import decode_index_columns
-from tiered_index.rocketmq.layout import STORE_V6
-from tiered_index.rocketmq.message import Message
-from tiered_index.rocketmq.message_head import MAX_MESSAGE_BYTES
-from tiered_index.rocketmq.message_source import RocketmqMessages
-from tiered_index.rocketmq.segments import pread, segment_name
-from tiered_index.rocketmq.walking import End
+from tiered_index.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.rocketmq.log import segments
+from tiered_index.rocketmq.log.columns import decode_index_columns
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.layout import STORE_V6
+from tiered_index.rocketmq.log.message import MAX_MESSAGE_BYTES, Message
+from tiered_index.rocketmq.log.segments import End, pread, segment_name
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
 

@@ -11,10 +11,20 @@ import pytest
 
 from tests.rocketmq import messages
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq import bodies
-from tiered_index.rocketmq.hosts import Host, decode_offset_msg_id, offset_msg_id, pack_host
-from tiered_index.rocketmq.layout import BORN_V6, MAGIC_V2, STORE_V6, TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
-from tiered_index.rocketmq.message import decode_message, message_size
+from tiered_index.rocketmq.log import message
+from tiered_index.rocketmq.log.layout import (
+    BORN_V6,
+    MAGIC_V2,
+    STORE_V6,
+    TRANSACTION_COMMIT,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+    Host,
+    decode_offset_msg_id,
+    offset_msg_id,
+    pack_host,
+)
+from tiered_index.rocketmq.log.message import decode_message, message_size
 
 
 @pytest.mark.parametrize(
@@ -31,7 +41,7 @@ def test_every_kind_comes_back(hosts, topic, body):
 
 @pytest.mark.parametrize("name", ["zlib", "lz4", "zstd"])
 def test_compressed_bodies(name):
-    stored, flag = bodies.compress(b"plain text " * 1000, name)
+    stored, flag = message.compress(b"plain text " * 1000, name)
     made = decode_message(messages.message(body=stored, sys_flag=flag).encode())
     assert made.compression == name
     assert made.body() == b"plain text " * 1000
@@ -52,14 +62,14 @@ def test_compression_of_old_clients_and_of_none():
         messages.message(body=stored, sys_flag=0x501).body()
     assert messages.message(sys_flag=0x501).compression == "unknown"
     with pytest.raises(InvalidArgument):
-        bodies.compress(b"", "snappy")
+        message.compress(b"", "snappy")
 
 
 def test_a_small_body_that_claims_to_be_huge_costs_no_memory():
     bomb = zlib.compress(b"\0" * (1 << 24))
     assert len(bomb) < 20_000
     with pytest.raises(CorruptFile, match="larger than 65,536 bytes"):
-        bodies.decompress(bomb, 0x301, max_bytes=1 << 16)
+        message.decompress(bomb, 0x301, max_bytes=1 << 16)
 
 
 def test_visibility():

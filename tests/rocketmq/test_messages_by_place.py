@@ -7,11 +7,11 @@ import pytest
 from tests.rocketmq.answered import BEGIN_OF_LAST, one_message, same, settled, source_of
 from tests.rocketmq.messages import V6, full, keyed, message, write_log
 from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.archive import SegmentArchiver
-from tiered_index.rocketmq.bodies import compress
-from tiered_index.rocketmq.found_message import FoundRocketmqMessage, show_body
-from tiered_index.rocketmq.layout import STORE_V6
-from tiered_index.rocketmq.message_source import RocketmqMessages
+from tiered_index.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.rocketmq.archive.found_message import FoundRocketmqMessage, show_body
+from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.rocketmq.log.layout import STORE_V6
+from tiered_index.rocketmq.log.message import compress
 
 
 def test_every_message_by_its_id_local_and_archived(index, store):

@@ -9,9 +9,9 @@ import pytest
 from tests.rocketmq.archived_store import put
 from tests.rocketmq.followed import SEGMENT, Followed, rounds
 from tests.rocketmq.messages import NOW_MS
-from tiered_index.rocketmq.commitlog import CommitLogReader
-from tiered_index.rocketmq.message import Message
-from tiered_index.rocketmq.message_source import RocketmqMessages
+from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.store_writer import StoreWriter
 
 KEPT, CUT, NEW = 10, 30, 3

@@ -10,9 +10,9 @@ from tests.rocketmq.archived_store import delete_segments, index_log
 from tests.rocketmq.messages import message
 from tiered_index import IndexReader
 from tiered_index.errors import StorageUnavailable
-from tiered_index.rocketmq.archive import SegmentArchiver
-from tiered_index.rocketmq.message_source import RocketmqMessages
-from tiered_index.rocketmq.segments import segment_name
+from tiered_index.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.rocketmq.log.segments import segment_name
 
 
 def test_no_damaged_byte_ever_becomes_an_answer(tmp_path, index, storage):

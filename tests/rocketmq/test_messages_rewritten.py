@@ -8,9 +8,9 @@ from tests.rocketmq.answered import source_of, stored_bytes
 from tests.rocketmq.archived_store import put
 from tests.rocketmq.followed import Followed, cut_log, rounds
 from tests.rocketmq.messages import NOW_MS, full, log, message, write_log
-from tiered_index.rocketmq.archive import SegmentArchiver
-from tiered_index.rocketmq.message import Message
-from tiered_index.rocketmq.message_source import RocketmqMessages
+from tiered_index.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.rocketmq.log.message import Message
 
 SEGMENT = 2_000
 KEY = "order-4711"

@@ -9,8 +9,8 @@ import pytest
 from tests.rocketmq.answered import BEGIN_OF_LAST, asked, same, settled, source_of
 from tests.rocketmq.archived_store import delete_segments, index_log, questions, scan
 from tiered_index.errors import StorageMisconfigured, StorageUnavailable
-from tiered_index.rocketmq import commitlog
-from tiered_index.rocketmq.segments import segment_name
+from tiered_index.rocketmq.log import commitlog
+from tiered_index.rocketmq.log.segments import segment_name
 
 
 def test_a_storage_that_is_down_is_an_error_or_named(index, store, storage):

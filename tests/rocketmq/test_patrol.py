@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, rounds
-from tiered_index.rocketmq import dispatcher as dispatching
-from tiered_index.rocketmq import patrol, witnesses
-from tiered_index.rocketmq.dispatcher import Dispatcher, RewrittenOffsets
-from tiered_index.rocketmq.patrol import Patrol
+from tiered_index.rocketmq.follow import dispatcher as dispatching
+from tiered_index.rocketmq.follow import patrol, witnesses
+from tiered_index.rocketmq.follow.dispatcher import Dispatcher, RewrittenOffsets
+from tiered_index.rocketmq.follow.patrol import Patrol
 from tiered_index.rocketmq.store_writer import StoreWriter
 
 STEP = 500

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tiered_index.rocketmq.properties import delay_of_level_ms, format_properties, index_keys, java_text, parse_properties, tags_code
+from tiered_index.rocketmq.log.layout import delay_of_level_ms, format_properties, index_keys, java_text, parse_properties, tags_code
 
 
 @pytest.mark.parametrize(

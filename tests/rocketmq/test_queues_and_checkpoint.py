@@ -9,11 +9,11 @@ import pytest
 
 from tests.rocketmq import messages
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured
-from tiered_index.rocketmq import consumequeue
-from tiered_index.rocketmq.checkpoint import CHECKPOINT_BYTES, Checkpoint, decode_checkpoint
-from tiered_index.rocketmq.commitlog import CommitLogReader
-from tiered_index.rocketmq.consumequeue import ENTRY, ENTRY_BYTES, ConsumeQueue, QueuePositions, decode_entries, list_queues, pack_entry
-from tiered_index.rocketmq.segments import pread, segment_name
+from tiered_index.rocketmq.log import consumequeue
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.consumequeue import ENTRY, ENTRY_BYTES, ConsumeQueue, QueuePositions, decode_entries, list_queues, pack_entry
+from tiered_index.rocketmq.log.segments import pread, segment_name
+from tiered_index.rocketmq.log.store import CHECKPOINT_BYTES, Checkpoint, decode_checkpoint
 
 PER_FILE = 10
 FILE_BYTES = PER_FILE * ENTRY_BYTES

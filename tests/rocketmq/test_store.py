@@ -7,9 +7,9 @@ import random
 import pytest
 
 from tests.rocketmq import messages
-from tiered_index.rocketmq.commitlog import CommitLogReader
-from tiered_index.rocketmq.segments import segment_name
-from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.segments import segment_name
+from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.rocketmq.store_writer import StoreWriter
 
 SEGMENT = 1 << 19

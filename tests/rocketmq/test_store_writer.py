@@ -7,16 +7,15 @@ import pytest
 from tests.rocketmq import golden_store
 from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.bodies import compress
-from tiered_index.rocketmq.checkpoint import decode_checkpoint
-from tiered_index.rocketmq.classic_index import Geometry
-from tiered_index.rocketmq.classic_service import load_classic_index
-from tiered_index.rocketmq.commitlog import CommitLogReader
-from tiered_index.rocketmq.consumequeue import QueuePositions, list_queues
-from tiered_index.rocketmq.hosts import Host
-from tiered_index.rocketmq.layout import BORN_V6, STORE_V6, TRANSACTION_PREPARED
+from tiered_index.rocketmq.classic.file import Geometry
+from tiered_index.rocketmq.classic.service import load_classic_index
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.consumequeue import QueuePositions, list_queues
+from tiered_index.rocketmq.log.layout import BORN_V6, STORE_V6, TRANSACTION_PREPARED, Host
+from tiered_index.rocketmq.log.message import compress
+from tiered_index.rocketmq.log.segments import End
+from tiered_index.rocketmq.log.store import decode_checkpoint
 from tiered_index.rocketmq.store_writer import StoreWriter, index_name_of
-from tiered_index.rocketmq.walking import End
 
 SMALL = {"segment_bytes": 2_000, "queue_entries": 4}
 

@@ -11,8 +11,7 @@ import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, rounds
 from tiered_index.errors import CorruptFile, NotAnIndex
-from tiered_index.rocketmq.joined_crc import joined_crc
-from tiered_index.rocketmq.witnesses import Trail, Verdict, Witness
+from tiered_index.rocketmq.follow.witnesses import Trail, Verdict, Witness, joined_crc
 from tiered_index.storage.disk import Disk
 
 

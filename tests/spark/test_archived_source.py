@@ -9,7 +9,7 @@ import pytest
 from tests.spark.entries import BEGIN_MS, states
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex
-from tiered_index.rocketmq.archive import SegmentArchiver, closed_segments
+from tiered_index.rocketmq.archive.archive import SegmentArchiver, closed_segments
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.spark import build
 from tiered_index.storage.opening import open_storage

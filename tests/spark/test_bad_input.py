@@ -16,7 +16,7 @@ from tests.spark.entries import BEGIN_MS, check, messages, states, write_parquet
 from tiered_index import IndexConfig
 from tiered_index.cli.main import run
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch, StorageMisconfigured
-from tiered_index.rocketmq.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.service.answers.topics import assigned_topic_id
 from tiered_index.service.log.records import Genesis
@@ -308,7 +308,7 @@ def test_missing_java_and_missing_pyspark(monkeypatch, tmp_path):
 
 
 def test_errors_of_tasks_keep_their_class_and_their_text():
-    text = "tiered_index.rocketmq.commitlog.MissingOffsets: store: deleted before they were read: commit log offsets 0 to 9"
+    text = "tiered_index.rocketmq.log.commitlog.MissingOffsets: store: deleted before they were read: commit log offsets 0 to 9"
     with pytest.raises(CorruptFile, match="store: deleted before"), typed_errors("reading"):
         raise RuntimeError(text)
     text = "org.apache.spark.SparkException: Job aborted\nTraceback\ntiered_index.errors.CorruptFile: data/x: bad at byte 4\n\tat org"

@@ -13,7 +13,7 @@ from tests.rocketmq.archived_store import index_log
 from tiered_index import IndexService
 from tiered_index.cli.main import run
 from tiered_index.errors import ConfigError, InvalidArgument
-from tiered_index.rocketmq.archive import SegmentArchiver
+from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.spark import look_up, lookup
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from tiered_index.errors import BackPressure, StorageUnavailable
-from tiered_index.rocketmq.archive import SegmentArchiver
-from tiered_index.rocketmq.dispatcher import Loss
+from tiered_index.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.rocketmq.follow.dispatcher import Loss
 
 __all__ = ["Archiving"]
 

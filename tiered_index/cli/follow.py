@@ -22,12 +22,12 @@ from tiered_index.cli.putting import PatientPut, Stopped
 from tiered_index.cli.session import Session
 from tiered_index.cli.settling import settle
 from tiered_index.errors import BackPressure, TieredIndexError
-from tiered_index.rocketmq.archive import SegmentArchiver
-from tiered_index.rocketmq.commitlog import CommitLogReader
-from tiered_index.rocketmq.dispatcher import Dispatched, Dispatcher, Loss, Start
-from tiered_index.rocketmq.store import StoreDirectory
-from tiered_index.rocketmq.torn import TornTail
-from tiered_index.rocketmq.walking import End
+from tiered_index.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.rocketmq.follow.dispatcher import Dispatched, Dispatcher, Loss, Start
+from tiered_index.rocketmq.follow.tail import TornTail
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.segments import End
+from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 
 __all__ = ["FollowOptions", "Follower", "ingest_store"]
@@ -221,9 +221,7 @@ def ingest_store(session: Session, path: Path, options: FollowOptions, **setting
         )  # fmt: skip
         follower = Follower(session, index, dispatcher, options, ending)
         if options.archive:
-            archiver = SegmentArchiver(
-                index, store.name, store.commitlog, skip_corrupt=options.skip_corrupt, dispatcher=dispatcher
-            )
+            archiver = SegmentArchiver(index, store.name, store.commitlog, skip_corrupt=options.skip_corrupt, dispatcher=dispatcher)
             follower.archiving = stack.enter_context(Archiving(archiver))
         end = None if options.follow else store.log_end()
         with session.progress("following" if options.follow else "ingesting", end.offset if end is not None else None) as progress:

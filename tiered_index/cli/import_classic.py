@@ -17,8 +17,8 @@ from tiered_index.cli.putting import PatientPut
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.settling import settle
 from tiered_index.errors import InvalidArgument, TieredIndexError
-from tiered_index.rocketmq.classic_import import ClassicImport
-from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.rocketmq.classic.service import ClassicImport
+from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 
 __all__ = ["import_classic"]

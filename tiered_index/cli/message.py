@@ -64,7 +64,7 @@ def message(
     if cursor is not None and topic is None:
         raise InvalidArgument("--cursor continues an answer to a unique key: give --topic, too")
     from tiered_index.cli.messages import describe_fetched, print_fetched
-    from tiered_index.rocketmq.message_source import RocketmqMessages
+    from tiered_index.rocketmq.archive.message_source import RocketmqMessages
 
     answer = MessagesResult(messages=(), status="complete")
     exceeded: BudgetExceeded | None = None

@@ -10,8 +10,8 @@ from tiered_index.cli.explaining import Explaining, print_failed
 from tiered_index.cli.output import Printer, counted, human_bytes
 from tiered_index.cli.spending import Pages
 from tiered_index.cli.times import format_time
-from tiered_index.rocketmq.found_message import BodyFormat, FoundRocketmqMessage, show_body
-from tiered_index.rocketmq.properties import KEYS, TAGS, UNIQ_KEY
+from tiered_index.rocketmq.archive.found_message import BodyFormat, FoundRocketmqMessage, show_body
+from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY
 from tiered_index.service.lookup.messages import Fetched, MessagesResult
 
 __all__ = ["describe_fetched", "print_fetched", "show_messages"]

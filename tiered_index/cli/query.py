@@ -95,7 +95,7 @@ def query(
 
         if messages:
             from tiered_index.cli.messages import show_messages
-            from tiered_index.rocketmq.message_source import RocketmqMessages
+            from tiered_index.rocketmq.archive.message_source import RocketmqMessages
 
             def fetch_page() -> Callable[..., MessagesResult]:
                 index = reader()

@@ -3,12 +3,15 @@
 Given the same messages, hosts and times, the bytes equal the broker's. `put` gathers in memory; `flush` writes the commit log first and
 then the consume queues, so that whoever reads meanwhile finds every message a queue names. Nothing is synced: this is no broker.
 One thread uses a writer.
+
+Writes one consume queue, for the store writer: entries gathered in memory, files of a fixed size filled with zeros. One thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -16,32 +19,85 @@ from typing import NamedTuple
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq.checkpoint import Checkpoint
-from tiered_index.rocketmq.classic_index import ClassicIndexFile, Geometry
-from tiered_index.rocketmq.classic_service import ClassicIndex, load_classic_index
-from tiered_index.rocketmq.commitlog import CommitLogReader
-from tiered_index.rocketmq.consumequeue import ENTRIES_PER_FILE
-from tiered_index.rocketmq.hosts import Host, pack_host
-from tiered_index.rocketmq.layout import (
+from tiered_index.rocketmq.classic.file import ClassicIndexFile, Geometry
+from tiered_index.rocketmq.classic.service import ClassicIndex, load_classic_index
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.consumequeue import ENTRIES_PER_FILE, ENTRY_BYTES, pack_entry
+from tiered_index.rocketmq.log.layout import (
     BLANK,
     BLANK_BYTES,
     BORN_V6,
+    KEYS,
     MAGIC_V1,
     MAGIC_V2,
     MAX_TOPIC_V1_BYTES,
     STORE_V6,
+    TAGS,
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
+    UNIQ_KEY,
+    Host,
+    format_properties,
+    pack_host,
+    parse_properties,
+    tags_code,
 )
-from tiered_index.rocketmq.message import Message, body_crc, encode_fields, message_size, problem_of_values
-from tiered_index.rocketmq.properties import KEYS, TAGS, UNIQ_KEY, format_properties, parse_properties, tags_code
-from tiered_index.rocketmq.queue_writer import QueueWriter, open_sized
-from tiered_index.rocketmq.segments import segment_name
-from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.rocketmq.log.message import Message, body_crc, encode_fields, message_size, problem_of_values
+from tiered_index.rocketmq.log.segments import segment_name
+from tiered_index.rocketmq.log.store import Checkpoint, StoreDirectory
 from tiered_index.storage.disk import Disk
 
-__all__ = ["Put", "StoreWriter"]
+__all__ = [
+    "Put",
+    "QueueWriter",
+    "StoreWriter",
+    "open_sized",
+]
+
+
+def open_sized(disk: Disk, path: Path, size_bytes: int) -> int:
+    """Open a file for writing, which is made `size_bytes` long where it is missing; return its descriptor."""
+    try:
+        descriptor = disk.create(path)
+    except FileExistsError:
+        return disk.open_rw(path)
+    disk.truncate(descriptor, size_bytes)
+    return descriptor
+
+
+@dataclass(slots=True)
+class QueueWriter:
+    """The queue in `folder`, with `entries_per_file` entries a file."""
+
+    folder: Path
+    entries_per_file: int
+    disk: Disk
+    next: int = 0
+    """The queue offset of the next entry."""
+    pending: list[bytes] = field(default_factory=list)
+
+    def append(self, offset: int, size: int, tags_code: int) -> None:
+        """Add an entry; `flush` writes it."""
+        self.pending.append(pack_entry(offset, size, tags_code))
+        self.next += 1
+
+    def flush(self) -> None:
+        """Write what was added; raises `OSError` as the disk does, and what wasn't written stays to be written again."""
+        if self.pending:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        file_bytes = self.entries_per_file * ENTRY_BYTES
+        while self.pending:
+            entry = self.next - len(self.pending)
+            place = entry % self.entries_per_file
+            part = self.pending[: self.entries_per_file - place]
+            descriptor = open_sized(self.disk, self.folder / segment_name(entry // self.entries_per_file * file_bytes), file_bytes)
+            try:
+                self.disk.pwrite(descriptor, b"".join(part), place * ENTRY_BYTES)
+            finally:
+                self.disk.close(descriptor)
+            del self.pending[: len(part)]
+
 
 _HIDDEN = (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK)
 _FLUSH_BYTES = 1 << 23

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tiered_index.rocketmq.commitlog import CommitLogReader
-from tiered_index.rocketmq.segments import Segment, list_segments, pread
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.segments import Segment, list_segments, pread
 
 __all__ = ["CountedLog", "FileReads"]
 

@@ -19,12 +19,12 @@ from pyspark.sql.types import StructType
 
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.archived_log import ArchivedLog
-from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
-from tiered_index.rocketmq.index_columns import IndexBatch
-from tiered_index.rocketmq.message import Message, decode_message
-from tiered_index.rocketmq.properties import TAGS, index_keys
-from tiered_index.rocketmq.walking import End
+from tiered_index.rocketmq.archive.archive import ArchivedLog
+from tiered_index.rocketmq.log.columns import IndexBatch
+from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.log.layout import TAGS, index_keys
+from tiered_index.rocketmq.log.message import Message, decode_message
+from tiered_index.rocketmq.log.segments import End
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment

@@ -3,7 +3,7 @@
 An offset is ``{"position": p, "before": crc}``: a commit log position where a message begins (-1: the beginning of a log that has nothing
 yet), and the CRC-32 of up to 4 KiB before it in its segment (-1: not known), which tells a log that the broker cut and wrote anew. Closed
 segments are planned whole; only the last part of a micro-batch is walked on the driver, to end it at a message. What stands at the end
-counts when it is settled (`rocketmq/tail.py`): half a message waits.
+counts when it is settled (`rocketmq/follow/tail.py`): half a message waits.
 
 The driver keeps one reader a query, in a worker of its own; one thread calls it. Tasks get stretches of single segments.
 """
@@ -21,12 +21,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq.commitlog import MissingOffsets
-from tiered_index.rocketmq.index_columns import IndexBatch
-from tiered_index.rocketmq.layout import BLANK_BYTES
-from tiered_index.rocketmq.segments import Segment, list_segments
-from tiered_index.rocketmq.tail import EVERYTHING, Seen, proven_end, settled
-from tiered_index.rocketmq.walking import End
+from tiered_index.rocketmq.follow.tail import EVERYTHING, Seen, proven_end, settled
+from tiered_index.rocketmq.log.columns import IndexBatch
+from tiered_index.rocketmq.log.commitlog import MissingOffsets
+from tiered_index.rocketmq.log.layout import BLANK_BYTES
+from tiered_index.rocketmq.log.segments import End, Segment, list_segments
 from tiered_index.spark.datasource_entries import require_columns
 from tiered_index.spark.datasource_message_settings import MessageSettings
 from tiered_index.spark.datasource_messages import Stretch, read_stretch, reader_of

@@ -22,10 +22,10 @@ import pyarrow as pa
 
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.archived_log import ArchivedLog
-from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
-from tiered_index.rocketmq.index_columns import SkippedRange
-from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.rocketmq.archive.archive import ArchivedLog
+from tiered_index.rocketmq.log.columns import SkippedRange
+from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment

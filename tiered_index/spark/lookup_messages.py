@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ConfigError
-from tiered_index.rocketmq.found_message import FoundRocketmqMessage
-from tiered_index.rocketmq.message_source import RocketmqMessages
+from tiered_index.rocketmq.archive.found_message import FoundRocketmqMessage
+from tiered_index.rocketmq.archive.message_source import RocketmqMessages
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.lookup.messages import Fetched

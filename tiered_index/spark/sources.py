@@ -21,7 +21,7 @@ import pyarrow.json as pj
 import pyarrow.parquet as pq
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.spark.executors import typed_errors
 from tiered_index.spark.local_files import is_local, local_path, to_read
 from tiered_index.spark.log_sources import archive_frame, is_archive, is_commit_log, log_frame

@@ -12,8 +12,8 @@ import pytest
 from tests.rocketmq import golden_store
 from tests.rocketmq.archived_store import delete_segments, scan
 from tests.rocketmq.messages import full, joined, log, write_log
-from tiered_index.rocketmq.commitlog import CommitLogReader
-from tiered_index.rocketmq.message import Message
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.message import Message
 
 BEGIN_OF_LAST = 81_920
 TOPIC, KEY = "TopicOrder", "order-0"

@@ -21,7 +21,7 @@ MUTANTS = (
     Mutant(
         "segment-closed-too-early",
         "a file made in advance closes the segment before it",
-        "rocketmq/archive.py",
+        "rocketmq/archive/archive.py",
         'if pread(segments[last].path, BLANK_BYTES, 0).strip(b"\\0"):',
         "if segments[last].path:",
         (f"{CLOSED}::test_the_segment_being_written_waits_until_the_next_one_is_written_to",),
@@ -29,7 +29,7 @@ MUTANTS = (
     Mutant(
         "segment-cut-short-archived",
         "a segment that was cut short is archived as it is",
-        "rocketmq/archive.py",
+        "rocketmq/archive/archive.py",
         "if segment.file_size < segment.end - segment.start:",
         "if segment.file_size < 0:",
         (f"{CLOSED}::test_a_segment_that_was_cut_short_is_named_and_the_others_go_up",),
@@ -45,7 +45,7 @@ MUTANTS = (
     Mutant(
         "segment-not-taken-archived",
         "a segment that the follower stopped at is archived, and the broker writes it anew",
-        "rocketmq/archive.py",
+        "rocketmq/archive/archive.py",
         "if segment.end <= taken]",
         "if segment.end > 0]",
         (f"{FOLLOWED}::test_what_is_not_taken_is_not_archived",),
@@ -61,7 +61,7 @@ MUTANTS = (
     Mutant(
         "segment-rewrite-forgotten",
         "a follower that was started again doesn't know that a segment was rewritten",
-        "rocketmq/witnesses.py",
+        "rocketmq/follow/witnesses.py",
         "said, witnesses, trail.continue_at, trail.rewritten =",
         "said, witnesses, trail.continue_at, _ =",
         (f"{FOLLOWED}::test_a_segment_that_the_broker_wrote_anew_replaces_its_copy[True]",),
@@ -125,7 +125,7 @@ MUTANTS = (
     Mutant(
         "stale-log-called-expired",
         "what was archived since the log was last read is called expired",
-        "rocketmq/message_source.py",
+        "rocketmq/archive/message_source.py",
         "                archive.refresh()\n",
         "                pass\n",
         (f"{DAMAGED}::test_a_reader_that_is_behind_the_log_reads_it_before_it_says_expired",),
@@ -133,7 +133,7 @@ MUTANTS = (
     Mutant(
         "collisions-answered",
         "a message of another key with an equal hash is an answer",
-        "rocketmq/message_source.py",
+        "rocketmq/archive/message_source.py",
         "message.topic == self.key[0] and self.key[1] in message.index_keys",
         "message.topic == self.key[0]",
         (f"{APART}::test_keys_of_equal_hash_are_told_apart",),
@@ -141,7 +141,7 @@ MUTANTS = (
     Mutant(
         "collisions-of-topics-answered",
         "a message of another topic is an answer",
-        "rocketmq/message_source.py",
+        "rocketmq/archive/message_source.py",
         "message.topic == self.key[0] and self.key[1] in",
         "self.key[1] in",
         (f"{APART}::test_an_entry_of_another_topic_is_a_collision",),
@@ -149,7 +149,7 @@ MUTANTS = (
     Mutant(
         "rewritten-messages-answered",
         "a message of another queue or time passes for the one that was indexed",
-        "rocketmq/message_source.py",
+        "rocketmq/archive/message_source.py",
         "problem = self._contradiction(message)",
         "problem = None",
         (f"{DAMAGED}::test_a_log_that_was_written_anew_gives_no_wrong_message",),
@@ -157,7 +157,7 @@ MUTANTS = (
     Mutant(
         "gaps-called-expired",
         "every offset that no segment holds is called expired",
-        "rocketmq/message_source.py",
+        "rocketmq/archive/message_source.py",
         "elif search.place.offset < begin:",
         "elif begin is not None:",
         (f"{MESSAGES}::test_a_gap_in_the_log_is_missing_not_expired",),
@@ -205,7 +205,7 @@ MUTANTS = (
     Mutant(
         "cut-off-answered",
         "what a broker cut off is answered as local until it is written over",
-        "rocketmq/message_source.py",
+        "rocketmq/archive/message_source.py",
         "if message is not None and cut_off.has(message):",
         "if False:",
         (f"{CUT_OFF}::test_what_was_cut_off_is_missing_until_it_is_written_over_and_afterwards",),
@@ -213,7 +213,7 @@ MUTANTS = (
     Mutant(
         "cut-off-while-following",
         "what a follower has not read yet passes for cut off",
-        "rocketmq/cut_off.py",
+        "rocketmq/follow/patrol.py",
         "return batch.end, newest_ms",
         "return at, newest_ms",
         (f"{CUT_OFF}::test_what_the_follower_has_not_read_yet_is_read_up_to_its_end",),

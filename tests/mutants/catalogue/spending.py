@@ -70,7 +70,7 @@ MUTANTS = (
     ),
     Mutant(
         "messages-refused-are-charged", "a request that the budget refused counts as made",
-        "rocketmq/message_source.py", "        search.requests -= 1\n", "        pass\n",
+        "rocketmq/archive/message_source.py", "        search.requests -= 1\n", "        pass\n",
         (f"{MESSAGES}::test_every_limit_holds_for_index_and_messages_together",),
     ),
 )  # fmt: skip

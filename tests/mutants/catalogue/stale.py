@@ -16,78 +16,78 @@ REWRITTEN = "tests/rocketmq/test_messages_rewritten.py"
 MUTANTS = (
     Mutant(
         "stale-bytes-complete-a-message", "half a message is put with the keys of the one that stood there before",
-        "rocketmq/tail.py", "if now == seen or (again.end == batch.end and not any(behind[:BLANK_BYTES])):", "if True:",
+        "rocketmq/follow/tail.py", "if now == seen or (again.end == batch.end and not any(behind[:BLANK_BYTES])):", "if True:",
         (f"{STALE}::test_half_a_message_that_old_bytes_complete_is_not_put",),
     ),
     Mutant(
         "stale-no-second-look", "a last message with old bytes behind it waits until the next one is written",
-        "rocketmq/tail.py", "if now == seen or (again.end", "if (again.end",
+        "rocketmq/follow/tail.py", "if now == seen or (again.end", "if (again.end",
         (f"{STALE}::test_a_whole_message_before_old_bytes_is_put_at_the_second_look[False]",),
     ),
     Mutant(
         "stale-any-second-look", "a message that is still being written is put at the second look, whatever was seen at the first",
-        "rocketmq/tail.py", "if now == seen or (again.end", "if seen is not None or (again.end",
+        "rocketmq/follow/tail.py", "if now == seen or (again.end", "if seen is not None or (again.end",
         (f"{STALE}::test_a_message_whose_bytes_change_at_every_look_waits",),
     ),
     Mutant(
         "stale-head-proves", "the head of a message from before the cut proves the one before it",
-        "rocketmq/tail.py", "return store_ms is None or store_ms >= (batch.last_store_ms or 0)", "return True",
+        "rocketmq/follow/tail.py", "return store_ms is None or store_ms >= (batch.last_store_ms or 0)", "return True",
         (f"{STALE}::test_older_messages_ahead_prove_nothing",),
     ),
     Mutant(
         "stale-messages-ahead-prove", "messages from before the cut prove that all before them is written",
-        "rocketmq/tail.py", "batch.end <= self.end and (batch.last_store_ms or 0) <= self.store_ms", "batch.end <= self.end",
+        "rocketmq/follow/tail.py", "batch.end <= self.end and (batch.last_store_ms or 0) <= self.store_ms", "batch.end <= self.end",
         (f"{STALE}::test_older_messages_ahead_prove_nothing",),
     ),
     Mutant(
         "stale-witness-of-another-reading", "the witness is of what the broker has written since the keys were read",
-        "rocketmq/dispatcher.py", "witnesses_of(batch, data):",
+        "rocketmq/follow/dispatcher.py", "witnesses_of(batch, data):",
         "witnesses_of(batch, self.store.commitlog.joinpath('0' * 20).read_bytes()[batch.begin :]):",
         (f"{STALE}::test_what_is_finished_while_it_is_put_is_noticed",),
     ),
     Mutant(
         "stale-called-half-a-message", "what a broker left where it cut its log is reported as half a message",
-        "rocketmq/torn.py", "is_half = written < _HEAD_BYTES or", "is_half = True or",
+        "rocketmq/follow/tail.py", "is_half = written < _HEAD_BYTES or", "is_half = True or",
         (f"{STALE}::test_half_a_message_and_older_bytes_are_told_apart[30]",),
     ),
     Mutant(
         "follow-no-patrol", "a cut deeper than what a round compares is noticed at the next start only",
-        "rocketmq/dispatcher.py", "self._compare_all = changed or self._patrol.step(", "self._compare_all = changed or (lambda *_: False)(",
+        "rocketmq/follow/dispatcher.py", "self._compare_all = changed or self._patrol.step(", "self._compare_all = changed or (lambda *_: False)(",
         (f"{PATROL}::test_a_byte_that_is_changed_far_back_is_noticed_without_a_start[40]",),
     ),
     Mutant(
         "follow-patrol-stays-with-the-newest", "what is compared little by little is always the same stretch",
-        "rocketmq/patrol.py", "self._witness, self._below = None, min(below, witness.end - 1)", "self._witness = None",
+        "rocketmq/follow/patrol.py", "self._witness, self._below = None, min(below, witness.end - 1)", "self._witness = None",
         (f"{PATROL}::test_a_byte_that_is_changed_far_back_is_noticed_without_a_start[40]",),
     ),
     Mutant(
         "follow-patrol-in-one-go", "a round reads hundreds of MiB to compare them",
-        "rocketmq/patrol.py", "min(PATROL_BYTES, witness.end - self._at)", "witness.end - self._at",
+        "rocketmq/follow/patrol.py", "min(PATROL_BYTES, witness.end - self._at)", "witness.end - self._at",
         (f"{PATROL}::test_what_stays_as_it_was_is_compared_over_and_over_in_bounded_steps",),
     ),
     Mutant(
         "skipped-has-no-witness", "what a broker writes over damage that was passed over is never read",
-        "rocketmq/tail.py", "for passed in batch.passed if passed.size]", "for passed in batch.passed if passed.whole is None]",
+        "rocketmq/follow/tail.py", "for passed in batch.passed if passed.size]", "for passed in batch.passed if passed.whole is None]",
         (f"{SKIPPED}::test_what_is_written_over_a_skipped_range_is_read[1-False]",),
     ),
     Mutant(
         "skipped-blank-has-no-witness", "what a broker writes in place of a blank that a crash lost is never read",
-        "rocketmq/commitlog.py", "if at < segment.end:\n                    head", "if False:\n                    head",
+        "rocketmq/log/commitlog.py", "if at < segment.end:\n                    head", "if False:\n                    head",
         (f"{SKIPPED}::test_messages_in_place_of_a_blank_that_was_lost_are_read",),
     ),
     Mutant(
         "skipped-after-it-was-finished", "a message that is written while damage is remembered is remembered as damage, and passed over",
-        "rocketmq/commitlog.py", "return None if self._is_message(segment, begin) else Passed(", "return Passed(",
+        "rocketmq/log/commitlog.py", "return None if self._is_message(segment, begin) else Passed(", "return Passed(",
         (f"{SKIPPED}::test_damage_that_is_finished_before_it_is_passed_over_is_a_message",),
     ),
     Mutant(
         "messages-with-holes", "messages read while they are written come with zeros in their keys",
-        "rocketmq/commitlog.py", "message = self.read(message.physical_offset)", "pass",
+        "rocketmq/log/commitlog.py", "message = self.read(message.physical_offset)", "pass",
         (f"{LOG}::test_messages_beside_a_writer_have_all_their_properties_or_wait",),
     ),
     Mutant(
         "messages-list-the-folder", "every single message costs a listing of all segments",
-        "rocketmq/commitlog.py", "for segments in self._looked[:1]:", "for segments in self._looked[:0]:",
+        "rocketmq/log/commitlog.py", "for segments in self._looked[:1]:", "for segments in self._looked[:0]:",
         (f"{LOG}::test_single_messages_list_the_folder_only_where_the_last_look_does_not_give_them",),
     ),
     Mutant(
@@ -107,7 +107,7 @@ MUTANTS = (
     ),
     Mutant(
         "rewritten-without-an-entry", "a damaged store time passes for another message of the key",
-        "rocketmq/message_source.py", "            if not self._is_of_the_second(message):\n", "            if False:\n",
+        "rocketmq/archive/message_source.py", "            if not self._is_of_the_second(message):\n", "            if False:\n",
         (f"{REWRITTEN}::test_what_the_index_has_no_entry_of_is_missing[local]",),
     ),
 )  # fmt: skip

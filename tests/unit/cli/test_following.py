@@ -17,7 +17,7 @@ from tiered_index.cli.follow import Follower, FollowOptions
 from tiered_index.cli.output import Printer
 from tiered_index.cli.session import Session
 from tiered_index.errors import CorruptFile, DiskFull, StorageUnavailable, WriterFenced
-from tiered_index.rocketmq.dispatcher import Loss
+from tiered_index.rocketmq.follow.dispatcher import Loss
 from tiered_index.testing.disk_faults import FaultDisk
 
 

@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.cli.demo.follower import ProcessFailed
-from tiered_index.rocketmq.layout import BLANK_BYTES, MAGIC_V1
-from tiered_index.rocketmq.message import message_size
-from tiered_index.rocketmq.properties import KEYS, format_properties
+from tiered_index.rocketmq.log.layout import BLANK_BYTES, KEYS, MAGIC_V1, format_properties
+from tiered_index.rocketmq.log.message import message_size
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.testing.workload import TOPICS, Workload
 

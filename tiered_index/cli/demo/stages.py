@@ -23,8 +23,8 @@ from tiered_index.cli.putting import PatientPut
 from tiered_index.config import IndexConfig
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.names import DATA_PREFIX
-from tiered_index.rocketmq.dispatcher import Dispatcher
-from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.rocketmq.follow.dispatcher import Dispatcher
+from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.base import Storage

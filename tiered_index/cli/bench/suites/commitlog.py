@@ -14,9 +14,9 @@ from tiered_index.cli.bench.machine import cores, pinned, settle
 from tiered_index.cli.bench.messages import START_MS
 from tiered_index.cli.bench.meter import Meter
 from tiered_index.cli.bench.setting import Setting, require, scratch
-from tiered_index.rocketmq.commitlog import CommitLogReader
-from tiered_index.rocketmq.consumequeue import QueuePositions
-from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.consumequeue import QueuePositions
+from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.rocketmq.store_writer import StoreWriter
 
 __all__ = ["CommitLog"]

@@ -31,12 +31,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq.index_columns import IndexBatch, Passed, SkippedRange, decode_index_columns
-from tiered_index.rocketmq.layout import BLANK, BLANK_BYTES, MIN_MESSAGE_BYTES
-from tiered_index.rocketmq.message import Message, decode_message
-from tiered_index.rocketmq.message_head import HEAD_BYTES, check_head, check_tail
-from tiered_index.rocketmq.segments import Segment, list_segments
-from tiered_index.rocketmq.walking import End, candidates
+from tiered_index.rocketmq.log.columns import IndexBatch, Passed, SkippedRange, decode_index_columns
+from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES, MIN_MESSAGE_BYTES
+from tiered_index.rocketmq.log.message import HEAD_BYTES, Message, check_head, check_tail, decode_message
+from tiered_index.rocketmq.log.segments import End, Segment, candidates, list_segments
 
 __all__ = ["CommitLogReader", "Fingerprint", "MissingOffsets", "PositionSource"]
 

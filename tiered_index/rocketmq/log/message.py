@@ -2,35 +2,214 @@
 
 `Message` is an immutable value and safe to share between threads. Source: RocketMQ's `MessageDecoder`, `CommitLog` and
 `MessageExtEncoder`; unlike them, a negative length, a size that doesn't add up and a topic that is no UTF-8 are damage, not a message.
+
+Compressed bodies: zlib by the standard library, LZ4 frames and zstd by Arrow's codecs. Pure.
+
+A body says nothing of its size before it is decompressed, so every decompression has a bound: a few KiB can claim gigabytes.
+
+What a message's head claims, checked before as much as it claims is read. Pure.
+
+Four lying bytes could otherwise make a reader fetch, and hold, a whole segment. RocketMQ's bound of a message is set at the broker
+(`maxMessageSize`, 4 MiB by default); `MAX_MESSAGE_BYTES` is 32 times that, and what claims more is damage.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq import bodies
-from tiered_index.rocketmq.hosts import Host, offset_msg_id, pack_host, unpack_host
-from tiered_index.rocketmq.layout import (
+from tiered_index.rocketmq.log.layout import (
     BORN_V6,
+    COMPRESSED,
+    COMPRESSION_LZ4,
+    COMPRESSION_MASK,
+    COMPRESSION_ZLIB,
+    COMPRESSION_ZSTD,
     MAGIC_V1,
     MAGIC_V2,
     MAX_PROPERTIES_BYTES,
     MAX_TOPIC_V1_BYTES,
     MIN_MESSAGE_BYTES,
     STORE_V6,
+    TAGS,
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
+    UNIQ_KEY,
+    Host,
+    header_dtype,
+    index_keys,
+    java_text,
+    offset_msg_id,
+    pack_host,
+    parse_properties,
+    tags_code,
+    unpack_host,
 )
-from tiered_index.rocketmq.message_head import Buffer, decode_head
-from tiered_index.rocketmq.properties import TAGS, UNIQ_KEY, index_keys, java_text, parse_properties, tags_code
 from tiered_index.types import MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
 
-__all__ = ["BODY_CRC_MASK", "Buffer", "Host", "Message", "body_crc", "decode_message", "encode_fields", "message_size", "problem_of_values"]
+__all__ = [
+    "BODY_CRC_MASK",
+    "HEAD_BYTES",
+    "MAX_BODY_BYTES",
+    "MAX_MESSAGE_BYTES",
+    "Buffer",
+    "Claim",
+    "Head",
+    "Host",
+    "Message",
+    "body_crc",
+    "check_head",
+    "check_tail",
+    "compress",
+    "compression_of",
+    "decode_head",
+    "decode_message",
+    "decompress",
+    "encode_fields",
+    "message_size",
+    "problem_of_values",
+]
+
+MAX_BODY_BYTES = 1 << 27
+"""Bound of a decompressed body unless the caller says otherwise: 128 MiB, 32 times the broker's default bound of a message."""
+
+_NAMES = {0: "zlib", COMPRESSION_LZ4: "lz4", COMPRESSION_ZSTD: "zstd", COMPRESSION_ZLIB: "zlib"}
+# type 0 stands in messages of clients older than the compression types
+
+
+def compression_of(sys_flag: int) -> str | None:
+    """Return "zlib", "lz4" or "zstd", None for a plain body, or "unknown" for a type that RocketMQ has not got."""
+    return _NAMES.get(sys_flag & COMPRESSION_MASK, "unknown") if sys_flag & COMPRESSED else None
+
+
+def decompress(body: bytes, sys_flag: int, *, file: str = "message", offset: int | None = None, max_bytes: int = MAX_BODY_BYTES) -> bytes:
+    """Return the plain body of at most `max_bytes` bytes; raises `CorruptFile` naming `file` and `offset` for anything else."""
+    name = compression_of(sys_flag)
+    if name is None or not body:
+        return body
+    if name == "unknown":
+        raise CorruptFile(file, f"unknown compression type {(sys_flag & COMPRESSION_MASK) >> 8}", offset=offset)
+    try:
+        plain, ended = _inflate(body, max_bytes) if name == "zlib" else _stream(body, name, max_bytes)
+    except (zlib.error, OSError, pa.ArrowException) as error:
+        raise CorruptFile(file, f"the {name} body can't be decompressed ({error})", offset=offset) from error
+    if len(plain) > max_bytes:
+        raise CorruptFile(file, f"the {name} body is larger than {max_bytes:,} bytes", offset=offset)
+    if not ended:
+        raise CorruptFile(file, f"the {name} body is cut short", offset=offset)
+    return plain
+
+
+def _inflate(body: bytes, max_bytes: int) -> tuple[bytes, bool]:
+    stream = zlib.decompressobj()
+    plain = stream.decompress(body, max_bytes + 1)
+    return plain, stream.eof or len(plain) > max_bytes
+
+
+def _stream(body: bytes, name: str, max_bytes: int) -> tuple[bytes, bool]:
+    # Arrow reports a stream that is cut short as an error of its own
+    with pa.CompressedInputStream(pa.BufferReader(body), name) as stream:
+        return stream.read(max_bytes + 1), True
+
+
+def compress(body: bytes, name: str) -> tuple[bytes, int]:
+    """Return the compressed body and its sys flag bits; `name` is "zlib", "lz4" or "zstd"."""
+    if name == "zlib":
+        return zlib.compress(body), COMPRESSED | COMPRESSION_ZLIB
+    if name not in ("lz4", "zstd"):
+        raise InvalidArgument(f"unknown compression {name!r}")
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, name) as stream:
+        stream.write(body)
+    return sink.getvalue().to_pybytes(), COMPRESSED | (COMPRESSION_LZ4 if name == "lz4" else COMPRESSION_ZSTD)
+
+
+Buffer = bytes | bytearray | memoryview
+"""Bytes to decode; nothing of them is kept beyond the call but copies."""
+HEAD_BYTES = header_dtype(BORN_V6 | STORE_V6).itemsize
+"""As much as any message's fixed part has."""
+_MAX_TOPIC_BYTES = 32_767
+MAX_MESSAGE_BYTES = MAX_BODY_BYTES + HEAD_BYTES + 2 + _MAX_TOPIC_BYTES + 2 + MAX_PROPERTIES_BYTES
+"""The longest message that is read: a body of 128 MiB, and everything else as long as it can be."""
+_size_and_magic = struct.Struct(">iI").unpack_from
+_dtype_of = cache(header_dtype)
+
+
+class Head(NamedTuple):
+    """A message's fixed part: `fields` as `header_dtype` names them, where the body begins, how many bytes the topic's length takes."""
+
+    size: int
+    fields: Any
+    body_at: int
+    length_bytes: int
+
+
+def decode_head(data: Buffer, most: int, damage: Callable[..., CorruptFile], physical_offset: int | None) -> Head:
+    """Return the fixed part of the message that begins at `data[0]`; of its lengths only the size is checked.
+
+    Raises what `damage` (as `CorruptFile`, from the problem on) makes of a message that has more than `most` bytes, another physical
+    offset (None: any), or a head that is none.
+    """
+    if len(data) < MIN_MESSAGE_BYTES:
+        raise damage("no whole message", expected=f"{MIN_MESSAGE_BYTES} bytes or more", found=f"{len(data)} bytes")
+    size, magic = _size_and_magic(data)
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        raise damage("wrong magic of a message", expected=f"{MAGIC_V1:#x} or {MAGIC_V2:#x}", found=f"{magic:#x}")
+    if not MIN_MESSAGE_BYTES <= size <= most:
+        raise damage("the message's size lies", expected=f"{MIN_MESSAGE_BYTES} to {most} bytes", found=size)
+    dtype = _dtype_of(int.from_bytes(data[36:40], "big", signed=True))
+    if size < dtype.itemsize + 3 or len(data) < dtype.itemsize:
+        expected = f"{dtype.itemsize + 3} bytes or more for its hosts"
+        raise damage("the message's size lies", expected=expected, found=min(size, len(data)))
+    fields = np.frombuffer(data[: dtype.itemsize], dtype)[0]
+    if physical_offset is not None and int(fields["physical_offset"]) != physical_offset:
+        raise damage("the message belongs elsewhere", expected=f"physical offset {physical_offset}", found=int(fields["physical_offset"]))
+    return Head(size, fields, dtype.itemsize, 1 if magic == MAGIC_V1 else 2)
+
+
+class Claim(NamedTuple):
+    """What a head says: the message's size, where the length of the topic stands, and how many bytes that length takes."""
+
+    size: int
+    tail_at: int
+    length_bytes: int
+
+
+def check_head(head: Buffer, left: int, *, file: str, file_offset: int, physical_offset: int) -> Claim:
+    """Return what a head claims; `head` is a message's first `HEAD_BYTES` bytes, or all of the `left` ones that there are.
+
+    Raises `CorruptFile` for `file` at `file_offset` where no message of at most `left` and `MAX_MESSAGE_BYTES` bytes can begin so.
+    """
+    damage = partial(CorruptFile, file, offset=file_offset)
+    size, fields, body_at, length_bytes = decode_head(head, min(left, MAX_MESSAGE_BYTES), damage, physical_offset)
+    longest = size - body_at - length_bytes - 2
+    shortest = max(longest - (MAX_TOPIC_V1_BYTES if length_bytes == 1 else _MAX_TOPIC_BYTES) - MAX_PROPERTIES_BYTES, 0)
+    if not shortest <= int(fields["body_length"]) <= longest:
+        raise damage("the body's length lies", expected=f"{shortest} to {longest}", found=int(fields["body_length"]))
+    return Claim(size, body_at + int(fields["body_length"]), length_bytes)
+
+
+def check_tail(claim: Claim, tail: Buffer, *, file: str, file_offset: int) -> None:
+    """Raise `CorruptFile` where topic and properties aren't as long as the head left room for; `tail` begins at `claim.tail_at`."""
+    room = claim.size - claim.tail_at
+    properties_at = claim.length_bytes + int.from_bytes(tail[: claim.length_bytes], "big", signed=True) + 2
+    if len(tail) < room or not claim.length_bytes + 2 <= properties_at <= room:
+        raise CorruptFile(file, "the topic's length lies", offset=file_offset, expected=f"0 to {room - claim.length_bytes - 2}",
+                          found=properties_at - claim.length_bytes - 2)  # fmt: skip
+    length = int.from_bytes(tail[properties_at - 2 : properties_at], "big", signed=True)
+    if properties_at + length != room:
+        raise CorruptFile(file, "the lengths don't add up: length of the properties", offset=file_offset, expected=room - properties_at,
+                          found=length)  # fmt: skip
+
 
 BODY_CRC_MASK = 0x7FFFFFFF
 """Which bits of a body's CRC-32 are stored: all but the highest."""
@@ -108,11 +287,11 @@ class Message:
     @property
     def compression(self) -> str | None:
         """How the body is compressed: "zlib", "lz4", "zstd", "unknown" or None."""
-        return bodies.compression_of(self.sys_flag)
+        return compression_of(self.sys_flag)
 
-    def body(self, max_bytes: int = bodies.MAX_BODY_BYTES) -> bytes:
+    def body(self, max_bytes: int = MAX_BODY_BYTES) -> bytes:
         """Return the plain body; raises `CorruptFile` where it can't be decompressed or is larger than `max_bytes`."""
-        return bodies.decompress(self.raw_body, self.sys_flag, file=f"message {self.offset_msg_id}", max_bytes=max_bytes)
+        return decompress(self.raw_body, self.sys_flag, file=f"message {self.offset_msg_id}", max_bytes=max_bytes)
 
     def encode(self) -> bytes:
         """Return the stored bytes; `size` and `body_crc` are taken as they are, so a decoded message gives its own bytes."""

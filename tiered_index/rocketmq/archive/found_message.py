@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, Literal
 
 from tiered_index.errors import CorruptFile
-from tiered_index.rocketmq.message import Message
+from tiered_index.rocketmq.log.message import Message
 
 __all__ = ["BodyFormat", "FoundRocketmqMessage", "show_body"]
 

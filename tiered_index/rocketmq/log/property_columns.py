@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tiered_index.rocketmq.properties import java_text
+from tiered_index.rocketmq.log.layout import java_text
 
 __all__ = ["KeyColumns", "key_columns", "spans"]
 

@@ -16,15 +16,13 @@ from functools import cached_property
 from pathlib import Path
 
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
-from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
-from tiered_index.rocketmq.cut_off import CutOff
-from tiered_index.rocketmq.found_message import FoundRocketmqMessage
-from tiered_index.rocketmq.hosts import Host, decode_offset_msg_id
-from tiered_index.rocketmq.layout import MIN_MESSAGE_BYTES
-from tiered_index.rocketmq.message import Message, decode_message
-from tiered_index.rocketmq.message_head import MAX_MESSAGE_BYTES, check_head
-from tiered_index.rocketmq.segments import Segment
-from tiered_index.rocketmq.store import StoreDirectory
+from tiered_index.rocketmq.archive.found_message import FoundRocketmqMessage
+from tiered_index.rocketmq.follow.patrol import CutOff
+from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.log.layout import MIN_MESSAGE_BYTES, Host, decode_offset_msg_id
+from tiered_index.rocketmq.log.message import MAX_MESSAGE_BYTES, Message, check_head, decode_message
+from tiered_index.rocketmq.log.segments import Segment
+from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.lookup.messages import Fetched, MessageState

@@ -25,15 +25,25 @@ from typing import Any, Literal
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageUnavailable, TieredIndexError
-from tiered_index.rocketmq.commitlog import CommitLogReader, MissingOffsets
-from tiered_index.rocketmq.index_columns import IndexBatch, SkippedRange
-from tiered_index.rocketmq.patrol import Patrol
-from tiered_index.rocketmq.segments import Segment
-from tiered_index.rocketmq.store import SOURCE_PREFIX, StoreDirectory
-from tiered_index.rocketmq.tail import EVERYTHING, NOTHING, Proof, Seen, Settled, proven_end, settled, witnesses_of
-from tiered_index.rocketmq.torn import TornTail, is_followed, torn_tail
-from tiered_index.rocketmq.walking import End
-from tiered_index.rocketmq.witnesses import Trail, Verdict
+from tiered_index.rocketmq.follow.patrol import Patrol
+from tiered_index.rocketmq.follow.tail import (
+    EVERYTHING,
+    NOTHING,
+    Proof,
+    Seen,
+    Settled,
+    TornTail,
+    is_followed,
+    proven_end,
+    settled,
+    torn_tail,
+    witnesses_of,
+)
+from tiered_index.rocketmq.follow.witnesses import Trail, Verdict
+from tiered_index.rocketmq.log.columns import IndexBatch, SkippedRange
+from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.log.segments import End, Segment
+from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.service.index import IndexService
 from tiered_index.storage.disk import Disk
 

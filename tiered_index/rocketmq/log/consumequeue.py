@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageError
-from tiered_index.rocketmq.segments import list_segments, local_errors, pread
+from tiered_index.rocketmq.log.segments import list_segments, local_errors, pread
 
 __all__ = ["ENTRIES_PER_FILE", "ENTRY", "ENTRY_BYTES", "ConsumeQueue", "QueuePositions", "decode_entries", "list_queues", "pack_entry"]
 

@@ -7,6 +7,10 @@ fewer of older ones, so that the place where the log still is what it was can be
 
 The trail is kept in `followers/<hash of the source name>.json` in the index's root, written before what it describes is put: whichever
 position is durable after a crash has its witness. One thread uses a trail.
+
+The CRC-32 of two stretches of bytes that follow each other, from the CRC-32 of each. Pure.
+
+A CRC is a polynomial over GF(2) modulo a fixed one, and n bytes behind multiply it by x^(8n). Source: zlib's `crc32_combine`.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import secrets
 import zlib
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,14 +43,52 @@ from tiered_index.documents import (
     tuple_of,
 )
 from tiered_index.errors import CorruptFile
-from tiered_index.rocketmq.commitlog import Fingerprint
-from tiered_index.rocketmq.index_columns import Passed
-from tiered_index.rocketmq.joined_crc import joined_crc
-from tiered_index.rocketmq.segments import Segment, list_segments, pread
+from tiered_index.rocketmq.log.columns import Passed
+from tiered_index.rocketmq.log.commitlog import Fingerprint
+from tiered_index.rocketmq.log.segments import Segment, list_segments, pread
 from tiered_index.service.root.root import FOLLOWERS, disk_error
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 
-__all__ = ["Trail", "Verdict", "Witness", "stored_bytes"]
+__all__ = [
+    "Trail",
+    "Verdict",
+    "Witness",
+    "joined_crc",
+    "stored_bytes",
+]
+
+_POLYNOMIAL = 0xEDB88320
+_ONE = 1 << 31
+_X8 = 1 << 23
+# the bits are reflected: the highest is x^0
+
+
+def joined_crc(first: int, second: int, second_bytes: int) -> int:
+    """Return the CRC-32 of a stretch with CRC `first` and the `second_bytes` bytes with CRC `second` behind it."""
+    return _times(_power(second_bytes), first) ^ second
+
+
+def _times(one: int, other: int) -> int:
+    """Return the product of two polynomials."""
+    product = 0
+    for bit in range(31, -1, -1):
+        if one >> bit & 1:
+            product ^= other
+        other = other >> 1 ^ (_POLYNOMIAL if other & 1 else 0)
+    return product
+
+
+@lru_cache(maxsize=256)
+def _power(count: int) -> int:
+    """Return x^(8 * count)."""
+    power, square = _ONE, _X8
+    while count:
+        if count & 1:
+            power = _times(power, square)
+        square = _times(square, square)
+        count >>= 1
+    return power
+
 
 _VERSION = 1
 _MANY = 64

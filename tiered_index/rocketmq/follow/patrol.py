@@ -4,24 +4,34 @@ A broker that cuts its log moves a position. What lies behind stays as it was un
 follower remembers the last message that it put (`Trail`, in the index's root): from there on the log is read to its end, a short way. A
 message behind that end which is older than the last one before it was cut off. Without that memory nothing is known, nor where the follower
 has not met the cut yet. For one thread and one call: it looks once.
+
+Goes through all that was read of the last segments, some bytes a round, and begins again: nothing that was rewritten stays unnoticed.
+
+Every round compares what was read last, and a start compares everything; but a broker may cut deeper, and write where no round looks. To
+compare all of it at once takes seconds of reading, so that it is done little by little, from the newest stretch to the oldest.
 """
 
 from __future__ import annotations
 
+import zlib
 from functools import cached_property
 from pathlib import Path
 
 from tiered_index.documents import checked, load, record, text
 from tiered_index.errors import CorruptFile, StorageError, TieredIndexError
-from tiered_index.rocketmq.commitlog import CommitLogReader
-from tiered_index.rocketmq.message import Message
-from tiered_index.rocketmq.store import SOURCE_PREFIX
-from tiered_index.rocketmq.walking import End
-from tiered_index.rocketmq.witnesses import Trail, Verdict
+from tiered_index.rocketmq.follow.witnesses import Trail, Verdict, Witness, stored_bytes
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.message import Message
+from tiered_index.rocketmq.log.segments import End, Segment
+from tiered_index.rocketmq.log.store import SOURCE_PREFIX
 from tiered_index.service.root.root import FOLLOWERS
 from tiered_index.storage.disk import Disk
 
-__all__ = ["CutOff"]
+__all__ = [
+    "PATROL_BYTES",
+    "CutOff",
+    "Patrol",
+]
 
 _FAR_BYTES = 1 << 26
 # a follower that is further behind its log doesn't tell where it ends
@@ -76,3 +86,51 @@ class CutOff:
         except (CorruptFile, StorageError):
             return None  # damage is no end
         return None
+
+
+PATROL_BYTES = 1 << 20
+"""Read in one round: 2 GiB are compared once in some seven minutes of rounds every 0.2 s."""
+_ABOVE = 2**63 - 1
+
+
+class Patrol:
+    """Where it is. One thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._witness: Witness | None = None
+        """The one whose stretch is being read, up to `_at`, with the CRC-32 `_crc`."""
+        self._at, self._crc = 0, 0
+        self._below = _ABOVE
+        """Everything from here on is done."""
+
+    def step(self, trail: Trail, begin: int, segments: tuple[Segment, ...] | None = None) -> bool:
+        """Compare some more of what the trail remembers behind offset `begin`; return whether it turned out to be changed.
+
+        `segments` are those of the folder, where they are known.
+        """
+        if self._witness is None or self._witness not in trail.witnesses:  # it may have become one with another
+            self._witness = self._next(trail, begin)
+            if self._witness is None:
+                return False
+            self._at, self._crc = self._witness.begin, 0
+        witness = self._witness
+        if witness.begin < 0:
+            return self._done(witness, witness.offset, changed=witness.look(self._folder, segments) is Verdict.CHANGED)
+        data = stored_bytes(self._folder, self._at, min(PATROL_BYTES, witness.end - self._at), segments)
+        if not data:  # deleted meanwhile, or cut short
+            return self._done(witness, witness.begin, changed=data is not None)
+        self._at, self._crc = self._at + len(data), zlib.crc32(data, self._crc)
+        if self._at < witness.end:
+            return False
+        return self._done(witness, witness.begin, changed=self._crc != witness.stretch)
+
+    def _next(self, trail: Trail, begin: int) -> Witness | None:
+        """Return the newest witness that isn't done yet, the newest of all once those behind `begin` are."""
+        ahead = [witness for witness in trail.witnesses if begin < witness.end <= self._below]
+        self._below = _ABOVE if not ahead else self._below
+        return next(reversed(ahead or trail.witnesses), None)
+
+    def _done(self, witness: Witness, below: int, *, changed: bool) -> bool:
+        self._witness, self._below = None, min(below, witness.end - 1)
+        return changed

@@ -1,0 +1,209 @@
+"""The commit log's message, field by field, as RocketMQ's `MessageExtEncoder` lays it out. Big-endian. Pure.
+
+```
+ 0 i32 total size           28 i64 physical offset       then  i64 store timestamp (ms)
+ 4 u32 magic                36 i32 sys flag                    store host, as the born host
+ 8 i32 CRC of the body      40 i64 born timestamp (ms)         i32 reconsume times
+12 i32 queue id             48 born host: 4 or 16 bytes        i64 prepared transaction offset
+16 i32 flag                    of address, i32 port            i32 body length, body
+20 i64 queue offset                                            topic length (magic V1: i8, V2: i16), topic
+                                                               i16 properties length, properties
+```
+Lengths are signed, as RocketMQ reads them; it writes no negative one. The body CRC is CRC-32 of the stored (compressed) body without its
+highest bit. A segment ends with a blank: i32 bytes left, u32 magic `BLANK`, then anything. Behind the last message of a segment that is
+being written lie zeros.
+
+A message's properties, its keys and its tags code, as RocketMQ's `MessageDecoder` and `IndexService` understand them. Pure.
+
+Properties are `name 0x01 value 0x02 name 0x01 value 0x02 ...`; the last 0x02 may be missing. A piece without name, separator or value
+is ignored; of two pieces of one name the last counts.
+
+Addresses as messages carry them, and the message id that is made of one: where a message lies, as 32 or 56 hexadecimal digits. Pure.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import struct
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.hashing import java_string_hash
+
+__all__ = [
+    "BLANK",
+    "BLANK_BYTES",
+    "BORN_V6",
+    "COMPRESSED",
+    "COMPRESSION_LZ4",
+    "COMPRESSION_MASK",
+    "COMPRESSION_ZLIB",
+    "COMPRESSION_ZSTD",
+    "KEYS",
+    "MAGIC_V1",
+    "MAGIC_V2",
+    "MAX_PROPERTIES_BYTES",
+    "MAX_TOPIC_V1_BYTES",
+    "MIN_MESSAGE_BYTES",
+    "NAME_END",
+    "STORE_V6",
+    "TAGS",
+    "TRANSACTION_COMMIT",
+    "TRANSACTION_MASK",
+    "TRANSACTION_PREPARED",
+    "TRANSACTION_ROLLBACK",
+    "UNIQ_KEY",
+    "VALUE_END",
+    "Host",
+    "decode_offset_msg_id",
+    "delay_of_level_ms",
+    "format_properties",
+    "header_dtype",
+    "index_keys",
+    "java_text",
+    "offset_msg_id",
+    "pack_host",
+    "parse_properties",
+    "tags_code",
+    "unpack_host",
+]
+
+MAGIC_V1 = 0xDAA320A7
+"""A message whose topic has at most 127 bytes."""
+MAGIC_V2 = 0xDAA320AB
+"""A message whose topic length takes two bytes."""
+BLANK = 0xCBD43194
+"""The rest of the segment holds no message."""
+BLANK_BYTES = 8
+"""The broker leaves at least this much room behind the last message of a segment."""
+
+COMPRESSED = 0x1
+TRANSACTION_MASK = 0xC
+TRANSACTION_PREPARED = 0x4
+TRANSACTION_COMMIT = 0x8
+TRANSACTION_ROLLBACK = 0xC
+BORN_V6 = 0x10
+STORE_V6 = 0x20
+COMPRESSION_MASK = 0x700
+COMPRESSION_LZ4 = 0x100
+COMPRESSION_ZSTD = 0x200
+COMPRESSION_ZLIB = 0x300
+
+MAX_TOPIC_V1_BYTES = 127
+MAX_PROPERTIES_BYTES = 32_767
+
+
+def header_dtype(sys_flag: int) -> np.dtype[np.void]:
+    """Return the packed record of everything up to and with the body length; its size depends on the two address bits of `sys_flag`."""
+    born = "V20" if sys_flag & BORN_V6 else "V8"
+    store = "V20" if sys_flag & STORE_V6 else "V8"
+    return np.dtype([
+        ("size", ">i4"), ("magic", ">u4"), ("body_crc", ">i4"), ("queue_id", ">i4"), ("flag", ">i4"), ("queue_offset", ">i8"),
+        ("physical_offset", ">i8"), ("sys_flag", ">i4"), ("born_ms", ">i8"), ("born_host", born), ("store_ms", ">i8"),
+        ("store_host", store), ("reconsume_times", ">i4"), ("prepared_offset", ">i8"), ("body_length", ">i4"),
+    ])  # fmt: skip
+
+
+MIN_MESSAGE_BYTES = header_dtype(0).itemsize + 1 + 2
+"""A message of IPv4 hosts with empty body, topic and properties."""
+
+
+NAME_END = "\x01"
+VALUE_END = "\x02"
+KEYS = "KEYS"
+UNIQ_KEY = "UNIQ_KEY"
+TAGS = "TAGS"
+
+_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
+_DELAY_LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+_SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+
+
+def java_text(data: bytes) -> str:
+    """Return `new String(data, UTF_8)`: bytes that are no UTF-8 become U+FFFD, so keys of them hash as they do in the broker."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        # Java replaces an encoded surrogate, cut short or not, as one character, Python as three
+        return _SURROGATE.sub(b"\xef\xbf\xbd", data).decode(errors="replace")
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """Return names and values in order of first appearance (`MessageDecoder.string2messageProperties`)."""
+    properties: dict[str, str] = {}
+    for piece in text.split(VALUE_END):
+        name, separator, value = piece.partition(NAME_END)
+        if separator and name and value:
+            properties[name] = value
+    return properties
+
+
+def format_properties(properties: Mapping[str, str]) -> str:
+    """Return the stored text, each value ended (`MessageDecoder.messageProperties2String`)."""
+    return "".join(f"{name}{NAME_END}{value}{VALUE_END}" for name, value in properties.items())
+
+
+def index_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the keys a message is indexed under: unique key, then KEYS split on spaces; empty ones skipped, each once."""
+    keys = properties.get(KEYS, "").split(" ")
+    return tuple(dict.fromkeys(key for key in (properties.get(UNIQ_KEY, ""), *keys) if key))
+
+
+def delay_of_level_ms(level: int) -> int:
+    """Return the delay of a level of the broker's default table, which has 18 levels; higher ones count as the last, others as none."""
+    return 1000 * _DELAY_LEVELS_S[min(level, len(_DELAY_LEVELS_S)) - 1] if level > 0 else 0
+
+
+def tags_code(topic: str, properties: Mapping[str, str], store_ms: int) -> int:
+    """Return the consume queue's tags code: the hash of the tags; for delayed messages waiting their turn, the time of delivery (ms)."""
+    if topic == _SCHEDULE_TOPIC and (level := properties.get("DELAY", "")).isdecimal() and int(level) > 0:
+        return store_ms + delay_of_level_ms(int(level))
+    return _hash_of_tags(properties.get(TAGS, ""))
+
+
+_hash_of_tags = lru_cache(maxsize=4_096)(java_string_hash)
+
+
+class Host(NamedTuple):
+    """An address and a port."""
+
+    ip: str
+    """IPv4 or IPv6, in the shortest spelling."""
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.ip}]:{self.port}" if ":" in self.ip else f"{self.ip}:{self.port}"
+
+
+def pack_host(host: Host) -> bytes:
+    """Return address and port as stored: 8 bytes for IPv4, 20 for IPv6."""
+    try:
+        return ipaddress.ip_address(host.ip).packed + struct.pack(">i", host.port)
+    except (ValueError, struct.error) as error:
+        raise InvalidArgument(f"{host!r} is no address and port ({error})") from error
+
+
+def unpack_host(packed: bytes) -> Host:
+    """Return what `pack_host` packed."""
+    return Host(str(ipaddress.ip_address(packed[:-4])), int.from_bytes(packed[-4:], "big", signed=True))
+
+
+def offset_msg_id(store_host: Host, physical_offset: int) -> str:
+    """Return the id that names a message by its place: 32 hexadecimal digits for an IPv4 store host, 56 for IPv6."""
+    return (pack_host(store_host) + struct.pack(">q", physical_offset)).hex().upper()
+
+
+def decode_offset_msg_id(msg_id: str) -> tuple[Host, int]:
+    """Return store host and physical offset of an `offset_msg_id`; raises `InvalidArgument` for other text."""
+    try:
+        packed = bytes.fromhex(msg_id) if msg_id.isalnum() else b""
+    except ValueError:
+        packed = b""
+    if len(packed) not in (16, 28):
+        raise InvalidArgument(f"{msg_id!r:.80} is no message id: 32 or 56 hexadecimal digits are")
+    return unpack_host(packed[:-8]), int.from_bytes(packed[-8:], "big", signed=True)
