@@ -98,7 +98,7 @@ def test_every_message_is_a_row(filled):
 
 def test_bodies_hidden_messages_and_clocks_that_no_calendar_has(tmp_path):
     with StoreWriter(tmp_path / "s", segment_bytes=SEGMENT) as writer:
-        packed, flags = message.compress(b"x" * 500, "zlib")
+        packed, flags = message_module.compress(b"x" * 500, "zlib")
         writer.put("t", 0, packed, keys="a", store_ms=BEGIN_MS, sys_flag=flags, born_ms=2**62)
         writer.put("t", 0, b"half", keys="b", store_ms=BEGIN_MS, sys_flag=TRANSACTION_PREPARED)
     plain, prepared = rows_of(batch(tmp_path / "s"))
