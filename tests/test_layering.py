@@ -27,8 +27,8 @@ ENTRY_POINTS = {"cli", "server", "spark", "rocketmq", "testing"}
 BETWEEN_ENTRY_POINTS = {("cli", "rocketmq"), ("cli", "spark"), ("cli", "server"), ("cli", "testing"), ("spark", "rocketmq")}
 LAZY = {
     ("storage/opening.py", "tiered_index.storage.s3.storage"): "boto3 takes longer to load than everything else together",
-    ("spark/datasource_registration.py", "tiered_index.spark.datasource_entries"): "sources are subclasses of what PySpark has",
-    ("spark/datasource_registration.py", "tiered_index.spark.datasource_commitlog"): "the same",
+    ("spark/datasource/registration.py", "tiered_index.spark.datasource.entries"): "sources are subclasses of what PySpark has",
+    ("spark/datasource/registration.py", "tiered_index.spark.datasource.commitlog"): "the same",
 }
 LAZY_FOLDERS = {"cli": "a command loads only what it needs, so that --help is there at once"}
 

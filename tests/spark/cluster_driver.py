@@ -34,7 +34,7 @@ from tiered_index.service.lifecycle.pending_uploads import Upload
 from tiered_index.service.merge import writing
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import build, merge, open_session
-from tiered_index.spark.compact import compact
+from tiered_index.spark.build.compact import compact
 from tiered_index.spark.executors import StorageAddress
 from tiered_index.storage.base import Storage
 from tiered_index.storage.wrappers import Call, WrapperStorage

@@ -24,9 +24,8 @@ from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
 
 from tiered_index.spark import open_session
-from tiered_index.spark.datasource_entries import EntrySource
-from tiered_index.spark.datasource_writing import EntryStreamWriter, EntryWriter, Written
-from tiered_index.spark.partition_tables import PartitionJob
+from tiered_index.spark.datasource.entries import EntrySource
+from tiered_index.spark.datasource.writing import EntryStreamWriter, EntryWriter, PartitionJob, Written
 
 __all__ = ["HeldSource", "one_is_denied", "speculating_session"]
 

@@ -16,11 +16,9 @@ from tiered_index.config import IndexConfig
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import Genesis
 from tiered_index.service.merge.writing import FinishedShard
-from tiered_index.spark.build_plan import BuildPlan, plan_build
-from tiered_index.spark.census import Census, count_batches
-from tiered_index.spark.packing import pack_batches
-from tiered_index.spark.publishing import publish_tables
-from tiered_index.spark.shards import PartitionResult, write_partition
+from tiered_index.spark.build.plan import BuildPlan, Census, count_batches, plan_build
+from tiered_index.spark.build.publishing import publish_tables
+from tiered_index.spark.build.shards import PartitionResult, pack_batches, write_partition
 from tiered_index.spark.windows import WindowScale
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage

@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 from tests.spark.in_process import Address
 from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log.records import LogState
-from tiered_index.spark.lookup_answers import answer_partitions
-from tiered_index.spark.lookup_estimate import bounded, count_questions, total_counts
-from tiered_index.spark.lookup_plan import LookupPlan, plan_lookup
-from tiered_index.spark.lookup_questions import questions_of
-from tiered_index.spark.lookup_tasks import REPORT, TaskReport, pack_questions, search_task
+from tiered_index.spark.lookup.answers import answer_partitions
+from tiered_index.spark.lookup.estimate import bounded, count_questions, total_counts
+from tiered_index.spark.lookup.plan import LookupPlan, plan_lookup
+from tiered_index.spark.lookup.questions import questions_of
+from tiered_index.spark.lookup.search import REPORT, TaskReport, pack_questions, search_task
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import PriceTable
 from tiered_index.types import Lookup

@@ -25,13 +25,13 @@ from tiered_index.format.layout import PRESETS
 from tiered_index.format.names import log_name
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.log.records import LogRecord, StoredObject
-from tiered_index.spark import audit_differences as differences
-from tiered_index.spark import audit_outside as outside_of_bounds
 from tiered_index.spark import build, merge
-from tiered_index.spark.audit import AuditResult, audit
-from tiered_index.spark.audit_entries import ALL_TIME, Picked, stored_entries
-from tiered_index.spark.audit_report import report_table, write_report
-from tiered_index.spark.lookup_plan import Target
+from tiered_index.spark.audit import differences as differences
+from tiered_index.spark.audit import differences as outside_of_bounds
+from tiered_index.spark.audit.audit import AuditResult, audit
+from tiered_index.spark.audit.entries import ALL_TIME, Picked, stored_entries
+from tiered_index.spark.audit.report import report_table, write_report
+from tiered_index.spark.lookup.plan import Target
 from tiered_index.storage.opening import open_storage
 
 COUNT = 3_000
@@ -265,7 +265,7 @@ def test_what_is_merged_and_swept_during_an_audit_is_not_missing(
         sweep(f"file://{copy}")
         return compare(*arguments)
 
-    monkeypatch.setattr(sys.modules["tiered_index.spark.audit"], "compare", after_a_merge)  # `spark.audit` is the function, too
+    monkeypatch.setattr(sys.modules["tiered_index.spark.audit.audit"], "compare", after_a_merge)  # `spark.audit` is the function, too
     result = audited(spark, copy, str(sound / "source.parquet"))
     assert (result.status, result.report.findings) == ("incomplete", [])
     assert len(result.report.unchecked) == 4 and "run it again" in str(result.report.unchecked[0][1])
@@ -281,7 +281,7 @@ def test_what_damage_found_late_hides_is_not_missing(spark: Any, sound: Path, co
             damage_an_item(copy, stored)
         return compare(*arguments)
 
-    monkeypatch.setattr(sys.modules["tiered_index.spark.audit"], "compare", after_damage)
+    monkeypatch.setattr(sys.modules["tiered_index.spark.audit.audit"], "compare", after_damage)
     result = audited(spark, copy, str(sound / "source.parquet"))
     assert (result.status, len(result.report.unchecked)) == ("incomplete", 4)
     assert result.differences is not None and result.differences.findings == 0 and 0 < result.differences.unproven < COUNT

@@ -12,9 +12,9 @@ import pytest
 from tiered_index.cli.main import run
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.service.checks.report import Report
-from tiered_index.spark.audit import AuditResult, audit
-from tiered_index.spark.audit_differences import Difference, Differences
-from tiered_index.spark.audit_report import check_report_name, report_table
+from tiered_index.spark.audit.audit import AuditResult, audit
+from tiered_index.spark.audit.differences import Difference, Differences
+from tiered_index.spark.audit.report import check_report_name, report_table
 
 
 def difference(kind: str, offset: int, **more: Any) -> Difference:
@@ -31,7 +31,7 @@ def result_of(listed: list[Difference], counts: dict[str, int], report: Report |
 def told(monkeypatch: pytest.MonkeyPatch, capfd: Any, result: AuditResult, *arguments: str) -> tuple[int, str]:
     """Return exit code and output of the command where the audit had this result."""
     monkeypatch.setattr(sys.modules["tiered_index.cli.spark.audit"], "spark_of", lambda *given, **more: None)
-    monkeypatch.setattr(sys.modules["tiered_index.spark.audit"], "audit", lambda *given, **more: result)
+    monkeypatch.setattr(sys.modules["tiered_index.spark.audit.audit"], "audit", lambda *given, **more: result)
     capfd.readouterr()
     with pytest.raises(SystemExit) as ended:
         run(["spark", "audit", "--storage", "file:///tmp/x", "--source", "s.parquet", "--quiet", *arguments])

@@ -21,12 +21,11 @@ from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.service.answers.topics import assigned_topic_id
 from tiered_index.service.log.records import Genesis
 from tiered_index.spark import build, merge
-from tiered_index.spark import starting as session_module
-from tiered_index.spark.build_plan import plan_build
-from tiered_index.spark.census import CENSUS_COLUMNS, Census, count_batches
+from tiered_index.spark import session as session_module
+from tiered_index.spark.build.log_sources import SKIPPED, _entries
+from tiered_index.spark.build.plan import CENSUS_COLUMNS, Census, count_batches, plan_build
+from tiered_index.spark.build.shards import pack_batches
 from tiered_index.spark.executors import StorageAddress, typed_errors
-from tiered_index.spark.log_sources import SKIPPED, _entries
-from tiered_index.spark.packing import pack_batches
 from tiered_index.spark.windows import WindowScale
 
 BAD_FRAMES = {

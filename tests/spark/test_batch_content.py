@@ -19,10 +19,8 @@ from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.answers.topics import assigned_topic_id
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, StreamBatch
-from tiered_index.spark import publishing
-from tiered_index.spark.datasource_writing import EntryStreamWriter, Written
-from tiered_index.spark.entry_batches import EntryColumns
-from tiered_index.spark.partition_tables import PartitionJob
+from tiered_index.spark.build import publishing
+from tiered_index.spark.datasource.writing import EntryColumns, EntryStreamWriter, PartitionJob, Written
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
 
@@ -43,7 +41,7 @@ class _Task:
 
 @pytest.fixture(autouse=True)
 def tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiered_index.spark.datasource_writing.TaskContext", _Task)
+    monkeypatch.setattr("tiered_index.spark.datasource.writing.TaskContext", _Task)
 
 
 def a_writer(storage: Storage, table: pa.Table, **more: Any) -> Any:

@@ -21,8 +21,8 @@ from tiered_index.format.hashing import key_hash
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.cold import path as cold_path
 from tiered_index.service.merge import plan as plan_module
-from tiered_index.spark import lookup_search
-from tiered_index.spark.lookup_questions import QUESTION, distinct, questions_of
+from tiered_index.spark.lookup import search
+from tiered_index.spark.lookup.questions import QUESTION, distinct, questions_of
 from tiered_index.storage.metering import PriceTable
 
 COUNT = 9_000
@@ -65,7 +65,7 @@ def settings_of(gap):
 def test_the_used_plan_is_what_a_lookup_reads(made, monkeypatch, keys, gap, limits):
     if limits is not None:
         for module, name, value in (
-            (lookup_search, "WINDOW_BYTES", limits[0]), (plans, "WINDOW_BYTES", limits[0]),
+            (search, "WINDOW_BYTES", limits[0]), (plans, "WINDOW_BYTES", limits[0]),
             (cold_path, "MAX_SPAN_BYTES", limits[1]), (plans, "MAX_SPAN_BYTES", limits[1]),
         ):  # fmt: skip
             monkeypatch.setattr(module, name, value)

@@ -43,10 +43,9 @@ from tiered_index.errors import (
     StorageMisconfigured,
 )
 from tiered_index.service.log.log import StorageLog
-from tiered_index.spark.datasource_entries import ApartEntrySource, EntrySource
-from tiered_index.spark.datasource_filters import Selection
-from tiered_index.spark.datasource_plan import plan_tasks
-from tiered_index.spark.publishing import publish_tables
+from tiered_index.spark.build.publishing import publish_tables
+from tiered_index.spark.datasource.entries import ApartEntrySource, EntrySource
+from tiered_index.spark.datasource.reading import Selection, plan_tasks
 from tiered_index.storage.opening import open_storage
 from tiered_index.testing.counting_proxy import Action, counting_proxy, times
 

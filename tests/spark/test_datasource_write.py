@@ -13,7 +13,7 @@ from tests.spark.streaming_program import failing_once
 from tiered_index import IndexReader
 from tiered_index.errors import InvalidArgument, NotAnIndex, SchemaMismatch
 from tiered_index.spark import register
-from tiered_index.spark.datasource_registration import warn_of_denials
+from tiered_index.spark.datasource.registration import warn_of_denials
 from tiered_index.spark.executors import typed_errors
 
 

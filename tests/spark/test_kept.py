@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tiered_index.spark.kept import kept
+from tiered_index.spark.audit.differences import kept
 
 SETTING = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
 

@@ -18,8 +18,8 @@ from tiered_index.format.hashing import key_hash
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.merge import plan as plan_module
 from tiered_index.service.merge import writing as task_module
-from tiered_index.spark import lookup_estimate, lookup_search, lookup_times
-from tiered_index.spark.lookup_questions import QUESTION, PackedBatch, distinct, places_of, questions_of, routes
+from tiered_index.spark.lookup import estimate, questions, search
+from tiered_index.spark.lookup.questions import QUESTION, PackedBatch, distinct, places_of, questions_of, routes
 from tiered_index.testing.storage_faults import FaultStorage
 
 
@@ -98,16 +98,16 @@ def test_answers_equal_a_readers(life, max_count):
 
 def test_answers_of_small_pieces(life, monkeypatch):
     """Windows of a run, rows that go as soon as they come, batches that make too many pairs, filters at any price: nothing changes."""
-    monkeypatch.setattr(lookup_search, "WINDOW_BYTES", 1)
-    monkeypatch.setattr(lookup_search, "_CHUNK", 16)
-    monkeypatch.setattr(lookup_search, "_ALONE", 0)
-    monkeypatch.setattr(lookup_search, "_FILTER_SHARE", 0)
+    monkeypatch.setattr(search, "WINDOW_BYTES", 1)
+    monkeypatch.setattr(search, "_CHUNK", 16)
+    monkeypatch.setattr(search, "_ALONE", 0)
+    monkeypatch.setattr(search, "_FILTER_SHARE", 0)
     monkeypatch.setattr("tiered_index.service.answers.batch.MAX_PAIRS", 20)
-    monkeypatch.setattr(lookup_search.HeldAnswers.__init__, "__defaults__", (5,))
-    monkeypatch.setattr("tiered_index.spark.lookup_answers._HELD_ROWS", 10)
-    monkeypatch.setattr("tiered_index.spark.lookup_answers._BATCH_ROWS", 7)
-    monkeypatch.setattr("tiered_index.spark.lookup_plan._QUESTIONS_A_PARTITION", 9)
-    monkeypatch.setattr("tiered_index.spark.lookup_plan._LEAST_A_PARTITION", 1)
+    monkeypatch.setattr(search.HeldAnswers.__init__, "__defaults__", (5,))
+    monkeypatch.setattr("tiered_index.spark.lookup.answers._HELD_ROWS", 10)
+    monkeypatch.setattr("tiered_index.spark.lookup.answers._BATCH_ROWS", 7)
+    monkeypatch.setattr("tiered_index.spark.lookup.plan._QUESTIONS_A_PARTITION", 9)
+    monkeypatch.setattr("tiered_index.spark.lookup.plan._LEAST_A_PARTITION", 1)
     lookups = lookups_of(life, max_count=20)
     plan = plan_of(life.state, lookups, max_count=20)
     assert plan.partitions > 3 * plan.answerers > 3
@@ -174,7 +174,7 @@ def test_neighbours_are_one_range_where_the_gap_allows_it(tmp_path):
         requests.append(len(recorder.reads))
     assert requests[0] > requests[1] == 2
     plan = plan_of(made.state, lookups, settings=SETTINGS)
-    ((foreseen, _),) = lookup_estimate.foreseen(plan, counts_of(plan, lookups))
+    ((foreseen, _),) = estimate.foreseen(plan, counts_of(plan, lookups))
     assert requests[0] <= foreseen <= requests[0] * 1.5
     made.close()
 
@@ -350,7 +350,7 @@ def test_bounds_that_are_a_dry_runs_figures_are_enough(tmp_path, gap):
     settings = type(SETTINGS)(query_threads=2, coalesce_gap_bytes=gap, block_cache_bytes=0)
     for name, lookups in of_hours(made, 1_000).items():
         free = plan_of(made.state, lookups, settings=settings)
-        costs = lookup_estimate.foreseen(free, counts_of(free, lookups))
+        costs = estimate.foreseen(free, counts_of(free, lookups))
         most = {"max_requests": sum(cost[0] for cost in costs), "max_bytes": sum(cost[1] for cost in costs)}
         plan = plan_of(made.state, lookups, settings=settings, **most)
         # all is shared out, and tasks without a question have no share
@@ -366,7 +366,7 @@ def test_bounds_that_are_a_dry_runs_figures_are_enough(tmp_path, gap):
 def test_shares_add_up_and_are_named(life):
     lookups = lookups_of(life)
     free = plan_of(life.state, lookups)
-    costs = lookup_estimate.foreseen(free, counts_of(free, lookups))
+    costs = estimate.foreseen(free, counts_of(free, lookups))
     for most in (0, 1, 7, 1000, 10**6 + 1):
         plan = plan_of(life.state, lookups, max_requests=most)
         assert sum(share for share, _ in plan.limits) == most and {read for _, read in plan.limits} == {None}
@@ -380,12 +380,12 @@ def test_shares_add_up_and_are_named(life):
 
 def test_times_of_text():
     texts = pa.array(["2023-11-14T22:13:20Z", None, "1700000000000", "2023-11-15 06:13:20+08:00", "2023-11-14T22:13:20Z"])
-    assert lookup_times.times_of(texts, "'since' (begin_ms)").to_pylist() == [1_700_000_000_000, None, *[1_700_000_000_000] * 3]
-    assert lookup_times.times_of(texts.slice(1, 1), "'begin_ms'").to_pylist() == [None]
+    assert questions.times_of(texts, "'since' (begin_ms)").to_pylist() == [1_700_000_000_000, None, *[1_700_000_000_000] * 3]
+    assert questions.times_of(texts.slice(1, 1), "'begin_ms'").to_pylist() == [None]
     # a cut text is none either
     for text in ("yesterday", "", "1e3", "-5", "2023-11-14" + " " * 60 + "x"):
         with pytest.raises(InvalidArgument, match=rf"column 'since' \(begin_ms\): '{text[:10]}.* is neither"):
-            lookup_times.times_of(pa.array(["0", text]), "'since' (begin_ms)")
+            questions.times_of(pa.array(["0", text]), "'since' (begin_ms)")
 
 
 def plan_columns(topics, keys):

@@ -12,11 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.spark.csv_files import header_of, read_files
+from tiered_index.spark.build.sources import frame_of
 from tiered_index.spark.executors import typed_errors
-from tiered_index.spark.lookup_files import read_keys, write_answers
+from tiered_index.spark.lookup.files import header_of, read_files, read_keys, write_answers
 from tiered_index.spark.metrics import SourceAccess
-from tiered_index.spark.sources import frame_of
 from tiered_index.storage.s3.options import S3Options
 
 S3 = S3Options()

@@ -18,13 +18,12 @@ from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge import writing
-from tiered_index.spark import build_plan, packing, partition_tables
-from tiered_index.spark.batch_content import BatchContent
-from tiered_index.spark.datasource_writing import EntryStreamWriter, EntryWriter, Written
-from tiered_index.spark.entry_batches import EntryColumns
-from tiered_index.spark.partition_tables import PartitionJob, write_tables
-from tiered_index.spark.publishing import MicroBatch, publish_batch, publish_shards
+from tiered_index.service.merge import writing as merge_writing
+from tiered_index.spark.build import plan as plan_module
+from tiered_index.spark.build import shards as shards_module
+from tiered_index.spark.build.publishing import BatchContent, MicroBatch, publish_batch, publish_shards
+from tiered_index.spark.datasource import writing
+from tiered_index.spark.datasource.writing import EntryColumns, EntryStreamWriter, EntryWriter, PartitionJob, Written, write_tables
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.model import Answer, ReferenceModel
@@ -36,7 +35,7 @@ FIRST, SECOND = MicroBatch("spark:q", 0, BatchContent(2_000, 1)), MicroBatch("sp
 
 @pytest.fixture(autouse=True)
 def uploads_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "_PART_BYTES", 500)
+    monkeypatch.setattr(merge_writing, "_PART_BYTES", 500)
 
 
 NOW_MS = SystemClock().now_ms()
@@ -75,9 +74,9 @@ def left_over(storage: Storage, clock: ManualClock) -> int:
 @pytest.mark.parametrize("small", [False, True])
 def test_a_task_writes_a_table_for_each_window(monkeypatch: pytest.MonkeyPatch, clock: ManualClock, small: bool) -> None:
     if small:  # several rounds of packing, pieces and hot keys that are spooled once more
-        monkeypatch.setattr(packing, "_HELD_ITEMS", 256)
-        monkeypatch.setattr(packing, "_BLOCK_ITEMS", 16)
-        monkeypatch.setattr(build_plan, "PIECE_ITEMS", 100)
+        monkeypatch.setattr(shards_module, "_HELD_ITEMS", 256)
+        monkeypatch.setattr(shards_module, "_BLOCK_ITEMS", 16)
+        monkeypatch.setattr(plan_module, "PIECE_ITEMS", 100)
     storage = MemoryStorage()
     log = opened(storage, clock)
     shuffled = TABLE.take(pa.array(np.random.default_rng(1).permutation(len(TABLE))))
@@ -235,8 +234,8 @@ def test_a_task_that_fails_takes_back_what_it_uploaded(clock: ManualClock) -> No
 @pytest.mark.parametrize(("lie", "what"), [({"read_checksum": 1}, "other entries"), ({"shards": ()}, "another number of entries")])
 def test_tables_that_are_not_what_was_read_are_refused(monkeypatch: pytest.MonkeyPatch, lie: Any, what: str) -> None:
     storage = MemoryStorage()
-    real = partition_tables.write_blocks
-    monkeypatch.setattr(partition_tables, "write_blocks", lambda blocks, *more: replace(real(blocks, *more), **lie))
+    real = writing.write_blocks
+    monkeypatch.setattr(writing, "write_blocks", lambda blocks, *more: replace(real(blocks, *more), **lie))
     with pytest.raises(CorruptFile, match=f"wrote {what} than it read"):
         written(TABLE, storage)
     assert bool(list(storage.list_uploads())) == ("shards" in lie)

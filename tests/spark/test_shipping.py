@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.spark.entries import check, messages, total, write_parquet
-from tiered_index.spark.shipping import pack_package
+from tiered_index.spark.session import pack_package
 
 _OURS = ("tiered_index", "__editable__")
 
@@ -65,8 +65,10 @@ def test_what_is_shipped_are_the_modules_and_the_same_bytes_each_time(tmp_path):
     first, second = pack_package(tmp_path / "1.zip"), pack_package(tmp_path / "2.zip")
     assert first.read_bytes() == second.read_bytes()
     names = zipfile.ZipFile(first).namelist()
-    assert "tiered_index/__init__.py" in names and "tiered_index/spark/build.py" in names
+    assert "tiered_index/__init__.py" in names and "tiered_index/spark/build/build.py" in names
     assert all(name.startswith("tiered_index/") and name.endswith(".py") for name in names)
-    script = f"import sys; sys.path[:0] = [{str(first)!r}]; import tiered_index.spark.shards as s, tiered_index as t; print(t.__file__)"
+    script = (
+        f"import sys; sys.path[:0] = [{str(first)!r}]; import tiered_index.spark.build.shards as s, tiered_index as t; print(t.__file__)"
+    )
     ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert ran.stdout.strip() == f"{first}/tiered_index/__init__.py", ran.stderr

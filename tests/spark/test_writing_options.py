@@ -11,8 +11,8 @@ from tests.spark.in_process import build_here
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ConfigError, InvalidArgument, SchemaMismatch, TieredIndexError
 from tiered_index.service.log.log import StorageLog
-from tiered_index.spark.datasource_options import Options
-from tiered_index.spark.datasource_writing import WRITE_OPTIONS, prepared
+from tiered_index.spark.datasource.options import Options
+from tiered_index.spark.datasource.writing import WRITE_OPTIONS, prepared
 from tiered_index.storage.opening import open_storage
 
 COLUMNS = StructType()

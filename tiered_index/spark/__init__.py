@@ -6,15 +6,15 @@ Tasks upload under names of their own and change nothing; the driver publishes w
 imported by who makes the session, so this package can be looked at without it.
 """
 
-from tiered_index.spark.audit import AuditResult, audit
-from tiered_index.spark.build import BuildResult, build
-from tiered_index.spark.compact import CompactReport, compact
-from tiered_index.spark.datasource_registration import register
-from tiered_index.spark.functions import hash_key
-from tiered_index.spark.lookup import LookupResult, look_up, lookup
-from tiered_index.spark.merge import MergeResult, merge
+from tiered_index.spark.audit.audit import AuditResult, audit
+from tiered_index.spark.build.build import BuildResult, build
+from tiered_index.spark.build.columns import hash_key
+from tiered_index.spark.build.compact import CompactReport, compact
+from tiered_index.spark.build.merge import MergeResult, merge
+from tiered_index.spark.datasource.registration import register
+from tiered_index.spark.lookup.lookup import LookupResult, look_up, lookup
 from tiered_index.spark.metrics import JobMetrics, StageMetrics
-from tiered_index.spark.starting import open_session
+from tiered_index.spark.session import open_session
 
 __all__ = [
     "AuditResult", "BuildResult", "CompactReport", "JobMetrics", "LookupResult", "MergeResult", "StageMetrics", "audit", "build", "compact",

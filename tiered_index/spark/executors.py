@@ -2,24 +2,39 @@
 
 A storage is never pickled: tasks open it from its URI, with the credentials that the executor finds by the usual chain. Spark hands errors
 of tasks to the driver as text; `typed_errors` finds ours in it and raises it again. Threads: any.
+
+Memory of a Python worker between tasks: no further arenas of the allocator for its threads, and what is free goes back to the system.
+
+Spark runs task after task in one worker. glibc gives a thread an arena of its own, which keeps what the thread freed; threads of later
+tasks don't meet the arenas that fit, so a worker would take more with every task (a merge of 8 million entries, run six times in one
+process: 629 MiB at its peak at first, 831 at last; without further arenas 566 to 589, in no order). Linux with glibc, and Arrow's pool;
+elsewhere nothing is done. The setting is the process's, from its first task on. Threads: any.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
+import pyarrow as pa
+
 from tiered_index import errors
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageUnavailable, TieredIndexError
-from tiered_index.spark.ndjson_errors import told_by_spark
+from tiered_index.spark.ndjson import told_by_spark
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
 
-__all__ = ["StorageAddress", "typed_errors"]
+__all__ = [
+    "StorageAddress",
+    "between_tasks",
+    "give_back",
+    "typed_errors",
+]
 
 _S3A = re.compile(r"s3a://", re.IGNORECASE)
 _OURS = re.compile(r"tiered_index\.[a-z_.]*\b(?P<kind>[A-Z][A-Za-z]+): (?P<text>[^\n]*)")
@@ -103,3 +118,28 @@ def _again(kind: type[TieredIndexError], text: str, what: str) -> TieredIndexErr
         return kind(f"{what}: {text}")
     except TypeError:
         return TieredIndexError(text)
+
+
+_M_ARENA_MAX = -8
+# of malloc.h
+
+
+def give_back() -> None:
+    """Return to the system what is free."""
+    pa.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+@contextlib.contextmanager
+def between_tasks() -> Iterator[None]:
+    """Give back what earlier tasks left, and at the end what this one freed: a task's peak is its own, an idle worker is small."""
+    limit = getattr(ctypes.CDLL(None), "mallopt", None)
+    if limit is not None:
+        limit(_M_ARENA_MAX, 1)
+    give_back()
+    try:
+        yield
+    finally:
+        give_back()

@@ -17,22 +17,22 @@ SHARD = "tests/unit/format/test_shard.py"
 MUTANTS = (
     Mutant(
         "build-published-twice", "a build whose record came through unheard is published again",
-        "spark/publishing.py", "        if added <= state.objects.keys():\n", "        if not added:\n",
+        "spark/build/publishing.py", "        if added <= state.objects.keys():\n", "        if not added:\n",
         (f"{PUBLISHING}::test_an_append_whose_answer_was_lost_is_found_and_not_repeated",),
     ),
     Mutant(
         "build-mode-before-the-log", "two builds of one window at once are both published, whatever their mode",
-        "spark/publishing.py", "removed = _replaced(state, windows, mode) + repeated(", "removed = repeated(",
+        "spark/build/publishing.py", "removed = _replaced(state, windows, mode) + repeated(", "removed = repeated(",
         (f"{PUBLISHING}::test_two_builds_of_one_window_at_once",),
     ),
     Mutant(
         "build-replaces-one-shard", "of a table that is replaced all shards but one stay",
-        "spark/publishing.py", "replaced += [stored.name for stored in shards]", "replaced += [shards[0].name]",
+        "spark/build/publishing.py", "replaced += [stored.name for stored in shards]", "replaced += [shards[0].name]",
         (f"{PUBLISHING}::test_two_builds_of_one_window_at_once",),
     ),
     Mutant(
         "build-replaces-beside", "a build replaces the table of the day behind its own",
-        "spark/publishing.py", "if w[0] < end and begin < w[1]", "if w[0] < end and begin <= w[1]",
+        "spark/build/publishing.py", "if w[0] < end and begin < w[1]", "if w[0] < end and begin <= w[1]",
         (f"{KILLED}::test_a_driver_killed_at_each_call_of_publish",),
     ),
     Mutant(
@@ -72,17 +72,17 @@ MUTANTS = (
     ),
     Mutant(
         "upload-left-by-a-task", "a task that fails leaves its unfinished uploads",
-        "spark/shards.py", "            writer.abandon()\n", "            pass\n",
+        "spark/build/shards.py", "            writer.abandon()\n", "            pass\n",
         (f"{PUBLISHING}::test_a_task_whose_storage_fails_takes_back_what_it_uploaded[upload_part]",),
     ),
     Mutant(
         "table-of-another-window", "entries go on in the shard that is open, whatever window they are of",
-        "spark/shards.py", "        if self._shard != (index, shard):\n", "        if self._shard is None:\n",
+        "spark/build/shards.py", "        if self._shard != (index, shard):\n", "        if self._shard is None:\n",
         (f"{PARTS}::test_shards_answer_as_the_model_whatever_the_size_of_pieces[4-10000]",),
     ),
     Mutant(
         "piece-begins-on-disk", "what a hot key had before it was cut by time is lost",
-        "spark/shards.py", "            for held in self._held:\n", "            for held in self._held[1:]:\n",
+        "spark/build/shards.py", "            for held in self._held:\n", "            for held in self._held[1:]:\n",
         (f"{PARTS}::test_shards_answer_as_the_model_whatever_the_size_of_pieces[1-60]",),
     ),
     Mutant(

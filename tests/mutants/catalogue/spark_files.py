@@ -11,38 +11,38 @@ HERE = "tests/spark/test_lookup_files.py"
 MUTANTS = (
     Mutant(
         "csv-backslash-escapes", "a backslash in CSV is taken for an escape, so other keys are asked for",
-        "spark/csv_files.py", "csv.reader(_decoded(file, lines), strict=True)",
+        "spark/lookup/files.py", "csv.reader(_decoded(file, lines), strict=True)",
         'csv.reader(_decoded(file, lines), strict=True, escapechar="\\\\")',
         (f"{HERE}::test_keys_of_csv_are_those_that_were_written",),
     ),
     Mutant(
         "csv-open-quote", "a quote that isn't closed takes the rest of the file for its cell, in silence",
-        "spark/csv_files.py", "csv.reader(_decoded(file, lines), strict=True)", "csv.reader(_decoded(file, lines))",
+        "spark/lookup/files.py", "csv.reader(_decoded(file, lines), strict=True)", "csv.reader(_decoded(file, lines))",
         (f"{HERE}::test_csv_that_is_none_is_told_with_its_line",),
     ),
     Mutant(
         "csv-columns-by-place", "CSV files of a folder go by the order of columns in the first one",
-        "spark/csv_files.py", "        if found != header:\n", "        if len(found) != len(header):\n",
+        "spark/lookup/files.py", "        if found != header:\n", "        if len(found) != len(header):\n",
         (f"{HERE}::test_headers_that_differ",),
     ),
     Mutant(
         "csv-replaces-bytes", "what is no UTF-8 becomes another key",
-        "spark/csv_files.py", 'line.decode("utf-8-sig" if number == 1 else "utf-8")', 'line.decode("utf-8-sig", "replace")',
+        "spark/lookup/files.py", 'line.decode("utf-8-sig" if number == 1 else "utf-8")', 'line.decode("utf-8-sig", "replace")',
         (f"{HERE}::test_csv_that_is_none_is_told_with_its_line",),
     ),
     Mutant(
         "spark-name-is-a-pattern", "a local file's name is Spark's pattern, and other files are read",
-        "spark/local_files.py", '_PATTERN.sub(r"\\\\\\g<0>", str(file))', "str(file)",
+        "spark/splits.py", '_PATTERN.sub(r"\\\\\\g<0>", str(file))', "str(file)",
         (f"{HERE}::test_a_files_name_is_no_pattern[.parquet]", f"{HERE}::test_a_sources_name_is_no_pattern[.ndjson]"),
     ),
     Mutant(
         "spark-name-with-escapes", "answers go to a folder of another name",
-        "spark/local_files.py", 'return f"file://{folder}"', "return folder.as_uri()",
+        "spark/splits.py", 'return f"file://{folder}"', "return folder.as_uri()",
         (f"{HERE}::test_answers_go_where_they_are_asked_to[]",),
     ),
     Mutant(
         "ndjson-second-value", "of two objects in a line the second is passed over",
-        "spark/ndjson_lines.py", r"[}\]]\s*[^\s,\]}]|", "",
+        "spark/ndjson.py", r"[}\]]\s*[^\s,\]}]|", "",
         (f"{HERE}::test_messages_of_two_in_a_line_are_told",),
     ),
 )  # fmt: skip

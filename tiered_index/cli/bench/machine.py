@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from tiered_index._version import __version__
-from tiered_index.spark.freed_memory import give_back
+from tiered_index.spark.executors import give_back
 
 __all__ = ["MemoryWatch", "core_wait_s", "cores", "facts", "pin_thread", "pinned", "settle"]
 

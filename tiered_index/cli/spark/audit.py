@@ -16,8 +16,8 @@ from tiered_index.cli.times import format_time, time_option
 from tiered_index.errors import ConfigError, InvalidArgument
 
 if TYPE_CHECKING:
-    from tiered_index.spark.audit import AuditResult
-    from tiered_index.spark.audit_differences import Difference
+    from tiered_index.spark.audit.audit import AuditResult
+    from tiered_index.spark.audit.differences import Difference
 
 __all__ = ["audit"]
 
@@ -69,8 +69,8 @@ def audit(
         raise InvalidArgument("--column, --constant, --begin and --end say how to compare with a --source, and none is given")
     if begin is not None and end is not None and begin // 1000 > end // 1000:
         raise InvalidArgument(f"--begin {format_time(begin)} lies after --end {format_time(end)}")
-    from tiered_index.spark.audit import audit as audit_index
-    from tiered_index.spark.audit_report import check_report_name, write_report
+    from tiered_index.spark.audit.audit import audit as audit_index
+    from tiered_index.spark.audit.report import check_report_name, write_report
 
     if report is not None:
         check_report_name(report, config.s3)
@@ -92,7 +92,7 @@ def audit(
 
 
 def _document(result: AuditResult, elapsed_s: float) -> dict[str, object]:
-    from tiered_index.spark.audit_report import plain
+    from tiered_index.spark.audit.report import plain
 
     differences = None
     if result.differences is not None:

@@ -17,7 +17,7 @@ from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.spark.metrics import JobMetrics
 
 if TYPE_CHECKING:
-    from tiered_index.spark.build import BuildResult
+    from tiered_index.spark.build.build import BuildResult
 
 __all__ = ["build"]
 
@@ -62,7 +62,7 @@ def build(
         raise InvalidArgument(f"--shards is auto or a number, not {shards!r}")
     columns, constants = given_columns(column, constant)
     spark = spark_of(master, conf, ship=ship)
-    from tiered_index.spark.build import build as build_tables
+    from tiered_index.spark.build.build import build as build_tables
 
     begun = time.monotonic()
     result = build_tables(

@@ -15,7 +15,7 @@ from tiered_index.cli.spark.sharing import Conf, Master, Ship, progress_of, spar
 from tiered_index.cli.stored_index import storage_uri
 
 if TYPE_CHECKING:
-    from tiered_index.spark.compact import CompactReport
+    from tiered_index.spark.build.compact import CompactReport
 
 __all__ = ["compact"]
 
@@ -44,8 +44,8 @@ def compact(
     """
     config = session.config()
     uri = storage_uri(config)
-    from tiered_index.spark.compact import compact as compact_staged_files
-    from tiered_index.spark.compact import plan_compaction
+    from tiered_index.spark.build.compact import compact as compact_staged_files
+    from tiered_index.spark.build.compact import plan_compaction
 
     begun = time.monotonic()
     if dry_run:

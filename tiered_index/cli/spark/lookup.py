@@ -14,7 +14,7 @@ from tiered_index.cli.times import time_option
 from tiered_index.errors import ConfigError, InvalidArgument
 
 if TYPE_CHECKING:
-    from tiered_index.spark.lookup import LookupResult
+    from tiered_index.spark.lookup.lookup import LookupResult
 
 __all__ = ["lookup"]
 
@@ -71,8 +71,8 @@ def lookup(
     spark = spark_of(master, conf)
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-    from tiered_index.spark.lookup import look_up
-    from tiered_index.spark.lookup_files import check_out, read_keys, write_answers
+    from tiered_index.spark.lookup.files import check_out, read_keys, write_answers
+    from tiered_index.spark.lookup.lookup import look_up
 
     columns |= {name: F.lit(value).cast("string" if name == "topic" else "bigint") for name, value in given.items() if value is not None}
     if out is not None:

@@ -55,7 +55,7 @@ def merge(
 
 
 def _merge(session: Session, config: IndexConfig, options: Sequence[MergeOptions], spark: Any) -> None:
-    from tiered_index.spark.merge import merge as merge_tables
+    from tiered_index.spark.build.merge import merge as merge_tables
 
     told: list[dict[str, Any]] = []
     requests: Counter[str] = Counter()

@@ -36,12 +36,12 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
 
 def spark_of(master: str | None, conf: Sequence[str] | None, *, ship: bool = False) -> SparkSession:
     """Return the session; with `ship` its executors get this package from here. Raises `ConfigError` where PySpark or Java is missing."""
-    from tiered_index.spark.starting import open_session
+    from tiered_index.spark.session import open_session
 
     spark = open_session(master, settings=pairs("--conf", conf))
     spark.sparkContext.setLogLevel("ERROR")
     if ship:
-        from tiered_index.spark.shipping import ship_package
+        from tiered_index.spark.session import ship_package
 
         ship_package(spark)
     return spark

@@ -33,7 +33,7 @@ from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.reader import IndexReader
 from tiered_index.spark import build, look_up
-from tiered_index.spark.lookup_files import write_answers
+from tiered_index.spark.lookup.files import write_answers
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
 

@@ -29,9 +29,9 @@ from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.trailer import GROUP_DTYPE, Trailer, parse_trailer
 from tiered_index.service.cold.path import MAX_SPAN_BYTES, ColdSettings
 from tiered_index.service.log.records import LogState, StoredObject
-from tiered_index.spark.lookup_plan import Target
-from tiered_index.spark.lookup_questions import distinct, questions_of
-from tiered_index.spark.lookup_search import WINDOW_BYTES, request_bytes, worth_a_filter
+from tiered_index.spark.lookup.plan import Target
+from tiered_index.spark.lookup.questions import distinct, questions_of
+from tiered_index.spark.lookup.search import WINDOW_BYTES, request_bytes, worth_a_filter
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import PriceTable
 

@@ -1,0 +1,392 @@
+"""Index against source: both sides' entries meet in one shuffle, and what has no like on the other side is told.
+
+What an audit of a part of the time finds beyond it: the other half of an entry whose stored second is wrong. Driver only.
+
+Index and source are compared within bounds, so an entry whose second is inside on one side and outside on the other looks *missing* or
+*extra*. What does so is sought once more, by its identity, outside of the bounds on both sides; there, what both sides have goes out, and
+the other side's rest pairs with it: the entry is *wrong*. No difference is added, and what is outside on both sides is never told.
+
+Nothing is read where nothing is missing or extra. Otherwise that is the source, and of objects with entries outside of the bounds the slot
+groups of the identities that are sought, of which there are `MOST_SOUGHT` of a kind.
+
+The two sides of an audit, brought together: one shuffle of a source's entries and of those that objects hold. Driver only.
+
+DataFrames that Spark keeps for a while, in as many partitions as there is data for. Driver only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from tiered_index.errors import StorageUnavailable
+from tiered_index.format.schema import Schema
+from tiered_index.service.log.records import StoredObject
+from tiered_index.spark.audit.entries import (
+    ALL_TIME,
+    ENTRY_SCHEMA,
+    INDEX,
+    SOURCE,
+    UNREAD,
+    Picked,
+    identity_dtype,
+    source_entries,
+    stored_entries,
+    value_dtype,
+)
+from tiered_index.spark.lookup.plan import Target
+from tiered_index.spark.metrics import Address
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = [
+    "KINDS",
+    "MOST_SOUGHT",
+    "SOUGHT",
+    "Compared",
+    "Difference",
+    "Differences",
+    "Sides",
+    "compare",
+    "kept",
+    "left_out",
+    "paired",
+    "unread_of",
+]
+
+_COALESCE = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
+# off unless somebody set it: then what is kept has all of spark.sql.shuffle.partitions (200), each a task of every job that reads it
+
+
+@contextmanager
+def kept(frame: DataFrame) -> Iterator[DataFrame]:
+    """Yield `frame`, which is made once and kept until the block ends. The session's setting is another one for a moment.
+
+    Three audits of 2,000 entries ran 3,800 tasks without it, nearly all of them of empty partitions, and 48 with it.
+    """
+    settings = frame.sparkSession.conf
+    before = settings.get(_COALESCE)
+    settings.set(_COALESCE, "true")
+    try:
+        frame.persist()
+    finally:
+        settings.set(_COALESCE, before or "false")
+    try:
+        yield frame
+    finally:
+        frame.unpersist()
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """A source's entries and an index's storage; `base` is how many slots the index's files have."""
+
+    entries: DataFrame
+    address: Address
+    schema: Schema
+    base: int
+
+    @contextmanager
+    def met(self, stored: Sequence[StoredObject], picked: Picked) -> Iterator[DataFrame]:
+        """Yield a row for each different entry of the picked ones, and for each object of which something is `unread`; kept until the end.
+
+        `source` and `index` count how often a side has the entry.
+        """
+        from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+        spark, schema, address = self.entries.sparkSession, self.schema, self.address
+        shared = spark.sparkContext.broadcast((list(stored), picked))
+
+        def of_source(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return source_entries(batches, schema, shared.value[1])
+
+        def of_index(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            objects, wanted = shared.value
+            with closing(address.open()) as storage:
+                for batch in batches:
+                    for number in batch.column(0).to_pylist():
+                        yield from stored_entries(objects[number], storage, schema, wanted)
+
+        try:
+            both = self.entries.mapInArrow(of_source, ENTRY_SCHEMA)
+            if stored:
+                both = both.unionAll(spark.range(0, len(stored), 1, len(stored)).mapInArrow(of_index, ENTRY_SCHEMA))
+            in_source, in_index = F.col("side") == SOURCE, F.col("side") == INDEX
+            # a topic is a part of the key's hash; what an index's table says must agree with it, or no look-up finds the entry
+            rows = both.groupBy("identity", "value", F.when(F.col("side") == UNREAD, F.col("object")).alias("unread")).agg(
+                F.count_if(in_source).alias("source"), F.count_if(in_index).alias("index"), F.first("second").alias("second"),
+                F.min(F.when(in_source, F.col("topic"))).alias("topic"), F.max(F.when(in_source, F.col("topic"))).alias("last_topic"),
+                F.min(F.when(in_index, F.col("topic"))).alias("found_topic"), F.max(F.when(in_index, F.col("topic"))).alias("last_found"),
+                F.first("key", ignorenulls=True).alias("key"), F.min("object").alias("object"),
+            )  # fmt: skip
+            with kept(rows):
+                yield rows
+        finally:
+            shared.destroy()
+
+
+def unread_of(rows: DataFrame) -> frozenset[str]:
+    """Return the objects of which something is unread."""
+    return frozenset(row[0] for row in rows.where("unread IS NOT NULL").select("unread").collect())
+
+
+MOST_SOUGHT = 10_000
+SOUGHT = ("missing", "extra")
+
+
+def left_out(counts: Mapping[str, int]) -> int:
+    """Return how many differences of the kinds that are sought are too many."""
+    return sum(max(0, counts.get(kind, 0) - MOST_SOUGHT) for kind in SOUGHT)
+
+
+@contextmanager
+def paired(
+    differing: DataFrame, counts: Mapping[str, int], sides: Sides, objects: Sequence[StoredObject], seconds: tuple[int, int]
+) -> Iterator[tuple[DataFrame, frozenset[str]]]:
+    """Yield the differences, those whose other half lies outside of `seconds` as wrong ones, and the objects that could not be read whole.
+
+    Raises `InvalidArgument`, what the storage raises.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    kinds = [kind for kind in SOUGHT if counts.get(kind)]
+    first = [differing.where(F.col("kind") == kind).orderBy("identity", "place").limit(MOST_SOUGHT) for kind in kinds]
+    identities = sorted({bytes(row[0]) for rows in first for row in rows.select("identity").collect()})
+    picked = Picked.outside(seconds, identities, sides.schema)
+    with sides.met(_that_may_hold(objects, picked, sides.base), picked) as rows:
+        alone = rows.where(F.col("unread").isNull() & ((F.col("source") == 0) != (F.col("index") == 0)))
+        none = F.lit(None).cast("string")
+        halves = alone.groupBy("identity").agg(
+            F.sort_array(F.collect_list(F.when(F.col("source") > 0, F.struct("value", "second", none.alias("topic"))))).alias("others"),
+            F.sort_array(F.collect_list(F.when(F.col("index") > 0, F.struct("value", "second", none.alias("topic"), "object"))))
+            .alias("finds"),
+            F.first("topic", ignorenulls=True).alias("other_topic"), F.first("key", ignorenulls=True).alias("other_key"),
+        )  # fmt: skip
+        missing, extra = F.col("kind") == "missing", F.col("kind") == "extra"
+        both = differing.join(halves, "identity", "left")
+        said = F.when(extra, F.get("others", F.col("place"))).otherwise(F.col("said"))
+        held = F.when(missing, F.get("finds", F.col("place"))).otherwise(F.col("held"))
+        told = both.select(
+            "identity", F.coalesce("topic", "other_topic").alias("topic"), F.coalesce("key", "other_key").alias("key"), "place",
+            said.alias("said"), held.alias("held"),
+            F.when((missing | extra) & said.isNotNull() & held.isNotNull(), "wrong").otherwise(F.col("kind")).alias("kind"),
+        )  # fmt: skip
+        with kept(told):
+            yield told, unread_of(rows)
+
+
+def _that_may_hold(objects: Sequence[StoredObject], picked: Picked, base: int) -> list[StoredObject]:
+    """Return the objects with entries outside of the bounds and slots of what is picked."""
+    assert picked.hashes is not None
+    slots = np.unique(picked.hashes % base)
+
+    def holds(target: Target) -> bool:
+        low, high = np.searchsorted(slots, (target.base_low, target.base_high))
+        return bool(low < high)
+
+    beyond = [stored for stored in objects if stored.second_min < picked.first or stored.second_max > picked.last]
+    return [stored for stored in beyond if holds(Target.of(stored, base))]
+
+
+KINDS = ("missing", "extra", "wrong")
+_UNPROVEN = "unproven"
+_MOST_ROWS = 2**31 - 1
+# what Spark takes for a limit
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One entry that index and source disagree about.
+
+    `kind` is ``missing`` (from the index), ``extra`` (the source has none) or ``wrong`` (both have one, with other values). `expected` are
+    the source's values, `found` the index's: second, size, further columns, and the topic where the two name different ones. `topic` and
+    `key` are known where the source has it.
+    """
+
+    kind: str
+    topic: str | None
+    key: str | None
+    key_hash: int
+    queue_id: int
+    offset: int
+    expected: dict[str, Any] | None
+    found: dict[str, Any] | None
+    object: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """All differences, counted, and the first of each kind; `unproven` entries of the source may have lain in damaged objects.
+
+    `source_entries` and `index_entries` are how many different entries were compared. `unsought` are those told as missing or extra that
+    were not sought outside of the bounds: their other half may lie there, and they be wrong ones.
+    """
+
+    counts: dict[str, int]
+    listed: tuple[Difference, ...]
+    unproven: int
+    source_entries: int
+    index_entries: int
+    unsought: int = 0
+
+    @property
+    def findings(self) -> int:
+        """How many differences there are."""
+        return sum(self.counts.values())
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the counts leave open, in words."""
+        said = []
+        if self.unproven:
+            said.append(f"{_entries(self.unproven)} of the source may have lain in damaged objects: unproven")
+        if self.unsought:
+            said.append(f"{_entries(self.unsought)} told as missing or extra were not sought outside of the bounds: they may be wrong ones")
+        return said
+
+    @property
+    def unlisted(self) -> dict[str, int]:
+        """How many differences of each kind are counted and not listed, where any are."""
+        left = Counter(self.counts) - Counter(one.kind for one in self.listed)
+        return {kind: left[kind] for kind in KINDS if left[kind]}
+
+
+def _entries(count: int) -> str:
+    return f"{count:,} {'entry' if count == 1 else 'entries'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A comparison that is under way: `unread` names objects of which something could not be read."""
+
+    rows: DataFrame
+    unread: frozenset[str]
+    sides: Sides
+    objects: Sequence[StoredObject]
+    seconds: tuple[int, int]
+
+    def told(self, damaged: Sequence[Target], most_listed: int) -> tuple[Differences, frozenset[str]]:
+        """Return the differences, and what else was unread. Entries of the source that `damaged` would hold may have lain there.
+
+        Raises `StorageUnavailable` where Spark lost rows, and an object could not be read again.
+        """
+        from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+        values = self.rows.where("unread IS NULL")
+        totals = values.agg(F.count_if(F.col("source") > 0).alias("source"), F.count_if(F.col("index") > 0).alias("index")).first()
+        assert totals is not None
+        with ExitStack() as until_told:
+            differing = until_told.enter_context(kept(_differing(values, damaged, self.sides.base)))
+            counts, unread, unsought = _counted(differing), frozenset[str](), 0
+            if self.seconds != ALL_TIME and any(counts[kind] for kind in SOUGHT):
+                unsought = left_out(counts)
+                differing, unread = until_told.enter_context(paired(differing, counts, self.sides, self.objects, self.seconds))
+                counts = _counted(differing)
+            rows = _first_of_each(differing, counts, most_listed)
+        if unread_of(self.rows) != self.unread:
+            raise StorageUnavailable("objects were removed while they were compared: run the audit again")
+        identities, fields = identity_dtype(self.sides.schema), value_dtype(self.sides.schema)
+        listed = [_difference(row, identities, fields) for row in rows]
+        listed.sort(key=lambda d: (KINDS.index(d.kind), d.topic or "", d.key or "", d.queue_id, d.offset))
+        found = {kind: counts[kind] for kind in KINDS}
+        told = Differences(found, tuple(listed), counts[_UNPROVEN], int(totals["source"]), int(totals["index"]), unsought)
+        return told, unread
+
+
+@contextmanager
+def compare(sides: Sides, objects: Sequence[StoredObject], seconds: tuple[int, int]) -> Iterator[Compared]:
+    """Bring both sides' entries within an inclusive range of seconds together, until the block ends; `objects` are all of the index.
+
+    Raises `InvalidArgument`, what the storage raises.
+    """
+    within = [stored for stored in objects if stored.second_max >= seconds[0] and stored.second_min <= seconds[1]]
+    with sides.met(within, Picked(*seconds)) as rows:
+        yield Compared(rows, unread_of(rows), sides, objects, seconds)
+
+
+def _counted(differing: DataFrame) -> Counter[str]:
+    return Counter({row["kind"]: row["count"] for row in differing.groupBy("kind").count().collect()})
+
+
+def _first_of_each(differing: DataFrame, counts: Mapping[str, int], most_listed: int) -> list[Any]:
+    ordered = differing.orderBy("topic", "key", "identity", "said", "held")
+    kinds = [kind for kind in KINDS if counts[kind] and most_listed]
+    return [row for kind in kinds for row in ordered.where(ordered["kind"] == kind).limit(min(most_listed, _MOST_ROWS)).collect()]
+
+
+def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataFrame:
+    """Return a row for each difference, and for each entry that is unproven: what was `said` by the source and `held` by the index."""
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    in_both = (F.col("source") > 0) & (F.col("index") > 0)
+    misplaced = in_both & F.col("found_topic").isNotNull() & (
+        (F.col("found_topic") != F.col("topic")) | (F.col("last_found") != F.col("last_topic"))
+    )  # fmt: skip
+    none = F.lit(None).cast("string")
+    alone = values.where(~in_both | misplaced)
+    said = F.struct("value", "second", F.when(misplaced, F.col("topic")).otherwise(none).alias("topic"))
+    wrong_topic = F.when(F.col("found_topic") != F.col("topic"), F.col("found_topic")).otherwise(F.col("last_found"))
+    held = F.struct("value", "second", F.when(misplaced, wrong_topic).otherwise(none).alias("topic"), "object")
+    parts = alone.groupBy("identity").agg(
+        F.sort_array(F.collect_list(F.when(F.col("source") > 0, said))).alias("expected"),
+        F.sort_array(F.collect_list(F.when(F.col("index") > 0, held))).alias("found"),
+        F.first("topic", ignorenulls=True).alias("topic"), F.first("key", ignorenulls=True).alias("key"),
+    )  # fmt: skip
+    pairs = parts.select("*", F.posexplode(F.arrays_zip("expected", "found")).alias("at", "pair"))
+    # the place among those of its identity that have no like
+    place = F.col("at") - F.least(F.size("expected"), F.size("found"))
+    pairs = pairs.select(
+        "identity", "topic", "key", place.alias("place"), F.col("pair.expected").alias("said"), F.col("pair.found").alias("held")
+    )
+    kind = F.when(F.col("said").isNull(), "extra").when(F.col("held").isNotNull(), "wrong").otherwise("missing")
+    pairs = pairs.withColumn("kind", kind)
+    if not damaged:
+        return pairs
+    hash_hex = F.hex(F.substring("identity", 1, 4))  # the first field, and never negative
+    where = F.conv(hash_hex, 16, 10).cast("long") % base
+    spans = F.broadcast(values.sparkSession.createDataFrame(_joined(damaged), "first long, last long, slot_low long, slot_high long"))
+    hidden = (
+        (F.col("kind") == "missing") & F.col("said.second").between(F.col("first"), F.col("last"))
+        & (where >= F.col("slot_low")) & (where < F.col("slot_high"))
+    )  # fmt: skip
+    unproven = pairs.join(spans, hidden, "left_semi").withColumn("kind", F.lit(_UNPROVEN))
+    return pairs.join(spans, hidden, "left_anti").unionByName(unproven)
+
+
+def _joined(damaged: Sequence[Target]) -> list[tuple[int, int, int, int]]:
+    """Return (first second, last, base slots from, to): inclusive seconds, those of the same slots that meet made one."""
+    joined: list[tuple[int, int, int, int]] = []
+    for low, high, first, last in sorted((t.base_low, t.base_high, t.stored.second_min, t.stored.second_max) for t in damaged):
+        before = joined[-1] if joined else None
+        if before is not None and before[2:] == (low, high) and first <= before[1] + 1:
+            joined[-1] = (before[0], max(before[1], last), low, high)
+        else:
+            joined.append((first, last, low, high))
+    return joined
+
+
+def _difference(row: Any, identities: np.dtype[Any], fields: np.dtype[Any]) -> Difference:
+    identity = _fields(row["identity"], identities)
+    expected, found = (_side(row[side], fields) for side in ("said", "held"))
+    place = identity["key_hash"], identity["queue_id"], identity["offset"]
+    name = None if row["held"] is None else row["held"]["object"]
+    return Difference(row["kind"], row["topic"], row["key"], *place, expected, found, name)
+
+
+def _side(side: Any, fields: np.dtype[Any]) -> dict[str, Any] | None:
+    if side is None:
+        return None
+    topic = {} if side["topic"] is None else {"topic": side["topic"]}
+    return _fields(side["value"], fields) | topic
+
+
+def _fields(packed: bytes, dtype: np.dtype[Any]) -> dict[str, Any]:
+    row = np.frombuffer(packed, dtype)[0]
+    return {name: value.item() if hasattr(value := row[name], "item") else value for name in dtype.names or ()}

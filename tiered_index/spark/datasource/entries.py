@@ -1,0 +1,207 @@
+"""`spark.read.format("tiered_index").load(URI)`: the entries of an index as rows. docs/spark-sources.md. `datasource_writing` writes.
+
+The driver pins one log position when a read is planned; tasks open the storage from its URI, with the credentials that the executor finds.
+What Spark calls runs in Python workers, on the driver (`schema`, `reader`, `pushFilters`, `partitions`) and in tasks (`read`); a reader is
+pickled in between, and before `partitions` is called, so partitions carry all that tasks need.
+
+Spark up to 4.3.0 keeps what `partitions` returned with the DataFrame that was loaded, not with a scan of it: after `df.filter(...)` was
+planned, `df.count()` reads the filtered partitions, and of two filtered scans in one query both read the later one's. A reader that leaves
+entries out under pushed filters would then give too few rows without a word, so filters prune only where scans are kept apart or the
+user says that a DataFrame is read in one way (option pushdown).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamWriter, DataSourceWriter, Filter, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    ByteType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from tiered_index.clock import SystemClock
+from tiered_index.errors import InvalidArgument, SchemaMismatch
+from tiered_index.format.schema import Schema
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogState
+from tiered_index.spark.datasource.options import ExplainedAddress, Options, place_told
+from tiered_index.spark.datasource.reading import Selection, TaskPlan, plan_tasks, read_task
+from tiered_index.spark.datasource.writing import STREAM_OPTIONS, WRITE_OPTIONS, EntryStreamWriter, EntryWriter
+from tiered_index.spark.executors import StorageAddress
+
+__all__ = ["ApartEntrySource", "EntrySource", "columns_of", "is_pushing", "require_columns"]
+
+_OPTIONS = ("topic", "key", "beginMs", "endMs", "maxPartitionBytes", "pushdown", "explain")
+_PARTITION_BYTES = 64 << 20
+_COLUMNS: dict[str, DataType] = {
+    "topic": StringType(), "key_hash": IntegerType(), "key": StringType(), "queue_id": IntegerType(), "offset": LongType(),
+    "size": IntegerType(), "timestamp": TimestampType(),
+}  # fmt: skip
+_EXTRA: dict[str, DataType] = {
+    "i1": ByteType(), "i2": ShortType(), "i4": IntegerType(), "i8": LongType(), "u1": ShortType(), "u2": IntegerType(), "u4": LongType(),
+    "u8": DecimalType(20, 0), "f2": FloatType(), "f4": FloatType(), "f8": DoubleType(),
+}  # fmt: skip
+_PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
+_ADVICE = "give option('key', ...), or option('pushdown', 'on') to a DataFrame that is read under one filter"
+
+
+class EntrySource(DataSource):
+    """The source for a Spark that doesn't keep the scans of one DataFrame apart."""
+
+    scans_are_apart: ClassVar[bool] = False
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "tiered_index"
+
+    def schema(self) -> StructType:
+        """Return the columns of the index's entries; reads its log. Raises as the storage does."""
+        options = self._options()
+        Selection.of_options(options)
+        with _address(options).open("schema") as (storage, line):
+            state = StorageLog(storage, SystemClock()).open()
+            line.log_number = state.number
+        return columns_of(_schema_of(state))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return a reader, one that takes filters where Spark is about to push some: it refuses such a one where pushdown is off.
+
+        With option pushdown ``on`` that is what is wanted: without filters the column key is null, and `key =` would find nothing.
+        """
+        options = self._options()
+        mode = options.choice("pushdown", ("auto", "on", "off"))
+        selection = Selection.of_options(options)
+        size = options.size("maxPartitionBytes") or _PARTITION_BYTES
+        address = _address(options)
+        if mode != "on" and not is_pushing():
+            return EntryReader(address, selection, size, schema)
+        return PushedEntryReader(address, selection, size, schema, prunes=mode == "on" or (mode == "auto" and self.scans_are_apart))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the writer of a DataFrame."""
+        return EntryWriter(self._options(WRITE_OPTIONS), schema, "replace" if overwrite else "append")
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+        """Return the writer of a micro-batch."""
+        if overwrite:
+            raise InvalidArgument("a stream appends to an index: take outputMode append")
+        return EntryStreamWriter(self._options(STREAM_OPTIONS), schema)
+
+    def _options(self, known: tuple[str, ...] = _OPTIONS) -> Options:
+        return Options(self.name(), dict(self.options), known)
+
+
+class ApartEntrySource(EntrySource):
+    """The source for a Spark that keeps what a reader planned with the scan it planned it for."""
+
+    scans_are_apart = True
+
+
+class _Task(InputPartition):
+    """What one task reads."""
+
+    value: TaskPlan
+
+
+class EntryReader(DataSourceReader):
+    """Plans and reads one scan of what the options ask for."""
+
+    def __init__(self, address: ExplainedAddress, selection: Selection, partition_bytes: int, schema: StructType) -> None:
+        self._address, self._selection, self._partition_bytes, self._schema = address, selection, partition_bytes, schema
+
+    def partitions(self) -> list[InputPartition]:
+        """Return a partition a task, all of one log position. Driver."""
+        with self._address.open("plan") as (storage, line):
+            state = StorageLog(storage, SystemClock()).open()
+            line.log_number = state.number
+        require_columns(self._schema, columns_of(_schema_of(state)), f"the index in {self._address.uri}")
+        return [_Task(task) for task in plan_tasks(state, self._selection, self._partition_bytes)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield a task's entries. Executor."""
+        if isinstance(partition, _Task):  # Spark makes one of its own where there is none
+            plan = partition.value
+            with self._address.open("task") as (storage, line):
+                line.log_number, line.files = plan.log_number, len({part.stored.name for part in plan.parts})
+                own = require_columns(self._schema, columns_of(plan.schema), f"the index in {self._address.uri}")
+                for batch in read_task(plan, storage, to_arrow_schema(own, timezone="UTC")):
+                    line.rows += len(batch)
+                    yield batch.rename_columns(self._schema.names)
+
+
+class PushedEntryReader(EntryReader):
+    """Plans and reads one scan under pushed filters. Spark evaluates all of them again."""
+
+    def __init__(self, address: ExplainedAddress, selection: Selection, partition_bytes: int, schema: StructType, *, prunes: bool) -> None:
+        super().__init__(address, selection, partition_bytes, schema)
+        self._prunes = prunes
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Narrow the selection. Driver. Raises `InvalidArgument` for a filter on a key that isn't known."""
+        if self._prunes:
+            self._selection = self._selection.narrowed(filters)
+        self._selection.check_keys_known(filters, "filter key by = or IN" if self._prunes else _ADVICE)
+        return filters
+
+
+def _address(options: Options) -> ExplainedAddress:
+    return ExplainedAddress(StorageAddress(options.path), place_told(options))
+
+
+def is_pushing() -> bool:
+    """Return whether this process is the worker by which Spark pushes filters; it does so only where the configuration is on."""
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)
+
+
+def columns_of(schema: Schema) -> StructType:
+    """Return the columns of entries. Raises `SchemaMismatch` for an extra one that Spark can't hold or can't tell from another."""
+    columns = dict(_COLUMNS)
+    for extra in schema.caller_columns:
+        dtype = np.dtype(extra.dtype)
+        kind = BinaryType() if dtype.kind == "S" else _EXTRA.get(f"{dtype.kind}{dtype.itemsize}")
+        if kind is None or extra.name.lower() in map(str.lower, columns):
+            problem = f"has type {extra.dtype}, which Spark lacks" if kind is None else "has a name that another column has in Spark"
+            raise SchemaMismatch(f"column {extra.name!r} of schema {schema.name} {problem}")
+        columns[extra.name] = kind
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
+
+
+def require_columns(wanted: StructType, columns: StructType, what: str) -> StructType:
+    """Return which of `columns` those of `wanted` are, in its order; a user may have given it, in any case of letters, as in Spark.
+
+    Raises `SchemaMismatch` for a column that isn't there or has another type.
+    """
+    own = {column.name.lower(): column for column in columns}
+    for column in wanted:
+        known, kind = own.get(column.name.lower()), column.dataType.simpleString()
+        if known is None or known.dataType.simpleString() != kind:
+            told = "there is no such column" if known is None else f"it is {known.dataType.simpleString()}"
+            raise SchemaMismatch(
+                f"{what}: column {column.name!r} was wanted as {kind}, and {told}; "
+                f"the columns are {', '.join(f'{each.name} {each.dataType.simpleString()}' for each in columns)}"
+            )
+    return StructType([own[column.name.lower()] for column in wanted])
+
+
+def _schema_of(state: LogState) -> Schema:
+    assert state.genesis is not None
+    return state.genesis.layout.schema

@@ -1,0 +1,388 @@
+"""The messages of a commit log as rows: where they are, what a read of them plans, and how a task reads a stretch of them.
+
+PATH is a store directory, its commitlog folder, or ``archive:`` and a storage URI: the segments that the index there has archived. A
+segment is a partition. Every message that is stored whole is a row, those that consumers don't see included; bodies are checked.
+
+What a read of a commit log was told: the options, checked, the place of the segments, and the columns that come of it.
+
+PATH is a store directory, its commitlog folder, or ``archive:`` and a storage URI: the segments that the index there has archived.
+
+A local commit log whose reads are counted, as requests of a storage are: each look at the folder, each read of a file, and its bytes.
+
+One thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from tiered_index.clock import SystemClock
+from tiered_index.errors import InvalidArgument
+from tiered_index.rocketmq.archive.archive import ArchivedLog
+from tiered_index.rocketmq.log.columns import IndexBatch
+from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.log.layout import TAGS, index_keys
+from tiered_index.rocketmq.log.message import Message, decode_message
+from tiered_index.rocketmq.log.segments import End, Segment, list_segments, pread
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.spark.datasource.entries import require_columns
+from tiered_index.spark.datasource.options import ExplainedAddress, Line, Options, place_told, telling
+from tiered_index.spark.executors import StorageAddress
+from tiered_index.spark.splits import is_local, local_path
+from tiered_index.types import MAX_TIMESTAMP_MS
+
+__all__ = [
+    "OPTIONS",
+    "CountedLog",
+    "FileReads",
+    "MessageReader",
+    "MessageSettings",
+    "Stretch",
+    "read_stretch",
+    "reader_of",
+]
+
+OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger", "explain")
+
+_COLUMNS: dict[str, DataType] = {
+    "topic": StringType(), "queue_id": IntegerType(), "queue_offset": LongType(), "physical_offset": LongType(),
+    "store_size": IntegerType(), "store_timestamp": TimestampType(), "born_timestamp": TimestampType(), "visible": BooleanType(),
+    "keys": ArrayType(StringType()), "tags": StringType(), "properties": MapType(StringType(), StringType()), "body": BinaryType(),
+}  # fmt: skip
+_ARCHIVE = "archive:"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSettings:
+    """The options, checked. `body` is ``plain``, ``stored`` (perhaps compressed) or ``none``; `archive` is None for local segments."""
+
+    path: str
+    body: str
+    skip_corrupt: bool
+    store: str | None
+    max_bytes: int | None
+    explain: StorageAddress | None
+    archive: ExplainedAddress | None
+    columns: StructType
+
+    @classmethod
+    def of(cls, options: Options) -> MessageSettings:
+        """Return the settings that options make. Raises `InvalidArgument`, `ConfigError`."""
+        body = options.choice("body", ("plain", "stored", "none"))
+        columns = StructType([StructField(name, kind) for name, kind in _COLUMNS.items() if name != "body" or body != "none"])
+        skips = options.choice("skipCorrupt", ("false", "true")) == "true"
+        size, told, path = options.size("maxBytesPerTrigger"), place_told(options), options.path
+        stored = path.startswith(_ARCHIVE) or not is_local(path)
+        archive = ExplainedAddress(StorageAddress(path.removeprefix(_ARCHIVE)), told) if stored else None
+        made = cls(path, body, skips, options.text("store"), size, told, archive, columns)
+        if archive is None and told is not None and _is_within(told, made.commit_log.parent):
+            raise InvalidArgument(f"option explain names a place within the store ({told.uri}); give another one")
+        return made
+
+    @property
+    def folder(self) -> Path:
+        """The local folder of segments. Raises `InvalidArgument` where what was given is no folder."""
+        if not self._given.is_dir():
+            raise InvalidArgument(f"{self._given}: no such folder")
+        return self.commit_log
+
+    @property
+    def commit_log(self) -> Path:
+        """Where the local folder of segments should be."""
+        given = self._given
+        return given if given.name == "commitlog" and not (given / "commitlog").is_dir() else given / "commitlog"
+
+    @property
+    def _given(self) -> Path:
+        return local_path(self.path)
+
+
+def _is_within(told: StorageAddress, folder: Path) -> bool:
+    parts = urlsplit(told.uri)
+    return parts.scheme == "file" and Path(unquote(parts.path)).resolve().is_relative_to(folder.resolve())
+
+
+class FileReads:
+    """A running count; failed reads count, without bytes. Local files have no price."""
+
+    cost_usd = 0.0
+
+    def __init__(self) -> None:
+        self._requests: Counter[str] = Counter()
+        self._bytes_read = 0
+
+    @property
+    def requests_by_kind(self) -> Mapping[str, int]:
+        """How many looks at the folder (``list``) and reads of files (``read``)."""
+        return self._requests
+
+    @property
+    def bytes_read(self) -> int:
+        """What the files gave."""
+        return self._bytes_read
+
+    def asking(self, kind: str) -> None:
+        """Count what is about to be asked."""
+        self._requests[kind] += 1
+
+    def got(self, size_bytes: int) -> None:
+        """Count bytes."""
+        self._bytes_read += size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _CountedFile(Segment):
+    reads: FileReads
+
+    def read(self, size_bytes: int, position: int) -> bytes:
+        self.reads.asking("read")
+        data = pread(self.path, size_bytes, position)
+        self.reads.got(len(data))
+        return data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedLog(CommitLogReader):
+    """Reads the segments in `folder`, counted in `reads`."""
+
+    reads: FileReads = field(default_factory=FileReads)
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Return the segments there are, oldest first."""
+        self.reads.asking("list")
+        return tuple(_CountedFile(one.path, one.start, one.file_size, one.end, self.reads) for one in list_segments(self.folder))
+
+
+_BATCH_ROWS = 4_096
+_BATCH_BYTES = 8 << 20
+_LEAST_BYTES, _MOST_BYTES = 1 << 16, 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Messages that begin at commit log offsets [begin, end), of one segment: local, in `folder`, or `archived` in a storage.
+
+    `is_whole`: the log was seen to reach up to `end`, so anything less is an error. `log_number` is the storage's log position.
+    """
+
+    begin: int
+    end: int
+    folder: str = ""
+    address: ExplainedAddress | None = None
+    archived: ArchivedSegment | None = None
+    is_whole: bool = False
+    log_number: int | None = None
+
+
+class _Task(InputPartition):
+    value: Stretch
+
+
+class MessageReader(DataSourceReader):
+    """Plans and reads the log as it is when the read is planned."""
+
+    def __init__(self, settings: MessageSettings, schema: StructType) -> None:
+        self._settings, self._schema = settings, schema
+
+    def partitions(self) -> list[InputPartition]:
+        """Return a partition a segment. Driver. Raises `MissingOffsets` for a gap between segments, unless told to skip."""
+        require_columns(self._schema, self._settings.columns, f"the commit log in {self._settings.path}")
+        archive = self._settings.archive
+        stretches = list(_local(self._settings) if archive is None else _archived(self._settings, archive))
+        return [_Task(stretch) for stretch in _without_gaps(stretches, self._settings)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield a segment's messages. Executor."""
+        if isinstance(partition, _Task):  # Spark makes one of its own where there is none
+            yield from read_stretch(partition.value, self._settings, self._schema)
+
+
+def _local(settings: MessageSettings) -> Iterator[Stretch]:
+    folder = settings.folder
+    if not folder.is_dir():
+        raise InvalidArgument(f"{folder.parent} is no RocketMQ store: it has no commitlog/")
+    with _counted("plan", settings) as (reads, _):
+        segments = CountedLog(folder, reads=reads).segments()
+    for segment in segments:
+        yield Stretch(segment.start, segment.end, str(folder))
+
+
+@contextlib.contextmanager
+def _counted(kind: str, settings: MessageSettings) -> Iterator[tuple[FileReads, Line]]:
+    """Count what is read of local files, and tell it where the option explain says."""
+    reads = FileReads()
+    if settings.explain is None:
+        yield reads, Line()
+        return
+    with telling(settings.explain, kind, None, reads) as line:
+        yield reads, line
+
+
+def _archived(settings: MessageSettings, address: ExplainedAddress) -> Iterator[Stretch]:
+    with address.open("plan") as (storage, line):
+        state = StorageLog(storage, SystemClock()).open()
+        line.log_number = state.number
+    if settings.store not in (None, *state.stores) or not state.stores:
+        known = ", ".join(map(repr, state.stores)) or "none"
+        raise InvalidArgument(f"{settings.path} has no archived segments of store {settings.store!r}; stores with some: {known}")
+    for store in state.stores if settings.store is None else (settings.store,):
+        for segment in state.segments_of(store):
+            yield Stretch(segment.start, segment.end, address=address, archived=segment, log_number=state.number)
+
+
+def _without_gaps(stretches: list[Stretch], settings: MessageSettings) -> list[Stretch]:
+    """Return the stretches after a look at what is missing between them."""
+    stores = [stretch.archived.store if stretch.archived else "" for stretch in stretches]
+    for number in range(1, len(stretches)):
+        before, after = stretches[number - 1].end, stretches[number].begin
+        if stores[number - 1] == stores[number] and before != after and not settings.skip_corrupt:
+            raise MissingOffsets(settings.path, "no segment has them", before, after)
+    return stretches
+
+
+def read_stretch(stretch: Stretch, settings: MessageSettings, schema: StructType) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a stretch as batches of the schema's columns.
+
+    Raises `CorruptFile` naming file and offset at the first damage, unless told to skip, and `MissingOffsets` where the log was cut.
+    """
+    with _opened(stretch, settings) as (reader, line):
+        line.log_number, line.files = stretch.log_number, 1
+        for batch in _batches(reader, stretch, settings, schema):
+            line.rows += len(batch)
+            yield batch
+
+
+@contextlib.contextmanager
+def _opened(stretch: Stretch, settings: MessageSettings) -> Iterator[tuple[CommitLogReader, Line]]:
+    """Return a reader of a stretch's segment, and the line that tells what it asks."""
+    if stretch.archived is None:
+        with _counted("task", settings) as (reads, line):
+            chunk = _chunk_bytes(stretch.end - stretch.begin)
+            yield CountedLog(Path(stretch.folder), chunk, check_crc=True, reads=reads), line
+        return
+    assert stretch.address is not None
+    with stretch.address.open("task") as (storage, line):
+        log = StorageLog(storage, SystemClock())
+        archive = SegmentArchive(storage, lambda: log.state, log.open)
+        yield ArchivedLog(archive, stretch.archived, skip_corrupt=settings.skip_corrupt), line
+
+
+def reader_of(folder: Path, size_bytes: int) -> CommitLogReader:
+    """Return a reader for so many bytes of a log, which reads no more at a time."""
+    return CommitLogReader(folder, _chunk_bytes(size_bytes), check_crc=True)
+
+
+def _chunk_bytes(size_bytes: int) -> int:
+    return min(max(size_bytes, _LEAST_BYTES), _MOST_BYTES)
+
+
+def _batches(reader: CommitLogReader, stretch: Stretch, settings: MessageSettings, schema: StructType) -> Iterator[pa.RecordBatch]:
+    wanted, own = to_arrow_schema(schema, timezone="UTC"), require_columns(schema, settings.columns, settings.path).names
+    held: list[Message] = []
+    size = 0
+    for message in _messages(reader, stretch, skip_corrupt=settings.skip_corrupt):
+        held.append(message)
+        size += message.size
+        if len(held) == _BATCH_ROWS or size >= _BATCH_BYTES:
+            yield _arrow(held, wanted, own, settings.body)
+            held, size = [], 0
+    if held:
+        yield _arrow(held, wanted, own, settings.body)
+
+
+def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) -> Iterator[Message]:
+    """Yield the messages that begin in a stretch. Of a log that is being written the last one is left out where it may be half."""
+    at = stretch.begin
+    for batch, data in reader.stretches(stretch.begin, skip_corrupt=skip_corrupt, skip_missing=skip_corrupt):
+        if batch.begin >= stretch.end:
+            return
+        for row, place in enumerate(batch.positions.tolist(), 1):
+            offset = batch.begin + place
+            if offset >= stretch.end:
+                return
+            if _is_damaged(reader, offset):
+                continue
+            message = decode_message(data, place, file=str(reader.folder), physical_offset=offset, check_crc=False)
+            if b"\0" in message.raw_properties:
+                # bytes that weren't written yet; what was seen behind them was written later, so a second reading sees them
+                if not stretch.is_whole and row == batch.messages and batch.state in (End.OPEN, End.TORN):
+                    return
+                with contextlib.suppress(MissingOffsets):  # deleted since, so nobody was writing it
+                    message = reader.read(offset)
+            at = offset + message.size
+            yield message
+        if max(at, batch.end) >= stretch.end or _ends(batch, stretch):
+            return
+    if stretch.is_whole and not skip_corrupt and at < stretch.end:
+        raise MissingOffsets(stretch.folder, "the log was cut after they were seen", at, stretch.end)
+
+
+def _ends(batch: IndexBatch, stretch: Stretch) -> bool:
+    """Return whether nothing of the stretch follows a batch."""
+    return batch.state in (End.OPEN, End.TORN) and not stretch.is_whole
+
+
+def _is_damaged(reader: CommitLogReader, offset: int) -> bool:
+    """Return whether a message lies in a piece of an archived segment that did not match its checksum."""
+    if not isinstance(reader, ArchivedLog) or not reader.damaged:
+        return False
+    size = reader.segments()[0].read(4, offset - reader.segments()[0].start)
+    end = offset + int.from_bytes(size, "big")
+    return any(offset < piece.end and end > piece.begin for piece in reader.damaged)
+
+
+def _arrow(messages: list[Message], wanted: Any, own: list[str], body: str) -> pa.RecordBatch:
+    """Return messages as a batch of the schema `wanted`, whose columns are called `own` here."""
+    parsed = {"keys", "tags", "properties"} & set(own)
+    properties = [message.properties for message in messages] if parsed else []
+    arrays = []
+    for column, name in zip(wanted, own, strict=True):
+        if name in parsed:
+            values: list[Any] = [_OF_PROPERTIES[name](found) for found in properties]
+        elif name == "body":
+            values = [m.raw_body if body == "stored" else m.body() for m in messages]
+        else:
+            values = [_OF_MESSAGES[name](message) for message in messages]
+        in_us = pa.types.is_timestamp(column.type)
+        arrays.append(pa.array(values, pa.int64()).cast(column.type) if in_us else pa.array(values, column.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+
+def _born_us(message: Message) -> int | None:
+    """Return the producer's time; what no calendar has is null, for such a clock is anyone's."""
+    return message.born_ms * 1000 if 0 <= message.born_ms <= MAX_TIMESTAMP_MS else None
+
+
+_OF_MESSAGES: dict[str, Callable[[Message], Any]] = {
+    "topic": lambda m: m.topic, "queue_id": lambda m: m.queue_id, "queue_offset": lambda m: m.queue_offset,
+    "physical_offset": lambda m: m.physical_offset, "store_size": lambda m: m.size, "store_timestamp": lambda m: m.store_ms * 1000,
+    "born_timestamp": _born_us, "visible": lambda m: m.is_visible,
+}  # fmt: skip
+_OF_PROPERTIES: dict[str, Callable[[dict[str, str]], Any]] = {
+    "keys": lambda found: list(index_keys(found)), "tags": lambda found: found.get(TAGS), "properties": lambda found: list(found.items()),
+}  # fmt: skip

@@ -1,0 +1,398 @@
+"""The reading half of the data source: a task's parts of objects, verified, as Arrow record batches. Runs in tasks.
+
+A scan gives every stored entry once, a lookup every stored entry that its keys find: entries are not made one by identity, as `query`
+does. An entry that several of the keys find (Java's hashes collide, and only some schemas have a fingerprint) is given for each.
+Memory: the directory of one object at a time, 8 MiB of items and what Arrow makes of them. One thread and those of the cold path.
+
+What the tasks of one read of the data source do: parts of the objects of one log position. Driver only, pure but for hashing.
+
+A scan cuts large objects into runs of slot groups and puts small ones together; a lookup leaves out shards that don't hold its slots, and
+gives each task a few objects.
+
+Which entries a read of the data source is for: what options ask for, narrowed by the filters that Spark pushes. Pure.
+
+A selection never leaves out an entry that passes all filters, and Spark evaluates each filter again. Only `key` is more than that: an
+entry holds no key's text, so the column is null but where `key =` or `IN` says which texts to look for. A filter that needs the key
+without saying it would silently find nothing; it is refused.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tiered_index.clock import SystemClock
+from tiered_index.errors import CorruptFile, InvalidArgument, SchemaMismatch, StorageUnavailable
+from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.schema import Schema
+from tiered_index.format.trailer import Metadata, Run, Trailer
+from tiered_index.service.answers.batch import QuestionBatch, TooManyPairs
+from tiered_index.service.answers.validation import check_key, check_range, check_topic
+from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogState, StoredObject
+from tiered_index.spark.datasource.options import Options
+from tiered_index.storage.base import Storage
+from tiered_index.types import MAX_TIMESTAMP_MS, Lookup
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "ObjectPart",
+    "Selection",
+    "TaskPlan",
+    "hashes_of",
+    "plan_tasks",
+    "questions_for",
+    "read_task",
+]
+
+EARLIEST, LATEST = -(2**62), 2**62
+"""Seconds that no entry passes."""
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_SECOND = dt.timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Entries of any of `topics`, `keys` and `hashes` (None: of all), in the inclusive range of seconds."""
+
+    topics: frozenset[str] | None = None
+    keys: frozenset[str] | None = None
+    hashes: frozenset[int] | None = None
+    second_min: int = EARLIEST
+    second_max: int = LATEST
+
+    @classmethod
+    def of_options(cls, options: Options) -> Selection:
+        """Return what the options topic, key, beginMs and endMs (inclusive, epoch milliseconds) ask for, by the rules of `query`."""
+        topic, key = options.text("topic"), options.text("key")
+        begin, end = options.number("beginMs"), options.number("endMs")
+        low, high, _ = check_range(begin, end, 1)
+        return cls(
+            None if topic is None else frozenset([check_topic(topic)]), None if key is None else frozenset([check_key(key)]), None,
+            EARLIEST if begin is None else low, LATEST if end is None else high,
+        )  # fmt: skip
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing can be in it."""
+        return self.second_min > self.second_max or any(some is not None and not some for some in (self.topics, self.keys, self.hashes))
+
+    @property
+    def is_lookup(self) -> bool:
+        """Whether hashes say which slots to read."""
+        return self.keys is not None or self.hashes is not None
+
+    def narrowed(self, filters: Iterable[Any]) -> Selection:
+        """Return the selection under further filters (`pyspark.sql.datasource.Filter`), all of which hold; others are left to Spark."""
+        selection = self
+        for pushed in filters:
+            column, kind = _column_of(pushed), type(pushed).__name__
+            values = _equal_values(pushed)
+            if column == "topic" and values is not None:
+                selection = replace(selection, topics=_both(selection.topics, _valid(values, check_topic)))
+            elif column == "key" and values is not None:
+                selection = replace(selection, keys=_both(selection.keys, _valid(values, check_key)))
+            elif column == "key_hash" and values is not None:
+                selection = replace(selection, hashes=_both(selection.hashes, frozenset(v for v in values if type(v) is int)))
+            elif column == "timestamp":
+                selection = _within(selection, kind, [pushed.value] if values is None and hasattr(pushed, "value") else values or [])
+        return selection
+
+    def check_keys_known(self, filters: Iterable[Any], advice: str) -> None:
+        """Raise `InvalidArgument` where a filter needs the column `key` and no key is asked for; `advice` ends the error's text."""
+        if self.keys is None and any(_column_of(pushed) == "key" and type(pushed).__name__ != "IsNull" for pushed in filters):
+            raise InvalidArgument(
+                f"entries have hashes of keys, not their texts: the column key is null here, and no filter on it holds; {advice}"
+            )
+
+
+def _column_of(pushed: Any) -> str:
+    """Return the name of a filter's column; a schema of the user may have it in other letters."""
+    while hasattr(pushed, "child"):
+        pushed = pushed.child
+    return ".".join(getattr(pushed, "attribute", ())).lower()
+
+
+def _equal_values(pushed: Any) -> Sequence[Any] | None:
+    """Return the values one of which the column must have, None for filters of other kinds."""
+    kind = type(pushed).__name__
+    if kind in ("EqualTo", "EqualNullSafe") and pushed.value is not None:
+        return [pushed.value]
+    return list(pushed.value) if kind == "In" else None
+
+
+def _valid(values: Iterable[Any], check: Callable[[object], str]) -> frozenset[str]:
+    """Return the values that an entry can have."""
+    found = set()
+    for value in values:
+        try:
+            found.add(check(value))
+        except InvalidArgument:
+            continue  # nothing was ever put under it
+    return frozenset(found)
+
+
+def _both(before: frozenset[Any] | None, values: frozenset[Any]) -> frozenset[Any]:
+    return values if before is None else before & values
+
+
+def _within(selection: Selection, kind: str, values: Sequence[Any]) -> Selection:
+    """Narrow by a filter of the timestamp, whose literals are aware of their zone; a bound within a second takes all of it."""
+    if not values or not all(isinstance(value, dt.datetime) and value.tzinfo is not None for value in values):
+        return selection
+    seconds = [(value - _EPOCH) // _SECOND for value in values]
+    low, high = selection.second_min, selection.second_max
+    if kind in ("GreaterThan", "GreaterThanOrEqual", "EqualTo", "EqualNullSafe", "In"):
+        low = max(low, min(seconds))
+    if kind in ("LessThan", "LessThanOrEqual", "EqualTo", "EqualNullSafe", "In"):
+        high = min(high, max(seconds))
+    return replace(selection, second_min=low, second_max=high)
+
+
+_OPENING_BYTES = 4 << 20
+# what opening an object is taken to cost, as bytes
+_LOOKUP_OBJECTS = 16
+_HASHED = 1 << 16
+# pairs of topic and key that the driver hashes to leave out shards
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPart:
+    """Part `number` of `parts` of an object's slot groups, by their bytes."""
+
+    stored: StoredObject
+    number: int = 0
+    parts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlan:
+    """One task's parts of objects that exist at log position `log_number`, and which of their entries to give."""
+
+    parts: tuple[ObjectPart, ...]
+    selection: Selection
+    schema: Schema
+    log_number: int
+
+
+def plan_tasks(state: LogState, selection: Selection, partition_bytes: int) -> list[TaskPlan]:
+    """Return the tasks of a read at `state`; no task where nothing can be found."""
+    assert state.genesis is not None
+    if selection.is_empty:
+        return []
+    low, high = selection.second_min, selection.second_max
+    objects = [o for o in state.objects.values() if o.count and o.second_min <= high and o.second_max >= low]
+    objects.sort(key=lambda o: (o.second_min, o.name))
+    if selection.is_lookup:
+        wanted = list(_with_slots(objects, selection))
+        tasks = [tuple(map(ObjectPart, wanted[at : at + _LOOKUP_OBJECTS])) for at in range(0, len(wanted), _LOOKUP_OBJECTS)]
+    else:
+        tasks = list(_runs(objects, partition_bytes))
+    return [TaskPlan(parts, selection, state.genesis.layout.schema, state.number) for parts in tasks]
+
+
+def questions_for(selection: Selection, topics: Iterable[str]) -> QuestionBatch:
+    """Return the lookups of each key in each of `topics`, without those whose hash isn't asked for."""
+    begin_ms, end_ms = max(0, selection.second_min) * 1000, min(selection.second_max * 1000 + 999, MAX_TIMESTAMP_MS)
+    if begin_ms > end_ms:
+        return QuestionBatch([])
+    lookups = [
+        Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms) for topic in sorted(topics) for key in sorted(selection.keys or ())
+    ]
+    batch = QuestionBatch(lookups)
+    if selection.hashes is None or not lookups:
+        return batch
+    asked = np.isin(batch.key_hash, hashes_of(selection))
+    return QuestionBatch([lookup for lookup, kept in zip(lookups, asked.tolist(), strict=True) if kept])
+
+
+def hashes_of(selection: Selection) -> npt.NDArray[np.int32]:
+    """Return the hashes asked for that an entry can have."""
+    return np.array(sorted(h for h in selection.hashes or () if 0 <= h < 2**31), np.int32)
+
+
+def _with_slots(objects: Iterable[StoredObject], selection: Selection) -> Iterator[StoredObject]:
+    """Yield the objects that have a slot of a hash asked for, as far as the hashes are known before topics are."""
+    if selection.keys is None:
+        hashes: npt.NDArray[np.int32] | None = hashes_of(selection)
+    elif selection.topics is not None and len(selection.topics) * len(selection.keys) <= _HASHED:
+        hashes = questions_for(selection, selection.topics).key_hash
+    else:
+        hashes = None
+    for stored in objects:
+        shard = stored.shard
+        if shard is not None and hashes is not None:
+            slots = shard.slots.slots_of(hashes)
+            if not ((slots >= shard.slot_low) & (slots < shard.slot_high)).any():
+                continue
+        yield stored
+
+
+def _runs(objects: Iterable[StoredObject], partition_bytes: int) -> Iterator[tuple[ObjectPart, ...]]:
+    parts = []
+    for stored in objects:
+        number = -(-stored.size_bytes // partition_bytes)
+        parts += [(ObjectPart(stored, part, number), stored.size_bytes // number + _OPENING_BYTES) for part in range(number)]
+    reached = itertools.accumulate(size for _, size in parts)
+    # a task takes the parts that end within its stretch of `partition_bytes` of all
+    for _, task in itertools.groupby(zip(parts, reached, strict=True), lambda one: (one[1] - 1) // partition_bytes):
+        yield tuple(part for (part, _), _ in task)
+
+
+_WINDOW_BYTES = 8 << 20
+_BATCH_ROWS = 1 << 16
+Array = npt.NDArray[Any]
+
+
+def read_task(plan: TaskPlan, storage: Storage, wanted: Any) -> Iterator[pa.RecordBatch]:
+    """Yield a task's entries as batches of the Arrow schema `wanted`.
+
+    Raises `StorageUnavailable` where an object was removed after the read was planned, `CorruptFile`, `SchemaMismatch`, what the storage
+    raises.
+    """
+    # what is read is read once
+    cold = ColdPath(storage, keyed=plan.schema.keyed, settings=ColdSettings(query_threads=8, block_cache_bytes=0))
+    try:
+        for part in plan.parts:
+            try:
+                yield from _read_part(cold, part, plan, wanted)
+            except MissingObject as error:
+                raise _gone(error, plan, storage) from error
+    finally:
+        cold.close()
+
+
+def _gone(error: MissingObject, plan: TaskPlan, storage: Storage) -> Exception:
+    """Tell an object that a later record removed from one that was lost."""
+    state = StorageLog(storage, SystemClock()).open()
+    if error.name in state.objects:
+        return CorruptFile(error.name, "the log names this object, but the storage does not have it")
+    return StorageUnavailable(
+        f"{error.uri}: {error.name} was removed (merged, replaced or expired) after this read was planned at log position "
+        f"{plan.log_number}; load the index again and run it again"
+    )
+
+
+def _read_part(cold: ColdPath, part: ObjectPart, plan: TaskPlan, wanted: Any) -> Iterator[pa.RecordBatch]:
+    trailer = cold.trailer(part.stored)
+    metadata, selection = trailer.metadata, plan.selection
+    if metadata.layout.schema != plan.schema:
+        raise SchemaMismatch(f"{part.stored.name} stores {metadata.layout.schema.name} entries, the index {plan.schema.name}")
+    names = {name for _, name in metadata.topics}
+    if metadata.topics and selection.topics is not None and not names & selection.topics:
+        return
+    batch: QuestionBatch | None = None
+    if selection.keys is not None:
+        batch = questions_for(selection, _topics_here(part, names, selection))
+        runs = _runs_of(trailer, batch.key_hash, selection)
+    elif selection.hashes is not None:
+        runs = _runs_of(trailer, hashes_of(selection), selection)
+    else:
+        runs = _share(trailer, part, selection)
+    for items in _windows(cold, part, runs, plan.schema.item):
+        for start in range(0, len(items), _BATCH_ROWS):
+            rows = items[start : start + _BATCH_ROWS]
+            for columns in [_scanned(rows, metadata, selection)] if batch is None else _found(rows, metadata, batch, plan):
+                if len(columns["offset"]):
+                    yield _arrow(columns, metadata, wanted)
+
+
+def _topics_here(part: ObjectPart, names: set[str], selection: Selection) -> set[str] | frozenset[str]:
+    """Return the topics in which keys are looked for in an object."""
+    if names:
+        return names if selection.topics is None else names & selection.topics
+    if selection.topics is None:
+        raise InvalidArgument(f"{part.stored.name} doesn't name its topics, and a key is hashed with its topic: give the topic, too")
+    return selection.topics
+
+
+def _runs_of(trailer: Trailer, hashes: Array, selection: Selection) -> list[Run]:
+    low, high = trailer.metadata.slot_range
+    slots = trailer.metadata.slot_map.slots_of(hashes)
+    return trailer.directory.runs_of(slots[(slots >= low) & (slots < high)], selection.second_min, selection.second_max)
+
+
+def _share(trailer: Trailer, part: ObjectPart, selection: Selection) -> list[Run]:
+    """Return the runs that begin in this part's share of the bytes: each is in one share."""
+    runs = trailer.directory.all_runs()
+    ends = np.cumsum([run.length for run in runs], dtype=np.int64)
+    total = int(ends[-1]) if len(runs) else 0
+    begins = ends - [run.length for run in runs]
+    low, high = total * part.number // part.parts, total * (part.number + 1) // part.parts
+    first, last = np.searchsorted(begins, [low, high]).tolist()
+    return [run for run in runs[first:last] if run.second_min <= selection.second_max and run.second_max >= selection.second_min]
+
+
+def _windows(cold: ColdPath, part: ObjectPart, runs: Sequence[Run], dtype: np.dtype[Any]) -> Iterator[Array]:
+    """Yield the items of runs, about 8 MiB at a time."""
+    reached = itertools.accumulate(run.length for run in runs)
+    for _, window in itertools.groupby(zip(runs, reached, strict=True), lambda one: (one[1] - 1) // _WINDOW_BYTES):
+        yield np.frombuffer(b"".join(cold.verified(part.stored, [run for run, _ in window])), dtype)
+
+
+def _scanned(items: Array, metadata: Metadata, selection: Selection) -> dict[str, Any]:
+    """Return the columns of the items that a selection without keys takes, in native order."""
+    seconds = items["time_diff_s"].astype(np.int64) + metadata.begin_ms // 1000
+    hashes = normal_hashes(items["key_hash"])
+    kept = np.ones(len(items), np.bool_)
+    if selection.second_min > EARLIEST or selection.second_max < LATEST:
+        kept &= (seconds >= selection.second_min) & (seconds <= selection.second_max)
+    if selection.hashes is not None:
+        kept &= np.isin(hashes, hashes_of(selection))
+    if selection.topics is not None:
+        kept &= np.isin(items["topic_id"], [topic_id for topic_id, name in metadata.topics if name in selection.topics])
+    columns = {name: items[name][kept] for name in items.dtype.names or ()}
+    return {**columns, "key_hash": hashes[kept], "second": seconds[kept]}
+
+
+def _found(items: Array, metadata: Metadata, batch: QuestionBatch, plan: TaskPlan) -> Iterator[dict[str, Any]]:
+    """Yield the columns of the items that answer questions; items are halved where they make too many pairs."""
+    try:
+        places, questions = batch.join(items["key_hash"])
+    except TooManyPairs:
+        yield from _found(items[: len(items) // 2], metadata, batch, plan)
+        yield from _found(items[len(items) // 2 :], metadata, batch, plan)
+        return
+    picked = items[places]
+    seconds = metadata.begin_ms // 1000 + picked["time_diff_s"].astype(np.int64)
+    pairs = [(topic_id, name) for topic_id, name in metadata.topics if name in batch.topics] if metadata.topics else None
+    found = batch.select(picked, questions, seconds, pairs, plan.schema)
+    asked = found.questions.tolist()
+    columns = {name: found.rows[name] for name in found.rows.dtype.names or ()}
+    yield {**columns, "topic": [batch.lookups[q].topic for q in asked], "key": [batch.lookups[q].key for q in asked]}
+
+
+def _arrow(columns: dict[str, Any], metadata: Metadata, wanted: Any) -> pa.RecordBatch:
+    arrays = [_array(columns, metadata, field.name, field.type) for field in wanted]
+    return pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+
+def _array(columns: dict[str, Any], metadata: Metadata, name: str, kind: Any) -> Any:
+    count = len(columns["offset"])
+    if name == "timestamp":
+        return pa.array(columns["second"] * 1_000_000).cast(kind)
+    if name == "topic" and "topic" not in columns:
+        ids = np.array([topic_id for topic_id, _ in metadata.topics], np.int64)
+        order = np.argsort(ids)
+        at = np.searchsorted(ids[order], columns["topic_id"].astype(np.int64))
+        known = at < len(ids)
+        known[known] = ids[order][at[known]] == columns["topic_id"][known]
+        texts = pa.array([metadata.topics[i][1] for i in order.tolist()], pa.string())
+        return pa.DictionaryArray.from_arrays(pa.array(at.astype(np.int32), mask=~known), texts).cast(kind)
+    if name not in columns:
+        return pa.nulls(count, kind)  # the key, where none is asked for
+    values = columns[name]
+    if isinstance(values, list) or values.dtype.kind == "S":
+        return pa.array(list(values), kind)
+    native = pa.array(values.astype(values.dtype.newbyteorder("="), copy=False))
+    # Arrow makes decimals of 64 unsigned bits by way of text only
+    return native.cast(pa.string()).cast(kind) if pa.types.is_decimal(kind) else native.cast(kind)

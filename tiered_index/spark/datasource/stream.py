@@ -1,0 +1,184 @@
+"""`spark.readStream.format("rocketmq_commitlog")`: a commit log as it grows. docs/spark-sources.md.
+
+An offset is ``{"position": p, "before": crc}``: a commit log position where a message begins (-1: the beginning of a log that has nothing
+yet), and the CRC-32 of up to 4 KiB before it in its segment (-1: not known), which tells a log that the broker cut and wrote anew. Closed
+segments are planned whole; only the last part of a micro-batch is walked on the driver, to end it at a message. What stands at the end
+counts when it is settled (`rocketmq/follow/tail.py`): half a message waits.
+
+The driver keeps one reader a query, in a worker of its own; one thread calls it. Tasks get stretches of single segments.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.rocketmq.follow.tail import EVERYTHING, Seen, proven_end, settled
+from tiered_index.rocketmq.log.columns import IndexBatch
+from tiered_index.rocketmq.log.commitlog import MissingOffsets
+from tiered_index.rocketmq.log.layout import BLANK_BYTES
+from tiered_index.rocketmq.log.segments import End, Segment, list_segments
+from tiered_index.spark.datasource.entries import require_columns
+from tiered_index.spark.datasource.messages import MessageSettings, Stretch, read_stretch, reader_of
+
+__all__ = ["MessageStreamReader"]
+
+_WITNESS_BYTES = 4_096
+_UNKNOWN = -1
+_NO_BOUND = 2**63 - 1
+
+
+class _Task(InputPartition):
+    value: Stretch
+
+
+class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One stream over one local commit log. Raises `CorruptFile` at damage, and `MissingOffsets` where the log lacks what comes next."""
+
+    def __init__(self, settings: MessageSettings, schema: StructType) -> None:
+        if settings.archive is not None:
+            raise InvalidArgument(f"a stream follows a local commit log, and {settings.path} is an archive of closed segments")
+        if settings.explain is not None:
+            raise InvalidArgument("option explain tells what a batch read asks; for a stream look at the progress of its query")
+        require_columns(schema, settings.columns, f"the commit log in {settings.path}")
+        self._settings, self._schema, self._folder = settings, schema, settings.folder
+        self._target = _NO_BOUND
+        self._seen: Seen | None = None
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """Return what maxBytesPerTrigger says."""
+        return ReadAllAvailable() if self._settings.max_bytes is None else ReadMaxBytes(self._settings.max_bytes)
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return the beginning of the first segment."""
+        segments = self._segments()
+        return _offset(segments, segments[0].start) if segments else {"position": -1, "before": _UNKNOWN}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return where a micro-batch from `start` on ends: as many whole messages as the limit has room for, at least one."""
+        segments = self._segments()
+        if not segments:
+            if start["position"] > 0:
+                raise MissingOffsets(str(self._folder), "the log has no segment any more", start["position"], start["position"])
+            return start
+        self._check(segments, start)
+        position = segments[0].start if start["position"] < 0 else int(start["position"])
+        bound = position + limit.max_bytes if isinstance(limit, ReadMaxBytes) else _NO_BOUND
+        end = self._end(segments, position, min(bound, self._target)) if position < self._target else position
+        return start if end == start["position"] else _offset(self._segments(), end)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Note where the log ends now; the query doesn't go beyond."""
+        segments = self._segments()
+        written = [number for number in range(len(segments)) if _is_written(segments[number])]
+        begin = segments[written[-1]].start if written else 0
+        self._target = self._end(segments, begin, _NO_BOUND) if written else 0
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return the stretches between two offsets, by segment. Raises as `latestOffset` where the log isn't what it was."""
+        segments = self._segments()
+        first, last = int(start["position"]), int(end["position"])
+        if first == last:
+            return []
+        self._check(segments, start)
+        self._check(segments, end)
+        at = segments[0].start if first < 0 else first
+        found: list[InputPartition] = []
+        for segment in segments:
+            if segment.start <= at < min(segment.end, last):
+                stop = min(segment.end, last)
+                found.append(_Task(Stretch(at, stop, str(self._folder), is_whole=True)))
+                at = stop
+        if at < last:
+            raise MissingOffsets(str(self._folder), "deleted or cut before they were read", at, last)
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield a stretch's messages. Executor."""
+        yield from read_stretch(partition.value, self._settings, self._schema)
+
+    def _segments(self) -> tuple[Segment, ...]:
+        return list_segments(self._folder)
+
+    def _check(self, segments: tuple[Segment, ...], offset: dict[str, Any]) -> None:
+        """Raise where the log before an offset isn't what it was, or the offset is in no segment."""
+        position = int(offset["position"])
+        if position < 0:
+            return
+        if segments and position < segments[0].start:
+            raise MissingOffsets(str(self._folder), "deleted before they were read", position, segments[0].start)
+        if not segments or position > segments[-1].end:
+            raise MissingOffsets(str(self._folder), "the log was cut: it ends before", segments[-1].end if segments else 0, position)
+        now = _before(segments, position)
+        if _UNKNOWN not in (offset["before"], now) and now != offset["before"]:
+            raise CorruptFile(
+                str(self._folder), f"the log was cut and written anew below commit log offset {position}: messages that a checkpoint has "
+                "are no more, and others stand in their place; begin with a new checkpoint", expected=offset["before"], found=now,
+            )  # fmt: skip
+
+    def _end(self, segments: tuple[Segment, ...], position: int, bound: int) -> int:
+        """Return the end of the last whole message that ends at or before `bound`; of the first one behind `position` in any case."""
+        last = max((number for number, segment in enumerate(segments) if _is_written(segment)), default=-1)
+        for number, segment in enumerate(segments[: last + 1]):
+            if not segment.start <= position < segment.end:
+                continue
+            if number == last or segment.end > bound:
+                return self._walk(segment, position, bound, closed=number < last)
+            if segments[number + 1].start != segment.end and not self._settings.skip_corrupt:
+                raise MissingOffsets(str(self._folder), "no segment has them", segment.end, segments[number + 1].start)
+            position = segments[number + 1].start
+        return position
+
+    def _walk(self, segment: Segment, begin: int, bound: int, *, closed: bool) -> int:
+        """Return the end of the last settled message of a segment within `bound`."""
+        reader = reader_of(self._folder, bound - begin)
+        position = begin
+        proof = EVERYTHING if closed else proven_end(self._folder, position, reader.chunk_bytes)
+        try:
+            for batch, data in reader.stretches(position, skip_corrupt=self._settings.skip_corrupt):
+                if batch.begin >= segment.end:  # only a blank, or damage that is passed over, was left of this one
+                    return segment.end if position == begin else position
+                seen, self._seen = self._seen, None
+                whole, _, self._seen = settled(self._folder, batch, data, proof, seen)
+                ends = _ends(whole)
+                within = ends[ends <= bound]
+                if len(within) < len(ends) or whole.state in (End.OPEN, End.TORN) or whole.end < batch.end:
+                    return int(within[-1]) if len(within) else int(ends[0]) if len(ends) and position == begin else position
+                position = segment.end if whole.state is End.SEGMENT and segment.end <= bound else max(position, whole.end)
+                if position >= segment.end:
+                    return position
+                proof = EVERYTHING if closed else proven_end(self._folder, position, reader.chunk_bytes)
+        except CorruptFile:
+            if position == begin:
+                raise
+        return position
+
+
+def _ends(batch: IndexBatch) -> Any:
+    """Return where each message of a batch ends (i64, n)."""
+    return np.append(batch.positions[1:], batch.end - batch.begin)[: batch.messages] + batch.begin
+
+
+def _is_written(segment: Segment) -> bool:
+    return any(segment.read(BLANK_BYTES, 0))
+
+
+def _before(segments: tuple[Segment, ...], position: int) -> int:
+    """Return the CRC-32 of what stands before a position in its segment; `_UNKNOWN` where there is nothing, or no such segment."""
+    for segment in segments:
+        if segment.start < position <= segment.end:
+            size = min(_WITNESS_BYTES, position - segment.start)
+            return zlib.crc32(segment.read(size, position - size - segment.start))
+    return _UNKNOWN
+
+
+def _offset(segments: tuple[Segment, ...], position: int) -> dict[str, Any]:
+    return {"position": position, "before": _before(segments, position)}

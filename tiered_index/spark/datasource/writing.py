@@ -1,0 +1,357 @@
+"""`df.write.format("tiered_index")` and `writeStream`: entries of a DataFrame into an index. docs/spark-sources.md.
+
+The driver joins or creates the index and tells each task which one it is; a task writes tables of its own (`partition_tables`) and returns
+what it uploaded; the driver's `commit` completes the uploads and appends one log record. Spark's commit coordinator decides nothing here:
+whatever it lets be repeated, or run twice, are objects that no record names.
+
+A micro-batch is known by the query's id, which Spark keeps in the checkpoint and hands to every task, its number, and what it holds: a
+repeated one finds itself in the log. A new checkpoint is another query, which reads from the beginning, and publishes from the beginning.
+
+Each call of Spark's comes in a Python worker of its own: `commit` and `abort` know nothing of each other but the messages. `abort` follows
+a failed `commit`, too, whose record may be in the log for all that; it then has a message of every task and leaves all to `orphans`.
+
+From a DataFrame's Arrow batches to the fields of entries, for who has batches only: `columns` does the same with frames.
+
+The columns are checked on the driver by Spark's types, values in the tasks. A row without key makes no entry, a list of keys one for each
+different key. Pure; threads: any.
+
+One task's entries as tables of its own: a small one for each window it met, uploaded and not published.
+
+```
+batches ─> counted, kept on local disk ─> plan ─> hashed, packed into blocks on local disk ─> by window and piece: sorted, written, uploaded
+```
+The plan, which a build makes on the driver for all tasks, is the task's own here, so no task waits for another and nothing is shuffled.
+Names of tables and objects are unique to the attempt. Memory: that of packing and writing a build's partition. Threads: one a task.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from tiered_index.clock import SystemClock
+from tiered_index.config import IndexConfig
+from tiered_index.errors import CorruptFile, InvalidArgument, SchemaMismatch, StorageUnavailable
+from tiered_index.format.schema import Schema
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import Genesis
+from tiered_index.service.log.session import StorageSession
+from tiered_index.service.merge.run import abandon
+from tiered_index.service.merge.writing import FinishedShard
+from tiered_index.service.opening import wanted_genesis
+from tiered_index.spark.build.build import stored_genesis
+from tiered_index.spark.build.columns import FIELDS, check_kind
+from tiered_index.spark.build.plan import CENSUS_COLUMNS, BuildPlan, Census, count_batches, plan_build
+from tiered_index.spark.build.publishing import BatchContent, MicroBatch, publish_batch, publish_shards
+from tiered_index.spark.build.shards import PartitionResult, Seen, pack_batches, write_blocks
+from tiered_index.spark.datasource.options import Options
+from tiered_index.spark.executors import StorageAddress
+from tiered_index.spark.metrics import Address
+from tiered_index.spark.windows import WindowScale, window_seconds
+from tiered_index.storage.base import Storage
+from tiered_index.storage.opening import probe_put_if_absent
+
+__all__ = [
+    "STREAM_OPTIONS",
+    "WRITE_OPTIONS",
+    "EntryColumns",
+    "EntryStreamWriter",
+    "EntryWriter",
+    "PartitionJob",
+    "Written",
+    "prepared",
+    "write_tables",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class EntryColumns:
+    """The fields that a frame has, each by its own name, but `key` that may be called `keys`."""
+
+    names: tuple[str, ...]
+    key: str
+
+    @classmethod
+    def of(cls, found: Sequence[tuple[str, str]], schema: Schema) -> EntryColumns:
+        """Return the fields of a frame of these columns, (name, Spark's type as text). Raises `InvalidArgument` naming the column."""
+        kinds = dict(found)
+        needed = [*FIELDS, *(column.name for column in schema.caller_columns)]
+        key = "keys" if "key" not in kinds and "keys" in kinds else "key"
+        given = {name: key if name == "key" else name for name in (*needed, "topic_id")}
+        for name in needed:
+            if given[name] not in kinds:
+                raise InvalidArgument(f"column {name!r} is missing; the DataFrame has {', '.join(kinds) or 'no columns'}")
+        if unknown := [name for name in kinds if name not in given.values()]:
+            raise InvalidArgument(f"column {unknown[0]!r} is no field of an entry; these are {', '.join(given)}: rename it or leave it out")
+        names = tuple(name for name in given if given[name] in kinds)
+        for name in names:
+            check_kind(name, kinds[given[name]], given[name])
+        return cls(names, key)
+
+    def batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the entries of each batch, those without key left out, in the fields' order."""
+        for batch in batches:
+            columns = [batch.column(self.key if name == "key" else name) for name in self.names]
+            entries = pa.RecordBatch.from_arrays(columns, names=list(self.names))
+            if pa.types.is_list(entries.column("key").type) or pa.types.is_large_list(entries.column("key").type):
+                entries = _a_row_a_key(entries)
+            elif entries.column("key").null_count:
+                entries = entries.filter(pc.is_valid(entries.column("key")))
+            if len(entries):
+                yield entries
+
+
+def _a_row_a_key(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a row for each different key of each row."""
+    at = batch.schema.get_field_index("key")
+    lists = batch.column(at)
+    pairs = pa.table({"row": pc.list_parent_indices(lists), "key": pc.list_flatten(lists)})
+    pairs = pairs.filter(pc.is_valid(pairs["key"])).group_by(["row", "key"]).aggregate([]).combine_chunks()
+    rows = pa.array(pairs["row"].to_numpy().astype(np.int64))
+    keys = pairs["key"].combine_chunks()
+    keys = keys if isinstance(keys, pa.Array) else pa.concat_arrays(keys.chunks) if keys.num_chunks else pa.array([], keys.type)
+    return batch.drop_columns(["key"]).take(rows).add_column(at, "key", keys)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionJob:
+    """What every task of a write is told."""
+
+    address: Address
+    genesis: Genesis
+    scale: WindowScale
+    sequence: int
+    max_windows: int
+    now_ms: int
+
+
+def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: Seen | None = None) -> PartitionResult:
+    """Write the tables of `entries` (fields of entries, each with a key). Raises `InvalidArgument` for bad values, what the storage raises.
+
+    `seen` is called as by `pack_batches`. Nothing that was uploaded is left where it fails, as far as the storage lets it be taken back.
+    """
+    with tempfile.TemporaryDirectory(prefix="tiered-index-") as folder:
+        kept, blocks = Path(folder) / "entries", Path(folder) / "blocks"
+        census = _kept(entries, kept, job)
+        if not census.entries:
+            return PartitionResult(0, 0, ())
+        plan = plan_build(census, job.genesis, job.scale, shards="auto", parallelism=1, sequence=job.sequence, max_windows=job.max_windows)
+        pieces = _packed(kept, blocks, plan, seen)
+        kept.unlink()
+        result = write_blocks(_by_piece(blocks, pieces), plan, job.address, job.now_ms)
+    try:
+        _check(result, census)
+    except CorruptFile:
+        with job.address.open() as storage:
+            abandon(result.shards, storage)
+        raise
+    return result
+
+
+def _check(result: PartitionResult, census: Census) -> None:
+    written = sum(shard.stored.count for shard in result.shards)
+    if written != census.entries:
+        raise CorruptFile("a task's tables", "wrote another number of entries than it read", expected=census.entries, found=written)
+    checksum = sum(shard.checksum for shard in result.shards) % 2**64
+    if checksum != result.read_checksum:
+        raise CorruptFile("a task's tables", "wrote other entries than it read", expected=result.read_checksum, found=checksum)
+
+
+def _kept(entries: Iterable[pa.RecordBatch], path: Path, job: PartitionJob) -> Census:
+    """Write the batches to a file and return their census."""
+    writer: pa.RecordBatchStreamWriter | None = None
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal writer
+        for batch in entries:
+            if writer is None:
+                writer = pa.ipc.new_stream(str(path), batch.schema)
+            writer.write_batch(batch)
+            looked_at = batch.select([name for name in CENSUS_COLUMNS if name in batch.schema.names])
+            yield looked_at.append_column("has_key", pc.is_valid(batch.column("key")))
+
+    try:
+        return Census.of([[row.column(0)[0].as_py()] for row in count_batches(counted(), job.scale, job.max_windows)])
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _packed(kept: Path, path: Path, plan: BuildPlan, seen: Seen | None) -> list[list[int]]:
+    """Write the blocks of the entries in `kept` to a file; return the piece of each row of each of its batches."""
+    pieces: list[list[int]] = []
+    with pa.memory_map(str(kept)) as source, pa.ipc.open_stream(source) as batches, pa.OSFile(str(path), "wb") as sink:
+        writer: pa.RecordBatchFileWriter | None = None
+        for batch in pack_batches(batches, plan, seen):
+            writer = writer or pa.ipc.new_file(sink, batch.schema)
+            writer.write_batch(batch)
+            pieces.append(batch.column("piece").to_pylist())
+        if writer is not None:
+            writer.close()
+    return pieces
+
+
+def _by_piece(path: Path, pieces: list[list[int]]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the file, one a batch, in order of their pieces."""
+    batch_of = np.repeat(np.arange(len(pieces)), [len(rows) for rows in pieces])
+    row_of = np.concatenate([np.arange(len(rows)) for rows in pieces])
+    order = np.argsort(np.concatenate([np.array(rows, np.int64) for rows in pieces]), kind="stable")
+    with pa.memory_map(str(path)) as source:
+        blocks = pa.ipc.open_file(source)
+        batches = [blocks.get_batch(number) for number in range(blocks.num_record_batches)]
+        for number, row in zip(batch_of[order].tolist(), row_of[order].tolist(), strict=True):
+            yield batches[number].slice(row, 1)
+
+
+WRITE_OPTIONS = ("window", "maxWindows", "slots", "items", "preset", "offsetSpace")
+STREAM_OPTIONS = (*WRITE_OPTIONS, "checkpointLocation")
+_MAX_WINDOWS = 1_000
+# of a task: each is an object
+_QUERY_ID = "sql.streaming.queryId"
+
+
+@dataclass(frozen=True, slots=True)
+class Written(WriterCommitMessage):
+    """What one task uploaded; of which query it is one and what the entries were, where it is one of a stream."""
+
+    shards: tuple[FinishedShard, ...]
+    query: str | None
+    content: BatchContent
+
+
+Messages = Sequence[WriterCommitMessage | None]
+
+
+def prepared(options: Options, schema: StructType, *, probe: bool) -> tuple[PartitionJob, EntryColumns]:
+    """Join the index, or create it, and return what tasks are told. Driver. Raises `InvalidArgument`, `SchemaMismatch`, as the storage."""
+    address = StorageAddress(options.path)
+    clock = SystemClock()
+    settings, now_ms = _settings(options), clock.now_ms()
+    length = window_seconds("1d" if (window := options.text("window")) is None else window)
+    most = options.number("maxWindows")
+    if most is not None and most < 1:
+        raise InvalidArgument(f"maxWindows is how many windows a task may write, at least 1, not {most}")
+    scale = WindowScale(length, now_ms // 1000 - round(settings.max_late_s), now_ms // 1000 + round(settings.max_early_s))
+    with address.open() as storage:
+        log = StorageLog(storage, clock)
+        genesis = stored_genesis(log, settings, storage.uri)
+        wanted = genesis or wanted_genesis(settings, None)
+        columns = EntryColumns.of([(column.name, column.dataType.simpleString()) for column in schema], wanted.layout.schema)
+        if genesis is None:
+            genesis = StorageSession(storage, log, clock, settings.lease_ttl_s).join(wanted, lambda stored: wanted)
+        elif probe:
+            # a server that accepts two records of one number would lose one of two writes
+            probe_put_if_absent(storage)
+        if (items := options.number("items")) not in (None, genesis.layout.items):
+            # a file's room is no part of what `check_genesis` compares: writers may choose their own
+            raise SchemaMismatch(f"{storage.uri} was created with {genesis.layout.items:,} items a file, not {items:,}")
+        sequence = max((stored.sequence for stored in log.state.objects.values()), default=0)
+    return PartitionJob(address, genesis, scale, sequence, most or _MAX_WINDOWS, now_ms), columns
+
+
+def _settings(options: Options) -> IndexConfig:
+    given: dict[str, Any] = {
+        "slots": options.number("slots"), "items": options.number("items"), "preset": options.text("preset"),
+        "offset_space": options.text("offsetSpace"),
+    }  # fmt: skip
+    return IndexConfig(**{name: value for name, value in given.items() if value is not None})
+
+
+class EntryWriter(DataSourceArrowWriter):
+    """One write of a DataFrame: ``append``, or ``replace`` of the windows that it has."""
+
+    def __init__(self, options: Options, schema: StructType, mode: str) -> None:
+        self._job, self._columns = prepared(options, schema, probe=True)
+        self._mode = mode
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Write a partition. Executor."""
+        return Written(write_tables(self._columns.batches(iterator), self._job).shards, None, BatchContent())
+
+    def commit(self, messages: Messages) -> None:
+        """Publish all tasks' tables. Driver. Raises `InvalidArgument` (the mode can't be), `CorruptFile`, `JobOverdue`, as the storage.
+
+        After an error of the storage in the record's put its outcome is unknown: an ``append`` that is run again may double the entries,
+        an ``overwrite`` not.
+        """
+        shards = _all_shards(messages)
+        if shards:
+            _publish(self._job, shards, lambda storage, log: publish_shards(shards, self._mode, storage, log))
+
+    def abort(self, messages: Messages) -> None:
+        """Take back what is certainly not published. Driver."""
+        _abort(self._job, messages)
+
+
+class EntryStreamWriter(DataSourceStreamArrowWriter):
+    """The writer of one micro-batch. Spark makes it anew for each batch, and once more to commit it."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._job, self._columns = prepared(options, schema, probe=False)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Write a partition. Executor."""
+        context = TaskContext.get()
+        query = context.getLocalProperty(_QUERY_ID) if context is not None else None
+        if not query:
+            raise InvalidArgument("this Spark doesn't tell tasks which query they are of: a repeated micro-batch would be published twice")
+        parts: list[BatchContent] = []
+
+        def seen(items: Any, seconds: Any) -> None:
+            parts.append(BatchContent.of(items, seconds))
+
+        written = write_tables(self._columns.batches(iterator), self._job, seen)
+        return Written(written.shards, query, BatchContent.joined(parts))
+
+    def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Publish a micro-batch, or take back what it uploaded where it was published before. Driver. Raises as `EntryWriter.commit`.
+
+        Where the outcome is unknown, Spark's next try with the same checkpoint finds it out: nothing is doubled.
+        """
+        shards = _all_shards(messages)
+        if shards:
+            written = [message for message in messages if isinstance(message, Written)]
+            [query] = {message.query for message in written}
+            batch = MicroBatch(f"spark:{query}", batchId, BatchContent.joined(message.content for message in written))
+            _publish(self._job, shards, lambda storage, log: publish_batch(shards, batch, storage, log))
+
+    def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Take back what is certainly not published. Driver."""
+        _abort(self._job, messages)
+
+
+def _all_shards(messages: Messages) -> list[FinishedShard]:
+    written = [message for message in messages if isinstance(message, Written)]
+    if len(written) != len(messages):
+        raise StorageUnavailable(f"{len(messages) - len(written)} of {len(messages)} tasks gave no result, so nothing is published")
+    return [shard for message in written for shard in message.shards]
+
+
+def _publish(job: PartitionJob, shards: Sequence[FinishedShard], publish: Callable[[Storage, StorageLog], object]) -> None:
+    with job.address.open() as storage:
+        log = StorageLog(storage, SystemClock())
+        log.open()
+        try:
+            publish(storage, log)
+        except (InvalidArgument, CorruptFile):
+            # certainly not published; after an error of the storage that is not known, and `orphans` decides
+            abandon(shards, storage)
+            raise
+
+
+def _abort(job: PartitionJob, messages: Messages) -> None:
+    written = [message for message in messages if isinstance(message, Written)]
+    if len(written) == len(messages):
+        return  # a commit was tried
+    with job.address.open() as storage:
+        abandon([shard for message in written for shard in message.shards], storage)

@@ -1,0 +1,292 @@
+"""The answering half of a bulk lookup: all that was found for a question, in answer order, each identity once, cut to `max_count`.
+
+Runs in tasks, which take one partition of questions after the other. Memory: a million rows and a partition's questions; with a
+`max_count` of millions, the rows of its answers.
+
+The messages behind the entries of a bulk lookup, joined as columns: from a RocketMQ store's folder, else from archived segments.
+
+Runs in tasks, where the answers are: each reads the messages of its own entries, key by key, as `messages` of a reader does. Nothing is
+read before the DataFrame is used, and it is read again each time that it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tiered_index.clock import SystemClock
+from tiered_index.errors import ConfigError, StorageUnavailable
+from tiered_index.format.schema import Schema
+from tiered_index.rocketmq.archive.found_message import FoundRocketmqMessage
+from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.service.answers.batch import Found, best_answers
+from tiered_index.service.answers.rows import row_dtype
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.lookup.messages import Fetched
+from tiered_index.spark.executors import StorageAddress
+from tiered_index.spark.lookup.plan import LookupPlan
+from tiered_index.spark.lookup.questions import QUESTION, PackedBatch, cells_of, distinct, places_of, records_of
+from tiered_index.spark.lookup.search import ASKED, FAILED, FOUND, MISSING
+from tiered_index.types import IndexItem
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = [
+    "ARCHIVE",
+    "MESSAGE_COLUMNS",
+    "answer_partitions",
+    "answer_schema",
+    "check_place",
+    "entry_columns",
+    "with_messages",
+]
+
+_HELD_ROWS = 1 << 20
+_BATCH_ROWS = 1 << 16
+_STATUSES = ("complete", "truncated", "partial")
+_FAILED = pa.list_(pa.struct([("file", pa.string()), ("error", pa.string())]))
+Array = npt.NDArray[Any]
+
+
+def entry_columns(schema: Schema) -> list[tuple[str, pa.DataType]]:
+    """Return the columns of an entry in an answer, with their types."""
+    plain = [
+        ("topic_id", pa.int32()), ("queue_id", pa.int32()), ("offset", pa.int64()), ("size", pa.int32()), ("timestamp_ms", pa.int64()),
+        ("key_hash", pa.int32()),
+    ]  # fmt: skip
+    return plain + [(column.name, _arrow_type(np.dtype(column.dtype))) for column in schema.extra]
+
+
+def answer_schema(schema: Schema, *, nested: bool) -> StructType:
+    """Return Spark's schema of what `answer_partitions` yields."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(_arrow_schema(schema, nested=nested))
+
+
+def _arrow_schema(schema: Schema, *, nested: bool) -> pa.Schema:
+    head = [("_question", pa.binary()), ("status", pa.string()), ("failed", _FAILED)]
+    columns = entry_columns(schema)
+    if nested:
+        return pa.schema([*head, ("entries", pa.list_(pa.struct(columns)))])
+    return pa.schema([*head, ("position", pa.int32()), *columns])
+
+
+def _arrow_type(dtype: np.dtype[Any]) -> pa.DataType:
+    """Return a type that Spark has and that holds every value of a stored column."""
+    if dtype.kind in "iu":
+        return pa.decimal128(20, 0) if dtype.kind == "u" and dtype.itemsize == 8 else pa.int64()
+    return pa.float64() if dtype.kind == "f" else pa.binary()
+
+
+def answer_partitions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, *, nested: bool) -> Iterator[pa.RecordBatch]:
+    """Yield the answers to the questions of partitions; blocks (kind, partition, questions, rows, more) come by partition, then kind.
+
+    Raises `StorageUnavailable` where a task gave up since an object was gone: what it found is no whole answer, whatever it lacks.
+    """
+    partition, number = _Partition(plan), -1
+    for batch in batches:
+        for here, kind, blocks in _runs(batch):
+            if here != number:
+                yield from partition.answers(nested=nested)
+                partition, number = _Partition(plan), here
+            partition.add(kind, blocks)
+    yield from partition.answers(nested=nested)
+
+
+def _runs(batch: pa.RecordBatch) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+    """Yield the neighbours of one partition and kind together, with both."""
+    partitions, kinds = batch.column("partition").to_numpy(), batch.column("kind").to_numpy()
+    starts = np.flatnonzero((np.diff(partitions, prepend=-1) != 0) | (np.diff(kinds, prepend=-1) != 0)).tolist()
+    for start, stop in itertools.pairwise([*starts, len(kinds)]):
+        yield int(partitions[start]), int(kinds[start]), batch.slice(start, stop - start)
+
+
+class _Partition:
+    def __init__(self, plan: LookupPlan) -> None:
+        self._plan = plan
+        self._asked: list[Array] = []
+        self._batch: PackedBatch | None = None
+        self._held: list[Found] = []
+        self._count = 0
+        self._failed: dict[int, list[dict[str, str]]] = {}
+
+    def add(self, kind: int, blocks: pa.RecordBatch) -> None:
+        if kind == MISSING:
+            name = blocks.column("more")[0].as_py().decode()
+            raise StorageUnavailable(f"{name} was removed since these keys were looked up, and Spark lost what it held: look up again")
+        if kind == ASKED:
+            self._asked.append(records_of(blocks.column("questions")))
+        elif kind == FAILED:
+            for cell, more in zip(blocks.column("questions"), blocks.column("more").to_pylist(), strict=True):
+                file, error = pickle.loads(more)
+                for place in places_of(self.batch.questions, records_of(pa.array([cell.as_py()], pa.binary()))).tolist():
+                    self._failed.setdefault(place, []).append({"file": file, "error": error})
+        elif kind == FOUND:
+            places = places_of(self.batch.questions, records_of(blocks.column("questions")))
+            self._held.append(Found(places, records_of(blocks.column("rows"), row_dtype(self._plan.schema))))
+            self._count += len(places)
+            if self._count > _HELD_ROWS:
+                rows, starts, _ = best_answers(self.batch, self._held, self._plan.schema)
+                self._held = [Found(np.repeat(np.arange(len(self.batch)), np.diff(starts)), rows)]
+                self._count = len(rows)
+
+    @property
+    def batch(self) -> PackedBatch:
+        """All questions of the partition, with one more answer than asked, which tells a full answer from a truncated one."""
+        if self._batch is None:
+            asked = distinct(np.concatenate(self._asked)) if self._asked else np.zeros(0, QUESTION)
+            self._batch = PackedBatch(asked, self._plan.topics, self._plan.max_count + 1)
+        return self._batch
+
+    def answers(self, *, nested: bool) -> Iterator[pa.RecordBatch]:
+        if not self._asked:
+            return
+        plan, most = self._plan, self._plan.max_count
+        rows, starts, _ = best_answers(self.batch, self._held, plan.schema)
+        self._held = []
+        counts = np.diff(starts)
+        rank = np.arange(len(rows)) - np.repeat(starts[:-1], counts)
+        rows = rows[rank < most]
+        status = (counts > most).astype(np.int8)
+        status[list(self._failed)] = _STATUSES.index("partial")
+        counts = np.minimum(counts, most)
+        ends = np.cumsum(counts)
+        first = 0
+        while first < len(counts):
+            # as many questions as have about so many rows, at least one
+            begin = int(ends[first] - counts[first])
+            stop = max(first + 1, int(np.searchsorted(ends, begin + _BATCH_ROWS, "right")))
+            stop = min(stop, first + _BATCH_ROWS)
+            part = slice(first, stop)
+            yield self._rows(part, rows[begin : int(ends[stop - 1])], counts[part], status[part], nested=nested)
+            first = stop
+
+    def _rows(self, part: slice, rows: Array, counts: Array, status: Array, *, nested: bool) -> pa.RecordBatch:
+        schema = _arrow_schema(self._plan.schema, nested=nested)
+        failed = pa.nulls(part.stop - part.start, _FAILED)
+        if self._failed:
+            failed = pa.array([self._failed.get(place) for place in range(part.start, part.stop)], _FAILED)
+        statuses = pa.DictionaryArray.from_arrays(pa.array(status), pa.array(_STATUSES)).cast(pa.string())
+        questions = self.batch.questions[part]
+        entries = _entries(rows, self._plan.schema)
+        if nested:
+            records = pa.StructArray.from_arrays(entries, fields=list(schema.field("entries").type.value_type))
+            lists = pa.ListArray.from_arrays(np.append(0, np.cumsum(counts)).astype(np.int32), records)
+            columns = [cells_of(questions, np.arange(len(questions))), statuses, failed, lists]
+            return pa.RecordBatch.from_arrays(columns, schema=schema)
+        # a question without entries has one row, too
+        index = np.repeat(np.arange(len(counts)), np.maximum(counts, 1))
+        some = np.repeat(counts > 0, np.maximum(counts, 1))
+        place = pa.array(np.cumsum(some) - 1, mask=~some)
+        starts = np.cumsum(np.maximum(counts, 1)) - np.maximum(counts, 1)
+        position = pa.array((np.arange(len(index)) - starts[index]).astype(np.int32), mask=~some)
+        repeated = pa.array(index)
+        columns = [
+            cells_of(questions[index], np.arange(len(index))), statuses.take(repeated), failed.take(repeated), position,
+            *(column.take(place) for column in entries),
+        ]  # fmt: skip
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _entries(rows: Array, schema: Schema) -> list[pa.Array]:
+    found = []
+    for name, kind in entry_columns(schema):
+        values = rows["second"] * 1000 if name == "timestamp_ms" else rows[name]
+        if values.dtype.kind == "S":
+            found.append(pa.array(values.tolist(), kind))
+        else:
+            found.append(pa.array(np.ascontiguousarray(values)).cast(kind))
+    return found
+
+
+ARCHIVE = "archive"
+"""Stands for the segments that the index's storage keeps, and no folder."""
+MESSAGE_COLUMNS = ("message_state", "message_body", "message_tags", "message_properties", "message_problem")
+_TYPE = "struct<message_state:string,message_body:binary,message_tags:string,message_properties:map<string,string>,message_problem:string>"
+_ARROW = pa.struct([
+    ("message_state", pa.string()), ("message_body", pa.binary()), ("message_tags", pa.string()),
+    ("message_properties", pa.map_(pa.string(), pa.string())), ("message_problem", pa.string()),
+])  # fmt: skip
+_ITEM = ("topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash")
+
+
+def check_place(messages: str, offset_space: str) -> None:
+    """Raise `ConfigError` where an index's offsets are no places in a commit log, or there is no such folder."""
+    if offset_space != "commitlog":
+        raise ConfigError(f"the index's offsets are in {offset_space!r}: messages are found by places in a commit log")
+    if messages != ARCHIVE and not (Path(messages) / "commitlog").is_dir():
+        raise ConfigError(f"messages is {ARCHIVE!r} or the folder of a RocketMQ store, and {messages} has no commitlog/")
+
+
+def with_messages(
+    answers: DataFrame, topic: Column, key: Column, messages: str, address: StorageAddress, *, allow_partial: bool
+) -> DataFrame:
+    """Return the rows of `answers` (one an entry) with `MESSAGE_COLUMNS`, null where there is no entry.
+
+    `message_state` is that of `Fetched`, or ``other_key`` for a message of another key whose hash is equal. A place that can't be asked
+    fails the job, unless the answer may be partial: then it is ``missing``, and `message_problem` says why.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+    from pyspark.sql.pandas.functions import arrow_udf
+
+    def fetch(parts: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        with ExitStack() as opened:
+            source = _open(messages, address, opened)
+            for topics, keys, *columns in parts:
+                values = [column.to_pylist() for column in columns]
+                found = _fetched(source, topics.to_pylist(), keys.to_pylist(), values)
+                yield pa.array([_row(one, allow_partial=allow_partial) for one in found], _ARROW)
+
+    fetch.__annotations__ = {"parts": Iterator[tuple[pa.Array, ...]], "return": Iterator[pa.Array]}
+    make: Any = arrow_udf  # whose declared overloads ask for what it infers
+    message = make(fetch, _TYPE)
+    joined = answers.withColumn("_message", message(topic, key, *(F.col(name) for name in _ITEM)))
+    return joined.select(*(F.col(f"`{name.replace('`', '``')}`") for name in answers.columns), "_message.*")
+
+
+def _open(messages: str, address: StorageAddress, opened: ExitStack) -> RocketmqMessages:
+    storage = opened.enter_context(address.open())
+    log = StorageLog(storage, SystemClock())
+    log.open()
+    archive = SegmentArchive(storage, lambda: log.state, log.refresh)
+    return RocketmqMessages(None if messages == ARCHIVE else Path(messages), archive)
+
+
+def _fetched(source: RocketmqMessages, topics: list[str], keys: list[str], values: list[list[Any]]) -> list[Fetched | None]:
+    """Return what became of each row's entry, in order; None for a row without one. Rows of one key are asked for together."""
+    found: list[Fetched | None] = [None] * len(topics)
+    places: dict[tuple[str, str], list[int]] = {}
+    for place, pair in enumerate(zip(topics, keys, strict=True)):
+        if values[2][place] is not None:
+            places.setdefault(pair, []).append(place)
+    for (topic, key), rows in places.items():
+        items = [IndexItem(topic=topic, **{name: column[row] for name, column in zip(_ITEM, values, strict=True)}) for row in rows]
+        for row, one in zip(rows, source.fetch(items, topic, key), strict=True):
+            found[row] = one
+    return found
+
+
+def _row(one: Fetched | None, *, allow_partial: bool) -> dict[str, Any] | None:
+    if one is None:
+        return None
+    if one.error is not None and one.message is None and not allow_partial:
+        raise one.error
+    row: dict[str, Any] = {"message_state": one.state, "message_problem": one.problem}
+    message = one.message
+    if not one.carries_key:
+        row["message_state"] = "other_key"
+    elif isinstance(message, FoundRocketmqMessage):
+        row |= {"message_body": message.body(), "message_tags": message.tags, "message_properties": list(message.properties.items())}
+    return row

@@ -1,0 +1,241 @@
+"""Keys and answers of a bulk lookup as files: Parquet, NDJSON and CSV on local disks, Parquet in a storage.
+
+Local files are Spark's to read and write, but for CSV (`csv_files`); those of a storage (`s3://...`) go through the project's storage
+layer, a file a task.
+
+Local CSV files as a DataFrame whose columns are all text, a file a task. RFC 4180 in UTF-8, and nothing is guessed.
+
+A quote in a quoted cell is doubled, a backslash is a backslash, and a cell may have lines, which end as they were written. What differs
+is an error with its line. Spark's own reader would take an open quote for the rest of the file, replace what is no UTF-8, make LF of CRLF
+in cells, and go by the order of columns in another file: keys would be other keys, and nobody told. The driver reads a header, tasks all
+else.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import secrets
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.spark.build.sources import frame_of
+from tiered_index.spark.executors import StorageAddress, typed_errors
+from tiered_index.spark.metrics import SourceAccess
+from tiered_index.spark.ndjson import check_lines, first_line_without_object
+from tiered_index.spark.splits import each_split, frame_of_splits, is_local, local_path, to_read, to_write
+from tiered_index.storage.s3.options import S3Options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = [
+    "check_out",
+    "csv_frame",
+    "header_of",
+    "read_files",
+    "read_keys",
+    "write_answers",
+]
+
+_BATCH_ROWS = 10_000
+_TOLD = {
+    "unexpected end of data": "a quote is not closed",
+    "',' expected after '\"'": "'\"' in a quoted cell is not doubled",
+    "new-line character": "a line ends with \\r alone, or a cell with \\r has no quotes",
+}  # fmt: skip
+
+
+def csv_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
+    """Return the rows of files that have one header. Empty cells are null, quoted or not; a column without a name is `_c` and its place.
+
+    Raises `InvalidArgument` and `CorruptFile`, or the tasks do.
+    """
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    for first in files:
+        if (header := header_of(first)) is not None:
+            break
+    else:
+        raise InvalidArgument(f"{files[0]}: CSV begins with a header, and there is none")
+    schema = StructType([StructField(name, StringType()) for name in _names(header, first)])
+    read = partial(read_files, header=header, first=first)
+    return frame_of_splits(spark, [[str(file)] for file in files]).mapInArrow(read, schema)
+
+
+def header_of(file: Path) -> list[str] | None:
+    """Return the cells of a file's first row; None where it has none. Raises as `csv_frame` does."""
+    return next((cells for _, cells in _rows(file)), None)
+
+
+def read_files(batches: Iterable[pa.RecordBatch], header: list[str], first: Path) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the files in a task's splits, whose header must be that of the file `first`. Raises as `csv_frame` does."""
+    names = _names(header, first)
+    for (file,) in each_split(batches):
+        rows = _rows(Path(file))
+        found = next((cells for _, cells in rows), header)
+        if found != header:
+            raise InvalidArgument(f"{file} has other columns than {first}: {found} instead of {header}")
+        checked = (_checked(file, line, cells, len(header)) for line, cells in rows)
+        while part := list(islice(checked, _BATCH_ROWS)):
+            columns = [pa.array([cell or None for cell in column], pa.string()) for column in zip(*part, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, names)
+
+
+def _names(header: list[str], file: Path) -> list[str]:
+    names = [name or f"_c{place}" for place, name in enumerate(header)]
+    # to Spark, names in other letters are the same
+    seen: set[str] = set()
+    for name in names:
+        if name.lower() in seen:
+            raise InvalidArgument(f"{file}: two columns {name!r}")
+        seen.add(name.lower())
+    return names
+
+
+def _checked(file: str, line: int, cells: list[str], width: int) -> list[str]:
+    if len(cells) != width:
+        raise InvalidArgument(f"{file}: line {line:,} has {len(cells)} cell{'s' if len(cells) > 1 else ''}, the header {width}")
+    return cells
+
+
+def _rows(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a file, each with its first line's number; empty lines are none."""
+    line = 1
+    try:
+        with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
+            reader = csv.reader(_decoded(file, lines), strict=True)
+            for cells in reader:
+                if cells:
+                    yield line, cells
+                line = reader.line_num + 1
+    except csv.Error as error:
+        raise InvalidArgument(f"{file}: line {line:,}: {_told(str(error))}") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise CorruptFile(str(file), str(error)) from error
+    except OSError as error:
+        raise InvalidArgument(f"{file}: {error.strerror}") from error
+
+
+def _decoded(file: Path, lines: Iterable[bytes]) -> Iterator[str]:
+    # lines end with \n: a \r by itself is part of a cell, or refused where that has no quotes
+    for number, line in enumerate(lines, 1):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(f"{file}: line {number:,} is not UTF-8: {error.reason}") from error
+
+
+def _told(problem: str) -> str:
+    """Return csv's words, or ours for what is met in files."""
+    if problem.startswith("field larger"):
+        return f"a cell has more than {csv.field_size_limit():,} characters; is its quote closed?"
+    return next((ours for theirs, ours in _TOLD.items() if problem.startswith(theirs)), problem)
+
+
+_JSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
+_CSV = (".csv", ".csv.gz")
+_PART_BYTES = 64 << 20
+
+
+def read_keys(spark: SparkSession, path: str, s3: S3Options) -> DataFrame:
+    """Return the rows of a file or folder of keys. Raises `InvalidArgument` where there is none, what the storage raises."""
+    if not is_local(path):
+        return frame_of(spark, path, SourceAccess(s3))
+    place = local_path(path)
+    if not place.exists():
+        raise InvalidArgument(f"{place}: no such file or folder")
+    below = [place] if place.is_file() else [p for p in place.iterdir() if p.is_file() and not p.name.startswith((".", "_"))]
+    # Spark's order: the first Parquet file says which columns there are
+    files = sorted(below)
+    if files and all(file.name.endswith(_CSV) for file in files):
+        return csv_frame(spark, files)
+    if files and all(file.name.endswith(".parquet") for file in files):
+        with typed_errors(f"reading {place}"):
+            return spark.read.parquet(*map(to_read, files))
+    if files and all(file.name.endswith(_JSON) for file in files):
+        return _json_frame(spark, place, files)
+    raise InvalidArgument(f"{place}: keys are files of one kind: .parquet, .ndjson (.jsonl, .json), or .csv with a header")
+
+
+def _json_frame(spark: SparkSession, place: Path, files: Sequence[Path]) -> DataFrame:
+    """Return the objects of NDJSON files; which columns there are, and that all lines are JSON, is found by reading them."""
+    with typed_errors(f"reading {place}"):
+        check_lines(spark, files)
+    try:
+        with typed_errors(f"reading {place}"):
+            return spark.read.option("mode", "FAILFAST").option("primitivesAsString", "false").json([to_read(file) for file in files])
+    except InvalidArgument as error:
+        # Spark says neither which file it is nor which line
+        for file in files:
+            if wrong := first_line_without_object(file):
+                raise InvalidArgument(f"{file}: line {wrong[0]:,} is {wrong[1]}") from error
+        raise
+
+
+def check_out(out: str, s3: S3Options) -> None:
+    """Raise `InvalidArgument` where answers can't be written to `out`: something is there already."""
+    if is_local(out):
+        if local_path(out).exists():
+            raise InvalidArgument(f"{local_path(out)} exists already: answers are written to a folder of their own")
+        return
+    with StorageAddress(out, s3).open() as storage:
+        if next(iter(storage.list()), None) is not None:
+            raise InvalidArgument(f"{out} holds objects already: answers are written to a prefix of their own")
+
+
+def write_answers(frame: DataFrame, out: str, s3: S3Options) -> None:
+    """Write answers as a folder of Parquet files (of NDJSON where `out` is named so), or as Parquet objects with a mark ``_SUCCESS``."""
+    if is_local(out):
+        place = local_path(out)
+        with typed_errors(f"writing {place}"):
+            if place.name.endswith(_JSON):
+                frame.write.mode("error").json(to_write(place))
+            else:
+                frame.write.mode("error").parquet(to_write(place))
+        return
+    address = StorageAddress(out, s3)
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from _write_parts(batches, address)
+
+    with typed_errors(f"writing {out}"):
+        names = [name for row in frame.mapInArrow(write, "names string").collect() for name in row[0].split("\n") if name]
+    with address.open() as storage:
+        # tasks may have run twice: readers go by what the mark names
+        storage.put("_SUCCESS", "".join(f"{name}\n" for name in sorted(names)).encode())
+        for info in list(storage.list("part-")):
+            if info.name not in names:
+                storage.delete(info.name)
+
+
+def _write_parts(batches: Iterator[pa.RecordBatch], address: StorageAddress) -> Iterator[pa.RecordBatch]:
+    names: list[str] = []
+    held: list[pa.RecordBatch] = []
+    attempt = secrets.token_hex(8)
+    with address.open() as storage:
+
+        def flush() -> None:
+            buffer = io.BytesIO()
+            pq.write_table(pa.Table.from_batches(held), buffer)
+            names.append(f"part-{attempt}-{len(names):05d}.parquet")
+            storage.put(names[-1], buffer.getvalue())
+            held.clear()
+
+        for batch in batches:
+            if len(batch):
+                held.append(batch)
+            if sum(part.nbytes for part in held) >= _PART_BYTES:
+                flush()
+        if held:
+            flush()
+    yield pa.record_batch({"names": pa.array(["\n".join(names)], pa.string())})

@@ -1,0 +1,199 @@
+"""Questions of a bulk lookup as fixed-width records: what the index needs to know of a key is its hashes, its topic and its range.
+
+A question is 28 bytes. Rows with equal ones have equal answers, so a question is asked once however many rows have it, and the record
+joins answers to rows without the key's text. Pure; runs in tasks.
+
+Bounds of lookups that are text, as all is in CSV: made epoch milliseconds as the command line does it. Runs in tasks; pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.hashing import code_units, hash_batch
+from tiered_index.service.answers.batch import QuestionBatch
+from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, parse_time
+
+__all__ = [
+    "QUESTION",
+    "PackedBatch",
+    "cells_of",
+    "distinct",
+    "places_of",
+    "questions_of",
+    "records_of",
+    "routes",
+    "shown",
+    "times_of",
+]
+
+_SHOWN = 40
+
+
+def shown(text: str) -> str:
+    """Return a text as errors show it: what is longer is cut, and is no time any more."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def times_of(texts: pa.Array, column: str) -> pa.Array:
+    """Return the epoch milliseconds (i64, n) of texts, null for null. Raises `InvalidArgument` naming the column and what is no time."""
+    encoded = texts.dictionary_encode()
+    times = []
+    for text in encoded.dictionary.to_pylist():
+        try:
+            times.append(parse_time(shown(text.strip())))
+        except ValueError as error:
+            raise InvalidArgument(f"column {column}: {error}") from error
+    return pa.array(times, pa.int64()).take(encoded.indices)
+
+
+QUESTION = np.dtype([("topic", "<u4"), ("key_hash", "<i4"), ("fingerprint", "<u4"), ("second_min", "<i8"), ("second_max", "<i8")])
+"""`topic` is the place in the plan's list, `fingerprint` 0 where the index has none, seconds are inclusive."""
+_RAW = np.dtype((np.void, QUESTION.itemsize))
+Array = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
+
+
+class PackedBatch(QuestionBatch):
+    """Questions (n) as a search takes them; `topics` are the plan's, `max_count` is one for all, `places` (n) what each is called."""
+
+    def __init__(self, questions: Array, topics: Sequence[str], max_count: int, places: Int64 | None = None) -> None:
+        self.questions = questions
+        self.places = np.arange(len(questions)) if places is None else places
+        self.lookups = ()
+        if len(questions) and (questions["topic"] == questions["topic"][0]).all():
+            self.topics = [topics[int(questions["topic"][0])]]
+            self.topic_index = np.zeros(len(questions), np.int64)
+        else:
+            used, index = np.unique(questions["topic"], return_inverse=True)
+            self.topics = [topics[place] for place in used.tolist()]
+            self.topic_index = index.astype(np.int64)
+        self.key_hash = questions["key_hash"].astype(np.int32)
+        self.fingerprint = questions["fingerprint"].astype(np.uint32)
+        self.second_min = questions["second_min"].astype(np.int64)
+        self.second_max = questions["second_max"].astype(np.int64)
+        self.max_count = np.full(len(questions), max_count, np.int64)
+        self._plan_topics = topics
+        self._most = max_count
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    def part(self, places: Any) -> PackedBatch:
+        """Return the questions at `places` as a batch of their own; where a mask takes all, this one."""
+        if isinstance(places, np.ndarray) and places.dtype == np.bool_ and places.all():
+            return self
+        return PackedBatch(self.questions[places], self._plan_topics, self._most, self.places[places])
+
+
+def questions_of(
+    topics: pa.Array, keys: pa.Array, begins: pa.Array, ends: pa.Array, places: Mapping[str, int], *, keyed: bool,
+    column: str = "'key'",
+) -> Array:  # fmt: skip
+    """Return the questions (n) of n rows; a null bound is none. `places` are the plan's topics, `column` is what errors call that of keys.
+
+    Raises `InvalidArgument` for keys and ranges that no lookup can have, and for a topic that was not there when topics were counted.
+    """
+    found = np.zeros(len(keys), QUESTION)
+    if not len(found):
+        return found
+    encoded = topics.dictionary_encode()
+    names = encoded.dictionary.to_pylist()
+    if fresh := [name for name in names if name not in places]:
+        raise InvalidArgument(f"the keys change while they are read: topic {fresh[0]!r} is new; look up from a copy that stands still")
+    index = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    units = code_units(keys.cast(pa.large_string()))
+    for row in np.flatnonzero((units.lengths == 0) | (units.lengths > MAX_KEY_UNITS))[:1].tolist():
+        key = f"{shown(keys[row].as_py())!r} of topic {shown(topics[row].as_py())!r}"
+        long = f"{int(units.lengths[row]):,} UTF-16 code units long; 1..{MAX_KEY_UNITS:,} are allowed"
+        raise InvalidArgument(f"column {column}: the key {key} is {long}")
+    found["topic"] = np.array([places[name] for name in names], np.uint32)[index]
+    found["key_hash"], fingerprints = hash_batch(names, index, units, fingerprints=keyed)
+    if keyed:
+        found["fingerprint"] = fingerprints
+    low = pc.fill_null(begins, 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    high = pc.fill_null(ends, MAX_TIMESTAMP_MS).to_numpy(zero_copy_only=False).astype(np.int64)
+    for row in np.flatnonzero(low > high)[:1].tolist():
+        raise InvalidArgument(f"begin_ms {low[row]} is after end_ms {high[row]}, for key {keys[row].as_py()!r:.60}")
+    found["second_min"], found["second_max"] = low // 1000, high // 1000
+    return found
+
+
+def distinct(questions: Array) -> Array:
+    """Return each question once, in the order of hash and fingerprint, then of their bytes.
+
+    Numbers of 64 bits are sorted many times as fast as records, and nearly all questions differ in them; the others are sorted as records.
+    """
+    numbers = _numbers(questions)
+    order = np.argsort(numbers)
+    questions, numbers = np.ascontiguousarray(questions)[order], numbers[order]
+    shared = _shared(numbers)
+    if not shared.any():
+        return questions
+    once = np.unique(questions[shared].view(_RAW)).view(QUESTION)
+    questions = np.concatenate((questions[~shared].view(_RAW), once.view(_RAW))).view(QUESTION)
+    return questions[np.argsort(_numbers(questions), kind="stable")]
+
+
+def places_of(asked: Array, questions: Array) -> Int64:
+    """Return where each of `questions` (m) stands among `asked`, which `distinct` returned."""
+    known, numbers = _numbers(asked), _numbers(questions)
+    raw, wanted = asked.view(_RAW), np.ascontiguousarray(questions).view(_RAW)
+    # one that is not there is compared with another one
+    places = np.minimum(np.searchsorted(known, numbers), len(asked) - 1)
+    shared = np.flatnonzero(_shared(known))
+    if len(shared) and len(places):
+        among = shared[np.argsort(raw[shared])]
+        several = np.flatnonzero(np.isin(places, shared))
+        places[several] = among[np.minimum(np.searchsorted(raw[among], wanted[several]), len(among) - 1)]
+    if len(places) and (not len(raw) or (raw[places] != wanted).any()):
+        raise InvalidArgument("the keys change while they are read; look up from a copy that stands still")
+    return places.astype(np.int64)
+
+
+def _numbers(questions: Array) -> npt.NDArray[np.uint64]:
+    """Return hash and fingerprint (u64, n), which order questions as the hash does."""
+    if not len(questions):
+        return np.zeros(0, np.uint64)  # of whatever type
+    numbers: npt.NDArray[np.uint64] = questions["key_hash"].astype(np.uint64) << np.uint64(32) | questions["fingerprint"]
+    return numbers
+
+
+def _shared(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Return which of ordered numbers (bool, n) are there more than once."""
+    shared = np.zeros(len(numbers), bool)
+    same = numbers[1:] == numbers[:-1]
+    shared[1:] |= same
+    shared[:-1] |= same
+    return shared
+
+
+def routes(questions: Array, count: int) -> Int64:
+    """Return which of `count` places (i64, n) a question belongs to; the ranges of a key belong to many."""
+    mixed = questions["key_hash"].astype(np.uint64)
+    for name in ("topic", "second_min", "second_max"):
+        mixed *= np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= questions[name].astype(np.uint64)
+        mixed ^= mixed >> np.uint64(29)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    return ((mixed >> np.uint64(32)) % np.uint64(count)).astype(np.int64)
+
+
+def cells_of(packed: Array, starts: Int64) -> pa.Array:
+    """Return runs of records, each from one of `starts` up to the next, as a binary column; less than 2 GiB."""
+    data = np.ascontiguousarray(packed)
+    offsets = (np.append(starts, len(data)) * data.dtype.itemsize).astype(np.int32)
+    return pa.BinaryArray.from_buffers(pa.binary(), len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(data.view(np.uint8))])
+
+
+def records_of(column: Any, dtype: np.dtype[Any] = QUESTION) -> Array:
+    """Return what the cells of a binary column hold, one behind the other."""
+    data = b"".join(cell for cell in column.to_pylist() if cell is not None)
+    return np.frombuffer(data, dtype)

@@ -1,0 +1,403 @@
+"""The reading half of a bulk lookup: one task's objects, each opened once, searched for all questions that they may answer.
+
+An object costs one request for its directory, one for its filter where that is small beside what it may spare, and its slot groups by
+coalesced ranges, in order, each once. Answers are cut to one more than `max_count` a key before they leave. Runs in tasks, one thread each
+and those of the cold path. Memory: the task's questions (28 bytes each), 16 MiB of ranges, half a million rows.
+
+What a bulk lookup's tasks get and yield: keys become questions for tasks, questions become answers for partitions. DESIGN section 6.
+
+```
+keys ─> questions, packed ─> to tasks ─> objects searched ─> to partitions of questions ─> in order, cut, joined to the rows
+        pack_questions       shuffle     search_task         shuffle                       lookup_answers
+```
+A row between stages is a block of many questions or rows in binary cells. What a task spent, and what it could not read, travels with its
+answers, so Spark counts it once for each task whatever it repeats. One thread a task.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tiered_index.errors import BudgetExceeded, CorruptFile, SchemaMismatch, StorageError
+from tiered_index.format.trailer import Run, Trailer
+from tiered_index.service.answers.batch import Found, TooManyPairs, first_rows
+from tiered_index.service.answers.rows import Question, row_dtype
+from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject
+from tiered_index.service.files.compacted import StorageBytes
+from tiered_index.service.files.search import question_hashes, search_file
+from tiered_index.service.log.records import StoredObject
+from tiered_index.spark.executors import StorageAddress, between_tasks
+from tiered_index.spark.lookup.plan import LookupPlan, Target
+from tiered_index.spark.lookup.questions import PackedBatch, cells_of, distinct, questions_of, records_of, routes
+from tiered_index.storage.base import Storage
+from tiered_index.storage.metering import MeteredStorage
+
+__all__ = [
+    "ASKED",
+    "FAILED",
+    "FOUND",
+    "FOUND_SCHEMA",
+    "MISSING",
+    "REPORT",
+    "TASK_SCHEMA",
+    "WINDOW_BYTES",
+    "HeldAnswers",
+    "TaskReport",
+    "lots_of_questions",
+    "pack_questions",
+    "request_bytes",
+    "search_object",
+    "search_task",
+    "worth_a_filter",
+]
+
+WINDOW_BYTES = 16 << 20
+_HELD_ROWS = 1 << 19
+_CHUNK = 1 << 20
+# questions searched for at a time
+_FILTER_SHARE = 4
+# a filter is fetched where it costs at most one in so many of what would be read without it
+_LEAST_REQUEST_BYTES = 16 << 10
+_ALONE = 4
+# questions of one giant slot that are searched for one by one, newest blocks first
+Array = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
+
+
+class HeldAnswers:
+    """Answers on their way out, cut early: while they are few they wait for those of further objects. `questions` are those of all."""
+
+    def __init__(self, plan: LookupPlan, questions: Array, most: int = _HELD_ROWS) -> None:
+        self._plan, self._questions, self._most = plan, questions, most
+        self._parts: list[Found] = []
+        self._count = 0
+
+    def add(self, found: Found) -> Iterator[tuple[Array, Array]]:
+        """Take in rows; yield the (questions, rows) that must go."""
+        self._parts.append(found)
+        self._count += len(found.rows)
+        if self._count > self._most:
+            yield from self._settle(self._most // 2)
+
+    def rest(self) -> Iterator[tuple[Array, Array]]:
+        """Yield what is left."""
+        yield from self._settle(0)
+
+    def _settle(self, keep: int) -> Iterator[tuple[Array, Array]]:
+        if not self._count:
+            return
+        places, index = np.unique(np.concatenate([part.questions for part in self._parts]), return_inverse=True)
+        rows = np.concatenate([part.rows for part in self._parts])
+        first, _ = first_rows(np.full(len(places), self._plan.max_count + 1), [Found(index, rows)], self._plan.schema)
+        settled = Found(places[first.questions], first.rows)
+        if len(settled.rows) > keep:
+            self._parts, self._count = [], 0
+            yield self._questions[settled.questions], settled.rows
+        else:
+            self._parts, self._count = [settled], len(settled.rows)
+
+
+def search_object(plan: LookupPlan, storage: Storage, stored: StoredObject, questions: Array, places: Int64) -> Iterator[Found]:
+    """Yield what one object holds for `questions[places]`, which are different ones; those of an answer are of all `questions`.
+
+    Raises as a lookup does.
+    """
+    settings = replace(plan.settings, block_cache_bytes=0, filter_after_probes=1, directory_cache_bytes=1 << 30)
+    # a path for each object: what it keeps, a directory and perhaps a filter, goes with it
+    cold = ColdPath(storage, keyed=plan.schema.keyed, settings=settings)
+    try:
+        source = StorageBytes(cold, stored)
+        trailer = source.trailer()
+        if trailer.metadata.layout.schema != plan.schema:
+            raise SchemaMismatch(f"{stored.name} stores {trailer.metadata.layout.schema.name} entries, the index {plan.schema.name}")
+        if len(places) > _CHUNK:
+            # so that each lot reads another stretch of the object
+            places = places[np.argsort(plan.base_slots(questions[places]), kind="stable")]
+        for start in range(0, len(places), _CHUNK):
+            part = places[start : start + _CHUNK]
+            batch = PackedBatch(questions[part], plan.topics, plan.max_count + 1, part)
+            yield from _search(plan, source, trailer, batch)
+    finally:
+        cold.close()
+
+
+def _search(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: PackedBatch) -> Iterator[Found]:
+    metadata = trailer.metadata
+    pairs = None
+    if metadata.topics:
+        asked = frozenset(batch.topics)
+        pairs = [(topic_id, name) for topic_id, name in metadata.topics if name in asked]
+        names = {name for _, name in pairs}
+        here = np.array([topic in names for topic in batch.topics], bool)
+        batch = batch.part(here[batch.topic_index])
+    overlapping = batch.overlapping(metadata.second_min, metadata.second_max)
+    if len(overlapping) < len(batch):
+        batch = batch.part(overlapping)
+    if not len(batch):
+        return
+    batch = _filtered(plan, source, trailer, batch)
+    alone, giants = _giants(trailer, batch)
+    for place in giants.tolist():
+        rows = search_file(source, _question(batch, place))
+        yield Found(np.repeat(batch.places[place : place + 1], len(rows)), rows)
+    batch = batch.part(~alone)
+    if not len(batch):
+        return
+    begin_s = metadata.begin_ms // 1000
+    for window in _windows(_runs_of(trailer, batch), plan.settings.coalesce_gap_bytes):
+        items = np.frombuffer(b"".join(source.verified(window)), plan.schema.item)
+        yield from _matching(plan, batch, items, begin_s, pairs)
+
+
+def _runs_of(trailer: Trailer, batch: PackedBatch) -> list[Run]:
+    if not len(batch):
+        return []
+    slots = trailer.metadata.slot_map.slots_of(batch.key_hash)
+    return trailer.directory.runs_of(slots, int(batch.second_min.min()), int(batch.second_max.max()))
+
+
+def _filtered(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: PackedBatch) -> PackedBatch:
+    """Return the questions that are left after the object's filter was asked, where that was worth fetching."""
+    stored, cold = source.stored, source.cold
+    gap = plan.settings.coalesce_gap_bytes
+    request = request_bytes(plan.settings)
+    wanted = sum(size if near else size + request for _, size, near in _extents(_runs_of(trailer, batch), gap))
+    if not worth_a_filter(stored, wanted, request):
+        return batch
+    hashes = question_hashes(batch, keyed=cold.keyed)
+    cold.filters.note_in_vain(stored, int(hashes[0]))
+    if not cold.learn_filter(stored):
+        return batch
+    return batch.part(~cold.filters.excludes_many(stored, hashes))
+
+
+def request_bytes(settings: ColdSettings) -> int:
+    """Return how many bytes a request is taken to cost: as many as are read to spare one, and at least a slot group."""
+    return max(settings.coalesce_gap_bytes, _LEAST_REQUEST_BYTES)
+
+
+def worth_a_filter(stored: StoredObject, wanted: int, request: int) -> bool:
+    """Whether an object's filter is fetched where `wanted` bytes, with those of requests, would be read without it."""
+    return stored.filter_length > 0 and (stored.filter_length + request) * _FILTER_SHARE <= wanted
+
+
+def _giants(trailer: Trailer, batch: PackedBatch) -> tuple[npt.NDArray[np.bool_], Int64]:
+    """Return which questions (bool, n) are better asked alone, and their places: the few of a slot that is cut into blocks."""
+    groups = trailer.directory.groups
+    firsts = groups["first_slot"].astype(np.int64)
+    alone = np.zeros(len(batch), bool)
+    if not (groups["blocks"] > 0).any():
+        return alone, np.zeros(0, np.int64)
+    index = np.searchsorted(firsts, trailer.metadata.slot_map.slots_of(batch.key_hash), "right") - 1
+    cut = (index >= 0) & (groups["blocks"][index] > 0)
+    often = np.bincount(index[cut], minlength=len(groups)) > _ALONE
+    alone = cut & ~often[index]
+    return alone, np.flatnonzero(alone)
+
+
+def _question(batch: PackedBatch, place: int) -> Question:
+    # a key's text plays no part in the search
+    return Question(
+        batch.topics[int(batch.topic_index[place])], "", int(batch.key_hash[place]), int(batch.fingerprint[place]),
+        int(batch.second_min[place]), int(batch.second_max[place]), int(batch.max_count[place]) - 1,
+    )  # fmt: skip
+
+
+def _matching(plan: LookupPlan, batch: PackedBatch, items: Array, begin_s: int, pairs: Sequence[tuple[int, str]] | None) -> Iterator[Found]:
+    """Yield the rows of `items` that answer questions of the batch; a batch that makes too many pairs is halved."""
+    try:
+        at, questions = batch.join(items["key_hash"])
+    except TooManyPairs:
+        half = len(batch) // 2
+        yield from _matching(plan, batch.part(slice(0, half)), items, begin_s, pairs)
+        yield from _matching(plan, batch.part(slice(half, None)), items, begin_s, pairs)
+        return
+    if not len(at):
+        return
+    picked = items[at]
+    seconds = begin_s + picked["time_diff_s"].astype(np.int64)
+    found = batch.select(picked, questions, seconds, pairs, plan.schema)
+    if found.rows.dtype != row_dtype(plan.schema):
+        raise CorruptFile("lookup", "rows of another schema")
+    if len(found.rows):
+        yield Found(batch.places[found.questions], found.rows)
+
+
+def _extents(runs: Iterable[Run], gap: int) -> Iterator[tuple[Run, int, bool]]:
+    """Yield each run, how many bytes it adds to what is read, and whether it joins the one before over a gap no longer than `gap`."""
+    end: int | None = None
+    for run in runs:
+        near = end is not None and run.offset - end <= gap
+        yield run, run.length + (run.offset - end if near and end is not None else 0), near
+        end = run.offset + run.length
+
+
+def _windows(runs: Iterable[Run], gap: int) -> Iterator[list[Run]]:
+    """Yield the runs in order, in lists whose ranges, gaps included, have at most 16 MiB, or of one run."""
+    window: list[Run] = []
+    size = 0
+    for run, length, _ in _extents(runs, gap):
+        if window and size + length > WINDOW_BYTES:
+            yield window
+            window, size = [], 0
+        window.append(run)
+        size += length
+    if window:
+        yield window
+
+
+TASK_SCHEMA = "task int, asked binary, wanted binary"
+FOUND_SCHEMA = "kind int, partition int, questions binary, rows binary, more binary"
+ASKED, FAILED, FOUND, REPORT, MISSING = 0, 1, 2, 3, 4
+"""Kinds of blocks: every question once, questions of an object that could not be read, answers, what a task spent, questions given up."""
+_HELD_QUESTIONS = 1 << 18
+_BLOCK_QUESTIONS = 1 << 20
+
+
+@dataclass
+class TaskReport:
+    """What a task did. `failed` are (object, error), `missing` the object that was gone, after which the task gave up."""
+
+    requests: dict[str, int] = field(default_factory=dict)
+    bytes_read: int = 0
+    objects: int = 0
+    opened: int = 0
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    missing: str | None = None
+
+
+def pack_questions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str = "'key'") -> Iterator[pa.RecordBatch]:
+    """Yield the questions of rows (topic, key, begin, end): each to the task that sees to it being answered, and to those that search.
+
+    `column` is what errors call the column of keys.
+    """
+    for questions in lots_of_questions(batches, plan, column):
+        yield _packed(questions, plan)
+
+
+def lots_of_questions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str) -> Iterator[Array]:
+    """Yield the questions of rows (topic, key, begin, end) in lots of some 260,000 rows, each once in its lot."""
+    held: list[Array] = []
+    count = 0
+    for batch in batches:
+        topics, keys, begins, ends = batch.columns
+        held.append(questions_of(topics, keys, begins, ends, plan.places, keyed=plan.schema.keyed, column=column))
+        count += len(batch)
+        if count >= _HELD_QUESTIONS:
+            yield distinct(np.concatenate(held))
+            held, count = [], 0
+    if count:
+        yield distinct(np.concatenate(held))
+
+
+def _packed(questions: Array, plan: LookupPlan) -> pa.RecordBatch:
+    tasks, asked, wanted = [], [], []
+    base_slots, homes = plan.base_slots(questions), routes(questions, len(plan.tasks))
+    for task in range(len(plan.tasks)):
+        mine, here = questions[homes == task], questions[plan.wanted(task, questions, base_slots)]
+        if len(mine) or len(here):
+            tasks.append(task)
+            asked.append(mine.tobytes())
+            wanted.append(here.tobytes())
+    columns = [pa.array(tasks, pa.int32()), pa.array(asked, pa.binary()), pa.array(wanted, pa.binary())]
+    return pa.RecordBatch.from_arrays(columns, ["task", "asked", "wanted"])
+
+
+def search_task(batches: Iterable[pa.RecordBatch], plan: LookupPlan, address: StorageAddress) -> Iterator[pa.RecordBatch]:
+    """Yield the blocks of one task (columns as `TASK_SCHEMA`, of that task only). Raises what a lookup does, unless it may be partial."""
+    task, asked, wanted = -1, [], []
+    for batch in batches:
+        if len(batch):
+            task = batch.column(0)[0].as_py()
+            asked.append(records_of(batch.column(1)))
+            wanted.append(records_of(batch.column(2)))
+    if task < 0:
+        return
+    yield from _blocks(ASKED, np.concatenate(asked), None, plan)
+    questions = distinct(np.concatenate(wanted))
+    report = TaskReport()
+    if len(questions):
+        limits = plan.limits[task] if plan.limits else (None, None)
+        with between_tasks(), address.open() as opened:
+            metered = MeteredStorage(opened, plan.prices)
+            metered.total.max_requests, metered.total.max_bytes = limits
+            yield from _search_all(plan, metered, task, questions, report)
+            report.requests, report.bytes_read = metered.total.requests_by_kind, metered.total.bytes_read
+    empty = pa.array([None], pa.binary())
+    yield _batch(REPORT, [0], empty, empty, pa.array([pickle.dumps(report)], pa.binary()))
+
+
+def _search_all(plan: LookupPlan, storage: MeteredStorage, task: int, questions: Array, report: TaskReport) -> Iterator[pa.RecordBatch]:
+    held = HeldAnswers(plan, questions)
+    base_slots = plan.base_slots(questions)
+    for target in plan.tasks[task]:
+        here = np.flatnonzero(target.holds(base_slots, questions))
+        if not len(here):
+            continue
+        report.objects += 1
+        try:
+            for found in search_object(plan, storage, target.stored, questions, here):
+                for questions_out, rows in held.add(found):
+                    yield from _blocks(FOUND, questions_out, rows, plan)
+        except MissingObject as error:
+            if target.stored.name not in plan.lost:
+                # told with the blocks, too: nobody reads the report of a task that Spark runs once more for blocks that it lost
+                yield from _blocks(MISSING, questions, None, plan, error.name.encode())
+                report.missing = error.name
+                return
+            meant = CorruptFile(error.name, "the log names this object, but the storage does not have it")
+            yield from _failed(plan, target, meant, questions[here], report)
+        except BudgetExceeded as error:
+            named = _share_named(error, plan)
+            if not plan.allow_partial:
+                raise named from error
+            yield from _failed(plan, target, named, questions[here], report)
+        except (StorageError, CorruptFile) as error:
+            if not plan.allow_partial:
+                raise
+            yield from _failed(plan, target, error, questions[here], report)
+        else:
+            report.opened += 1
+    for questions_out, rows in held.rest():
+        yield from _blocks(FOUND, questions_out, rows, plan)
+
+
+def _share_named(error: BudgetExceeded, plan: LookupPlan) -> BudgetExceeded:
+    bounds = (("max_requests", plan.max_requests), ("max_bytes", plan.max_bytes))
+    given = " and ".join(f"{name}={bound}" for name, bound in bounds if bound is not None)
+    return BudgetExceeded(f"{error}; that is this task's share of {given} for all {len(plan.tasks)} tasks")
+
+
+def _failed(plan: LookupPlan, target: Target, error: Exception, questions: Array, report: TaskReport) -> Iterator[pa.RecordBatch]:
+    shard = target.stored.shard
+    file = target.stored.file_id if shard is None else target.stored.name
+    report.failed.append((file, str(error)))
+    yield from _blocks(FAILED, questions, None, plan, pickle.dumps((file, str(error))))
+
+
+def _blocks(kind: int, questions: Array, rows: Array | None, plan: LookupPlan, more: bytes | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield blocks of one partition of questions each."""
+    for start in range(0, len(questions), _BLOCK_QUESTIONS):
+        part = slice(start, start + _BLOCK_QUESTIONS)
+        partitions = routes(questions[part], plan.partitions)
+        # 16 bits, enough for all partitions that a plan has, are sorted by counting
+        order = np.argsort(partitions.astype(np.uint16), kind="stable")
+        partitions = partitions[order]
+        starts = np.flatnonzero(np.diff(partitions, prepend=-1))
+        cells = pa.array([None] * len(starts), pa.binary()) if rows is None else cells_of(rows[part][order], starts)
+        asked = cells_of(questions[part][order], starts)
+        yield _batch(kind, partitions[starts].tolist(), asked, cells, pa.array([more] * len(starts), pa.binary()))
+
+
+def _batch(kind: int, partitions: list[int], questions: pa.Array, rows: pa.Array, more: pa.Array) -> pa.RecordBatch:
+    return pa.record_batch({
+        "kind": pa.array([kind] * len(partitions), pa.int32()), "partition": pa.array(partitions, pa.int32()), "questions": questions,
+        "rows": rows, "more": more,
+    })  # fmt: skip

@@ -1,0 +1,145 @@
+"""What Spark's reader of NDJSON would pass over in silence, found before it reads: keys and messages are what was written, or an error.
+
+Of two values in a line it takes the first, for half of a surrogate pair it puts a question mark. Other bytes than UTF-8 it refuses.
+
+What is wrong with a line of NDJSON, in words: which column, what was found, what was expected. Pure but for `first_line_without_object`.
+
+Spark says it in an error's text; pyarrow does not always name the column, so the lines are looked at again, once there is an error.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.spark.splits import to_read
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "check_lines",
+    "first_line_without_object",
+    "first_wrong_line",
+    "line_without_object",
+    "told_by_spark",
+]
+
+_INTEGERS = ("queue_id", "offset", "size", "timestamp_ms", "topic_id")
+_NEEDED = {
+    "topic": "text is", "key": "text is", "keys": "a list of text is", "timestamp_ms": "integers (epoch milliseconds) are",
+    **dict.fromkeys(("queue_id", "offset", "size", "topic_id"), "integers are"),
+}  # fmt: skip
+_TOLD = re.compile(
+    r"CANNOT_PARSE_JSON_FIELD\].{1,40}?field name [`']*(?P<name>[^`']+)[`']* and the value (?P<value>.*?) of the JSON token type "
+    r"`?(?P<token>[A-Z_]+)", re.DOTALL
+)  # fmt: skip
+_TOKENS = {
+    "VALUE_STRING": "text", "VALUE_NUMBER_FLOAT": "a fraction", "VALUE_NUMBER_INT": "a number", "VALUE_TRUE": "a truth value",
+    "VALUE_FALSE": "a truth value", "START_OBJECT": "an object", "START_ARRAY": "a list",
+}  # fmt: skip
+_SHOWN = 40
+# characters of a value
+
+
+def told_by_spark(text: str) -> str | None:
+    """Return what Spark's error says of a column whose value it can't take; None where it says nothing of one."""
+    told = _TOLD.search(text)
+    return None if told is None else _wrong(told["name"], told["value"], _TOKENS.get(told["token"], told["token"]))
+
+
+def first_wrong_line(lines: Iterable[bytes]) -> str | None:
+    """Return what is wrong with the first line that is no message, and its number from 1 on; None where all are messages."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            message = json.loads(line)
+        except ValueError:
+            return f"line {number:,} is no JSON"
+        if not isinstance(message, dict):
+            return f"line {number:,} is {_kind(message)}, not an object"
+        for name in _NEEDED:
+            if not _fits(name, value := message.get(name)):
+                return f"line {number:,}: {_wrong(name, json.dumps(value, ensure_ascii=False).strip(chr(34)), _kind(value))}"
+    return None
+
+
+def first_line_without_object(file: Path) -> tuple[int, str] | None:
+    """Return the number, from 1 on, of a local file's first line without an object, and what it is; None where there is none."""
+    with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
+        return next(((number, wrong) for number, line in enumerate(lines, 1) if (wrong := line_without_object(line))), None)
+
+
+def line_without_object(line: bytes) -> str | None:
+    """Return what a line is that is neither empty nor one object (or array of objects, which Spark takes, too) of Unicode."""
+    if not line.strip():
+        return None
+    try:
+        value = json.loads(line)
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    except ValueError as error:
+        return "more than one value" if str(error).startswith("Extra data") else "no JSON"
+    except RecursionError:
+        return "nested too deeply"
+    if not isinstance(value, dict | list):
+        return f"{_kind(value)}, not an object"
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "no Unicode: it has half of a surrogate pair"
+    return None
+
+
+def _wrong(name: str, value: str, kind: str) -> str:
+    shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
+    return f"column {name!r} has {shown!r}, {kind}; {_NEEDED.get(name, 'another type is')} needed"
+
+
+def _fits(name: str, value: Any) -> bool:
+    if value is None:
+        return True
+    if name in _INTEGERS:
+        return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+    if name == "keys":
+        return isinstance(value, list) and all(key is None or isinstance(key, str) for key in value)
+    return isinstance(value, str)
+
+
+def _kind(value: Any) -> str:
+    kinds = {str: "text", float: "a fraction", bool: "a truth value", dict: "an object", list: "a list", int: "a number"}
+    return kinds.get(type(value), "null")
+
+
+_SUSPECT = r"[}\]]\s*[^\s,\]}]|\\u[dD][89a-fA-F]"
+# behind the end of an object something else, or a surrogate: few lines of messages, each looked at as a whole
+
+
+def check_lines(spark: SparkSession, files: Sequence[Path]) -> None:
+    """Raise `InvalidArgument`, naming file and line, where a line of local files isn't one value of Unicode. One pass over the files."""
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    lines = spark.read.text([to_read(file) for file in files])
+    suspects = lines.where(F.col("value").rlike(_SUSPECT)).select(F.col("value").cast("binary"))
+    if not (found := suspects.mapInArrow(_wrong_ones, "wrong string").limit(1).collect()):
+        return
+    for file in files:
+        if wrong := first_line_without_object(file):
+            raise InvalidArgument(f"{file}: line {wrong[0]:,} is {wrong[1]}")
+    raise InvalidArgument(f"{', '.join(map(str, files[:3]))}: a line is {found[0][0]}")
+
+
+def _wrong_ones(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        wrong = [found for line in batch.column(0).to_pylist() if (found := line_without_object(line))]
+        if wrong:
+            yield pa.record_batch({"wrong": pa.array(wrong[:1])})
+            return
