@@ -11,11 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tiered_index.cli.apart import check_apart
+from tiered_index.cli.ingest import check_apart
 from tiered_index.cli.output import human_count, human_seconds
-from tiered_index.cli.putting import PatientPut
+from tiered_index.cli.progress import PatientPut, settle
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.settling import settle
 from tiered_index.errors import InvalidArgument, TieredIndexError
 from tiered_index.rocketmq.classic.service import ClassicImport
 from tiered_index.rocketmq.log.store import StoreDirectory

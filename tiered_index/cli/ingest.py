@@ -2,6 +2,8 @@
 
 The position up to which the source is durable is kept by the index itself, with the entries. Killed at any moment and started again,
 this command takes what is missing; entries put twice are one answer. One thread beside the index's own.
+
+The broker's folders are only read: an index or a storage that would write into them is refused before anything is opened.
 """
 
 from __future__ import annotations
@@ -10,22 +12,45 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import unquote, urlsplit
 
 import typer
 
-from tiered_index.cli.apart import check_apart
 from tiered_index.cli.follow import FollowOptions, ingest_store
 from tiered_index.cli.output import human_count, human_seconds
-from tiered_index.cli.progress import Progress
-from tiered_index.cli.putting import PatientPut
+from tiered_index.cli.progress import PatientPut, Progress, settle
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.settling import settle
+from tiered_index.cli.sources.files import open_source, source_name
 from tiered_index.cli.sources.messages import Batch, Message, Source, columns_of
-from tiered_index.cli.sources.opening import open_source, source_name
-from tiered_index.errors import InvalidArgument
+from tiered_index.config import IndexConfig
+from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.service.index import IndexService
 
-__all__ = ["Intake", "ingest"]
+__all__ = [
+    "Intake",
+    "check_apart",
+    "ingest",
+]
+
+_PARTS = ("commitlog", "consumequeue", "index")
+# a store's parts that may be links to other disks
+
+
+def check_apart(config: IndexConfig, *folders: Path) -> None:
+    """Raise `ConfigError` where the root or a storage of local files lies within one of the broker's `folders`, or they within the root."""
+    theirs = {place.resolve() for folder in folders for place in (folder, *(folder / part for part in _PARTS))}
+    if config.root is not None:
+        root = config.root.resolve()
+        for folder in theirs:
+            if root.is_relative_to(folder) or folder.is_relative_to(root):
+                raise ConfigError(f"the root {root} and the broker's folder {folder} lie within each other: choose a root beside it")
+    scheme, _, _ = (config.storage or "").partition("://")
+    if scheme.lower() in ("file", "sqlite"):
+        storage = Path(unquote(urlsplit(str(config.storage)).path)).resolve()
+        for folder in theirs:
+            if storage.is_relative_to(folder):
+                raise ConfigError(f"the storage {storage} lies within the broker's folder {folder}: choose another place")
+
 
 _STORE = "RocketMQ stores"
 
@@ -91,7 +116,8 @@ class Intake:
 def ingest(
     session: Session,
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A RocketMQ store folder, file.ndjson[.gz] or file.parquet.", show_default=False),
+        Path,
+        typer.Argument(metavar="SOURCE", help="A RocketMQ store folder, file.ndjson[.gz] or file.parquet.", show_default=False),
     ],
     slots: Annotated[int | None, typer.Option(help="Hash slots a file; by default the index's or the preset's.")] = None,
     items: Annotated[int | None, typer.Option(help="Items a file; by default the index's or the preset's.")] = None,
@@ -101,16 +127,20 @@ def ingest(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad messages and go on instead of stopping at the first.")] = False,
     patience: Annotated[float, typer.Option(min=0, help="Seconds to wait out a full disk or a lost storage.")] = 60.0,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on with what the broker writes, until ended.", rich_help_panel=_STORE),
+        bool,
+        typer.Option("--follow", help="Go on with what the broker writes, until ended.", rich_help_panel=_STORE),
     ] = False,
     store_name: Annotated[
-        str | None, typer.Option(help="What the store is called in the index; by default its path.", rich_help_panel=_STORE),
+        str | None,
+        typer.Option(help="What the store is called in the index; by default its path.", rich_help_panel=_STORE),
     ] = None,
     skip_corrupt: Annotated[
-        bool, typer.Option("--skip-corrupt", help="Report damage and go on at the next readable message.", rich_help_panel=_STORE),
+        bool,
+        typer.Option("--skip-corrupt", help="Report damage and go on at the next readable message.", rich_help_panel=_STORE),
     ] = False,
     skip_missing: Annotated[
-        bool, typer.Option("--skip-missing", help="Report what was deleted unread, or rewritten, and go on.", rich_help_panel=_STORE),
+        bool,
+        typer.Option("--skip-missing", help="Report what was deleted unread, or rewritten, and go on.", rich_help_panel=_STORE),
     ] = False,
     begin_from: Annotated[
         Literal["begin", "checkpoint"],
@@ -118,7 +148,8 @@ def ingest(
     ] = "begin",
     poll: Annotated[float, typer.Option(min=0.01, help="Seconds between looks at the end of the log.", rich_help_panel=_STORE)] = 0.2,
     archive_segments: Annotated[
-        bool, typer.Option("--archive-segments", help="Upload each closed segment of the commit log.", rich_help_panel=_STORE),
+        bool,
+        typer.Option("--archive-segments", help="Upload each closed segment of the commit log.", rich_help_panel=_STORE),
     ] = False,
     check_bodies: Annotated[
         bool,
@@ -212,5 +243,3 @@ def _facts(document: dict[str, Any]) -> dict[str, object]:
         "time": human_seconds(document["elapsed_s"]),
         "files": ", ".join(f"{count} {state}" for state, count in sorted(document["files"].items())) or "none",
     }
-
-

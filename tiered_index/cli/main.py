@@ -15,13 +15,12 @@ import typer
 from tiered_index._version import __version__
 from tiered_index.cli.bench.command import bench
 from tiered_index.cli.demo.command import demo
-from tiered_index.cli.dump import dump
 from tiered_index.cli.files import files
 from tiered_index.cli.import_classic import import_classic
 from tiered_index.cli.ingest import ingest
-from tiered_index.cli.inspect import inspect
+from tiered_index.cli.inspect import dump, inspect
 from tiered_index.cli.merge import merge
-from tiered_index.cli.message import message
+from tiered_index.cli.messages import message
 from tiered_index.cli.orphans import orphans
 from tiered_index.cli.output import Printer, printable
 from tiered_index.cli.query import query

@@ -1,24 +1,174 @@
-"""`tiered-index merge`: uploaded files become window tables, in this process."""
+"""What `merge` and `spark merge` share: options, what would be done, what was done.
+
+`tiered-index merge`: uploaded files become window tables, in this process.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
 
-from tiered_index.cli.merging import Begin, DryRun, End, MinAge, Tiers, Window, merge_options, print_report, print_total, show_plans
+from tiered_index.cli.output import counted, human_bytes, human_count
 from tiered_index.cli.progress import Progress
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.stored_index import StoredIndex, open_stored_index
-from tiered_index.cli.times import human_duration
-from tiered_index.service.merge.run import MergeOptions, plan
+from tiered_index.cli.times import duration_option, format_time, human_duration, parse_duration, time_option
+from tiered_index.errors import InvalidArgument
+from tiered_index.service.log.records import StoredObject
+from tiered_index.service.merge.plan import MergeJob, MergePlan
+from tiered_index.service.merge.run import MergeOptions, MergeReport, estimate, plan
 from tiered_index.service.merge.run import merge as merge_tables
+from tiered_index.storage.metering import PriceTable
 from tiered_index.storage.opening import probe_put_if_absent
 
-__all__ = ["merge"]
+__all__ = [
+    "Begin",
+    "DryRun",
+    "End",
+    "MinAge",
+    "Tiers",
+    "Window",
+    "merge",
+    "merge_options",
+    "print_report",
+    "print_total",
+    "show_plans",
+]
+
+_LEFT_SHOWN = 5
+
+Window = Annotated[
+    int, typer.Option(parser=duration_option, metavar="1h|1d|30d", help="Length of a window, from the epoch on.", show_default="1d")
+]
+Tiers = Annotated[str | None, typer.Option(metavar="1d,30d", help="Several windows, one after the other; instead of --window.")]
+Begin = Annotated[int | None, typer.Option(parser=time_option, metavar="T", help="Only what begins here or later.")]
+End = Annotated[int | None, typer.Option(parser=time_option, metavar="T", help="Only what ends here or earlier, inclusive.")]
+MinAge = Annotated[
+    int, typer.Option(parser=duration_option, metavar="1h", help="Only windows that ended this long ago.", show_default="1h")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show windows, sources, requests and cost; change nothing.")]
+
+
+def merge_options(window: int, tiers: str | None, begin: int | None, end: int | None, min_age: int, shard_bytes: int) -> list[MergeOptions]:
+    """Return what to merge, the shortest windows first; `begin` and `end` are epoch milliseconds. Raises `InvalidArgument`."""
+    return [
+        MergeOptions(
+            window_s=window_s,
+            min_age_s=min_age,
+            shard_bytes=shard_bytes,
+            begin_s=begin // 1000 if begin is not None else 0,
+            end_s=end // 1000 + 1 if end is not None else 1 << 62,
+        )
+        for window_s in (_windows(tiers) if tiers is not None else [window])
+    ]
+
+
+def _windows(text: str) -> list[int]:
+    """Return the windows of ``1d,30d``, the shortest first. Raises `InvalidArgument`."""
+    try:
+        windows = sorted({parse_duration(part.strip()) for part in text.split(",")})
+    except ValueError as error:
+        raise InvalidArgument(f"--tiers: {error}") from error
+    for shorter, longer in pairwise(windows):
+        if not shorter or longer % shorter:
+            raise InvalidArgument(f"--tiers: {human_duration(longer)} is no multiple of {human_duration(shorter)}: windows would overlap")
+    return windows
+
+
+def show_plans(session: Session, index: StoredIndex, options: Sequence[MergeOptions], prices: PriceTable) -> None:
+    """Tell what would be done, windows of each length by themselves."""
+    tiers = []
+    for chosen in options:
+        made = plan(index.log, index.clock, chosen)
+        jobs = [_describe_job(job, prices) for job in made.jobs]
+        tiers.append({"window_s": chosen.window_s, "jobs": jobs, "left": [list(pair) for pair in made.left]})
+        if not session.out.as_json:
+            _print_plan(session, human_duration(chosen.window_s), made, jobs)
+    if session.out.as_json:
+        session.out.document({"status": "planned", "log_number": index.log.state.number, "tiers": tiers})
+    elif len(options) > 1:
+        session.out.note("each tier is planned by what is there now; a longer one will also merge what the shorter ones have made")
+
+
+def print_report(session: Session, window_s: int, report: MergeReport) -> None:
+    """Print what became of the files, for windows of one length."""
+    name = human_duration(window_s)
+    if report.jobs:
+        session.out.line(
+            f"windows of {name}: {counted(report.sources, 'object')} with {counted(report.entries, 'entry', 'entries')} became "
+            f"{counted(report.tables, 'table')} of {counted(report.shards, 'shard')}, {human_bytes(report.written_bytes)}"
+        )
+    else:
+        session.out.line(f"windows of {name}: nothing to merge")
+    _note_left(session, report.left)
+
+
+def print_total(
+    session: Session, tiers: Sequence[Mapping[str, Any]], log_number: int, requests: Mapping[str, int], bytes_read: int, bytes_written: int,
+    cost_usd: float,
+) -> None:  # fmt: skip
+    """End the command's answer: the document, or a line of what it took."""
+    if session.out.as_json:
+        session.out.document({
+            "status": "merged" if any(tier["jobs"] for tier in tiers) else "nothing to do", "log_number": log_number, "tiers": tiers,
+            "requests": requests, "bytes_read": bytes_read, "bytes_written": bytes_written, "cost_usd": cost_usd,
+        })  # fmt: skip
+    else:
+        session.out.line(
+            f"{counted(sum(requests.values()), 'request')}, {human_bytes(bytes_read)} read, {human_bytes(bytes_written)} written, "
+            f"about ${cost_usd:.6f}"
+        )
+
+
+def _note_left(session: Session, left: Sequence[tuple[str, str]]) -> None:
+    for name, reason in left[:_LEFT_SHOWN]:
+        session.out.note(f"left as it is: {name}: {reason}")
+    if len(left) > _LEFT_SHOWN:
+        session.out.note(f"left as they are: {len(left) - _LEFT_SHOWN:,} more")
+
+
+def _describe_job(job: MergeJob, prices: PriceTable) -> dict[str, Any]:
+    cost = estimate(job, prices)
+    return {
+        "sources": [_described(source) for source in job.sources],
+        "windows": [
+            {"begin_ms": w.begin_s * 1000, "window_s": w.window_s, "slots": w.slots.slots, "entries": w.entries} for w in job.windows
+        ],
+        "tasks": len(job.tasks), "shards": cost.shards, "entries": job.entries, "source_bytes": job.size_bytes,
+        "read_bytes": cost.read_bytes, "written_bytes": cost.written_bytes, "requests": cost.requests, "cost_usd": cost.cost_usd,
+    }  # fmt: skip
+
+
+def _described(source: StoredObject) -> dict[str, Any]:
+    return {
+        "object": source.name, "entries": source.count, "bytes": source.size_bytes, "begin_ms": source.second_min * 1000,
+        "end_ms": source.second_max * 1000, "table": source.shard.table if source.shard is not None else None,
+    }  # fmt: skip
+
+
+def _print_plan(session: Session, name: str, made: MergePlan, jobs: Sequence[dict[str, Any]]) -> None:
+    session.out.table(
+        ("from", "windows", "sources", "entries", "source bytes", "shards", "requests", "cost $"),
+        [
+            (
+                format_time(job["windows"][0]["begin_ms"]), len(job["windows"]), len(job["sources"]), human_count(job["entries"]),
+                human_bytes(job["source_bytes"]), job["shards"], human_count(sum(job["requests"].values())), f"{job['cost_usd']:.6f}",
+            )
+            for job in jobs
+        ],
+        title=f"windows of {name}", right="windows sources entries bytes shards requests cost",
+    )  # fmt: skip
+    session.out.line(
+        f"windows of {name}: {counted(sum(len(job['sources']) for job in jobs), 'object')} would become "
+        f"{counted(sum(len(job['windows']) for job in jobs), 'table')}; "
+        f"about {counted(sum(sum(job['requests'].values()) for job in jobs), 'request')}, ${sum(job['cost_usd'] for job in jobs):.6f}"
+    )
+    _note_left(session, made.left)
 
 
 @command

@@ -4,13 +4,33 @@
         progress.update(done, "12,000 entries")
 
 One thread.
+
+Waiting until everything is uploaded: what `ingest --wait` and the demo do.
+
+A storage that is down is waited for, as long as something happens within `patience_s`. One thread drives the life cycle, the caller's
+shows progress.
+
+Putting batches with patience: back-pressure is waited out, and positions become durable every so often. One thread.
+
+Ending on request: the first SIGTERM or SIGINT sets an event, and the command ends in good order; a second one ends it at once.
+
+    with Ending() as ending:
+        while not ending.event.is_set(): ...
+    return ending.exit_code
+
+For the main thread only, as signal handlers are.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
-from types import TracebackType
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from types import FrameType, TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -18,8 +38,18 @@ from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, Tim
 from rich.progress import Progress as Bar
 
 from tiered_index.cli.output import printable
+from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
+from tiered_index.format.names import COMPACTED, UNSEALED
+from tiered_index.service.files.compacted import DamagedFile
+from tiered_index.service.index import IndexService
 
-__all__ = ["Progress"]
+__all__ = [
+    "Ending",
+    "PatientPut",
+    "Progress",
+    "Stopped",
+    "settle",
+]
 
 _LINE_INTERVAL_S = 5.0
 
@@ -63,3 +93,130 @@ class Progress:
             share = f"{100 * done / self._total:.0f} %" if self._total else f"{done:,}"
             self._stream.write(f"{self._title}: {share}{', ' + detail if detail else ''}\n")
             self._stream.flush()
+
+
+_LOOK_INTERVAL_S = 0.25
+_PAUSE_S = 1.0
+
+
+def settle(index: IndexService, patience_s: float, progress_of: Callable[[int], Progress]) -> None:
+    """Seal what is open and return when every file is in the storage.
+
+    Raises what stands in the way: `StorageUnavailable` and `BackPressure` after `patience_s` without progress, anything else at once,
+    a damaged file's own error among it.
+    """
+    index.seal()
+    waiting = _waiting(index)
+    total, quiet_since = 2 * waiting, time.monotonic()
+    with ThreadPoolExecutor(1, "tiered-index-settle") as pool, progress_of(total) as progress:
+        while True:
+            trouble: TieredIndexError = StorageUnavailable(f"{waiting} files did not move on")
+            work: Future[object] = pool.submit(index.run_lifecycle)
+            while not wait([work], _LOOK_INTERVAL_S).done:
+                progress.update(total - _steps_left(index))
+            try:
+                work.result()
+            except (StorageUnavailable, BackPressure) as error:
+                trouble = error
+            _raise_damage(index)
+            left = _waiting(index)
+            if not left:
+                return
+            if left < waiting:
+                waiting, quiet_since = left, time.monotonic()
+            elif time.monotonic() - quiet_since > patience_s:
+                raise trouble
+            else:
+                progress.update(total - _steps_left(index), f"waiting: {trouble}")
+                time.sleep(_PAUSE_S)
+
+
+def _waiting(index: IndexService) -> int:
+    return sum(handle.place in (UNSEALED, COMPACTED) for handle in index.files())
+
+
+def _steps_left(index: IndexService) -> int:
+    return sum((UNSEALED, COMPACTED)[::-1].index(h.place) + 1 for h in index.files() if h.place in (UNSEALED, COMPACTED))
+
+
+def _raise_damage(index: IndexService) -> None:
+    for handle in index.files():
+        if isinstance(handle, DamagedFile):
+            raise handle.error
+
+
+_PUT_PAUSE_S = 0.2
+_FLUSH_ENTRIES = 250_000
+# positions become durable by the flush, so this bounds what a crash makes the next run put again
+
+
+class Stopped(TieredIndexError):
+    """A put that was waiting for room was given up because the command is to end; nothing of it was put."""
+
+
+@dataclass
+class PatientPut:
+    """Puts into one index. `patience_s` bounds how long back-pressure is waited out without any room being made; `stop` ends a wait."""
+
+    index: IndexService
+    patience_s: float
+    stop: threading.Event = field(default_factory=threading.Event)
+    _unflushed: int = 0
+
+    def __call__(self, columns: Any, source: str, source_position: int) -> int:
+        """Put one batch; return how many entries that made. Raises `BackPressure` when patience ends, `Stopped`, `InvalidArgument`."""
+        waiting_since: float | None = None
+        while True:
+            try:
+                put = self.index.put_batch(columns, source, source_position)
+                break
+            except BackPressure:
+                waiting_since = waiting_since or time.monotonic()
+                if time.monotonic() - waiting_since > self.patience_s:
+                    raise
+                if self.stop.is_set():
+                    raise Stopped("ended while waiting for room") from None
+                if not self.flush():
+                    self.stop.wait(_PUT_PAUSE_S)
+        self._unflushed += put
+        if self._unflushed >= _FLUSH_ENTRIES:
+            self.flush()
+        return put
+
+    def flush(self) -> bool:
+        """Return whether the buffer is empty now. At the disk's bound it isn't: only the life cycle's own threads can help there."""
+        try:
+            self.index.flush()
+        except BackPressure:
+            return False
+        self._unflushed = 0
+        return True
+
+
+_INTERRUPTED = 130
+
+
+class Ending:
+    """`exit_code` is 0 unless SIGINT came."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.exit_code = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Ending:
+        self._before = {number: signal.signal(number, self._heard) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _heard(self, number: int, _: FrameType | None) -> None:
+        self.exit_code = _INTERRUPTED if number == signal.SIGINT else 0
+        self._restore()
+        self.event.set()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}

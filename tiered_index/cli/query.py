@@ -14,10 +14,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from tiered_index.cli.explaining import Explaining, print_failed
+from tiered_index.cli.explaining import Allowance, CacheDir, Explaining, MaxBytes, MaxRequests, Pages, Timeout, print_failed
 from tiered_index.cli.output import Printer
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.spending import Allowance, CacheDir, MaxBytes, MaxRequests, Pages, Timeout
 from tiered_index.cli.times import format_time, time_option
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.lookup.messages import MessagesResult

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tiered_index.cli.contents.bytes import opened
-from tiered_index.cli.contents.kinds import contents_of
+from tiered_index.cli.contents import contents_of, opened
 from tiered_index.cli.output import counted, human_bytes
 from tiered_index.cli.session import Session, command
 from tiered_index.config import IndexConfig

@@ -30,7 +30,7 @@ from typing import Literal, get_args
 
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import Disk
-from tiered_index.testing.turns import Turns
+from tiered_index.testing.storage_faults import Turns
 
 __all__ = ["ERRORS", "KEPT", "PRIMITIVES", "FaultDisk", "Kept", "SimulatedCrash"]
 

@@ -8,6 +8,8 @@
 Operations are the names of `Storage`'s methods, or ``*`` for any; `nth` counts matching calls from now on (1: the next), `times` is
 how many in a row are struck (None: all from then on). `get_ranges` is made of `get_range` calls, a listing of one call a page.
 Threads: any number; each script strikes exactly as often as it says.
+
+Which of the matching calls a scripted fault strikes. Threads: those that hold the lock of whoever counts.
 """
 
 from __future__ import annotations
@@ -21,9 +23,31 @@ from typing import Literal, TypeVar, cast
 from tiered_index.errors import StorageUnavailable
 from tiered_index.storage.base import ByteRange, Bytes, Storage
 from tiered_index.storage.wrappers import Call, WrapperStorage
-from tiered_index.testing.turns import Turns
 
-__all__ = ["FaultStorage", "Hang"]
+__all__ = [
+    "FaultStorage",
+    "Hang",
+    "Turns",
+]
+
+
+@dataclass(slots=True)
+class Turns:
+    """Lets `skip` calls pass and strikes the next `times` (None: all from then on)."""
+
+    skip: int
+    times: int | None
+
+    def strikes(self) -> bool:
+        """Count one matching call and tell whether it is struck."""
+        if self.skip > 0:
+            self.skip -= 1
+            return False
+        if self.times is None:
+            return True
+        self.times -= 1
+        return self.times >= 0
+
 
 _T = TypeVar("_T")
 _LONGEST_HANG_S = 60.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tiered_index.cli.apart import check_apart
+from tiered_index.cli.ingest import check_apart
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError
 from tiered_index.rocketmq.classic.file import Geometry

@@ -189,7 +189,7 @@ MUTANTS = (
     Mutant(
         "unique-key-of-others",
         "a message that has the id among its other keys is shown as the one of that id",
-        "cli/message.py",
+        "cli/messages.py",
         "replace(one, carries_key=False)",
         "one",
         (f"{UNIQUE}::test_a_message_behind_many_that_carry_its_id_as_a_key_is_found",),
@@ -197,7 +197,7 @@ MUTANTS = (
     Mutant(
         "place-without-its-state",
         "an id that names a deleted message's place is unknown as soon as a topic is given",
-        "cli/message.py",
+        "cli/messages.py",
         "if fetched.message is None or getattr(",
         "if getattr(",
         (f"{UNIQUE}::test_what_a_place_held_has_its_state_with_a_topic_as_without",),

@@ -14,22 +14,22 @@ MESSAGES = "tests/rocketmq/test_message_budgets.py"
 MUTANTS = (
     Mutant(
         "bounds-anew-for-each-page", "each page of --all may spend as much as the whole command",
-        "cli/spending.py", "            self._allowance.spend(answer.explain)\n", "",
+        "cli/explaining.py", "            self._allowance.spend(answer.explain)\n", "",
         (f"{PAGES}::test_each_page_gets_what_the_ones_before_left",),
     ),
     Mutant(
         "spent-page-thrown-away", "what the last page found before the bound is lost",
-        "cli/spending.py", "error.result if isinstance(error.result, type(self._nothing)) else self._nothing", "self._nothing",
+        "cli/explaining.py", "error.result if isinstance(error.result, type(self._nothing)) else self._nothing", "self._nothing",
         (f"{PAGES}::test_what_was_found_is_the_last_page_and_the_error_comes_after_it",),
     ),
     Mutant(
         "spent-command-exits-0", "a command whose bounds were too small says that all is well",
-        "cli/spending.py", "            raise self.exceeded\n", "            return 0\n",
+        "cli/explaining.py", "            raise self.exceeded\n", "            return 0\n",
         (f"{PAGES}::test_what_was_found_is_the_last_page_and_the_error_comes_after_it",),
     ),
     Mutant(
         "time-without-the-opening", "opening an index may take longer than --timeout",
-        "cli/spending.py", "with self._allowance.clock():", "if True:",
+        "cli/explaining.py", "with self._allowance.clock():", "if True:",
         (f"{PAGES}::test_the_time_covers_the_opening_and_never_becomes_none",),
     ),
     Mutant(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tiered_index.cli.demo import broker as module
-from tiered_index.cli.demo.broker import Broker, placed
-from tiered_index.cli.demo.follower import ProcessFailed
+from tiered_index.cli.demo import processes as module
+from tiered_index.cli.demo.processes import Broker, ProcessFailed, placed
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.testing.workload import TOPICS, Workload

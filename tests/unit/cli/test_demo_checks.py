@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from tiered_index import IndexReader, IndexService
-from tiered_index.cli.demo.census import take_census
-from tiered_index.cli.demo.lookups import Lookups, Question, questions_of
-from tiered_index.cli.demo.stages import geometry_of
+from tiered_index.cli.demo.checking import Lookups, Question, questions_of, take_census
+from tiered_index.cli.demo.command import geometry_of
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.model import ReferenceModel

@@ -11,10 +11,9 @@ import threading
 import pytest
 
 from tests.rocketmq.followed import Followed
-from tiered_index.cli.archiving import Archiving
-from tiered_index.cli.ending import Ending
-from tiered_index.cli.follow import Follower, FollowOptions
+from tiered_index.cli.follow import Archiving, Follower, FollowOptions
 from tiered_index.cli.output import Printer
+from tiered_index.cli.progress import Ending
 from tiered_index.cli.session import Session
 from tiered_index.errors import CorruptFile, DiskFull, StorageUnavailable, WriterFenced
 from tiered_index.rocketmq.follow.dispatcher import Loss

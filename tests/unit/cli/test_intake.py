@@ -8,9 +8,8 @@ import pytest
 
 from tiered_index import IndexService
 from tiered_index.cli.ingest import Intake
-from tiered_index.cli.progress import Progress
-from tiered_index.cli.settling import settle
-from tiered_index.cli.sources.opening import open_source
+from tiered_index.cli.progress import Progress, settle
+from tiered_index.cli.sources.files import open_source
 from tiered_index.errors import BackPressure, CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
@@ -90,14 +89,14 @@ def test_lines_with_and_without_topic_id_mix(make_index, write_lines, make_messa
 
 
 def test_back_pressure_is_answered_by_flushing(make_index, write_lines, make_message, monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.sources.ndjson.BLOCK_BYTES", 2000)
+    monkeypatch.setattr("tiered_index.cli.sources.files.BLOCK_BYTES", 2000)
     index = make_index(buffer_max_entries=20)
     take_all(intake_of(index, write_lines([make_message(i, topic="orders", keys=["k1"]) for i in range(200)])))
     assert found(index) == list(range(200))
 
 
 def test_back_pressure_that_does_not_end_is_an_error_in_bounded_time(make_index, write_lines, make_message, monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.sources.ndjson.BLOCK_BYTES", 2000)
+    monkeypatch.setattr("tiered_index.cli.sources.files.BLOCK_BYTES", 2000)
     index = make_index(buffer_max_entries=20, disk_max_bytes=4000)
     with pytest.raises(BackPressure):
         take_all(intake_of(index, write_lines([make_message(i) for i in range(2000)])))
@@ -115,7 +114,7 @@ def test_settle_uploads_everything(make_index, write_lines, make_message):
 
 
 def test_settle_waits_out_a_storage_that_comes_back(make_index, write_lines, make_message, storage, monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.settling._PAUSE_S", 0.01)
+    monkeypatch.setattr("tiered_index.cli.progress._PAUSE_S", 0.01)
     index = make_index()
     take_all(intake_of(index, write_lines([make_message(i) for i in range(100)])))
     storage.fail("put", times=3, name_prefix="data/")
@@ -124,7 +123,7 @@ def test_settle_waits_out_a_storage_that_comes_back(make_index, write_lines, mak
 
 
 def test_settle_gives_up_on_a_storage_that_stays_away(make_index, write_lines, make_message, storage, monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.settling._PAUSE_S", 0.01)
+    monkeypatch.setattr("tiered_index.cli.progress._PAUSE_S", 0.01)
     index = make_index()
     take_all(intake_of(index, write_lines([make_message(i) for i in range(100)])))
     storage.fail("put", times=None, name_prefix="data/")

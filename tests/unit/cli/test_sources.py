@@ -9,11 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tiered_index.cli.sources import ndjson, parquet
+from tiered_index.cli.sources import files
+from tiered_index.cli.sources.files import NdjsonSource, ParquetSource, open_source, source_name
 from tiered_index.cli.sources.messages import columns_of
-from tiered_index.cli.sources.ndjson import NdjsonSource
-from tiered_index.cli.sources.opening import open_source, source_name
-from tiered_index.cli.sources.parquet import ParquetSource
 from tiered_index.errors import CorruptFile, InvalidArgument
 
 
@@ -95,7 +93,7 @@ def test_a_missing_field_is_named(write_lines, make_message):
 
 @pytest.mark.parametrize("gzipped", [False, True])
 def test_reading_goes_on_at_every_batch_end(write_lines, make_message, tmp_path, monkeypatch, gzipped):
-    monkeypatch.setattr(ndjson, "BLOCK_BYTES", 500)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 500)
     path = write_lines([make_message(i) for i in range(60)])
     if gzipped:
         packed = tmp_path / "messages.ndjson.gz"
@@ -112,7 +110,7 @@ def test_reading_goes_on_at_every_batch_end(write_lines, make_message, tmp_path,
 
 
 def test_line_numbers_count_from_the_start_of_the_file(write_lines, make_message, monkeypatch):
-    monkeypatch.setattr(ndjson, "BLOCK_BYTES", 300)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 300)
     path = write_lines([*[make_message(i) for i in range(20)], b"nope"])
     assert read(NdjsonSource(path))[-1].where == "line 21"
 
@@ -153,7 +151,7 @@ def table(messages, named="keys", **changes):
 
 @pytest.mark.parametrize("keys", ["key", "keys"])
 def test_parquet_goes_on_at_every_row(make_message, tmp_path, monkeypatch, keys):
-    monkeypatch.setattr(parquet, "BATCH_ROWS", 7)
+    monkeypatch.setattr(files, "BATCH_ROWS", 7)
     path = tmp_path / "m.parquet"
     pq.write_table(table([make_message(i) for i in range(30)], keys), path, row_group_size=12)
     source = open_source(path)

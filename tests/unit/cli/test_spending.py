@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tiered_index.cli.spending import Allowance, Pages
+from tiered_index.cli.explaining import Allowance, Pages
 from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.storage.deadline import remaining_s
 from tiered_index.types import Explain, QueryResult

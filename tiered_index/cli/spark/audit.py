@@ -10,8 +10,7 @@ import typer
 
 from tiered_index.cli.output import counted, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.spark.sharing import Conf, Master, Ship, progress_of, spark_of
-from tiered_index.cli.spark.source_options import Column, Constant, given_columns, spark_columns
+from tiered_index.cli.spark.sharing import Column, Conf, Constant, Master, Ship, given_columns, progress_of, spark_columns, spark_of
 from tiered_index.cli.times import format_time, time_option
 from tiered_index.errors import ConfigError, InvalidArgument
 

@@ -1,25 +1,40 @@
-"""`tiered-index spark build`: window tables straight from a source."""
+"""`tiered-index spark build`: window tables straight from a source.
+
+`tiered-index spark compact`: what writers have staged becomes compacted objects, by executors.
+
+`tiered-index spark merge`: uploaded files become window tables, by executors.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tiered_index.cli.merge import Begin, DryRun, End, MinAge, Tiers, Window, merge_options, print_report, print_total, show_plans
 from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.spark.sharing import Conf, Master, Ship, progress_of, spark_of
-from tiered_index.cli.spark.source_options import Column, Constant, given_columns, spark_columns
+from tiered_index.cli.spark.sharing import Column, Conf, Constant, Master, Ship, given_columns, progress_of, spark_columns, spark_of
+from tiered_index.cli.stored_index import open_stored_index, storage_uri
 from tiered_index.cli.times import format_time, human_duration
+from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark.metrics import JobMetrics
 
 if TYPE_CHECKING:
     from tiered_index.spark.build.build import BuildResult
+    from tiered_index.spark.build.compact import CompactReport
 
-__all__ = ["build"]
+__all__ = [
+    "build",
+    "compact",
+    "merge",
+]
 
 _WINDOWS_SHOWN = 20
 _SKIPPED_SHOWN = 5
@@ -110,3 +125,129 @@ def _print(session: Session, result: BuildResult, elapsed_s: float) -> None:
         session.out.line(f"about {counted(result.requests, 'request')}, ${result.cost_usd:.6f}; nothing was changed")
     else:
         session.out.line(f"log record {result.log_number}, {human_seconds(elapsed_s)}")
+
+
+_SHOWN = 5
+_UNAVAILABLE, _CORRUPT = 3, 4
+
+
+@command
+def compact(
+    session: Session,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is staged and what it would cost; start no Spark.")] = False,
+    master: Master = None,
+    conf: Conf = None,
+    ship: Ship = False,
+) -> int:
+    """Compact the files that writers with setting compaction = "spark" have staged, and publish them with one log record.
+
+    A cron job that runs it takes compaction off the writers' hosts. Exit code 4 where a staged file is damaged: it is left to its writer;
+    3 where storage or disk failed a file: the others are published, the next run tries it again.
+
+    [bold]Examples[/bold]
+
+      tiered-index spark compact --storage s3://bucket/index
+
+      tiered-index spark compact --storage s3://bucket/index --dry-run --json
+    """
+    config = session.config()
+    uri = storage_uri(config)
+    from tiered_index.spark.build.compact import compact as compact_staged_files
+    from tiered_index.spark.build.compact import plan_compaction
+
+    begun = time.monotonic()
+    if dry_run:
+        report = plan_compaction(storage=uri, s3=config.s3, prices=config.prices)
+    else:
+        spark = spark_of(master, conf, ship=ship)
+        report = compact_staged_files(spark, storage=uri, s3=config.s3, prices=config.prices, progress=progress_of(session))
+    elapsed_s = time.monotonic() - begun
+    if session.out.as_json:
+        status = "planned" if dry_run else "compacted" if report.files else "nothing to do"
+        lists = {name: [list(pair) for pair in getattr(report, name)] for name in ("left", "damaged", "failed")}
+        document = asdict(replace(report, metrics=type(report.metrics)()))
+        # nothing was measured where nothing was done
+        del document["metrics"]
+        metrics = {} if dry_run else {"metrics": report.metrics.to_json()}
+        session.out.document({"status": status, **document, **lists, **metrics, "elapsed_s": round(elapsed_s, 3)})
+    else:
+        _print_compacted(session, report, elapsed_s)
+    return _CORRUPT if report.damaged else _UNAVAILABLE if report.failed else 0
+
+
+def _print_compacted(session: Session, report: CompactReport, elapsed_s: float) -> None:
+    what = f"{counted(report.files, 'staged file')} with {counted(report.entries, 'entry', 'entries')}, {human_bytes(report.read_bytes)}"
+    if report.dry_run:
+        session.out.line(f"{what}: would become about {human_bytes(report.written_bytes)}; nothing was changed")
+    elif report.files:
+        session.out.line(f"{what}, became {human_bytes(report.written_bytes)}: log record {report.log_number}, {human_seconds(elapsed_s)}")
+    else:
+        session.out.line("nothing to compact")
+    about = "about " if report.dry_run else ""
+    session.out.line(f"{about}{counted(sum(report.requests.values()), 'request')}, about ${report.cost_usd:.6f}")
+    _note(session, "left as it is", report.left)
+    _note(session, "damaged, left to its writer", report.damaged)
+    _note(session, "failed", report.failed)
+
+
+def _note(session: Session, what: str, files: Sequence[tuple[str, str]]) -> None:
+    for file_id, reason in files[:_SHOWN]:
+        session.out.note(f"{what}: {file_id}: {reason}")
+    if len(files) > _SHOWN:
+        session.out.note(f"{what}: {len(files) - _SHOWN:,} more")
+
+
+@command
+def merge(
+    session: Session,
+    window: Window = 86400,
+    tiers: Tiers = None,
+    begin: Begin = None,
+    end: End = None,
+    min_age: MinAge = 3600,
+    shard_bytes: Annotated[int, typer.Option(help="Size of a shard at which a window is cut, about; one a task.")] = 256 << 20,
+    dry_run: DryRun = False,
+    master: Master = None,
+    conf: Conf = None,
+    ship: Ship = False,
+) -> int:
+    """Merge uploaded files, and tables of shorter windows, into window tables: `tiered-index merge` by any number of executors.
+
+    With --dry-run Spark is not started.
+
+    [bold]Examples[/bold]
+
+      tiered-index spark merge --storage s3://bucket/index --window 1d --dry-run
+
+      tiered-index spark merge --storage s3://bucket/index --tiers 1d,30d --master spark://host:7077
+    """
+    options = merge_options(window, tiers, begin, end, min_age, shard_bytes)
+    config = session.config()
+    if dry_run:
+        with open_stored_index(config) as index:
+            show_plans(session, index, options, config.prices)
+        return 0
+    _merge(session, config, options, spark_of(master, conf, ship=ship))
+    return 0
+
+
+def _merge(session: Session, config: IndexConfig, options: Sequence[MergeOptions], spark: Any) -> None:
+    from tiered_index.spark.build.merge import merge as merge_tables
+
+    told: list[dict[str, Any]] = []
+    requests: Counter[str] = Counter()
+    spent: list[JobMetrics] = []
+    for chosen in options:
+        result = merge_tables(
+            spark, storage=storage_uri(config), window=chosen.window_s, options=chosen, s3=config.s3, prices=config.prices,
+            progress=progress_of(session),
+        )  # fmt: skip
+        document = asdict(replace(result, metrics=JobMetrics()))
+        left = [list(pair) for pair in result.left]
+        told.append({"window_s": chosen.window_s, **document, "left": left, "metrics": result.metrics.to_json()})
+        requests.update(result.metrics.requests)
+        spent.append(result.metrics)
+        if not session.out.as_json:
+            print_report(session, chosen.window_s, result)
+    read, written = sum(job.bytes_read for job in spent), sum(job.bytes_written for job in spent)
+    print_total(session, told, result.log_number, dict(requests), read, written, sum(job.cost_usd for job in spent))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import typer
 
 from tiered_index.cli.spark.audit import audit
-from tiered_index.cli.spark.build import build
-from tiered_index.cli.spark.compact import compact
+from tiered_index.cli.spark.build import build, compact, merge
 from tiered_index.cli.spark.lookup import lookup
-from tiered_index.cli.spark.merge import merge
 
 __all__ = ["spark"]
 

@@ -1,9 +1,12 @@
-"""What the commands of `tiered-index spark` share: options, the session, and progress of Spark's tasks."""
+"""What the commands of `tiered-index spark` share: options, the session, and progress of Spark's tasks.
+
+How commands name the columns of a source: options, and what the pipeline takes of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +16,18 @@ from tiered_index.errors import InvalidArgument
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Conf", "Master", "Ship", "pairs", "progress_of", "spark_of"]
+__all__ = [
+    "Column",
+    "Conf",
+    "Constant",
+    "Master",
+    "Ship",
+    "given_columns",
+    "pairs",
+    "progress_of",
+    "spark_columns",
+    "spark_of",
+]
 
 Master = Annotated[
     str | None, typer.Option(help="Where Spark runs: local[4], spark://host:7077, yarn; none: what spark-submit says, else this machine.")
@@ -57,3 +71,27 @@ def progress_of(session: Session) -> Callable[[str, int, int], None]:
             session.out.note(f"{stage}: {done:,} of {total:,} tasks")
 
     return tell
+
+
+Column = Annotated[list[str] | None, typer.Option(metavar="FIELD=COLUMN", help="Which column a field is, as key=order_id; several times.")]
+Constant = Annotated[
+    list[str] | None, typer.Option(metavar="FIELD=VALUE", help="A field that every entry has, as topic=orders; several times.")
+]
+
+
+def given_columns(column: Sequence[str] | None, constant: Sequence[str] | None) -> tuple[dict[str, str], dict[str, str]]:
+    """Return both as dicts. Raises `InvalidArgument`, before a session is made."""
+    columns, constants = pairs("--column", column), pairs("--constant", constant)
+    if both := sorted(columns.keys() & constants.keys()):
+        raise InvalidArgument(f"{both[0]} is given by --column and by --constant")
+    for name, value in constants.items():
+        if name not in ("topic", "key") and not value.removeprefix("-").isdecimal():
+            raise InvalidArgument(f"--constant {name}={value}: a whole number is needed")
+    return columns, constants
+
+
+def spark_columns(columns: Mapping[str, str], constants: Mapping[str, str]) -> dict[str, Any]:
+    """Return what `build` takes: constants as Spark columns, text where a field is text. Needs a session."""
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    return {**columns, **{name: F.lit(value if name in ("topic", "key") else int(value)) for name, value in constants.items()}}

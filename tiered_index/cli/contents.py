@@ -1,4 +1,6 @@
-"""The kinds of index files: compacted and shards with a trailer, unsealed with a journal, and RocketMQ's own without either.
+"""The bytes of one file: on the local disk or in a storage, read by ranges. One thread.
+
+The kinds of index files: compacted and shards with a trailer, unsealed with a journal, and RocketMQ's own without either.
 
 Each tells what it is (`describe`), yields its items with what vouches for them (`items`), and finds its defects (`findings`).
 One thread; memory: a piece of items at a time, for unsealed files the whole file's map.
@@ -6,25 +8,110 @@ One thread; memory: a piece of items at a time, for unsealed files the whole fil
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.cli.contents.bytes import FileBytes
-from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
+from tiered_index.cli.session import Session
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, ObjectNotFound, StorageMisconfigured, TieredIndexError
 from tiered_index.format.foreign import HEAD_SIZE, FileKind, ForeignCompacted, ForeignUnsealed, Read, recognise
 from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Header, Layout, Preset, read_header
-from tiered_index.format.names import JOURNAL_SUFFIX
+from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES, file_id_of
 from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
 from tiered_index.format.verify import Finding, WindowedRead, verify_compacted, verify_shard
 from tiered_index.service.files.compacted import read_runs
 from tiered_index.service.files.unsealed import verified_entries
-from tiered_index.storage.base import ByteRange
+from tiered_index.service.root.root import disk_error
+from tiered_index.storage.base import ByteRange, Storage, check_name
+from tiered_index.storage.disk import absolute_path
+from tiered_index.storage.opening import open_storage
 
-__all__ = ["Array", "Contents", "contents_of"]
+__all__ = [
+    "Array",
+    "Contents",
+    "FileBytes",
+    "contents_of",
+    "object_bytes",
+    "opened",
+    "path_bytes",
+]
+
+
+@dataclass(frozen=True)
+class FileBytes:
+    """One file: `name` is its path or its object's name; `path` is None for an object. `read` returns exactly what is asked for."""
+
+    name: str
+    size_bytes: int
+    read: Read
+    path: Path | None = None
+    map: mmap.mmap | None = None
+
+
+@contextlib.contextmanager
+def opened(session: Session, file: str) -> Iterator[FileBytes]:
+    """Yield the bytes of `file`: a path, a file id in the root, or an object's name in the storage.
+
+    Raises `InvalidArgument` where there is none, `StorageUnavailable`.
+    """
+    config = session.config()
+    path = Path(file)
+    if config.root is not None and file_id_of(file + INDEX_SUFFIX) is not None and not _is_there(path):
+        found = [config.root / state / (file + INDEX_SUFFIX) for state in reversed(STATES)]
+        path = next((candidate for candidate in found if _is_there(candidate)), path)
+    if path.name.endswith(JOURNAL_SUFFIX):
+        path = path.with_suffix(INDEX_SUFFIX)
+    if _is_there(path):
+        if path.is_dir():
+            raise InvalidArgument(f"{path} is a folder: give a file in it")
+        yield path_bytes(path)
+        return
+    if config.storage is None:
+        raise InvalidArgument(f"no file {file} (an object's name needs --storage, a file's id --root)")
+    with contextlib.closing(open_storage(config.storage, options=config.s3)) as storage:
+        yield object_bytes(storage, check_name(file))
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether a file is called so; the name of an object may be one that no file can have."""
+    try:
+        return absolute_path(path).exists()
+    except StorageMisconfigured:
+        raise
+    except ConfigError:
+        return False
+
+
+def path_bytes(path: Path) -> FileBytes:
+    """Return the bytes of a local file, mapped."""
+    try:
+        with path.open("rb") as handle:
+            size = path.stat().st_size
+            data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if size else None
+    except OSError as error:
+        raise disk_error(error, f"reading {path}") from error
+
+    def read(position: int, length: int) -> bytes:
+        return data[position : position + length] if data is not None else b""
+
+    return FileBytes(str(path), size, read, path, data)
+
+
+def object_bytes(storage: Storage, name: str) -> FileBytes:
+    """Return the bytes of an object."""
+    try:
+        size = storage.head(name).size_bytes
+    except ObjectNotFound as error:
+        raise InvalidArgument(f"neither a local file nor an object in {storage.uri}: {name}") from error
+    return FileBytes(name, size, lambda position, length: storage.get_range(name, position, min(length, size - position)))
+
 
 Array = npt.NDArray[Any]
 _PIECE_RUNS = 64

@@ -1,0 +1,281 @@
+"""The demo's broker: a process that writes the stream into a RocketMQ store while it is followed, and where each message must come to lie.
+
+The process writes everything up to the tail, says so, waits for a word and writes the tail. Where the messages lie is computed here from
+their lengths alone, and is what answers are compared with. One thread.
+
+The ingesting process, and its deaths: `tiered-index ingest STORE_DIR --follow` in a process of its own, killed and started again.
+
+It follows the store while the broker writes; SIGKILL ends it twice. A kill in the middle of an upload is made exact by stopping the process
+first: while it stands still its upload can't end, so what is unfinished then is unfinished when it dies. One thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import StorageUnavailable, TieredIndexError
+from tiered_index.format.names import DATA_PREFIX, STATES
+from tiered_index.rocketmq.log.layout import BLANK_BYTES, KEYS, MAGIC_V1, format_properties
+from tiered_index.rocketmq.log.message import message_size
+from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.storage.base import Storage
+from tiered_index.testing.workload import TOPICS, Workload
+
+__all__ = [
+    "SEGMENT_BYTES",
+    "Broker",
+    "Follower",
+    "ProcessFailed",
+    "placed",
+    "upload_under_way",
+]
+
+_POLL_S = 0.002
+_IN_FLIGHT_S = 0.05
+# what a stopped process has sent already may still be carried out
+_LIMIT_S = 300.0
+
+
+class ProcessFailed(TieredIndexError):
+    """A process of the demo ended with an error of its own."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Follower:
+    """How to start the process; its environment is this one's."""
+
+    source: Path
+    root: Path
+    storage_uri: str
+    slots: int
+    items: int
+    config_file: Path | None = None
+
+    def run_until(self, moment: Callable[[], bool], over: Callable[[], bool]) -> bool:
+        """Start it and kill it as soon as `moment` is true, with the process standing still; return whether it was killed.
+
+        Once `over` is true the moment will not come any more, and the process is ended in good order.
+        """
+        process = self._start(*self._ingest())
+        try:
+            deadline = time.monotonic() + _LIMIT_S
+            while process.poll() is None and time.monotonic() < deadline:
+                if moment():
+                    process.send_signal(signal.SIGSTOP)
+                    time.sleep(_IN_FLIGHT_S)
+                    if moment():
+                        process.kill()
+                        process.wait()
+                        return True
+                    process.send_signal(signal.SIGCONT)
+                elif over():
+                    process.terminate()
+                time.sleep(_POLL_S)
+        finally:
+            if process.poll() is None:
+                process.kill()
+            output, errors = process.communicate()
+        if process.returncode:
+            raise ProcessFailed(f"ingest ended with exit code {process.returncode}: {errors.strip() or output.strip()}")
+        return False
+
+    def finish(self, position: int) -> dict[str, Any]:
+        """Let it follow the store up to a position and upload everything; return the last status line it prints."""
+        process = self._start(*self._ingest(), "--wait")
+        assert process.stdout is not None
+        last: dict[str, Any] = {}
+        try:
+            for line in process.stdout:
+                last = json.loads(line)
+                if last["status"] == "following" and last["position"] >= position:
+                    process.terminate()
+            errors = process.communicate(timeout=_LIMIT_S)[1]
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+        if process.returncode or last.get("status") != "stopped":
+            raise ProcessFailed(f"ingest ended with exit code {process.returncode}: {errors.strip() or last}")
+        return last
+
+    def is_idle(self) -> bool:
+        """Return whether nothing waits to be compacted or uploaded but the newest unsealed file."""
+        unsealed, compacted = (sum(name.endswith(".index") for name in _names(self.root / state)) for state in STATES[:2])
+        return unsealed <= 1 and not compacted
+
+    def _ingest(self) -> tuple[str, ...]:
+        return ("ingest", str(self.source), "--follow", "--slots", str(self.slots), "--items", str(self.items))
+
+    def recover(self) -> dict[str, Any]:
+        """Run `recover`; return what it prints."""
+        return self._finished("recover")
+
+    def files_begun(self) -> int:
+        """Return how many index files the root holds, in whatever state."""
+        return sum(name.endswith(".index") for state in STATES for name in _names(self.root / state))
+
+    def _finished(self, *arguments: str) -> dict[str, Any]:
+        process = self._start(*arguments)
+        try:
+            output, errors = process.communicate(timeout=_LIMIT_S)
+        except subprocess.TimeoutExpired as error:
+            raise ProcessFailed(f"{arguments[0]} did not end within {_LIMIT_S:.0f} s") from error
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        if process.returncode:
+            raise ProcessFailed(f"{arguments[0]} ended with exit code {process.returncode}: {errors.strip() or output.strip()}")
+        document: dict[str, Any] = json.loads(output)
+        return document
+
+    def _start(self, *arguments: str) -> subprocess.Popen[str]:
+        line = [sys.executable, "-m", "tiered_index.cli", *arguments, "--root", str(self.root), "--storage", self.storage_uri]
+        if self.config_file is not None:
+            line += ["--config", str(self.config_file)]
+        return subprocess.Popen(
+            [*line, "--json", "--quiet"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+
+def upload_under_way(storage: Storage) -> bool:
+    """Return whether a multipart upload of an index file is unfinished."""
+    try:
+        return next(iter(storage.list_uploads(DATA_PREFIX)), None) is not None
+    except StorageUnavailable:
+        return False
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+
+SEGMENT_BYTES = 64 << 20
+"""Smaller than a broker's 1 GiB, so that the demo's log has several."""
+_BODY_BYTES = 64
+_FLUSH_MESSAGES = 5_000
+_WAIT_S = 300
+_WRITTEN = "written"
+_MODULE = "tiered_index.cli.demo.processes"
+
+Array = npt.NDArray[Any]
+
+
+def placed(workload: Workload, segment_bytes: int = SEGMENT_BYTES) -> Workload:
+    """Return the stream with the commit log offset and the size of each message as the broker's process will store it."""
+    starts = np.searchsorted(workload.entry_message, np.arange(len(workload)))
+    key_bytes = np.array([len(key) for key in workload.keys])
+    counts = np.bincount(workload.entry_message, minlength=len(workload))
+    joined = np.add.reduceat(key_bytes[workload.entry_key], starts) + counts - 1
+    fixed = np.array([message_size(0, MAGIC_V1, len(topic), 0, len(format_properties({KEYS: "x"})) - 1) for topic in TOPICS])
+    size = fixed[workload.topic] + _body_bytes(workload) + joined
+    ends = np.cumsum(size)
+    offset = np.empty(len(workload), np.int64)
+    first, segment = 0, 0
+    while first < len(workload):
+        before = int(ends[first] - size[first])
+        # a message goes into the segment where a blank has room behind it
+        last = max(first + 1, int(np.searchsorted(ends, before + segment_bytes - BLANK_BYTES, "right")))
+        offset[first:last] = segment + ends[first:last] - size[first:last] - before
+        first, segment = last, segment + segment_bytes
+    return dataclasses.replace(workload, offset=offset, size=size.astype(np.int32))
+
+
+def _body_bytes(workload: Workload) -> Array:
+    return workload.size % _BODY_BYTES
+
+
+class Broker:
+    """The process. `workload` is the stream before it was `placed`."""
+
+    def __init__(self, workload: Workload, store: Path, folder: Path, tail_start: int) -> None:
+        plan = folder / "stream.npz"
+        starts = np.searchsorted(workload.entry_message, np.arange(len(workload)))
+        second = np.full(len(workload), -1, np.int64)
+        of = np.flatnonzero(np.diff(workload.entry_message, prepend=-1) == 0)
+        second[workload.entry_message[of]] = workload.entry_key[of]
+        np.savez(
+            plan, topic=workload.topic, queue_id=workload.queue_id, body=_body_bytes(workload), store_ms=workload.timestamp_ms,
+            first=workload.entry_key[starts], second=second, keys=np.array(workload.keys), tail_start=np.array(tail_start),
+        )  # fmt: skip
+        store.mkdir(parents=True, exist_ok=True)
+        (store / "commitlog").mkdir(exist_ok=True)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _MODULE, str(plan), str(store)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def is_writing(self) -> bool:
+        """Return whether the process lives: it ends once the tail is written."""
+        return self._process.poll() is None
+
+    def wait_written(self) -> None:
+        """Return when everything before the tail is written. Raises `ProcessFailed`."""
+        assert self._process.stdout is not None
+        if self._process.stdout.readline().strip() != _WRITTEN:
+            self._failed()
+
+    def write_tail(self) -> None:
+        """Have the tail written, to its end. Raises `ProcessFailed`."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        if self._process.wait(_WAIT_S):
+            self._failed()
+
+    def _failed(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stderr is not None
+        raise ProcessFailed(f"the broker's process ended with exit code {self._process.returncode}: {self._process.stderr.read().strip()}")
+
+    def __enter__(self) -> Broker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _write(plan: Path, store: Path) -> None:
+    """Be the process."""
+    with np.load(plan) as loaded:
+        names = ("topic", "queue_id", "body", "store_ms", "first", "second")
+        columns = [loaded[name].tolist() for name in names]
+        keys, tail_start = loaded["keys"].tolist(), int(loaded["tail_start"])
+    body = bytes(range(_BODY_BYTES))
+    with StoreWriter(store, segment_bytes=SEGMENT_BYTES) as writer:
+        for number, (topic, queue_id, length, store_ms, first, second) in enumerate(zip(*columns, strict=True)):
+            if number == tail_start:
+                writer.flush()
+                sys.stdout.write(_WRITTEN + "\n")
+                sys.stdout.flush()
+                sys.stdin.read()
+            text = keys[first] if second < 0 else f"{keys[first]} {keys[second]}"
+            writer.put(TOPICS[topic], queue_id, body[:length], keys=text, store_ms=store_ms)
+            if number % _FLUSH_MESSAGES == 0:
+                writer.flush()
+
+
+if __name__ == "__main__":
+    _write(Path(sys.argv[1]), Path(sys.argv[2]))
