@@ -36,7 +36,7 @@ MUTANTS = (
     ),
     Mutant(
         "positions-go-back", "a source's position goes back with a smaller one",
-        "service/writing/buffer.py", "merged[source] = max(position, merged.get(source, position))", "merged[source] = position",
+        "service/log/records.py", "merged[source] = max(position, merged.get(source, position))", "merged[source] = position",
         (f"{BUFFER}::test_positions_never_go_back",),
     ),
     Mutant(

@@ -47,7 +47,7 @@ MUTANTS = (
     ),
     Mutant(
         "stale-called-half-a-message", "what a broker left where it cut its log is reported as half a message",
-        "rocketmq/follow/tail.py", "is_half = written < _HEAD_BYTES or", "is_half = True or",
+        "rocketmq/follow/tail.py", "is_half = written < _TORN_HEAD_BYTES or", "is_half = True or",
         (f"{STALE}::test_half_a_message_and_older_bytes_are_told_apart[30]",),
     ),
     Mutant(
