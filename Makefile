@@ -43,6 +43,7 @@ demo: $(VENV)/.stamp-demo ## the main job, start to end: millions of messages th
 
 lint: $(VENV)/.stamp-test ## ruff and mypy --strict
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
 
 test: lint ## every quality gate: lint, types, layering, unit, golden, property, fault and integration tests

@@ -1,4 +1,5 @@
-"""A small index that lies wholly in a storage, what it must answer, and a storage that writes down what was asked of it.
+"""A small index that lies wholly in a storage, what it must answer, and a storage that writes down what was asked of
+it.
 
     made = cold_index(tmp_path / "root", files=10)
     reader = made.reader()
@@ -97,7 +98,10 @@ class Recorder(WrapperStorage):
 
 @dataclass
 class ColdIndex:
-    """The storage with an index in it, its recorder, and the model of what it holds. `stored` is in order of age, oldest first."""
+    """The storage with an index in it, its recorder, and the model of what it holds.
+
+    `stored` is in order of age, oldest first.
+    """
 
     inner: Storage
     storage: Recorder
@@ -114,7 +118,11 @@ class ColdIndex:
     def writer(self, **settings: Any) -> IndexService:
         """Open the index's writer on its root."""
         return IndexService.open(
-            root=self.root, storage_backend=self.storage, clock=ManualClock(BASE_MS), disk=FaultDisk(), **{**self.settings, **settings}
+            root=self.root,
+            storage_backend=self.storage,
+            clock=ManualClock(BASE_MS),
+            disk=FaultDisk(),
+            **{**self.settings, **settings},
         )
 
     def expected(self, topic: str, key: str, **question: Any) -> list[Answer]:
@@ -141,10 +149,19 @@ def put(made: ColdIndex, writer: IndexService, batch: dict[str, Any]) -> None:
         made.model.put(*[value.item() if isinstance(value, np.generic) else value for value in row])
 
 
-def cold_index(root: Path, *, files: int = 3, entries: int = 40, storage: Storage | None = None, **settings: Any) -> ColdIndex:
+def cold_index(
+    root: Path, *, files: int = 3, entries: int = 40, storage: Storage | None = None, **settings: Any
+) -> ColdIndex:
     """Return an index of `files` files of `entries` entries, all of them only in the storage; its writer is closed."""
     inner = storage or MemoryStorage()
-    chosen = {"slots": 64, "items": entries + 1, "background": False, "local_keep_s": 0, "max_early_s": 10**9, **settings}
+    chosen = {
+        "slots": 64,
+        "items": entries + 1,
+        "background": False,
+        "local_keep_s": 0,
+        "max_early_s": 10**9,
+        **settings,
+    }
     model = ReferenceModel(keyed=chosen.get("preset") != "rocketmq")
     made = ColdIndex(inner, Recorder(inner), model, root, chosen)
     with made.writer() as writer:

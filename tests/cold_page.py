@@ -1,6 +1,6 @@
 """Rewrites the measured tables of docs/cold-path.md out of documents that `tiered-index bench cold --out` wrote.
 
-    python -m tests.cold_page INJECTED.json S3.json
+python -m tests.cold_page INJECTED.json S3.json
 """
 
 from __future__ import annotations
@@ -22,19 +22,37 @@ def lookups(document: dict[str, Any]) -> str:
     """Return the table of lookups beside plain GETs and RocketMQ's way."""
     cells = {tuple(row[:3]): row for start in ("lookups", "other ways") for row in table_rows(document, start)}
     columns = (
-        "files", "key in", "GETs", "KiB", "USD a million", "p50 ms", "p99 ms", "times plain GETs",
-        "GETs, filters at hand", "p50 ms", "p99 ms", "RocketMQ: GETs", "USD a million", "p50 ms, file by file", "p50 ms, side by side",
-    )  # fmt: skip
+        "files",
+        "key in",
+        "GETs",
+        "KiB",
+        "USD a million",
+        "p50 ms",
+        "p99 ms",
+        "times plain GETs",
+        "GETs, filters at hand",
+        "p50 ms",
+        "p99 ms",
+        "RocketMQ: GETs",
+        "USD a million",
+        "p50 ms, file by file",
+        "p50 ms, side by side",
+    )
     rows = []
     for files, kind in dict.fromkeys((files, kind) for files, kind, who in cells if who == OURS):
         ours, filtered = cells[files, kind, OURS], cells[files, kind, FILTERED]
         theirs, serial = (cells.get((files, kind, way)) for way in (PARALLEL, SERIAL))
         rows.append(
             (
-                files, kind, *ours[4:9], f"{ours[9]:.2f}", filtered[4], *filtered[7:9],
+                files,
+                kind,
+                *ours[4:9],
+                f"{ours[9]:.2f}",
+                filtered[4],
+                *filtered[7:9],
                 *((theirs[4], theirs[6], serial[7] if serial else None, theirs[7]) if theirs else (None,) * 4),
             )
-        )  # fmt: skip
+        )
     return markdown(columns, rows)
 
 
@@ -42,7 +60,15 @@ def opening(document: dict[str, Any]) -> str:
     """Return the table of readers that know nothing."""
     measured = table_rows(document, "a reader")
     cells = {(files, kind): (requests, kib, usd, p50) for files, kind, _, _, requests, kib, usd, p50, *_ in measured}
-    columns = ("files in range", "requests to open", "KiB", "ms", "requests of the first lookup (key in all)", "KiB", "ms")
+    columns = (
+        "files in range",
+        "requests to open",
+        "KiB",
+        "ms",
+        "requests of the first lookup (key in all)",
+        "KiB",
+        "ms",
+    )
     rows = []
     for files in dict.fromkeys(files for files, _ in cells):
         opened, first = cells[files, "(opening only)"], cells[files, "all"]
@@ -72,7 +98,8 @@ def main(injected: dict[str, Any], real: dict[str, Any]) -> None:
     parts = {
         "curve": curve(injected),
         "fingerprint": fingerprint(injected),
-        "injected": f"{about['injected']}.\n\n{lookups(injected)}\nA reader that knows nothing, same storage:\n\n{opening(injected)}",
+        "injected": f"{about['injected']}.\n\n{lookups(injected)}\nA reader that knows nothing, same "
+        f"storage:\n\n{opening(injected)}",
         "real": f"{about['real']}.\n\n{lookups(real)}\nA reader that knows nothing, same storage:\n\n{opening(real)}",
     }
     rewrite(PAGE, parts)

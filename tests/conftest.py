@@ -1,4 +1,6 @@
-"""Hypothesis profiles: `default` keeps the suite short, `soak` is for long runs (`HYPOTHESIS_PROFILE=soak`). One S3 server a process."""
+"""Hypothesis profiles: `default` keeps the suite short, `soak` is for long runs (`HYPOTHESIS_PROFILE=soak`). One S3
+server a process.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from tests.s3_server import S3Server
 
-_CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.function_scoped_fixture]
+_CHECKS = [
+    HealthCheck.too_slow,
+    HealthCheck.data_too_large,
+    HealthCheck.filter_too_much,
+    HealthCheck.function_scoped_fixture,
+]
 
 settings.register_profile("default", deadline=None, derandomize=True, suppress_health_check=_CHECKS, print_blob=True)
 settings.register_profile("soak", deadline=None, max_examples=2000, suppress_health_check=_CHECKS, print_blob=True)

@@ -1,4 +1,6 @@
-"""Putting measured tables into pages: what stands between ``<!-- measured: NAME -->`` and the next ``<!-- end -->`` is replaced."""
+"""Putting measured tables into pages: what stands between ``<!-- measured: NAME -->`` and the next ``<!-- end -->`` is
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def about(machine: dict[str, Any]) -> str:
     """Return what a measurement was taken on."""
-    return f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, load average {machine['load_average']} at the start"
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, load average "
+        f"{machine['load_average']} at the start"
+    )
 
 
 def shown(text: str, name: str) -> str:
@@ -51,7 +56,9 @@ def rewrite(page: Path, parts: Mapping[str, str]) -> None:
     text = page.read_text()
     for name, part in parts.items():
         mark = re.escape(f"<!-- measured: {name} -->\n")
-        text, found = re.subn(f"({mark}).*?(<!-- end -->)", lambda match, part=part: f"{match[1]}{part}{match[2]}", text, flags=re.DOTALL)
+        text, found = re.subn(
+            f"({mark}).*?(<!-- end -->)", lambda match, part=part: f"{match[1]}{part}{match[2]}", text, flags=re.DOTALL
+        )
         if found != 1:
             raise ValueError(f"{page} has {found} parts called {name}")
     page.write_text(text)

@@ -46,7 +46,10 @@ EXTRA: dict[Any, tuple[str, ...]] = {RegionItem: ("region", "price", "tag")}
 
 @dataclass
 class Merging:
-    """One writer, one storage (a new one in memory by default), its model. `item_type` and `preset` as in the settings."""
+    """One writer, one storage (a new one in memory by default), its model.
+
+    `item_type` and `preset` as in the settings.
+    """
 
     folder: Path
     storage: Storage = None  # type: ignore[assignment]
@@ -69,13 +72,23 @@ class Merging:
     def open(self, root: str = "root", **more: Any) -> IndexService:
         """Open a writer; it is let go of by `close`."""
         chosen: dict[str, Any] = {
-            "slots": 11, "items": 4000, "background": False, "query_threads": 2, "local_keep_s": 0, "preset": self.preset,
-            "max_late_s": 10**10, "max_early_s": 10**10, **self.settings, **more,
-        }  # fmt: skip
+            "slots": 11,
+            "items": 4000,
+            "background": False,
+            "query_threads": 2,
+            "local_keep_s": 0,
+            "preset": self.preset,
+            "max_late_s": 10**10,
+            "max_early_s": 10**10,
+            **self.settings,
+            **more,
+        }
         if self.item_type is not None:
             chosen["item_type"] = self.item_type
         backend = chosen.pop("storage_backend", self.storage)
-        service = IndexService.open(root=self.folder / root, storage_backend=backend, clock=self.clock, disk=FaultDisk(), **chosen)
+        service = IndexService.open(
+            root=self.folder / root, storage_backend=backend, clock=self.clock, disk=FaultDisk(), **chosen
+        )
         self._services.append(service)
         return service
 
@@ -84,7 +97,9 @@ class Merging:
         for service in self._services:
             service.abandon()
 
-    def put(self, rows: Iterable[tuple[int, str]], topic: str = "t", into: IndexService | None = None, **more: Any) -> None:
+    def put(
+        self, rows: Iterable[tuple[int, str]], topic: str = "t", into: IndexService | None = None, **more: Any
+    ) -> None:
         """Put (timestamp_ms, key) rows; places come from a counter that repeats itself now and then."""
         for timestamp_ms, key in rows:
             self.messages += 1
@@ -131,7 +146,9 @@ class Merging:
         """Return what a merge would do."""
         return plan(self.log(), self.clock, self.options(window_s, **more))
 
-    def merge(self, window_s: int = DAY_S, *, storage: Storage | None = None, threads: int = 1, **more: Any) -> MergeReport:
+    def merge(
+        self, window_s: int = DAY_S, *, storage: Storage | None = None, threads: int = 1, **more: Any
+    ) -> MergeReport:
         """Merge; entries before and after are counted."""
         before = sum(stored.count for stored in self.state.objects.values())
         report = merge(storage or self.storage, self.log(), self.clock, self.options(window_s, **more), threads=threads)
@@ -188,5 +205,9 @@ class Merging:
 
     def windows(self) -> list[tuple[int, int]]:
         """Return (hours from `BASE_MS`, hours long) of the tables that there are, by their begin."""
-        found = {(shards[0].shard.begin_s, shards[0].shard.window_s, t) for t, shards in self.state.tables.items() if shards[0].shard}
+        found = {
+            (shards[0].shard.begin_s, shards[0].shard.window_s, t)
+            for t, shards in self.state.tables.items()
+            if shards[0].shard
+        }
         return sorted(((begin - BASE_MS // 1000) // HOUR_S, length // HOUR_S) for begin, length, _ in found)

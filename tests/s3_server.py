@@ -3,8 +3,9 @@
     with s3_server() as server:
         bucket = server.new_bucket()
 
-It ends when the block does, and also when the process that started it dies, because it reads that process's pipe to the end.
-moto keeps everything in memory and copies whole objects for a range: keep objects below 16 MiB and measure nothing here.
+It ends when the block does, and also when the process that started it dies, because it reads that process's pipe to the
+end. moto keeps everything in memory and copies whole objects for a range: keep objects below 16 MiB and measure nothing
+here.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ ACCESS_KEY = "testing-access-key"
 SECRET_KEY = "testing-secret-key"
 REGION = "us-east-1"
 
-# moto looks whether a name is taken and then takes it, and shows an object before it has all of it; requests come in threads. So one acts
-# at a time, once its body has been read.
+# moto looks whether a name is taken and then takes it, and shows an object before it has all of it; requests come in
+# threads. So one acts at a time, once its body has been read.
 _SERVE = """
 import functools, sys, threading
 from moto.s3.responses import S3Response

@@ -1,4 +1,5 @@
-"""Several small indexes that lie wholly in their storages, as a cluster of brokers has them, and what they must answer together.
+"""Several small indexes that lie wholly in their storages, as a cluster of brokers has them, and what they must answer
+together.
 
 cluster = Cluster(tmp_path)
 cluster.add("memory://x/broker-0", rows(1))
@@ -34,7 +35,14 @@ def rows(seed: int, count: int = 100, *, seconds: int = 5) -> list[Row]:
     """Return messages of few places and few seconds, so that sources agree in many of both."""
     rng = random.Random(seed)
     return [
-        ("t", rng.randrange(2), rng.choice(["k", "k", ["k", "other"]]), rng.randrange(20), 10, BASE_MS + 1000 * rng.randrange(seconds))
+        (
+            "t",
+            rng.randrange(2),
+            rng.choice(["k", "k", ["k", "other"]]),
+            rng.randrange(20),
+            10,
+            BASE_MS + 1000 * rng.randrange(seconds),
+        )
         for _ in range(count)
     ]
 
@@ -74,7 +82,9 @@ class Cluster:
             assert {handle.place for handle in index.files()} <= {"storage"}
 
     def model(self, uris: Iterable[str] | None = None) -> ReferenceModel:
-        """Return the model of some of them (all) together: entries of two sources are never one answer, whatever else agrees."""
+        """Return the model of some of them (all) together: entries of two sources are never one answer, whatever else
+        agrees.
+        """
         joined = ReferenceModel(keyed=self.keyed, extra=["source"], identity=["source"])
         for uri in self.models if uris is None else uris:
             for e in self.models[uri].entries:
@@ -87,7 +97,9 @@ class Cluster:
         for item in result:
             plain = Answer.of(item)
             more = (("source", self.numbers[item.source]),)
-            found.append(Answer(plain.topic, plain.queue_id, plain.offset, plain.size, plain.timestamp_ms, plain.key_hash, more))
+            found.append(
+                Answer(plain.topic, plain.queue_id, plain.offset, plain.size, plain.timestamp_ms, plain.key_hash, more)
+            )
         return found
 
     def reader(self, uris: Sequence[str] | None = None, **settings: Any) -> IndexReader:

@@ -46,7 +46,8 @@ def sizing(given: Inputs, messages: float) -> dict[str, float]:
     build_h = entries / given["build"] / _HOUR_S
     merge_h = entries / given["merge"] / _HOUR_S
     puts = 2 * math.ceil(stored / part) + 2 * (day_shards + objects)
-    # a range of each day's table a piece, two directories a shard (its neighbours' tasks share it), a HEAD after each upload
+    # a range of each day's table a piece, two directories a shard (its neighbours' tasks share it), a HEAD after each
+    # upload
     ranges = math.ceil(entries / given["entries a piece"]) * given["days a window, merged"]
     gets = ranges + 2 * day_shards + (day_shards + objects)
     writes_usd = puts * given["PUT"] / 1000 + gets * given["GET"] / 1000
@@ -90,10 +91,13 @@ _ARITHMETIC = {
     "GiB at the year's end": "entries × bytes an entry ÷ 2^30",
     "objects at the year's end": "windows × ⌈bytes ÷ windows ÷ shard⌉; windows = ⌈365 ÷ days a window⌉",
     "GiB of directories": "bytes ÷ slot group × directory entry ÷ 2^30",
-    "PUTs a year": "2 × ⌈bytes ÷ part⌉ + 2 × (shards of days + objects): each byte is written twice, each shard begun and completed",
-    "GETs of merges a year": "⌈entries ÷ piece⌉ × days a window + 2 × shards of days (directories) + shards of days and objects (HEAD)",
+    "PUTs a year": "2 × ⌈bytes ÷ part⌉ + 2 × (shards of days + objects): each byte is written twice, each shard "
+    "begun and completed",
+    "GETs of merges a "
+    "year": "⌈entries ÷ piece⌉ × days a window + 2 × shards of days (directories) + shards of days and objects (HEAD)",
     "GETs a lookup of a day": "windows in range",
-    "GETs a lookup of the year": "windows in range: ⌊365 ÷ days a window⌋ and, on average, days a window ÷ 2 of the one that is not over",
+    "GETs a lookup of the "
+    "year": "windows in range: ⌊365 ÷ days a window⌋ and, on average, days a window ÷ 2 of the one that is not over",
     "GETs a lookup of the year, not merged": "365 × files a day",
     "dollars a month: storage, at the year's end": "GiB × storage, by its tiers",
     "dollars a month: requests of builds and merges": "(PUTs × PUT + GETs × GET) ÷ 1,000 ÷ 12",
@@ -106,8 +110,10 @@ _ARITHMETIC = {
 def computed(given: Inputs) -> str:
     """Return the page's table of results."""
     results = {name: sizing(given, messages) for name, messages in SIZES.items()}
-    rows = [(f"**{what}**" if what == "dollars a month" else what, how, *(_shown(results[name][what]) for name in SIZES))
-            for what, how in _ARITHMETIC.items()]  # fmt: skip
+    rows = [
+        (f"**{what}**" if what == "dollars a month" else what, how, *(_shown(results[name][what]) for name in SIZES))
+        for what, how in _ARITHMETIC.items()
+    ]
     return markdown(("a year of messages", "arithmetic", *SIZES), rows)
 
 

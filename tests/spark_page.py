@@ -1,9 +1,10 @@
-"""Puts documents that `tiered-index bench spark --out` wrote into docs/spark.md, docs/merge.md, README.md and deploy/SIZING.md.
+"""Puts documents that `tiered-index bench spark --out` wrote into docs/spark.md, docs/merge.md, README.md and
+deploy/SIZING.md.
 
     python -m tests.spark_page DOCUMENT.json ...
 
-Each document is of one run: of suite `spark` or of suite `spark-lookup`, which goes into docs/spark-lookup.md, without `--scale` or with
-it. What a document does not have stays; SIZING's arithmetic is done anew from what was measured.
+Each document is of one run: of suite `spark` or of suite `spark-lookup`, which goes into docs/spark-lookup.md, without
+`--scale` or with it. What a document does not have stays; SIZING's arithmetic is done anew from what was measured.
 """
 
 from __future__ import annotations
@@ -42,8 +43,17 @@ def rates(document: dict[str, Any]) -> str:
         name = way if way.startswith("spark") else f"{way} (written by Spark)"
         rows.append((name, "", "", *(_rate(figures[f"{way}, {master}"]) for master in masters)))
     rows.append(("`put_batch` and life cycle", _rate(figures["put_batch and life cycle, one process"]), "", *none))
-    rows.append(("`tiered-index merge`", _rate(figures["merge, one process"]), _rate(figures["merge, 2 threads, one process"]), *none))
-    return markdown(("entries/s a core", "one process, 1 core", "2 threads", *(f"`{master}`" for master in masters)), rows)
+    rows.append(
+        (
+            "`tiered-index merge`",
+            _rate(figures["merge, one process"]),
+            _rate(figures["merge, 2 threads, one process"]),
+            *none,
+        )
+    )
+    return markdown(
+        ("entries/s a core", "one process, 1 core", "2 threads", *(f"`{master}`" for master in masters)), rows
+    )
 
 
 def lookups(document: dict[str, Any]) -> str:
@@ -56,7 +66,10 @@ def lookups(document: dict[str, Any]) -> str:
     rows = []
     for who in dict.fromkeys(way[0] for way in cells):
         plain = who.removesuffix(FRESH).partition(", filters")[0]
-        row: list[str] = [f"DuckDB, {who}" if who.startswith("Parquet") else who, f"{figures[f'{plain}: bytes an entry']:.1f}"]
+        row: list[str] = [
+            f"DuckDB, {who}" if who.startswith("Parquet") else who,
+            f"{figures[f'{plain}: bytes an entry']:.1f}",
+        ]
         for kind, span in asked:
             cell = cells.get((who, kind, span))
             row.append("" if cell is None else _cell(*cell))
@@ -66,7 +79,13 @@ def lookups(document: dict[str, Any]) -> str:
 
 def _cell(gets: float, lists: float, kib: float) -> str:
     listed = f" + {lists:.3g} LIST" if lists else ""
-    return f"{gets:.3g}{listed} ({kib:,.0f})" if kib >= 1 else f"{gets:.2g}{listed} (0)" if not kib else f"{gets:.2g}{listed} (<1)"
+    return (
+        f"{gets:.3g}{listed} ({kib:,.0f})"
+        if kib >= 1
+        else f"{gets:.2g}{listed} (0)"
+        if not kib
+        else f"{gets:.2g}{listed} (<1)"
+    )
 
 
 def year(document: dict[str, Any]) -> str:
@@ -106,12 +125,31 @@ def _titled(document: dict[str, Any], *, plans: bool) -> str:
 def inputs(document: dict[str, Any]) -> str:
     """Return SIZING's measured inputs."""
     figures = _figures(document)
-    master = _CLUSTER if f"spark build, {_CLUSTER}" in figures else next(m for m in MASTERS if f"spark build, {m}" in figures)
+    master = (
+        _CLUSTER
+        if f"spark build, {_CLUSTER}" in figures
+        else next(m for m in MASTERS if f"spark build, {m}" in figures)
+    )
     command = "`tiered-index bench spark`"
     rows = [
-        ("build", f"{figures[f'spark build, {master}']:.0f}", "entries/s a core", f"{command}, figure `spark build, {master}`"),
-        ("merge", f"{figures[f'spark merge, {master}']:.0f}", "entries/s a core", f"{command}, figure `spark merge, {master}`"),
-        ("bytes an entry", f"{figures['tiered_index: bytes an entry']:.2f}", "bytes", f"{command}, figure `tiered_index: bytes an entry`"),
+        (
+            "build",
+            f"{figures[f'spark build, {master}']:.0f}",
+            "entries/s a core",
+            f"{command}, figure `spark build, {master}`",
+        ),
+        (
+            "merge",
+            f"{figures[f'spark merge, {master}']:.0f}",
+            "entries/s a core",
+            f"{command}, figure `spark merge, {master}`",
+        ),
+        (
+            "bytes an entry",
+            f"{figures['tiered_index: bytes an entry']:.2f}",
+            "bytes",
+            f"{command}, figure `tiered_index: bytes an entry`",
+        ),
     ]
     return f"{about(document['machine'])}.\n\n{markdown(('input', 'value', 'unit', 'from'), rows)}"
 
@@ -121,7 +159,10 @@ def write(document: dict[str, Any]) -> None:
     if "join: keys/s" in document["tables"][0]["columns"]:
         rewrite(ROOT / "docs" / "spark-lookup.md", {"spark-lookup rates": bulk(document)})
     elif document["tables"][0]["suite"] == "spark-lookup":
-        rewrite(ROOT / "docs" / "spark-lookup.md", {"spark-lookup scale": bulk(document), "spark-lookup plans": plans(document)})
+        rewrite(
+            ROOT / "docs" / "spark-lookup.md",
+            {"spark-lookup scale": bulk(document), "spark-lookup plans": plans(document)},
+        )
     elif document["tables"][0]["title"].startswith("peak memory"):
         rewrite(ROOT / "docs" / "spark.md", {"spark memory": memory(document)})
     else:

@@ -1,4 +1,6 @@
-"""A job that compacts what is staged, in this process: what Spark does, without Spark. And what an index is filled with and asked for."""
+"""A job that compacts what is staged, in this process: what Spark does, without Spark. And what an index is filled with
+and asked for.
+"""
 
 from __future__ import annotations
 

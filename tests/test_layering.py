@@ -1,4 +1,6 @@
-"""Each layer imports only downwards (DESIGN.md section 2), and at the top of the module, so that no cycle hides in a function."""
+"""Each layer imports only downwards (DESIGN.md section 2), and at the top of the module, so that no cycle hides in a
+function.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,22 @@ ALLOWED = {
 }
 ENTRY_POINTS = {"cli", "server", "spark", "rocketmq", "testing"}
 # they may import everything, and nothing below imports them; of each other they know only what stands here
-BETWEEN_ENTRY_POINTS = {("cli", "rocketmq"), ("cli", "spark"), ("cli", "server"), ("cli", "testing"), ("spark", "rocketmq")}
+BETWEEN_ENTRY_POINTS = {
+    ("cli", "rocketmq"),
+    ("cli", "spark"),
+    ("cli", "server"),
+    ("cli", "testing"),
+    ("spark", "rocketmq"),
+}
 LAZY = {
-    ("storage/opening.py", "tiered_index.storage.s3.storage"): "boto3 takes longer to load than everything else together",
-    ("spark/datasource/registration.py", "tiered_index.spark.datasource.entries"): "sources are subclasses of what PySpark has",
+    (
+        "storage/opening.py",
+        "tiered_index.storage.s3.storage",
+    ): "boto3 takes longer to load than everything else together",
+    (
+        "spark/datasource/registration.py",
+        "tiered_index.spark.datasource.entries",
+    ): "sources are subclasses of what PySpark has",
     ("spark/datasource/registration.py", "tiered_index.spark.datasource.commitlog"): "the same",
 }
 LAZY_FOLDERS = {"cli": "a command loads only what it needs, so that --help is there at once"}
@@ -56,7 +70,9 @@ def imports(tree):
 
 
 def layer_of(name):
-    """Return the layer of a module below the package, or None for others; the package's own names are the public API."""
+    """Return the layer of a module below the package, or None for others; the package's own names are the public
+    API.
+    """
     parts = name.split(".")
     if parts[0] != "tiered_index":
         return None
@@ -87,7 +103,11 @@ def test_imports_stand_at_the_top():
         for node, name in imports(tree):
             if node in tree.body or _guarded(tree, node):
                 continue
-            if name.split(".")[0] == "tiered_index" and relative.parts[0] not in LAZY_FOLDERS and (str(relative), name) not in LAZY:
+            if (
+                name.split(".")[0] == "tiered_index"
+                and relative.parts[0] not in LAZY_FOLDERS
+                and (str(relative), name) not in LAZY
+            ):
                 wrong.append(f"{relative} imports {name} inside a function")
     assert not wrong
 

@@ -31,9 +31,22 @@ def names(function):
 def test_the_package_shows_what_a_user_imports():
     assert {"IndexConfig", "IndexItem", "IndexReader", "IndexService", "QueryResult"} <= set(tiered_index.__all__)
     assert set(tiered_index.__all__) == {
-        "Fetched", "FileReport", "IndexConfig", "IndexItem", "IndexReader", "IndexService", "KeyedIndexItem", "Lookup", "MessageSource",
-        "MessagesResult", "QueryResult", "__version__", "column", "hash_key", "hash_key_sql",
-    }  # fmt: skip
+        "Fetched",
+        "FileReport",
+        "IndexConfig",
+        "IndexItem",
+        "IndexReader",
+        "IndexService",
+        "KeyedIndexItem",
+        "Lookup",
+        "MessageSource",
+        "MessagesResult",
+        "QueryResult",
+        "__version__",
+        "column",
+        "hash_key",
+        "hash_key_sql",
+    }
     assert all(hasattr(tiered_index, name) for name in tiered_index.__all__)
     assert tiered_index.__all__ == sorted(tiered_index.__all__)
 
@@ -65,13 +78,35 @@ def test_fields_are_contracts():
     def fields(kind):
         return [f.name for f in dataclasses.fields(kind)]
 
-    assert fields(IndexItem) == ["topic", "topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash", "source"]
+    assert fields(IndexItem) == [
+        "topic",
+        "topic_id",
+        "queue_id",
+        "offset",
+        "size",
+        "timestamp_ms",
+        "key_hash",
+        "source",
+    ]
     assert fields(QueryResult) == ["items", "status", "cursor", "failed", "explain", "timestamp_resolution_ms"]
     assert fields(MessagesResult)[:4] == ["messages", "status", "cursor", "failed"]
     assert {"item", "state", "message", "problem"} <= set(fields(Fetched))
     assert fields(Lookup) == ["topic", "key", "begin_ms", "end_ms", "max_count", "cursor"]
     assert fields(Explain) == ["requests", "bytes", "cost_usd", "elapsed_ms", "files_read", "files_skipped", "files"]
-    report = {"file", "place", "outcome", "begin_ms", "end_ms", "requests", "bytes", "cost_usd", "elapsed_ms", "matched", "error", "source"}
+    report = {
+        "file",
+        "place",
+        "outcome",
+        "begin_ms",
+        "end_ms",
+        "requests",
+        "bytes",
+        "cost_usd",
+        "elapsed_ms",
+        "matched",
+        "error",
+        "source",
+    }
     assert set(fields(FileReport)) == report
 
 
@@ -79,7 +114,11 @@ def test_every_error_is_ours_and_has_an_exit_code():
     kinds = [getattr(errors_module, name) for name in errors_module.__all__]
     assert all(issubclass(kind, TieredIndexError) for kind in kinds)
     assert {kind.exit_code for kind in kinds} == {2, 3, 4, 5, 6, 7, 70}
-    defined = {name for name, kind in vars(errors_module).items() if inspect.isclass(kind) and issubclass(kind, TieredIndexError)}
+    defined = {
+        name
+        for name, kind in vars(errors_module).items()
+        if inspect.isclass(kind) and issubclass(kind, TieredIndexError)
+    }
     assert defined == set(errors_module.__all__)
 
 
@@ -90,7 +129,9 @@ def public_definitions(path):
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
             yield node.name, node
-            if isinstance(node, ast.ClassDef) and "Protocol" not in {ast.unparse(base).partition("[")[0] for base in node.bases}:
+            if isinstance(node, ast.ClassDef) and "Protocol" not in {
+                ast.unparse(base).partition("[")[0] for base in node.bases
+            }:
                 for inner in node.body:
                     if isinstance(inner, ast.FunctionDef) and not inner.name.startswith(("_", "test_")):
                         yield f"{node.name}.{inner.name}", inner

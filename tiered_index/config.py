@@ -1,4 +1,6 @@
-"""Settings of an index. Sources in rising order: defaults, a TOML file, environment `TIERED_INDEX_*` (nested with ``__``), arguments.
+"""Settings of an index.
+
+Sources in rising order: defaults, a TOML file, environment `TIERED_INDEX_*` (nested with ``__``), arguments.
 
 An unknown key is an error wherever it stands. Instances are immutable.
 """
@@ -34,13 +36,22 @@ class IndexConfig(BaseSettings):
     """Everything that can be set. Times are seconds, sizes bytes. Raises `ConfigError` through `IndexConfig.load`."""
 
     model_config = SettingsConfigDict(
-        env_prefix=_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, arbitrary_types_allowed=True, validate_default=True,
+        env_prefix=_PREFIX,
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        arbitrary_types_allowed=True,
+        validate_default=True,
         hide_input_in_errors=True,
-    )  # fmt: skip
+    )
 
     root: Path | None = Field(None, description="folder of the local files; one writer at a time")
-    storage: str | None = Field(None, description="storage URI: file:///dir, s3://bucket/prefix, sqlite:///file.db, memory://name")
-    preset: Literal["native", "rocketmq"] = Field("native", description="file family; rocketmq writes RocketMQ's bytes exactly")
+    storage: str | None = Field(
+        None, description="storage URI: file:///dir, s3://bucket/prefix, sqlite:///file.db, memory://name"
+    )
+    preset: Literal["native", "rocketmq"] = Field(
+        "native", description="file family; rocketmq writes RocketMQ's bytes exactly"
+    )
     slots: int | None = Field(None, description="hash slots a file; None: the preset's")
     items: int | None = Field(None, description="items a file, one of them unused; None: the preset's")
     item_type: type[IndexItem] | None = Field(None, exclude=True, description="class of entries; None: the preset's")
@@ -50,30 +61,53 @@ class IndexConfig(BaseSettings):
     buffer_max_bytes: int = Field(512 << 20, gt=0, description="bound of the write buffer, estimated")
     disk_max_bytes: int | None = Field(None, gt=0, description="bound of the local files; None: the disk's")
     seal_after_s: float = Field(3 * 3600, gt=0, description="a file older than this is sealed")
-    compaction: Literal["local", "spark"] = Field("local", description="who compacts sealed files: this host, or jobs of `spark compact`")
-    compact_timeout_s: float = Field(3600, gt=0, description="how long a staged file waits for a job before this host compacts it")
+    compaction: Literal["local", "spark"] = Field(
+        "local", description="who compacts sealed files: this host, or jobs of `spark compact`"
+    )
+    compact_timeout_s: float = Field(
+        3600, gt=0, description="how long a staged file waits for a job before this host compacts it"
+    )
     local_keep_s: float = Field(86400, ge=0, description="how long an uploaded file keeps its local copy")
-    local_keep_bytes: int | None = Field(None, ge=0, description="bound of the local copies of uploaded files; oldest go first")
+    local_keep_bytes: int | None = Field(
+        None, ge=0, description="bound of the local copies of uploaded files; oldest go first"
+    )
     max_late_s: float = Field(20 * _YEAR_S, gt=0, description="entries older than this go to quarantine")
     max_early_s: float = Field(86400, gt=0, description="entries further in the future than this go to quarantine")
     upload_part_bytes: int = Field(16 << 20, ge=5 << 20, description="larger files are uploaded in parts of this size")
     query_threads: int = Field(32, gt=0, le=256, description="ranges read from the storage at once")
-    coalesce_gap_bytes: int = Field(256 << 10, ge=0, description="slot groups at most this far apart are read by one range")
+    coalesce_gap_bytes: int = Field(
+        256 << 10, ge=0, description="slot groups at most this far apart are read by one range"
+    )
     block_cache_bytes: int = Field(64 << 20, ge=0, description="memory for verified slot groups of stored files")
-    directory_cache_bytes: int = Field(256 << 20, ge=0, description="memory for directories of stored files, half as much for filters")
-    cache_dir: Path | None = Field(None, description="local cache of directories and filters; None: below the root, none without a root")
+    directory_cache_bytes: int = Field(
+        256 << 20, ge=0, description="memory for directories of stored files, half as much for filters"
+    )
+    cache_dir: Path | None = Field(
+        None, description="local cache of directories and filters; None: below the root, none without a root"
+    )
     cache_max_bytes: int = Field(4 << 30, gt=0, description="bound of the local cache")
-    filter_after_probes: int = Field(8, gt=0, description="reads in vain of one stored file before its filter is fetched")
-    prices: PriceTable = Field(default_factory=PriceTable, description="price list for estimated costs; S3 Standard's as of 2026-11")
+    filter_after_probes: int = Field(
+        8, gt=0, description="reads in vain of one stored file before its filter is fetched"
+    )
+    prices: PriceTable = Field(
+        default_factory=PriceTable, description="price list for estimated costs; S3 Standard's as of 2026-11"
+    )
     lease_ttl_s: float = Field(60, gt=0, description="how long a dead writer keeps another host waiting")
-    lifecycle_interval_s: float = Field(1.0, gt=0, description="pause between rounds of sealing, compacting, uploading, retiring")
+    lifecycle_interval_s: float = Field(
+        1.0, gt=0, description="pause between rounds of sealing, compacting, uploading, retiring"
+    )
     refresh_interval_s: float = Field(30, ge=0, description="how often the log is read for others' records")
-    checkpoint_every: int | None = Field(None, gt=0, description="log records between checkpoints; None: one, more for each MiB of state")
+    checkpoint_every: int | None = Field(
+        None, gt=0, description="log records between checkpoints; None: one, more for each MiB of state"
+    )
     background: bool = Field(True, description="run the flusher and the life cycle in threads of their own")
     s3: S3Options = Field(default_factory=S3Options, description="how to reach S3")
 
     def __init__(self, **values: Any) -> None:
-        """Take settings by name, the environment's below them. Raises `ConfigError` naming every key that is unknown or wrong."""
+        """Take settings by name, the environment's below them.
+
+        Raises `ConfigError` naming every key that is unknown or wrong.
+        """
         try:
             super().__init__(**values)
         except ValidationError as error:

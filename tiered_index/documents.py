@@ -1,8 +1,11 @@
-"""Stored JSON documents, read by declaration: each field is checked for type and range before anything is made of it. Pure.
+"""Stored JSON documents, read by declaration: each field is checked for type and range before anything is made of it.
 
-A `Check` takes a value as JSON has it and returns what is meant by it, or raises `Malformed`; `record` makes one of the checks of its
-fields. Of numbers only integers are taken: a flag is none, a float never. What a document says more than is asked for is ignored.
-(Models of pydantic can't take this place: topics and sources may hold lone surrogates, which are no text to it.)
+Pure.
+
+A `Check` takes a value as JSON has it and returns what is meant by it, or raises `Malformed`; `record` makes one of the
+checks of its fields. Of numbers only integers are taken: a flag is none, a float never. What a document says more than
+is asked for is ignored. (Models of pydantic can't take this place: topics and sources may hold lone surrogates, which
+are no text to it.)
 """
 
 from __future__ import annotations
@@ -79,17 +82,25 @@ def load(data: bytes | memoryview, file: str, what: str) -> Any:
     """Return the JSON document in `data`; raises `CorruptFile` where it is none."""
     try:
         return json.loads(bytes(data))
-    except (ValueError, RecursionError) as error:  # also of bytes that are no text, and of numbers with thousands of digits
+    # also of bytes that are no text, and of numbers with thousands of digits
+    except (ValueError, RecursionError) as error:
         raise CorruptFile(file, f"{what} is no document: {error}") from error
 
 
 def checked(check: Check[T], document: Any, file: str, what: str, *, offset: int | None = None) -> T:
-    """Return what `check` makes of a document; raises `CorruptFile` that names file and field where it is not what this version writes."""
+    """Return what `check` makes of a document; raises `CorruptFile` that names file and field where it is not what this
+    version writes.
+    """
     try:
         return check(document)
     except Malformed as error:
-        raise CorruptFile(file, f"{what} is not what this version writes: {error.place or 'the document'}", offset=offset,
-                          expected=error.expected, found=shown(error.value)) from error  # fmt: skip
+        raise CorruptFile(
+            file,
+            f"{what} is not what this version writes: {error.place or 'the document'}",
+            offset=offset,
+            expected=error.expected,
+            found=shown(error.value),
+        ) from error
     except ConfigError as error:  # a layout, a schema, or a slot map that can't be
         raise CorruptFile(file, f"{what} is not what this version writes: {error}", offset=offset) from error
 
@@ -179,7 +190,9 @@ def map_of(check: Check[T]) -> Check[dict[str, T]]:
 
 
 def record(make: Callable[..., T], /, **fields: Check[Any] | Optional) -> Check[T]:
-    """Return the check of a document with `fields`: what `make` makes of them by name. It may raise `Malformed` and `ConfigError`."""
+    """Return the check of a document with `fields`: what `make` makes of them by name. It may raise `Malformed` and
+    `ConfigError`.
+    """
     required = tuple((name, check) for name, check in fields.items() if not isinstance(check, Optional))
     optional = tuple((name, check) for name, check in fields.items() if isinstance(check, Optional))
 
@@ -194,7 +207,9 @@ def record(make: Callable[..., T], /, **fields: Check[Any] | Optional) -> Check[
             for name, _ in required:
                 if name not in value:
                     raise Malformed(f"a document with {name}", value) from None
-            _find((f".{n}", c.check if isinstance(c, Optional) else c, value[n]) for n, c in fields.items() if n in value)
+            _find(
+                (f".{n}", c.check if isinstance(c, Optional) else c, value[n]) for n, c in fields.items() if n in value
+            )
         return make(**values)
 
     return check
@@ -211,7 +226,9 @@ def shallow(value: Any, depth: int = _DEPTH) -> Any:
 
 
 def _find(members: Any) -> NoReturn:
-    """Raise what is wrong with the first of (step, check, value) that fails, with its place: looked for only once something failed."""
+    """Raise what is wrong with the first of (step, check, value) that fails, with its place: looked for only once
+    something failed.
+    """
     for step, check, value in members:
         try:
             check(value)

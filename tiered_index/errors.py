@@ -9,8 +9,8 @@
 | repair         | `CorruptFile`, `UnsupportedVersion` |
 | accept less    | `PartialAnswer`, `BudgetExceeded` |
 
-Every class carries `exit_code`, the command line's exit status. A failure is never reported as success, as `None` or as a
-short list.
+Every class carries `exit_code`, the command line's exit status. A failure is never reported as success, as `None` or as
+a short list.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ __all__ = [
 E = TypeVar("E", bound=BaseException)
 
 MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
-"""What reading a stored JSON document of the wrong shape can raise; each reader turns it into a typed error that names the file."""
+"""What reading a stored JSON document of the wrong shape can raise; each reader turns it into a typed error that names
+the file.
+"""
 
 
 class TieredIndexError(Exception):
@@ -177,11 +179,11 @@ class PartialAnswer(TieredIndexError):
 
 
 class BudgetExceeded(PartialAnswer):
-    """A lookup reached its `max_requests`, `max_bytes` or `timeout_s` before it had read every file it needed, or a reader was not opened
-    within its `timeout_s`.
+    """A lookup reached its `max_requests`, `max_bytes` or `timeout_s` before it had read every file it needed, or a
+    reader was not opened within its `timeout_s`.
 
-    Attributes: `failed` as in `PartialAnswer`; `result`, what was found until then (a partial `QueryResult` or `QueryResults`), where it
-    was raised by a lookup.
+    Attributes: `failed` as in `PartialAnswer`; `result`, what was found until then (a partial `QueryResult` or
+    `QueryResults`), where it was raised by a lookup.
     """
 
     def __init__(self, message: str, *, failed: tuple[object, ...] = (), result: object = None) -> None:
@@ -190,8 +192,8 @@ class BudgetExceeded(PartialAnswer):
 
 
 def without_frames(error: E) -> E:
-    """Return `error`, which somebody keeps, without the traces of it and its causes: they hold every frame on the way, and so maps of
-    files, and the caller's own objects, for as long as it is kept.
+    """Return `error`, which somebody keeps, without the traces of it and its causes: they hold every frame on the way,
+    and so maps of files, and the caller's own objects, for as long as it is kept.
     """
     link: BaseException | None = error
     while link is not None and link.__traceback__ is not None:

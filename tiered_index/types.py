@@ -1,7 +1,8 @@
 """The vocabulary of the public API: entries, answers, and the declaration of further columns.
 
-`IndexItem` is both the declared record of an entry and the class of one answer. A subclass adds fixed-width columns with
-`column(...)`; the engine stores, compacts, uploads and returns them like its own, and writes their declaration into every file:
+`IndexItem` is both the declared record of an entry and the class of one answer. A subclass adds fixed-width columns
+with `column(...)`; the engine stores, compacts, uploads and returns them like its own, and writes their declaration
+into every file:
 
     @dataclass(frozen=True, kw_only=True)
     class OrderItem(KeyedIndexItem):
@@ -48,8 +49,8 @@ Status = Literal["complete", "truncated", "partial"]
 def column(dtype: str, *, identity: bool = False, default: Any = 0) -> Any:
     """Declare a stored column of an `IndexItem` subclass.
 
-    `dtype` is a NumPy type string of fixed width (``">u2"``, ``">i8"``, ``">f8"``, ``"S16"``); numbers are stored big-endian.
-    `identity` columns (integers only) take part in deciding whether two entries are the same answer.
+    `dtype` is a NumPy type string of fixed width (``">u2"``, ``">i8"``, ``">f8"``, ``"S16"``); numbers are stored
+    big-endian. `identity` columns (integers only) take part in deciding whether two entries are the same answer.
     """
     return field(default=default, metadata={"dtype": dtype, "identity": identity})
 
@@ -58,9 +59,9 @@ def column(dtype: str, *, identity: bool = False, default: Any = 0) -> Any:
 class IndexItem:
     """Where one message that carries the looked-up key lies.
 
-    `offset` is a position in the index's declared `offset_space`; `size` is in bytes; `timestamp_ms` is store time in epoch
-    milliseconds with a resolution of one second; `source` is the URI of the entry's index where several are read together.
-    Source: RocketMQ's `org.apache.rocketmq.tieredstore.index.IndexItem`.
+    `offset` is a position in the index's declared `offset_space`; `size` is in bytes; `timestamp_ms` is store time in
+    epoch milliseconds with a resolution of one second; `source` is the URI of the entry's index where several are read
+    together. Source: RocketMQ's `org.apache.rocketmq.tieredstore.index.IndexItem`.
     """
 
     topic: str
@@ -73,7 +74,9 @@ class IndexItem:
     source: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a JSON-ready dict, in declaration order; byte strings become hexadecimal text, no `source` is left out."""
+        """Return the fields as a JSON-ready dict, in declaration order; byte strings become hexadecimal text, no
+        `source` is left out.
+        """
         return {
             f.name: value.hex() if isinstance(value := getattr(self, f.name), bytes) else value
             for f in dataclasses.fields(self)
@@ -83,14 +86,18 @@ class IndexItem:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyedIndexItem(IndexItem):
-    """An `IndexItem` with a 32-bit fingerprint of the key: an independent hash that tells apart keys whose `key_hash` is equal."""
+    """An `IndexItem` with a 32-bit fingerprint of the key: an independent hash that tells apart keys whose `key_hash`
+    is equal.
+    """
 
     fingerprint: int = column(">u4")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lookup:
-    """One question of `query_many`: a key of a topic in the inclusive range [`begin_ms`, `end_ms`] of epoch milliseconds."""
+    """One question of `query_many`: a key of a topic in the inclusive range [`begin_ms`, `end_ms`] of epoch
+    milliseconds.
+    """
 
     topic: str
     key: str
@@ -104,12 +111,12 @@ class Lookup:
 class FileReport:
     """What a lookup did with one file.
 
-    `outcome` is ``read`` or ``failed``, or why the file was not read: ``skipped_time``, ``skipped_topic``, ``skipped_filter``,
-    ``skipped_budget`` (the answer could not change by it any more); ``refreshed`` is the storage's log, where it was read meanwhile.
-    ``outdated`` is a file that was read before the log turned out to have moved on, so that the lookup was begun again.
-    `place` is where it was read: ``buffer``, ``unsealed``, ``compacted``, ``uploaded`` (a local copy), ``cache`` (a stored file, no request
-    was needed) or ``storage``. `source` is the URI of the file's index where several are read together. `cost_usd` is by the index's
-    price table.
+    `outcome` is ``read`` or ``failed``, or why the file was not read: ``skipped_time``, ``skipped_topic``,
+    ``skipped_filter``, ``skipped_budget`` (the answer could not change by it any more); ``refreshed`` is the storage's
+    log, where it was read meanwhile. ``outdated`` is a file that was read before the log turned out to have moved on,
+    so that the lookup was begun again. `place` is where it was read: ``buffer``, ``unsealed``, ``compacted``,
+    ``uploaded`` (a local copy), ``cache`` (a stored file, no request was needed) or ``storage``. `source` is the URI of
+    the file's index where several are read together. `cost_usd` is by the index's price table.
     """
 
     file: str
@@ -151,9 +158,9 @@ class Explain:
 class QueryResult:
     """The answer to one lookup.
 
-    `items` are in answer order: second descending, offset descending, queue_id ascending. `status` is ``complete`` (nothing is missing),
-    ``truncated`` (not proven complete: pass `cursor` to go on; the last page may be empty), or ``partial`` (only where the
-    caller allowed it: `failed` names each file that could not be read, and why).
+    `items` are in answer order: second descending, offset descending, queue_id ascending. `status` is ``complete``
+    (nothing is missing), ``truncated`` (not proven complete: pass `cursor` to go on; the last page may be empty), or
+    ``partial`` (only where the caller allowed it: `failed` names each file that could not be read, and why).
     """
 
     items: tuple[IndexItem, ...]
@@ -185,7 +192,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_time(text: str) -> int:
-    """Return epoch milliseconds of ``1700000000000``, ``2023-11-14T22:13:20Z``, ``2023-11-14 22:13:20+08:00`` or ``2023-11-14``.
+    """Return epoch milliseconds of ``1700000000000``, ``2023-11-14T22:13:20Z``, ``2023-11-14 22:13:20+08:00`` or
+    ``2023-11-14``.
 
     A date alone is its midnight. Raises `ValueError` naming the text.
     """
@@ -196,7 +204,9 @@ def parse_time(text: str) -> int:
         try:
             moment = datetime.fromisoformat(text)
         except ValueError as error:
-            raise ValueError(f"{text!r} is neither epoch milliseconds nor an ISO 8601 time such as 2023-11-14T22:13:20Z") from error
+            raise ValueError(
+                f"{text!r} is neither epoch milliseconds nor an ISO 8601 time such as 2023-11-14T22:13:20Z"
+            ) from error
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         time_ms = (moment - EPOCH) // timedelta(milliseconds=1)

@@ -1,4 +1,6 @@
-"""What spark-submit is given: one command line of tiered-index, as `job.py spark build --source ... --storage ...` (see submit.sh)."""
+"""What spark-submit is given: one command line of tiered-index, as `job.py spark build --source ... --storage ...` (see
+submit.sh).
+"""
 
 from tiered_index.cli.main import run
 

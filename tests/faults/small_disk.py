@@ -1,4 +1,6 @@
-"""File systems that are small, empty or read-only, mounted where the system allows it and taken away when the test ends."""
+"""File systems that are small, empty or read-only, mounted where the system allows it and taken away when the test
+ends.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ _PAGE_BYTES = 4096
 
 
 class Mounts:
-    """Lays file systems over folders. A call returns False where that is not allowed; the test then needs another way."""
+    """Lays file systems over folders.
+
+    A call returns False where that is not allowed; the test then needs another way.
+    """
 
     def __init__(self) -> None:
         self._laid: list[Path] = []
@@ -56,7 +61,10 @@ def _mount(*arguments: str | Path) -> bool:
 
 
 class SmallDisk:
-    """A file system that can be filled. Where it isn't `real`, a fault layer refuses what a full disk would: use `disk` for all writing."""
+    """A file system that can be filled.
+
+    Where it isn't `real`, a fault layer refuses what a full disk would: use `disk` for all writing.
+    """
 
     def __init__(self, folder: Path, *, real: bool) -> None:
         self.folder = folder

@@ -1,4 +1,6 @@
-"""The bounds of buffer and disk: a call is refused whole, health says why, and it goes on as soon as a flush or an upload made room."""
+"""The bounds of buffer and disk: a call is refused whole, health says why, and it goes on as soon as a flush or an
+upload made room.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,13 @@ BUDGET = 60_000
 def columns(first, count):
     numbers = range(first, first + count)
     return {
-        "topic": ["orders"] * count, "queue_id": [0] * count, "key": ["a"] * count, "offset": list(numbers), "size": [1] * count,
+        "topic": ["orders"] * count,
+        "queue_id": [0] * count,
+        "key": ["a"] * count,
+        "offset": list(numbers),
+        "size": [1] * count,
         "timestamp_ms": [1_700_000_000_000] * count,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("bound", [{"buffer_max_entries": 10}, {"buffer_max_bytes": 1700}])
@@ -42,7 +48,8 @@ def test_a_call_that_would_pass_the_buffers_bound_is_refused_whole(make_world, b
     assert not service.query("orders", "b")
     service.flush()
     assert service.durable_position("log") == 7
-    assert service.put_batch(columns(100, 100), source="log", source_position=200) == 100  # into an empty buffer whatever its size
+    # into an empty buffer whatever its size
+    assert service.put_batch(columns(100, 100), source="log", source_position=200) == 100
     service.flush()
     assert service.durable_position("log") == 200
     assert len(service.query("orders", "a", max_count=1000)) == 109

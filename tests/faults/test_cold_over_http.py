@@ -1,4 +1,6 @@
-"""The cold path on an S3 server, counted in between: what `explain` says went over the wire, and spoiled answers spoil nothing."""
+"""The cold path on an S3 server, counted in between: what `explain` says went over the wire, and spoiled answers spoil
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def wire(server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         made = {}
         for files in SIZES:
             made[files] = cold_index(tmp_path_factory.mktemp("cold") / "root", files=files, entries=12, slots=16)
-            with open_storage(f"s3://{bucket}/i{files}?endpoint_url={server.endpoint_url}&addressing_style=path") as target:
+            with open_storage(
+                f"s3://{bucket}/i{files}?endpoint_url={server.endpoint_url}&addressing_style=path"
+            ) as target:
                 copy(made[files].inner, target)
         yield Wire(proxy, bucket, made)
 
@@ -213,7 +217,9 @@ def test_answers_spoiled_once_in_a_while_spoil_nothing(wire: Wire, action: Actio
         struck = {stored.name for stored in made.stored[nth::3]}
         seen: Counter[str] = Counter()
 
-        def fault(request: Request, nth: int = nth, struck: set[str] = struck, seen: Counter[str] = seen) -> Action | None:
+        def fault(
+            request: Request, nth: int = nth, struck: set[str] = struck, seen: Counter[str] = seen
+        ) -> Action | None:
             name = request.key.split("/", 2)[-1]
             seen[name] += 1
             return action if name in struck and seen[name] == nth + 1 else None
@@ -255,14 +261,19 @@ LASTING: dict[str, tuple[Action, type[Exception]]] = {
     "a lost answer": (SPOILED["a lost answer"], StorageUnavailable),
     "wrong bytes": (SPOILED["wrong bytes"], CorruptFile),
     "the whole object": (Action(ask_range=""), StorageUnavailable),
-    "expired credentials": (Action(answer=error(403, "ExpiredToken", "The provided token has expired.")), StorageMisconfigured),
+    "expired credentials": (
+        Action(answer=error(403, "ExpiredToken", "The provided token has expired.")),
+        StorageMisconfigured,
+    ),
     "access denied": (Action(answer=error(403, "AccessDenied")), StorageMisconfigured),
     "no such object": (Action(answer=error(404, "NoSuchKey")), CorruptFile),
 }
 
 
 @pytest.mark.parametrize(("action", "kind"), LASTING.values(), ids=LASTING.keys())
-def test_what_lasts_from_the_middle_of_a_lookup_on_is_a_typed_error(wire: Wire, action: Action, kind: type[Exception]) -> None:
+def test_what_lasts_from_the_middle_of_a_lookup_on_is_a_typed_error(
+    wire: Wire, action: Action, kind: type[Exception]
+) -> None:
     """The first answers come, then none: never a short list; and once it is over, the right answer."""
     made = wire.made[10]
     for good in (0, 11):

@@ -1,4 +1,6 @@
-"""Damaged files, wherever they lie: nothing of them is believed, nothing is deleted, and every answer says what it could not read."""
+"""Damaged files, wherever they lie: nothing of them is believed, nothing is deleted, and every answer says what it
+could not read.
+"""
 
 from __future__ import annotations
 
@@ -196,7 +198,13 @@ def test_a_lost_object_is_a_failure_never_a_short_list(published):
         world.storage.delete(name)
         for ask in (reader.query, world.service.query):
             with pytest.raises(CorruptFile, match="does not have it"):
-                for question in (("orders", "a"), ("payments", "ключ"), ("payments", "a"), ("payments", "b"), ("payments", "c")):
+                for question in (
+                    ("orders", "a"),
+                    ("payments", "ключ"),
+                    ("payments", "a"),
+                    ("payments", "b"),
+                    ("payments", "c"),
+                ):
                     ask(*question)
             results = [ask("payments", key, max_count=1000, allow_partial=True) for key in ("a", "b", "c", "ключ")]
             assert "partial" in {result.status for result in results}
@@ -207,7 +215,9 @@ def test_a_lost_object_is_a_failure_never_a_short_list(published):
 def test_an_object_that_a_later_record_removed_makes_a_reader_look_again(published, allow_partial):
     """As merge and expiry will: the record removes, then the object is deleted."""
     world = published
-    with IndexReader.open(storage_backend=world.storage, clock=world.clock, refresh_interval_s=10**6, block_cache_bytes=0) as reader:
+    with IndexReader.open(
+        storage_backend=world.storage, clock=world.clock, refresh_interval_s=10**6, block_cache_bytes=0
+    ) as reader:
         known = [reader.query(topic, "a", max_count=1000) for topic in ("orders", "payments")]
         log = StorageLog(world.storage, world.clock)
         log.open()

@@ -1,4 +1,6 @@
-"""Damaged records and checkpoints of the storage's log: what can't be believed is named, and a checkpoint is only a cache."""
+"""Damaged records and checkpoints of the storage's log: what can't be believed is named, and a checkpoint is only a
+cache.
+"""
 
 from __future__ import annotations
 
@@ -90,8 +92,11 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(published, caplog):
         caplog.clear()
         found = reopened(counted, world)
         assert (found, list(found.objects)) == (state, list(state.objects))
-        assert counted.calls("get") == 2 + state.number - number_of(older)  # both checkpoints, then what is behind the sound one
-        assert [newest in record.getMessage() and older not in record.getMessage() for record in caplog.records] == [True]
+        # both checkpoints, then what is behind the sound one
+        assert counted.calls("get") == 2 + state.number - number_of(older)
+        assert [newest in record.getMessage() and older not in record.getMessage() for record in caplog.records] == [
+            True
+        ]
     world.storage.put(newest, good)
     caplog.clear()
     assert reopened(world.storage, world) == state
@@ -126,7 +131,13 @@ def test_a_damaged_record_is_named_by_a_reader_that_is_open(published):
         world.service.run_lifecycle()
         name = log_name(before.number + 1)
         good = world.storage.get(name)
-        for bad in (good[:-1], good[: len(good) // 2], b"", bytes([good[0] ^ 1]) + good[1:], good.replace(b"0", b"1", 1)):
+        for bad in (
+            good[:-1],
+            good[: len(good) // 2],
+            b"",
+            bytes([good[0] ^ 1]) + good[1:],
+            good.replace(b"0", b"1", 1),
+        ):
             world.storage.put(name, bad)
             with pytest.raises(CorruptFile) as caught:
                 reader.refresh()
@@ -152,7 +163,9 @@ def test_records_that_contradict_the_state_are_damage(published):
     state = world.service.log_state
     first = decode_document(world.storage.get(log_name(1)), "x")
     adding = next(
-        document for number in range(2, state.number + 1) if (document := decode_document(world.storage.get(log_name(number)), "x"))["add"]
+        document
+        for number in range(2, state.number + 1)
+        if (document := decode_document(world.storage.get(log_name(number)), "x"))["add"]
     )
     following = {"number": state.number + 1}
     for document in (
@@ -164,6 +177,8 @@ def test_records_that_contradict_the_state_are_damage(published):
         {k: v for k, v in (adding | following).items() if k != "positions"},
         adding | following | {"add": [{"name": "only"}]},
     ):
-        world.storage.put(log_name(state.number + 1), encode_document({k: v for k, v in document.items() if k != "version"}))
+        world.storage.put(
+            log_name(state.number + 1), encode_document({k: v for k, v in document.items() if k != "version"})
+        )
         with pytest.raises(CorruptFile):
             reopened(world.storage, world)

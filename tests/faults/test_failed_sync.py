@@ -1,7 +1,8 @@
-"""A failed sync, wherever it strikes: the file takes no more, its unconfirmed entries go elsewhere, no position runs ahead, and it heals.
+"""A failed sync, wherever it strikes: the file takes no more, its unconfirmed entries go elsewhere, no position runs
+ahead, and it heals.
 
-The kernel may drop what a failed sync did not write and report the next one as good. So does the disk of these tests: a power cut takes
-whatever no successful sync confirmed.
+The kernel may drop what a failed sync did not write and report the next one as good. So does the disk of these tests: a
+power cut takes whatever no successful sync confirmed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ POINTS = {
 
 
 class ForgetfulDisk(FaultDisk):
-    """Its syncs fail at one kind of file; what one did not write is lost by a power cut, though the next ones are reported as good."""
+    """Its syncs fail at one kind of file; what one did not write is lost by a power cut, though the next ones are
+    reported as good.
+    """
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,6 @@
-"""One writer an index, in several processes, on every storage that they can share: S3 (an imitation), a folder, a database file."""
+"""One writer an index, in several processes, on every storage that they can share: S3 (an imitation), a folder, a
+database file.
+"""
 
 from __future__ import annotations
 

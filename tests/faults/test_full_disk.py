@@ -164,15 +164,21 @@ def test_a_flush_that_failed_half_way_goes_on_where_it_stopped(make_world):
 
 
 STEPS = {
-    "reserving": "allocate", "appending entries, journal and compacted files": "pwrite", "making files": "create",
-    "naming and moving files": "rename", "making bytes durable": "sync", "making names durable": "sync_folder",
-}  # fmt: skip
+    "reserving": "allocate",
+    "appending entries, journal and compacted files": "pwrite",
+    "making files": "create",
+    "naming and moving files": "rename",
+    "making bytes durable": "sync",
+    "making names durable": "sync_folder",
+}
 
 
 @pytest.mark.parametrize("operation", STEPS.values(), ids=STEPS)
 @pytest.mark.parametrize("restart", [False, True], ids=["goes on", "restarts"])
 def test_a_step_that_finds_no_room_for_as_long_as_it_takes(make_world, operation, restart):
-    """From any call on until there is room again: a real disk refuses some of them only, a quota or a network's disk any."""
+    """From any call on until there is room again: a real disk refuses some of them only, a quota or a network's disk
+    any.
+    """
     struck = 0
     for nth in range(1, 120, 4):
         world, disk = make_world(), FaultDisk()

@@ -1,4 +1,6 @@
-"""The storage fails at every call of a merge, before or after it acts, once or for good: the old state or the new one, never in between."""
+"""The storage fails at every call of a merge, before or after it acts, once or for good: the old state or the new one,
+never in between.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,13 @@ def make_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
         for day in range(2):
             for hour in (1, 20):
                 start = BASE_MS + day * DAY_MS + hour * HOUR_MS
-                life.put([(start + step * 1000 * 60, key) for step in range(40 if day else 3) for key in ("hot", f"k{step % 3}")])
+                life.put(
+                    [
+                        (start + step * 1000 * 60, key)
+                        for step in range(40 if day else 3)
+                        for key in ("hot", f"k{step % 3}")
+                    ]
+                )
                 life.publish()
         life.later()
         made.append(life)
@@ -66,7 +74,9 @@ def _log_of(life: Merging, storage: FaultStorage) -> StorageLog:
 
 
 def sweep_and_check(life: Merging) -> None:
-    """Sweep what is left, and look: nothing that the log names is gone, nothing else is there, every answer is right."""
+    """Sweep what is left, and look: nothing that the log names is gone, nothing else is there, every answer is
+    right.
+    """
     life.later(3)
     delete_orphans(life.storage, find_orphans(life.storage, life.log(), life.clock))
     state = life.state
@@ -79,14 +89,22 @@ def sweep_and_check(life: Merging) -> None:
 def test_what_a_merge_asks_of_the_storage(make_life: Callable[[], Merging]) -> None:
     """The other tests strike each of these calls; without them they would strike nothing."""
     calls = calls_of_a_merge(make_life())
-    assert min(calls[name] for name in ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "head", "get_range")) >= 1
+    assert (
+        min(
+            calls[name]
+            for name in ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "head", "get_range")
+        )
+        >= 1
+    )
     assert calls["abort_upload"] == calls["delete"] == 0
 
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "for good"])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("operation", [*WRITING[:6], *READING])
-def test_the_old_state_or_the_new_one(make_life: Callable[[], Merging], operation: str, when: When, lasting: bool) -> None:
+def test_the_old_state_or_the_new_one(
+    make_life: Callable[[], Merging], operation: str, when: When, lasting: bool
+) -> None:
     counted = calls_of_a_merge(make_life())[operation]
     life = make_life()
     whole = {name: stored.count for name, stored in life.state.objects.items()}
@@ -146,7 +164,9 @@ def test_the_first_error_counts_not_that_of_taking_back(make_life: Callable[[], 
 
 
 @pytest.mark.parametrize("mode", ["wrong", "short", "long"])
-def test_a_source_that_answers_wrongly_is_never_merged(make_life: Callable[[], Merging], mode: Literal["wrong", "short", "long"]) -> None:
+def test_a_source_that_answers_wrongly_is_never_merged(
+    make_life: Callable[[], Merging], mode: Literal["wrong", "short", "long"]
+) -> None:
     """Once is a bad transfer and asked again; always is a corrupt file, and nothing changes."""
     life = make_life()
     number = life.state.number

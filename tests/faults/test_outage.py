@@ -1,4 +1,6 @@
-"""The storage is down for an hour: files wait, puts go on within the disk's bound, look-ups of local files are whole, uploads resume."""
+"""The storage is down for an hour: files wait, puts go on within the disk's bound, look-ups of local files are whole,
+uploads resume.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A root that can't be written any more, or is gone, under a running writer: typed errors, no short answer, and it heals."""
+"""A root that can't be written any more, or is gone, under a running writer: typed errors, no short answer, and it
+heals.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tiered_index.testing.disk_faults import FaultDisk
 
 
 class Trouble:
-    """One way in which a root fails; `disk` is what the writer must use. `error` is what whoever needs the root is told."""
+    """One way in which a root fails; `disk` is what the writer must use. `error` is what whoever needs the root is
+    told.
+    """
 
     error: type[TieredIndexError] = StorageUnavailable
     says = ""
@@ -126,7 +130,9 @@ def test_the_writer_says_it_and_goes_on_once_the_root_is_back(world, trouble):
     for _ in range(2):
         with pytest.raises(trouble.error, match=trouble.says):
             world.service.run_lifecycle()
-        assert any(problem.startswith("root: ") for problem in world.service.health()["problems"]) or isinstance(trouble, ReadOnly)
+        assert any(problem.startswith("root: ") for problem in world.service.health()["problems"]) or isinstance(
+            trouble, ReadOnly
+        )
         assert world.service.health()["problems"]
         world.check()  # what is mapped or buffered is found as before
     assert len(world.service.log_state.objects) == before

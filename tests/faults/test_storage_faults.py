@@ -1,4 +1,6 @@
-"""The storage fails at every single call: before it acts, after it acted (the answer is lost), for good. Nothing is lost or doubled."""
+"""The storage fails at every single call: before it acts, after it acted (the answer is lost), for good. Nothing is
+lost or doubled.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,18 @@ from tiered_index.testing.storage_faults import FaultStorage
 
 STEP = 4
 OPERATIONS = (
-    "get", "get_range", "get_suffix", "head", "put", "put_if_absent", "list", "delete", "delete_many", "begin_upload", "list_uploads",
-)  # fmt: skip
+    "get",
+    "get_range",
+    "get_suffix",
+    "head",
+    "put",
+    "put_if_absent",
+    "list",
+    "delete",
+    "delete_many",
+    "begin_upload",
+    "list_uploads",
+)
 
 
 def live(world, storage):
@@ -69,7 +81,9 @@ def test_a_failing_call_loses_nothing(make_world, kind, first):
     for number in range(1 + first, 400, STEP):
         world = make_world()
         storage = FaultStorage(world.storage)
-        storage.fail("*", nth=number, times=None if kind == "for good" else 1, when="after" if kind == "after" else "before")
+        storage.fail(
+            "*", nth=number, times=None if kind == "for good" else 1, when="after" if kind == "after" else "before"
+        )
         try:
             live(world, storage)
             if sum(storage.calls(operation) for operation in OPERATIONS) < number:

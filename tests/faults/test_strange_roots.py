@@ -10,7 +10,9 @@ from tiered_index import IndexReader
 from tiered_index.errors import NotAnIndex
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"null", b'{"tiered_index": 2}', b'{"tiered_index": 1}', b"\xff\xfe", b"{" * 3000])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[1]", b"null", b'{"tiered_index": 2}', b'{"tiered_index": 1}', b"\xff\xfe", b"{" * 3000]
+)
 def test_a_marker_that_is_none_is_refused_and_nothing_is_touched(make_world, content):
     world = make_world()
     world.root.mkdir()

@@ -1,4 +1,6 @@
-"""A real file system that is full: at every step of a file's life, for as long as it takes. Nothing is lost, health says it, it heals.
+"""A real file system that is full: at every step of a file's life, for as long as it takes.
+
+Nothing is lost, health says it, it heals.
 
 Where none may be mounted, a fault layer refuses every call that needs room.
 """
@@ -156,7 +158,11 @@ def test_the_writers_own_threads_push_back_and_go_on_by_themselves(small_world, 
         for _ in range(100):
             world.put(1)
     assert service.health()["buffered_entries"] > 35
-    eventually(lambda: any(problem.startswith("flush: ") and "No space left" in problem for problem in service.health()["problems"]))
+    eventually(
+        lambda: any(
+            problem.startswith("flush: ") and "No space left" in problem for problem in service.health()["problems"]
+        )
+    )
     world.check()
     refused = [len(world.model.entries)]
     with pytest.raises(BackPressure):
@@ -176,7 +182,21 @@ def test_the_writers_own_threads_push_back_and_go_on_by_themselves(small_world, 
 def test_the_console_says_it_by_exit_code_7_and_the_same_command_goes_on(small_disk, tmp_path, monkeypatch):
     source = write_source(tmp_path / "messages.ndjson", 0, 3000)
     root, uri = small_disk.folder / "root", f"file://{tmp_path / 'store'}"
-    command = ["ingest", source, "--root", root, "--storage", uri, "--slots", 64, "--items", 1500, "--patience", 0, "--json"]
+    command = [
+        "ingest",
+        source,
+        "--root",
+        root,
+        "--storage",
+        uri,
+        "--slots",
+        64,
+        "--items",
+        1500,
+        "--patience",
+        0,
+        "--json",
+    ]
     command = [str(word) for word in command]
     if not small_disk.real:
         monkeypatch.setattr("tiered_index.service.index.Disk", lambda: small_disk.disk)
@@ -199,4 +219,6 @@ def test_the_console_says_it_by_exit_code_7_and_the_same_command_goes_on(small_d
     assert json.loads(out)["position"] == source.stat().st_size
     with IndexReader.open(uri) as reader:
         for key in ("k3", "own-77", "own-2999"):
-            assert [item.offset for item in reader.query("orders", key, max_count=1000)] == expected_offsets("orders", key)
+            assert [item.offset for item in reader.query("orders", key, max_count=1000)] == expected_offsets(
+                "orders", key
+            )

@@ -225,9 +225,14 @@ def test_a_closed_index_does_nothing(make_world):
     service.close()
     service.close()
     for call in (
-        lambda: service.put("t", 0, "k", 0, 0, 0), lambda: service.put_batch({}), service.flush, service.seal, service.run_lifecycle,
-        lambda: service.query("t", "k"), lambda: service.query_many([]),
-    ):  # fmt: skip
+        lambda: service.put("t", 0, "k", 0, 0, 0),
+        lambda: service.put_batch({}),
+        service.flush,
+        service.seal,
+        service.run_lifecycle,
+        lambda: service.query("t", "k"),
+        lambda: service.query_many([]),
+    ):
         with pytest.raises(InvalidArgument, match="closed"):
             call()
 

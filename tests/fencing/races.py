@@ -2,8 +2,8 @@
 
 For some rounds they wait for each other before each try, so that all but one of them lose it.
 
-A test module makes a subclass and gives two fixtures: `uri`, a place of the test's own, and `storage`, opened at it. As a program this
-is one racer: `python -m tests.fencing.races URI NAME`.
+A test module makes a subclass and gives two fixtures: `uri`, a place of the test's own, and `storage`, opened at it. As
+a program this is one racer: `python -m tests.fencing.races URI NAME`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class RacingStorage(WrapperStorage):
 
 
 def append_all(storage: Storage, racer: str, wait: Callable[[], object]) -> int:
-    """Append `EACH` records that add one object each, beginning at the log's present end; return how many numbers were lost."""
+    """Append `EACH` records that add one object each, beginning at the log's present end; return how many numbers were
+    lost.
+    """
     racing = RacingStorage(storage, wait)
     log = StorageLog(racing, SystemClock(), checkpoint_every=7)
     log.open()
@@ -96,7 +98,9 @@ class LogRaceScenarios:
         barrier = threading.Barrier(len(racers))
         with ExitStack() as stack, ThreadPoolExecutor(len(racers)) as pool:
             storages = [stack.enter_context(open_storage(uri)) for _ in racers]
-            lost = pool.map(lambda pair: append_all(pair[0], pair[1], lambda: barrier.wait(60)), zip(storages, racers, strict=True))
+            lost = pool.map(
+                lambda pair: append_all(pair[0], pair[1], lambda: barrier.wait(60)), zip(storages, racers, strict=True)
+            )
             check(storage, begun, racers, list(lost))
 
     def test_processes(self, uri: str, storage: Storage, tmp_path: Path) -> None:
@@ -106,9 +110,13 @@ class LogRaceScenarios:
             processes = []
             for racer in racers:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.fencing.races", uri, racer], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
-                )  # fmt: skip
+                    [sys.executable, "-m", "tests.fencing.races", uri, racer],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    cwd=Path(__file__).parents[2],
+                )
                 processes.append(stack.enter_context(process))
                 stack.callback(process.kill)
             for _ in range(ROUNDS):

@@ -82,9 +82,14 @@ def writer(root: Path, uri: str, moment: str, lease_ttl_s: float) -> Iterator[su
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TIERED_INDEX_")}
     command = [sys.executable, "-m", "tests.fencing.writer", str(root), uri, moment, str(lease_ttl_s)]
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
         cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+    )
     with process:
         try:
             yield process
@@ -106,7 +111,9 @@ def hear(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
 
 
 class RepeatingStorage(WrapperStorage):
-    """A client whose every put-if-absent is repeated after a lost answer: the winner itself is told that the object exists."""
+    """A client whose every put-if-absent is repeated after a lost answer: the winner itself is told that the object
+    exists.
+    """
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
         self.inner.put_if_absent(name, data)
@@ -143,7 +150,11 @@ class FencingScenarios:
                 open_index(tmp_path / "second", uri, clock)
         with open_index(tmp_path / "second", uri, clock):  # released, so at once
             pass
-        assert [(record.kind, record.epoch) for record in records(storage)] == [("create", 0), ("fence", 1), ("fence", 2)]
+        assert [(record.kind, record.epoch) for record in records(storage)] == [
+            ("create", 0),
+            ("fence", 1),
+            ("fence", 2),
+        ]
 
     def test_a_writer_that_was_taken_over_publishes_nothing(self, uri: str, storage: Storage, tmp_path: Path) -> None:
         clock = ManualClock(NOW_MS)
@@ -223,7 +234,9 @@ class FencingScenarios:
             assert offsets(reader, "old") == list(range(told["accepted"]))
             assert offsets(reader, "new") == list(range(30))
 
-    def test_of_two_records_for_one_number_the_second_takes_the_next(self, uri: str, storage: Storage, tmp_path: Path) -> None:
+    def test_of_two_records_for_one_number_the_second_takes_the_next(
+        self, uri: str, storage: Storage, tmp_path: Path
+    ) -> None:
         open_index(tmp_path / "root", uri).close()
         with open_storage(uri) as other:
             slow = FaultStorage(storage)
@@ -241,7 +254,9 @@ class FencingScenarios:
             assert [[o.name for o in record.add] for record in records(storage)[start:]] == [[common.name], [own.name]]
             assert first.state == second.refresh()
 
-    def test_a_record_that_loses_its_number_to_a_fence_is_none(self, uri: str, storage: Storage, tmp_path: Path) -> None:
+    def test_a_record_that_loses_its_number_to_a_fence_is_none(
+        self, uri: str, storage: Storage, tmp_path: Path
+    ) -> None:
         open_index(tmp_path / "root", uri).close()
         with open_storage(uri) as other:
             slow = FaultStorage(storage)
@@ -279,7 +294,9 @@ class FencingScenarios:
         with pytest.raises(ObjectExists):
             RepeatingStorage(storage).put_if_absent(name, b"x")  # what the log meets in each of its records
         storage.delete(name)
-        with open_index(tmp_path / "root", uri, storage_backend=RepeatingStorage(open_storage(uri)), checkpoint_every=2) as index:
+        with open_index(
+            tmp_path / "root", uri, storage_backend=RepeatingStorage(open_storage(uri)), checkpoint_every=2
+        ) as index:
             put_many(index, "old", 70)
             index.seal()
             index.run_lifecycle()

@@ -1,7 +1,8 @@
-"""A writer in a process of its own, to be stopped, continued and killed: `python -m tests.fencing.writer ROOT URI MOMENT LEASE_TTL_S`.
+"""A writer in a process of its own, to be stopped, continued and killed: `python -m tests.fencing.writer ROOT URI
+MOMENT LEASE_TTL_S`.
 
-At its moment, a call to the storage, it says so on stdout and does nothing more to the storage until it is given a line. Then it puts
-until it is fenced, and says what it knows. One JSON document a line.
+At its moment, a call to the storage, it says so on stdout and does nothing more to the storage until it is given a
+line. Then it puts until it is fenced, and says what it knows. One JSON document a line.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Moment:
-    """The first call of `operation` whose name starts with `prefix`, before it acts or after. `items` is the size of files."""
+    """The first call of `operation` whose name starts with `prefix`, before it acts or after.
+
+    `items` is the size of files.
+    """
 
     operation: str
     prefix: str
@@ -93,9 +97,16 @@ def main(root: str, uri: str, moment: str, lease_ttl_s: str) -> None:
     chosen = MOMENTS[moment]
     storage = HeldStorage(open_storage(uri), chosen)
     index = IndexService.open(
-        root=root, storage=uri, storage_backend=storage, slots=101, items=chosen.items, lease_ttl_s=float(lease_ttl_s),
-        lifecycle_interval_s=0.05, flush_interval_s=0.02, refresh_interval_s=0.1,
-    )  # fmt: skip
+        root=root,
+        storage=uri,
+        storage_backend=storage,
+        slots=101,
+        items=chosen.items,
+        lease_ttl_s=float(lease_ttl_s),
+        lifecycle_interval_s=0.05,
+        flush_interval_s=0.02,
+        refresh_interval_s=0.1,
+    )
     for number in range(FIRST):
         put(index, number)
     storage.armed = True
@@ -115,8 +126,15 @@ def main(root: str, uri: str, moment: str, lease_ttl_s: str) -> None:
     index.flush()
     found = sum(len(index.query("old", f"key-{key}", max_count=100_000)) for key in range(KEYS))
     health = index.health()
-    say(event="fenced", reason=reason, accepted=accepted, durable=index.durable_position("old"), found=found,
-        fenced=health["fenced"], problems=health["problems"])  # fmt: skip
+    say(
+        event="fenced",
+        reason=reason,
+        accepted=accepted,
+        durable=index.durable_position("old"),
+        found=found,
+        fenced=health["fenced"],
+        problems=health["problems"],
+    )
     index.close()
     say(event="closed")
 

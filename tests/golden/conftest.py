@@ -1,6 +1,7 @@
 """The golden data as the tests see it, and a naive reading of it that shares no code with the package.
 
-`rows` are entries in order of insertion. A truth is computed from rows alone: Java's hash unit by unit, Java's truncation, Java's wrap.
+`rows` are entries in order of insertion. A truth is computed from rows alone: Java's hash unit by unit, Java's
+truncation, Java's wrap.
 """
 
 from __future__ import annotations
@@ -116,7 +117,12 @@ class Case:
     @cached_property
     def wanted_rows(self) -> list[Row]:
         """What was put and fits: Java's refusals by error, which a hash of MIN_VALUE caused, count as puts."""
-        return [row for call in self.calls if call["result"] != "FILE_FULL" and (call["topic"] or "").strip() for row in self.rows_of(call)]
+        return [
+            row
+            for call in self.calls
+            if call["result"] != "FILE_FULL" and (call["topic"] or "").strip()
+            for row in self.rows_of(call)
+        ]
 
     @cached_property
     def written_rows(self) -> list[Row]:
@@ -182,7 +188,8 @@ def codec() -> Any:
             index = np.array([topics.index(row.topic) for row in rows], np.int64)
             hashes, fingerprints = hash_batch(topics, index, code_units([row.key for row in rows]))
             columns: dict[str, Any] = {
-                name: np.array([getattr(row, name) for row in rows], np.int64) for name in ("topic_id", "queue_id", "offset", "size")
+                name: np.array([getattr(row, name) for row in rows], np.int64)
+                for name in ("topic_id", "queue_id", "offset", "size")
             }
             if layout.schema.keyed:
                 columns["fingerprint"] = fingerprints
@@ -196,7 +203,9 @@ def codec() -> Any:
             parts = []
             for start in range(0, len(rows), batch):
                 part = slice(start, start + batch)
-                prepared = table.prepare(hashes[part], times[part], {name: column[part] for name, column in columns.items()})
+                prepared = table.prepare(
+                    hashes[part], times[part], {name: column[part] for name, column in columns.items()}
+                )
                 table.commit(prepared)
                 parts.append(prepared.entries.tobytes())
             return table, np.frombuffer(b"".join(parts), layout.schema.entry)
@@ -207,8 +216,16 @@ def codec() -> Any:
             table, entries = cls.write(rows, layout, begin_ms, len(rows))
             compaction = Compaction(entries, layout, begin_ms, table.end_ms)
             topics = tuple(sorted({(row.topic_id, row.topic) for row in rows}))
-            return b"".join(bytes(piece) for piece in compaction.pieces(
-                file_id="golden", topics=topics, source_positions={}, lane="main", offset_space="custom", writer="test"
-            ))  # fmt: skip
+            return b"".join(
+                bytes(piece)
+                for piece in compaction.pieces(
+                    file_id="golden",
+                    topics=topics,
+                    source_positions={},
+                    lane="main",
+                    offset_space="custom",
+                    writer="test",
+                )
+            )
 
     return Codec

@@ -1,4 +1,6 @@
-"""The classic `IndexFile`: bytes where we write, answers where we read, and the whole truth where Java cuts it short."""
+"""The classic `IndexFile`: bytes where we write, answers where we read, and the whole truth where Java cuts it
+short.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Case:
         begin_ms = accepted[0]["storeTimestamp"] if accepted else 0
         for call in reversed(accepted):
             after_s = max(call["storeTimestamp"] - begin_ms, 0) // 1000 if begin_ms > 0 else 0
-            found[self.naive.hash(*call["key"].split("#", 1))].append((call["phyOffset"], begin_ms + min(after_s, 2**31 - 1) * 1000))
+            found[self.naive.hash(*call["key"].split("#", 1))].append(
+                (call["phyOffset"], begin_ms + min(after_s, 2**31 - 1) * 1000)
+            )
         return found
 
     def truth(self, query: dict[str, Any]) -> list[int]:
@@ -41,9 +45,20 @@ class Case:
 
 
 NAMES = (
-    "collide", "empty", "empty_inherit", "far_future", "full", "inherit_entries", "late", "m5000_20000", "minvalue", "one", "timerange",
-    "ts_zero", "unicode",
-)  # fmt: skip
+    "collide",
+    "empty",
+    "empty_inherit",
+    "far_future",
+    "full",
+    "inherit_entries",
+    "late",
+    "m5000_20000",
+    "minvalue",
+    "one",
+    "timerange",
+    "ts_zero",
+    "unicode",
+)
 
 
 @pytest.fixture(params=NAMES)
@@ -52,14 +67,22 @@ def classic(request: pytest.FixtureRequest, naive: Any) -> Case:
 
 
 def test_bytes_and_results_of_every_call(classic):
-    file = ClassicIndexFile.create(classic.geometry, end_offset=classic.meta["ctorEndPhyOffset"], end_ms=classic.meta["ctorEndTimestamp"])
+    file = ClassicIndexFile.create(
+        classic.geometry, end_offset=classic.meta["ctorEndPhyOffset"], end_ms=classic.meta["ctorEndTimestamp"]
+    )
     for call in classic.calls:
         assert file.put_key(call["key"], call["phyOffset"], call["storeTimestamp"]) is call["result"]
         assert file.is_full is call["writeFull"]
     assert file.data == classic.image
     header = classic.meta["header"]
-    assert file.header == (header["beginTimestamp"], header["endTimestamp"], header["beginPhyOffset"], header["endPhyOffset"],
-                           header["hashSlotCount"], header["indexCount"])  # fmt: skip
+    assert file.header == (
+        header["beginTimestamp"],
+        header["endTimestamp"],
+        header["beginPhyOffset"],
+        header["endPhyOffset"],
+        header["hashSlotCount"],
+        header["indexCount"],
+    )
 
 
 def test_answers_equal_java(classic):
@@ -80,7 +103,8 @@ def test_find_leaves_nothing_out(classic):
         found = file.find(query["key"], query["begin"], query["end"])
         assert found == classic.truth(query)
         more += found != query["result"]
-    # Java's bounds, its stop at the first entry before the range, and its time of the first entry cost it entries in these
+    # Java's bounds, its stop at the first entry before the range, and its time of the first entry cost it entries in
+    # these
     assert bool(more) is (classic.meta["name"] in ("collide", "full", "inherit_entries", "late", "one"))
 
 
@@ -93,8 +117,10 @@ def test_entries_come_in_order_of_insertion(classic):
     accepted = [call for call in classic.calls if call["result"]]
     assert entries["offset"].tolist() == [call["phyOffset"] for call in accepted]
     times = ClassicIndexFile(classic.image, classic.geometry).entry_times_ms()
-    assert all(abs(time - min(max(call["storeTimestamp"], times[0]), times[0] + (2**31 - 1) * 1000)) < 1000 or times[0] == 0
-               for time, call in zip(times.tolist(), accepted, strict=True))  # fmt: skip
+    assert all(
+        abs(time - min(max(call["storeTimestamp"], times[0]), times[0] + (2**31 - 1) * 1000)) < 1000 or times[0] == 0
+        for time, call in zip(times.tolist(), accepted, strict=True)
+    )
     assert entries["key_hash"].tolist() == [classic_hash(call["key"]) for call in accepted]
 
 

@@ -1,4 +1,6 @@
-"""What our codecs write under preset `rocketmq` equals what RocketMQ's own code wrote, byte for byte and call for call."""
+"""What our codecs write under preset `rocketmq` equals what RocketMQ's own code wrote, byte for byte and call for
+call.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ def layout_of(case):
     return Layout(ROCKETMQ, ROCKETMQ.schema, case.meta["slots"], case.meta["items"])
 
 
-ABOUT = {"file_id": "f", "topics": (), "source_positions": {}, "lane": "main", "offset_space": "custom", "writer": "test"}
+ABOUT = {
+    "file_id": "f",
+    "topics": (),
+    "source_positions": {},
+    "lane": "main",
+    "offset_space": "custom",
+    "writer": "test",
+}
 
 
 @pytest.mark.parametrize("batch", [1, 7, 10**9])
@@ -31,7 +40,9 @@ def test_bytes_equal_java(normal_case, codec, batch):
         with pytest.raises(InvalidArgument):
             Compaction(entries, layout, normal_case.begin_ms, table.end_ms)
         return
-    written = b"".join(bytes(piece) for piece in Compaction(entries, layout, normal_case.begin_ms, table.end_ms).pieces(**ABOUT))
+    written = b"".join(
+        bytes(piece) for piece in Compaction(entries, layout, normal_case.begin_ms, table.end_ms).pieces(**ABOUT)
+    )
     size = layout.compacted_size(len(entries))
     assert size == len(normal_case.compacted)
     assert written[:size] == normal_case.compacted
@@ -56,12 +67,19 @@ def test_counters_after_every_call(normal_case, codec):
                 table.prepare(*codec.columns(rows, layout))
             assert table.header() == before[0]
             assert (table.heads == before[1]).all()
-        assert (table.count, table.slots_in_use, table.end_ms) == (call["itemCount"], call["slotCount"], call["endTimestamp"])
+        assert (table.count, table.slots_in_use, table.end_ms) == (
+            call["itemCount"],
+            call["slotCount"],
+            call["endTimestamp"],
+        )
     assert refused_by_seal_only == (1 if normal_case.name == "multikey_full" else 0)
 
 
 def test_file_full_cases_are_exercised(load_case):
-    refused = {name: sum(call["result"] == "FILE_FULL" for call in load_case(name).calls) for name in ("exact_full", "multikey_full")}
+    refused = {
+        name: sum(call["result"] == "FILE_FULL" for call in load_case(name).calls)
+        for name in ("exact_full", "multikey_full")
+    }
     assert refused == {"exact_full": 2, "multikey_full": 2}
     (first, _) = [call for call in load_case("multikey_full").calls if call["result"] == "FILE_FULL"]
     assert len(first["keys"]) == 3
@@ -83,7 +101,9 @@ def test_min_value_keys_are_neither_lost_nor_misplaced(min_value_case, codec, na
     image = ForeignUnsealed(table.image(entries), layout, "ours")
     for query in min_value_case.queries:
         answer = image.lookup(naive.hash(query["topic"], query["key"]), query["begin"], query["end"])
-        assert [naive.Found(*map(int, item)) for item in answer.tolist()] == naive.truth(rows, min_value_case.begin_ms, query)
+        assert [naive.Found(*map(int, item)) for item in answer.tolist()] == naive.truth(
+            rows, min_value_case.begin_ms, query
+        )
     compaction = Compaction(entries, layout, min_value_case.begin_ms, table.end_ms)
     array = b"".join(bytes(piece) for piece in compaction.arrays())
     items = np.frombuffer(array, layout.schema.item)
@@ -93,7 +113,8 @@ def test_min_value_keys_are_neither_lost_nor_misplaced(min_value_case, codec, na
 
 
 MIN_VALUE_EXCEPTIONS = {
-    # case: (entries Java left out of its local file, entries its compaction lost, bytes of ours and Java's that differ and may)
+    # case: (entries Java left out of its local file, entries its compaction lost, bytes of ours and Java's that differ
+    # and may)
     "minvalue_slots101": (4, 0),
     "minvalue_slots16": (0, 0),
     "minvalue_slots31": (0, 4),
@@ -110,12 +131,16 @@ def test_where_java_differs_on_min_value(min_value_case):
 
 
 def test_min_value_slots16_differs_in_the_hashes_only(load_case, codec):
-    """MIN_VALUE % 16 is 0, so Java's file is sound: ours has 0 where it has the negative hash, and is the same elsewhere."""
+    """MIN_VALUE % 16 is 0, so Java's file is sound: ours has 0 where it has the negative hash, and is the same
+    elsewhere.
+    """
     case = load_case("minvalue_slots16")
     table, entries = codec.write(case.rows, layout_of(case), case.begin_ms, 10**9)
     ours, java = table.image(entries), case.unsealed
     differing = [at for at in range(len(java)) if ours[at] != java[at]]
     base = layout_of(case).items_position
     assert [((at - base) // 32, (at - base) % 32, java[at], ours[at]) for at in differing] == [
-        (21, 0, 0x80, 0), (24, 0, 0x80, 0), (26, 0, 0x80, 0)
-    ]  # fmt: skip
+        (21, 0, 0x80, 0),
+        (24, 0, 0x80, 0),
+        (26, 0, 0x80, 0),
+    ]

@@ -1,6 +1,8 @@
-"""RocketMQ's own files, read back: every golden query is answered with the truth, and each place where Java isn't is counted.
+"""RocketMQ's own files, read back: every golden query is answered with the truth, and each place where Java isn't is
+counted.
 
-The truth of an unsealed file is what Java wrote (`written_rows`); of a compacted one, what is physically in it, read here by hand.
+The truth of an unsealed file is what Java wrote (`written_rows`); of a compacted one, what is physically in it, read
+here by hand.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ CAP_UNSEALED, CAP_COMPACTED = 512, 1024
 MIN_VALUE = -(2**31)
 
 DIFFERENCES = {
-    # (case, state): how many queries Java answers otherwise, by reason. A query that is not counted here is answered alike.
+    # (case, state): how many queries Java answers otherwise, by reason. A query that is not counted here is answered
+    # alike.
     ("cap_collision_hides", "unsealed"): {"cap hides older": 9},
     ("cap_collision_hides", "compacted"): {"cap hides older": 4},
     ("cap_same_key_1500", "unsealed"): {"one too many": 3, "cap": 6, "cap hides older": 3},
@@ -132,7 +135,11 @@ def test_unsealed_chains_are_rebuilt(case, naive, codec):
     expected_table, expected = codec.write(case.written_rows, layout_of(case), case.begin_ms, 10**9)
     assert entries.tobytes() == expected.tobytes()
     assert (table.heads == expected_table.heads).all()
-    assert (table.count, table.slots_in_use, table.end_ms) == (expected_table.count, expected_table.slots_in_use, expected_table.end_ms)
+    assert (table.count, table.slots_in_use, table.end_ms) == (
+        expected_table.count,
+        expected_table.slots_in_use,
+        expected_table.end_ms,
+    )
 
 
 def test_compacted(case, naive):

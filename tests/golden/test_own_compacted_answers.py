@@ -36,7 +36,9 @@ def test_queries_through_the_trailer(case, naive, codec, preset):
             items = np.frombuffer(part, item)
             assert len(items) == run.count
             times = stored_ms(items, trailer.metadata.begin_ms)
-            answer += items[(items["key_hash"] == wanted) & (times >= query["begin"]) & (times <= query["end"])].tolist()
+            answer += items[
+                (items["key_hash"] == wanted) & (times >= query["begin"]) & (times <= query["end"])
+            ].tolist()
         expected = naive.truth(rows, case.begin_ms, query)
         if preset is NATIVE:
             # within a hash: second descending, offset descending, queue ascending, then as inserted
@@ -55,7 +57,9 @@ def test_verified_and_recognised(case, codec, preset):
 
 
 def test_native_fingerprints_are_the_keys(load_case, codec):
-    """m5000_20000 has thousands of distinct keys: with their fingerprints stored, no two keys of one hash stay confusable."""
+    """m5000_20000 has thousands of distinct keys: with their fingerprints stored, no two keys of one hash stay
+    confusable.
+    """
     from tiered_index.format.hashing import fingerprint, key_hash
 
     case = load_case("m5000_20000")

@@ -1,4 +1,6 @@
-"""Four files that one RocketMQ service wrote: the union over all files whose interval overlaps is the true answer, always."""
+"""Four files that one RocketMQ service wrote: the union over all files whose interval overlaps is the true answer,
+always.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,15 @@ def compacted(naive, begin_ms):
 def rows_of(naive):
     rows = {}
     for line in naive.lines("tiered_service/input.jsonl"):
-        row = naive.Row(line["topic"], line["key"], line["topicId"], line["queueId"], line["offset"], line["size"], line["timestamp"])
+        row = naive.Row(
+            line["topic"],
+            line["key"],
+            line["topicId"],
+            line["queueId"],
+            line["offset"],
+            line["size"],
+            line["timestamp"],
+        )
         rows.setdefault(line["file"], []).append(row)
     return rows
 
@@ -84,8 +94,13 @@ def test_interval_comes_from_entries_because_java_recovery_destroys_the_header(n
 
 
 def test_slots_come_from_the_file_not_from_configuration(naive):
-    """RocketMQ reads 32-slot files with 64 slots after a change of configuration, and fails; the file itself knows better."""
+    """RocketMQ reads 32-slot files with 64 slots after a change of configuration, and fails; the file itself knows
+    better.
+    """
     for begin_ms in BEGINS:
         file, _ = compacted(naive, begin_ms)
         assert file.layout.slots == 32
-        assert file.header.slots_in_use == struct.unpack_from(">i", naive.raw(f"tiered_service/files/{begin_ms}.compacted.bin"), 20)[0]
+        assert (
+            file.header.slots_in_use
+            == struct.unpack_from(">i", naive.raw(f"tiered_service/files/{begin_ms}.compacted.bin"), 20)[0]
+        )

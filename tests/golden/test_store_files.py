@@ -37,12 +37,23 @@ def test_messages_field_for_field():
         segment = golden_store.segments()[start]
         message = decode_message(segment, wanted["offset"] - start, physical_offset=wanted["offset"])
         found = {
-            "magic": f"0x{message.magic:X}", "totalSize": message.size, "bodyCrc": message.body_crc, "queueId": message.queue_id,
-            "flag": message.flag, "decQueueOffset": message.queue_offset, "physicOffset": message.physical_offset,
-            "sysFlag": message.sys_flag, "bornTimestamp": message.born_ms, "storeTimestamp": message.store_ms,
-            "reconsumeTimes": message.reconsume_times, "decPreparedTransactionOffset": message.prepared_offset, "topic": message.topic,
-            "properties": message.properties, "decMsgId": message.offset_msg_id, "propertiesString": message.raw_properties.decode(),
-        }  # fmt: skip
+            "magic": f"0x{message.magic:X}",
+            "totalSize": message.size,
+            "bodyCrc": message.body_crc,
+            "queueId": message.queue_id,
+            "flag": message.flag,
+            "decQueueOffset": message.queue_offset,
+            "physicOffset": message.physical_offset,
+            "sysFlag": message.sys_flag,
+            "bornTimestamp": message.born_ms,
+            "storeTimestamp": message.store_ms,
+            "reconsumeTimes": message.reconsume_times,
+            "decPreparedTransactionOffset": message.prepared_offset,
+            "topic": message.topic,
+            "properties": message.properties,
+            "decMsgId": message.offset_msg_id,
+            "propertiesString": message.raw_properties.decode(),
+        }
         assert found == {name: wanted[name] for name in found}
         assert message.born_host == golden_store.host(wanted["bornHost"])
         assert message.store_host == golden_store.host(wanted["storeHost"])
@@ -60,7 +71,10 @@ def test_messages_field_for_field():
 
 
 def test_index_columns_equal_the_dispatch_requests():
-    """Every key of every visible message, once. RocketMQ's own index also holds prepared ones and doubles; nobody may read the former."""
+    """Every key of every visible message, once.
+
+    RocketMQ's own index also holds prepared ones and doubles; nobody may read the former.
+    """
     found, messages, hidden = [], 0, 0
     for start, data in golden_store.segments().items():
         batch = decode_index_columns(data, start, check_crc=True)
@@ -94,7 +108,9 @@ def test_consume_queues_hold_every_dispatched_message(store):
     for message in golden_store.expected():
         if not golden_store.hidden(message):
             dispatch = message["dispatch"]
-            wanted[message["topic"], message["queueId"]].append((message["offset"], dispatch["msgSize"], dispatch["tagsCode"]))
+            wanted[message["topic"], message["queueId"]].append(
+                (message["offset"], dispatch["msgSize"], dispatch["tagsCode"])
+            )
             assert dispatch["consumeQueueOffset"] == len(wanted[message["topic"], message["queueId"]]) - 1
     queues = list_queues(store / "consumequeue")
     found = {}
@@ -120,9 +136,12 @@ def test_checkpoint(store):
     checkpoint = decode_checkpoint(data)
     wanted = json.loads(golden_store.raw("meta.json"))["checkpoint"]
     assert checkpoint == Checkpoint(
-        commit_log_ms=wanted["physicMsgTimestamp"], consume_queue_ms=wanted["logicsMsgTimestamp"], index_ms=wanted["indexMsgTimestamp"],
-        master_flushed_offset=wanted["masterFlushedOffset"], confirmed_offset=wanted["confirmPhyOffset"],
-    )  # fmt: skip
+        commit_log_ms=wanted["physicMsgTimestamp"],
+        consume_queue_ms=wanted["logicsMsgTimestamp"],
+        index_ms=wanted["indexMsgTimestamp"],
+        master_flushed_offset=wanted["masterFlushedOffset"],
+        confirmed_offset=wanted["confirmPhyOffset"],
+    )
     assert checkpoint.encode() == data
     assert checkpoint.safe_ms == wanted["physicMsgTimestamp"] - 3000
 
@@ -142,10 +161,17 @@ def test_classic_lookups_answer_as_the_broker_does(store):
     queries = [json.loads(line) for line in golden_store.raw("index_queries.jsonl").splitlines()]
     for query in queries:
         answer = index.query(query["topic"], query["key"], query["maxNum"], query["begin"], query["end"])
-        assert answer == (query["phyOffsets"], query["indexLastUpdateTimestamp"], query["indexLastUpdatePhyoffset"]), query
-        assert index.find(query["topic"], query["key"], query["begin"], query["end"])[: len(answer.offsets)] == answer.offsets
+        assert answer == (query["phyOffsets"], query["indexLastUpdateTimestamp"], query["indexLastUpdatePhyoffset"]), (
+            query
+        )
+        assert (
+            index.find(query["topic"], query["key"], query["begin"], query["end"])[: len(answer.offsets)]
+            == answer.offsets
+        )
     assert len(queries) == 260
-    assert load_classic_index(store / "index", valid_until_ms=1795157936593).files[-1].file.endswith("20261120065856342")
+    assert (
+        load_classic_index(store / "index", valid_until_ms=1795157936593).files[-1].file.endswith("20261120065856342")
+    )
 
 
 def test_put_batch_takes_the_columns_as_they_are(store, tmp_path):

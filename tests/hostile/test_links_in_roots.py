@@ -68,9 +68,11 @@ def file_as_link(pattern: str) -> Callable[[Path, Path], None]:
 
 
 _SPOILED = {
-    "lock": file_as_link("lock"), "journal": file_as_link("unsealed/*.journal"), "entries": file_as_link("unsealed/*.index"),
+    "lock": file_as_link("lock"),
+    "journal": file_as_link("unsealed/*.journal"),
+    "entries": file_as_link("unsealed/*.index"),
     **{name: folder_as_link(name) for name in ("unsealed", "compacted", "uploaded", "followers")},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", _SPOILED)

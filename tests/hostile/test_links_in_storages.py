@@ -1,4 +1,6 @@
-"""Symbolic links and pipes planted in a storage's folder: nothing is read, written or deleted where they lead, and nothing waits."""
+"""Symbolic links and pipes planted in a storage's folder: nothing is read, written or deleted where they lead, and
+nothing waits.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,20 @@ def content(folder: Path) -> dict[str, bytes]:
 def every_call(storage: LocalStorage, name: str) -> list[Callable[[], object]]:
     handle = UploadHandle(name, UPLOAD_ID, 0)
     return [
-        lambda: storage.get(name), lambda: storage.get_range(name, 0, 1), lambda: storage.get_suffix(name, 1), lambda: storage.head(name),
-        lambda: storage.put_if_absent(name, b"ours"), lambda: storage.put(name, b"ours"), lambda: storage.begin_upload(name),
-        lambda: storage.upload_part(handle, 1, b"ours"), lambda: storage.complete_upload(handle, [PartInfo(1, "x", 1)]),
-        lambda: storage.abort_upload(handle), lambda: list(storage.list_uploads()),
-        lambda: storage.abort_uploads(older_than_ms=FOREVER_MS), lambda: storage.delete(name),
-    ]  # fmt: skip
+        lambda: storage.get(name),
+        lambda: storage.get_range(name, 0, 1),
+        lambda: storage.get_suffix(name, 1),
+        lambda: storage.head(name),
+        lambda: storage.put_if_absent(name, b"ours"),
+        lambda: storage.put(name, b"ours"),
+        lambda: storage.begin_upload(name),
+        lambda: storage.upload_part(handle, 1, b"ours"),
+        lambda: storage.complete_upload(handle, [PartInfo(1, "x", 1)]),
+        lambda: storage.abort_upload(handle),
+        lambda: list(storage.list_uploads()),
+        lambda: storage.abort_uploads(older_than_ms=FOREVER_MS),
+        lambda: storage.delete(name),
+    ]
 
 
 @pytest.mark.parametrize("folder", ["link%", "data%/link%", ".%work", ".%uploads"])
@@ -111,7 +121,12 @@ def test_an_object_that_is_a_link_is_none(storage: LocalStorage, outside: Path) 
 
 def test_a_pipe_is_not_waited_for(storage: LocalStorage) -> None:
     os.mkfifo(storage.folder / "data%" / "x%" / "object")
-    for act in (storage.get, lambda name: storage.get_range(name, 0, 1), lambda name: storage.get_suffix(name, 1), storage.head):
+    for act in (
+        storage.get,
+        lambda name: storage.get_range(name, 0, 1),
+        lambda name: storage.get_suffix(name, 1),
+        storage.head,
+    ):
         with pytest.raises(StorageMisconfigured, match="regular file"):
             act("data/x/object")
 

@@ -1,4 +1,6 @@
-"""A server that lists what was not asked for: it is refused, for what it names would be deleted as something else than it is."""
+"""A server that lists what was not asked for: it is refused, for what it names would be deleted as something else than
+it is.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
 
 
 def opened(server: ScriptedServer) -> S3Storage:
-    return S3Storage("bucket", "own/index", S3Options(endpoint_url=server.endpoint_url, region="us-east-1", max_attempts=1))
+    return S3Storage(
+        "bucket", "own/index", S3Options(endpoint_url=server.endpoint_url, region="us-east-1", max_attempts=1)
+    )
 
 
 def listing(key: str) -> bytes:

@@ -1,4 +1,6 @@
-"""What the engine makes is for nobody else to write, whatever the umask, and for nobody else to read where the umask says so."""
+"""What the engine makes is for nobody else to write, whatever the umask, and for nobody else to read where the umask
+says so.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +50,24 @@ for umask in sys.argv[2:]:
 
 
 def test_nobody_else_may_write_what_is_made(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", _LIFE, str(tmp_path), "000", "077"], check=True, capture_output=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", _LIFE, str(tmp_path), "000", "077"], check=True, capture_output=True, timeout=120
+    )
     for umask, forbidden in (("000", 0o022), ("077", 0o077)):
         folder = tmp_path / umask
         made = {path.relative_to(folder).as_posix(): path.lstat().st_mode for path in folder.rglob("*")}
-        for part in ("root/lock", "root/tiered_index.json", ".journal", ".index", "log%/", ".trailer", "followers/", "sqlite/deep/storage",
-                     "far/cache", "new/root", "file/deep/storage"):  # fmt: skip
+        for part in (
+            "root/lock",
+            "root/tiered_index.json",
+            ".journal",
+            ".index",
+            "log%/",
+            ".trailer",
+            "followers/",
+            "sqlite/deep/storage",
+            "far/cache",
+            "new/root",
+            "file/deep/storage",
+        ):
             assert any(part in name for name in made), f"{part} was not made"
         assert {name: oct(mode) for name, mode in made.items() if mode & forbidden} == {}

@@ -1,4 +1,6 @@
-"""A server that sends its clients elsewhere: no request, and so no signature and no token, ever goes to another host."""
+"""A server that sends its clients elsewhere: no request, and so no signature and no token, ever goes to another
+host.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +53,15 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 def sent_elsewhere(status: int, other: str, region: str | None) -> Answer:
     """Return a redirection by every means that there is."""
     host = urlsplit(other).netloc
-    body = f"<Error><Code>PermanentRedirect</Code><Message>go</Message><Endpoint>{host}</Endpoint><Bucket>bucket</Bucket></Error>"
+    body = f"<Error><Code>PermanentRedirect</Code><Message>go</Message><Endpoint>{host}</Endpoint></Error>"
     headers = {"Content-Type": "application/xml", "Location": f"{other}/bucket/a", "x-amz-request-id": "1"}
     return Answer(status, body.encode(), headers | ({"x-amz-bucket-region": region} if region else {}))
 
 
 @pytest.mark.parametrize(("status", "region"), [(301, "eu-west-1"), (302, "@{}/#"), (307, "eu-west-1"), (308, "@{}/#")])
-def test_nothing_is_sent_to_another_host(servers: tuple[ScriptedServer, ScriptedServer], status: int, region: str) -> None:
+def test_nothing_is_sent_to_another_host(
+    servers: tuple[ScriptedServer, ScriptedServer], status: int, region: str
+) -> None:
     ours, other = servers
     region = region.format(urlsplit(other.endpoint_url).netloc)
     settings = S3Options(endpoint_url=ours.endpoint_url, region="eu-central-1", max_attempts=2, transfer_attempts=2)
@@ -81,7 +85,9 @@ def test_nothing_is_sent_to_another_host(servers: tuple[ScriptedServer, Scripted
 
 @pytest.mark.parametrize("region", ["eu-west-1", "x@127.0.0.2/#", "evil.example/"])
 def test_another_region_of_amazons_is_a_host_of_amazons(region: str) -> None:
-    """Where no endpoint is set botocore follows to the bucket's region; what a server calls one can't be part of another name."""
+    """Where no endpoint is set botocore follows to the bucket's region; what a server calls one can't be part of
+    another name.
+    """
     hosts: list[str] = []
 
     def answer(request: Any, **_: object) -> AWSResponse:
@@ -90,7 +96,9 @@ def test_another_region_of_amazons_is_a_host_of_amazons(region: str) -> None:
         raw = SimpleNamespace(stream=lambda *_, **__: iter([body]), close=lambda: None)
         return AWSResponse(request.url, 301, {"x-amz-bucket-region": region, "Location": "http://127.0.0.2/"}, raw)
 
-    with S3Storage("bucket", "", S3Options(region="eu-central-1", max_attempts=2), sleep=lambda seconds: None) as storage:
+    with S3Storage(
+        "bucket", "", S3Options(region="eu-central-1", max_attempts=2), sleep=lambda seconds: None
+    ) as storage:
         storage.client.meta.events.register("before-send.s3", answer)
         for act in OPERATIONS.values():
             with pytest.raises(StorageError):

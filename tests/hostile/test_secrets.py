@@ -20,9 +20,12 @@ from tiered_index.storage.opening import open_storage
 
 SECRET, TOKEN = "hidden-secret-of-the-test", "hidden-token-of-the-test"
 _ENVIRONMENT = {
-    "AWS_ACCESS_KEY_ID": "AKIAHIDDEN", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": TOKEN, "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_ACCESS_KEY_ID": "AKIAHIDDEN",
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+    "AWS_SESSION_TOKEN": TOKEN,
+    "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_MAX_ATTEMPTS": "1",
-}  # fmt: skip
+}
 
 
 def shown(failure: BaseException) -> str:
@@ -55,9 +58,13 @@ URIS = [
 @pytest.mark.parametrize("uri", URIS)
 def test_a_uri_with_a_secret_is_refused_unseen(uri: str, tmp_path: Path) -> None:
     for act in (
-        lambda: open_storage(uri), lambda: IndexConfig(storage=uri), lambda: IndexConfig.load(None, storage=uri),
-        lambda: IndexReader.open(uri), lambda: IndexReader.open([uri, uri]), lambda: IndexService.open(root=tmp_path / "root", storage=uri),
-    ):  # fmt: skip
+        lambda: open_storage(uri),
+        lambda: IndexConfig(storage=uri),
+        lambda: IndexConfig.load(None, storage=uri),
+        lambda: IndexReader.open(uri),
+        lambda: IndexReader.open([uri, uri]),
+        lambda: IndexService.open(root=tmp_path / "root", storage=uri),
+    ):
         with pytest.raises(TieredIndexError) as refused:
             act()
         assert "hidden" not in shown(refused.value)
@@ -75,10 +82,15 @@ def test_the_command_line_does_not_repeat_it() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        f's3 = {{ secret_access_key = "{SECRET}" }}', f'secret_access_key = "{SECRET}"', f's3 = "{SECRET}"', f'slots = "{SECRET}"',
-        f's3 = {{ endpoint_url = "http://user:{SECRET}@host" }}', f's3 = {{ sse_kms_key_id = ["{SECRET}"] }}', f"[s3]\nx = {SECRET}",
+        f's3 = {{ secret_access_key = "{SECRET}" }}',
+        f'secret_access_key = "{SECRET}"',
+        f's3 = "{SECRET}"',
+        f'slots = "{SECRET}"',
+        f's3 = {{ endpoint_url = "http://user:{SECRET}@host" }}',
+        f's3 = {{ sse_kms_key_id = ["{SECRET}"] }}',
+        f"[s3]\nx = {SECRET}",
     ],
-)  # fmt: skip
+)
 def test_wrong_settings_are_not_repeated(tmp_path: Path, wrong: str) -> None:
     (tmp_path / "settings.toml").write_text(wrong)
     with pytest.raises(TieredIndexError) as refused:
@@ -89,7 +101,9 @@ def test_wrong_settings_are_not_repeated(tmp_path: Path, wrong: str) -> None:
     assert SECRET not in done.out + done.err
 
 
-@pytest.mark.parametrize("name", ["S3", "S3__ENDPOINT_URL", "S3__SECRET_ACCESS_KEY", "STORAGE", "SECRET_ACCESS_KEY", "SLOTS"])
+@pytest.mark.parametrize(
+    "name", ["S3", "S3__ENDPOINT_URL", "S3__SECRET_ACCESS_KEY", "STORAGE", "SECRET_ACCESS_KEY", "SLOTS"]
+)
 def test_wrong_variables_are_not_repeated(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(f"TIERED_INDEX_{name}", f"http://user:{SECRET}@host")
     with pytest.raises(TieredIndexError) as refused:
@@ -104,7 +118,9 @@ def server() -> Iterator[ScriptedServer]:
 
 
 @pytest.mark.parametrize("where", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "profile"])
-def test_an_endpoint_with_a_secret_is_refused_unseen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str) -> None:
+def test_an_endpoint_with_a_secret_is_refused_unseen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
+) -> None:
     for name, value in _ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     url = f"http://user:{SECRET}@127.0.0.1:9"
@@ -121,7 +137,10 @@ def test_an_endpoint_with_a_secret_is_refused_unseen(monkeypatch: pytest.MonkeyP
 def test_a_proxy_with_a_secret_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**_ENVIRONMENT, "HTTP_PROXY": f"http://user:{SECRET}@127.0.0.1:9", "NO_PROXY": ""}.items():
         monkeypatch.setenv(name, value)
-    with open_storage("s3://bucket/prefix?endpoint_url=http://s3.invalid") as storage, pytest.raises(TieredIndexError) as failed:
+    with (
+        open_storage("s3://bucket/prefix?endpoint_url=http://s3.invalid") as storage,
+        pytest.raises(TieredIndexError) as failed,
+    ):
         storage.get("a")
     assert "hidden" not in shown(failed.value)
 
@@ -131,7 +150,12 @@ def test_a_server_in_trouble(server: ScriptedServer, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, value)
     with open_storage(f"s3://bucket/prefix?endpoint_url={server.endpoint_url}") as storage:
         text = repr(storage) + storage.uri
-        for answer in (error(403, "SignatureDoesNotMatch"), error(403, "InvalidAccessKeyId"), error(400, "ExpiredToken"), error(404, "x")):
+        for answer in (
+            error(403, "SignatureDoesNotMatch"),
+            error(403, "InvalidAccessKeyId"),
+            error(400, "ExpiredToken"),
+            error(404, "x"),
+        ):
             server.answers(answer)
             for act in (lambda: storage.get("a"), lambda: storage.put("a", b""), lambda: list(storage.list())):
                 with pytest.raises(TieredIndexError) as failed:
@@ -143,8 +167,12 @@ def test_a_server_in_trouble(server: ScriptedServer, monkeypatch: pytest.MonkeyP
 
 
 @mock_aws
-def test_a_life_shows_none_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The marker, the lease, every object's bytes, `health`, `explain`, `repr`, logs, and what commands print with --debug."""
+def test_a_life_shows_none_anywhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The marker, the lease, every object's bytes, `health`, `explain`, `repr`, logs, and what commands print with
+    --debug.
+    """
     for name, value in _ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     boto3.client("s3").create_bucket(Bucket="bucket")
@@ -157,13 +185,21 @@ def test_a_life_shows_none_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         index.seal()
         index.run_lifecycle()
         answer = index.query("t", "k")
-        text += json.dumps(index.health(), default=repr) + json.dumps(answer.to_dict()) + repr(answer) + repr(index) + repr(index.storage)
+        text += (
+            json.dumps(index.health(), default=repr)
+            + json.dumps(answer.to_dict())
+            + repr(answer)
+            + repr(index)
+            + repr(index.storage)
+        )
         with open_storage(uri) as storage:
             text += "".join(info.name + storage.get(info.name).decode("latin-1") for info in storage.list())
     text += "".join(path.read_bytes().decode("latin-1") for path in (tmp_path / "root").rglob("*") if path.is_file())
     text += caplog.text
     for form in ((), ("--json",)):
-        done = run_here("query", "t", "k", "--storage", uri, "--explain-all", "--debug", *form, environment=_ENVIRONMENT)
+        done = run_here(
+            "query", "t", "k", "--storage", uri, "--explain-all", "--debug", *form, environment=_ENVIRONMENT
+        )
         assert done.code == 0, done.err
         text += done.out + done.err
     assert "lease/" in text

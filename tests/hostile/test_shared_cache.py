@@ -1,4 +1,6 @@
-"""A cache folder that others may write: what they put there is well-formed, of the right index and object, and is not believed."""
+"""A cache folder that others may write: what they put there is well-formed, of the right index and object, and is not
+believed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Other people's text in everything that a command prints: nothing of it reaches a terminal as a command, whatever the command is."""
+"""Other people's text in everything that a command prints: nothing of it reaches a terminal as a command, whatever the
+command is.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from tiered_index.cli.progress import Progress
 from tiered_index.format.names import lease_name
 from tiered_index.storage.opening import open_storage
 
-# colour, a title, a link, the clipboard; the same as C1; marks of direction, line ends of Unicode, delete, bells and carriage returns
+# colour, a title, a link, the clipboard; the same as C1; marks of direction, line ends of Unicode, delete, bells and
+# carriage returns
 CONTROLS = "\x1b[31m\x1b]0;t\x07\x1b]8;;http://x\x1b\\\x1b]52;c;aGk=\x07\x9b2J\x9d0;t\x9c\x90\u202e\u2066\u200f\u2028\u2029\x7f\b\r\v\f\x85"
 MARKUP = "[red]r[/red][link=http://x]l[/link]"
 TEXT = f"a{CONTROLS}{MARKUP}z"
@@ -84,7 +87,9 @@ def test_damage_is_told_of_a_file_with_such_a_name(made: Path, tmp_path: Path) -
         assert SAFE in refused_or_done(command, damaged)
     source = tmp_path / f"{NAME}.ndjson"
     source.write_text(json.dumps({"topic": TEXT, "keys": "\ud800", "offset": TEXT}) + "\n")
-    assert SAFE in refused_or_done("ingest", source, "--root", tmp_path / NAME / "root", "--storage", f"file://{tmp_path}/storage")
+    assert SAFE in refused_or_done(
+        "ingest", source, "--root", tmp_path / NAME / "root", "--storage", f"file://{tmp_path}/storage"
+    )
     assert SAFE in refused_or_done("files", "--config", tmp_path / NAME)
 
 
@@ -102,7 +107,9 @@ def test_who_holds_the_lock_or_the_lease(made: Path, tmp_path: Path) -> None:
 
 def test_what_a_server_says() -> None:
     """XML holds no ESC, but C1 controls and marks of direction."""
-    said = "".join(c for c in TEXT if c.isprintable() or c in "\x9b\x9d\x9c\x90\u202e\u2066\u2028\x7f\x85").replace("<", "")
+    said = "".join(c for c in TEXT if c.isprintable() or c in "\x9b\x9d\x9c\x90\u202e\u2066\u2028\x7f\x85").replace(
+        "<", ""
+    )
     with scripted_server() as server:
         server.answers(error(403, said, said))
         uri = f"s3://bucket?endpoint_url={server.endpoint_url}&region=us-east-1"
@@ -118,7 +125,9 @@ def store(tmp_path: Path) -> Path:
     bodies = [body, f"{TEXT}\n2023-11-14 forged\t{TEXT}".encode(), b"\x1b[31m\xff"]
     messages, offset = [], 0
     for number, one in enumerate(bodies):
-        messages.append(message(offset, topic=f"t{CONTROLS}", properties=properties, body=one, store_ms=NOW_MS + 1000 * number))
+        messages.append(
+            message(offset, topic=f"t{CONTROLS}", properties=properties, body=one, store_ms=NOW_MS + 1000 * number)
+        )
         offset += messages[-1].size
     (tmp_path / "store").mkdir()
     write_log(tmp_path / "store" / "commitlog", 1 << 16, {0: joined(messages)})
@@ -140,8 +149,14 @@ def test_messages_of_a_store(store: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_line_itself() -> None:
-    lines = ((TEXT,), ("spark", TEXT), ("query", "t", "k", TEXT), ("query", "t", "k", "--max", TEXT), ("files", f"--{TEXT}"),
-             ("files", "--storage", TEXT))  # fmt: skip
+    lines = (
+        (TEXT,),
+        ("spark", TEXT),
+        ("query", "t", "k", TEXT),
+        ("query", "t", "k", "--max", TEXT),
+        ("files", f"--{TEXT}"),
+        ("files", "--storage", TEXT),
+    )
     for line in lines:
         assert is_safe(run_here(*line).err), line
 
@@ -162,7 +177,9 @@ def test_logs_are_safe_with_their_tracebacks(capsys: pytest.CaptureFixture[str])
     assert "\nWARNING" not in shown
 
 
-def test_warnings_of_other_packages_are_safe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_of_other_packages_are_safe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`logging` writes those that nobody handles to stderr by itself."""
     assert logging.lastResort is not None
     monkeypatch.setattr(logging.lastResort, "formatter", None)
@@ -228,8 +245,14 @@ def test_one_place_writes_to_the_streams() -> None:
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             called = node.func if isinstance(node, ast.Call) else None
-            name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
-            writes = name == "write" and isinstance(called, ast.Attribute) and ast.unparse(called.value) in ("sys.stdout", "sys.stderr")
+            name = (
+                called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+            )
+            writes = (
+                name == "write"
+                and isinstance(called, ast.Attribute)
+                and ast.unparse(called.value) in ("sys.stdout", "sys.stderr")
+            )
             if name in _WRITES or writes or name in ("print_exception", "print_exc"):
                 found.add(path.relative_to(folder).as_posix())
     assert found == _MAY_WRITE | _READ_BY_PROGRAMS

@@ -23,7 +23,9 @@ def test_programs_run(page: str, tmp_path: Path) -> None:
 
 
 def _run(program: str, tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TIERED_INDEX_")} | {"TMPDIR": str(tmp_path)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TIERED_INDEX_")} | {
+        "TMPDIR": str(tmp_path)
+    }
     run = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
     )

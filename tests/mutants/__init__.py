@@ -1,1 +1,3 @@
-"""Seeded defects: each is put into a copy of the tree, and a test named beside it must turn red. `make mutants`; `catalogue` holds them."""
+"""Seeded defects: each is put into a copy of the tree, and a test named beside it must turn red. `make mutants`;
+`catalogue` holds them.
+"""

@@ -1,8 +1,8 @@
 """Put seeded defects into copies of the tree, one at a time, and show that each turns a named test red.
 
-The working tree is only read. First the named tests must be green without any defect. A defect counts as noticed where its own test
-fails (or never ends); one that keeps Python from importing proves nothing and is called invalid, as is one whose snippet isn't in the
-code exactly once any more.
+The working tree is only read. First the named tests must be green without any defect. A defect counts as noticed where
+its own test fails (or never ends); one that keeps Python from importing proves nothing and is called invalid, as is one
+whose snippet isn't in the code exactly once any more.
 
 examples:
   python -m tests.mutants                            all of them, two at a time (make mutants)
@@ -37,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; return its exit code."""
     options = _parser().parse_args(arguments)
     printer = Printer(as_json=options.json, quiet=options.quiet)
-    mutants = [m for m in MUTANTS if not options.only or any(fnmatch.fnmatchcase(m.name, pattern) for pattern in options.only)]
+    mutants = [
+        m for m in MUTANTS if not options.only or any(fnmatch.fnmatchcase(m.name, pattern) for pattern in options.only)
+    ]
     if not mutants:
         printer.error("usage", f"no mutant is called {' or '.join(options.only)}; --list shows all")
         return 2
@@ -56,13 +58,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     assert __doc__ is not None
-    parser = argparse.ArgumentParser("python -m tests.mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="only mutants of this name or shell pattern")
+    parser = argparse.ArgumentParser(
+        "python -m tests.mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="only mutants of this name or shell pattern"
+    )
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
-    parser.add_argument("--jobs", type=_positive, default=2, metavar="N", help="copies of the tree at work at a time (default 2)")
-    parser.add_argument("--timeout", type=_positive, default=60, metavar="S", help="seconds for one mutant's tests (default 60)")
+    parser.add_argument(
+        "--jobs", type=_positive, default=2, metavar="N", help="copies of the tree at work at a time (default 2)"
+    )
+    parser.add_argument(
+        "--timeout", type=_positive, default=60, metavar="S", help="seconds for one mutant's tests (default 60)"
+    )
     return parser
 
 
@@ -75,7 +85,9 @@ def _positive(text: str) -> int:
 
 def _show_list(printer: Printer, mutants: Sequence[Mutant]) -> None:
     if printer.as_json:
-        printer.document({"mutants": [{"name": m.name, "why": m.why, "file": m.path, "tests": list(m.tests)} for m in mutants]})
+        printer.document(
+            {"mutants": [{"name": m.name, "why": m.why, "file": m.path, "tests": list(m.tests)} for m in mutants]}
+        )
         return
     printer.table(("name", "file", "the defect"), [(m.name, m.file, m.why) for m in mutants])
     printer.line(f"{len(mutants)} mutants")
@@ -85,26 +97,44 @@ def _show(printer: Printer, results: Sequence[Result], seconds: float) -> None:
     counts = Counter(result.verdict for result in results)
     if printer.as_json:
         rows = [
-            {"name": r.mutant.name, "why": r.mutant.why, "file": r.mutant.path, "line": r.line, "tests": list(r.mutant.tests),
-             "verdict": r.verdict.value, "detail": r.detail, "seconds": round(r.seconds, 2)}
+            {
+                "name": r.mutant.name,
+                "why": r.mutant.why,
+                "file": r.mutant.path,
+                "line": r.line,
+                "tests": list(r.mutant.tests),
+                "verdict": r.verdict.value,
+                "detail": r.detail,
+                "seconds": round(r.seconds, 2),
+            }
             for r in results
-        ]  # fmt: skip
-        printer.document({
-            "mutants": rows, "counts": {verdict.value: counts[verdict] for verdict in Verdict}, "seconds": round(seconds, 1),
-        })  # fmt: skip
+        ]
+        printer.document(
+            {
+                "mutants": rows,
+                "counts": {verdict.value: counts[verdict] for verdict in Verdict},
+                "seconds": round(seconds, 1),
+            }
+        )
         return
     table = [
-        (r.mutant.name, f"{r.mutant.file}:{r.line}", r.detail if r.verdict is Verdict.RED else r.mutant.tests[0], r.verdict.value,
-         f"{r.seconds:.1f}")
+        (
+            r.mutant.name,
+            f"{r.mutant.file}:{r.line}",
+            r.detail if r.verdict is Verdict.RED else r.mutant.tests[0],
+            r.verdict.value,
+            f"{r.seconds:.1f}",
+        )
         for r in results
-    ]  # fmt: skip
+    ]
     printer.table(("name", "file", "test", "verdict", "seconds"), table, right="seconds")
     for result in results:
         if not result.verdict.is_red:
             printer.line(f"{result.mutant.name}: {result.verdict.value}: {result.mutant.why} ({result.detail})")
     red = counts[Verdict.RED] + counts[Verdict.TIMEOUT]
     printer.line(
-        f"{red} of {len(results)} defects were noticed ({counts[Verdict.TIMEOUT]} by timeout), {counts[Verdict.SURVIVED]} survived, "
+        f"{red} of {len(results)} defects were noticed ({counts[Verdict.TIMEOUT]} by timeout), "
+        f"{counts[Verdict.SURVIVED]} survived, "
         f"{counts[Verdict.INVALID]} invalid, in {seconds:.0f} s"
     )
 

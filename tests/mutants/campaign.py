@@ -42,9 +42,14 @@ def prepared_copies(source: Path, count: int) -> Iterator[list[Copy]]:
 
 
 def run_campaign(
-    mutants: Sequence[Mutant], copies: Sequence[Copy], timeout_s: float, tell: Callable[[int, str], None] = lambda done, what: None
+    mutants: Sequence[Mutant],
+    copies: Sequence[Copy],
+    timeout_s: float,
+    tell: Callable[[int, str], None] = lambda done, what: None,
 ) -> list[Result]:
-    """Return the results in order of `mutants`; `tell` is called in this thread with how many are done. Raises `NotTheCopy`."""
+    """Return the results in order of `mutants`; `tell` is called in this thread with how many are done. Raises
+    `NotTheCopy`.
+    """
     free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
     for copy in copies:
         free.put(copy)
@@ -123,12 +128,16 @@ def try_mutant(mutant: Mutant, copy: Copy, timeout_s: float, sick: dict[str, str
 
 
 def judge(mutant: Mutant, run: Run) -> tuple[Verdict, str]:
-    """Say what a run of a mutant's tests means: red only where a named test itself failed, not something before or around it."""
+    """Say what a run of a mutant's tests means: red only where a named test itself failed, not something before or
+    around it.
+    """
     if run.code is None:
         return Verdict.TIMEOUT, "no end in sight"
     if run.code == 0:
         return Verdict.SURVIVED, f"{len(run.passed)} passed"
-    failed = [node for node, phase in run.failed if phase == "call" and any(_is_of(node, test) for test in mutant.tests)]
+    failed = [
+        node for node, phase in run.failed if phase == "call" and any(_is_of(node, test) for test in mutant.tests)
+    ]
     if run.code == _FAILED and failed:
         return Verdict.RED, failed[0]
     if run.code == _FAILED:
@@ -142,4 +151,7 @@ def _is_of(node: str, test: str) -> bool:
 
 def _last_line(run: Run) -> str:
     lines = [line for line in run.output.splitlines() if line.strip()]
-    return next((line for line in reversed(lines) if line.startswith(("ERROR", "E  ", "FAILED"))), lines[-1] if lines else "no output")
+    return next(
+        (line for line in reversed(lines) if line.startswith(("ERROR", "E  ", "FAILED"))),
+        lines[-1] if lines else "no output",
+    )

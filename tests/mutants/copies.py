@@ -1,7 +1,8 @@
-"""Private copies of the tree, where defects are put in and taken out again; the working tree itself is never written to.
+"""Private copies of the tree, where defects are put in and taken out again; the working tree itself is never written
+to.
 
-Compiled files are checked by content (or not written at all): two versions of a file within one second and of one length would
-otherwise be taken for each other. Threads: a copy belongs to one thread at a time; `stop` from any.
+Compiled files are checked by content (or not written at all): two versions of a file within one second and of one
+length would otherwise be taken for each other. Threads: a copy belongs to one thread at a time; `stop` from any.
 """
 
 from __future__ import annotations
@@ -43,9 +44,14 @@ class Run:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy what git tracks in `source`, or would: changes that aren't committed are among it, caches and the like are not."""
+    """Copy what git tracks in `source`, or would: changes that aren't committed are among it, caches and the like are
+    not.
+    """
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=source, check=True, capture_output=True
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=source,
+        check=True,
+        capture_output=True,
     )
     for name in sorted(set(listed.stdout.decode().split("\0")) - {""}):
         if (source / name).is_file():
@@ -107,19 +113,33 @@ class Copy:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _finish(self, command: Sequence[str], report: Path, timeout_s: float) -> tuple[int | None, str]:
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("TIERED_INDEX_", "PYTEST_", "HYPOTHESIS_", "PYTHON"))}
+        inherited = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("TIERED_INDEX_", "PYTEST_", "HYPOTHESIS_", "PYTHON"))
+        }
         environment = {
-            **inherited, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1", "MUTANTS_REPORT": str(report),
+            **inherited,
+            "PYTHONPATH": str(self.folder),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "MUTANTS_REPORT": str(report),
             "MUTANTS_PACKAGE": PACKAGE,
-        }  # fmt: skip
+        }
         with self._lock:
             if self._stopped:
                 raise KeyboardInterrupt
             # a session of its own: what the tests have started ends with them
             self._process = process = subprocess.Popen(
-                command, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                text=True, errors="replace", start_new_session=True,
-            )  # fmt: skip
+                command,
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
         try:
             output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:

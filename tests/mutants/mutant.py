@@ -12,12 +12,16 @@ PACKAGE = "tiered_index"
 
 
 class OutOfDate(Exception):
-    """The mutant's snippet isn't in the code exactly once, or what comes of it is no Python: the catalogue must follow the code."""
+    """The mutant's snippet isn't in the code exactly once, or what comes of it is no Python: the catalogue must follow
+    the code.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`old`, which occurs exactly once in `file` (below the package), becomes `new`; then one of `tests` (pytest node ids) fails."""
+    """`old`, which occurs exactly once in `file` (below the package), becomes `new`; then one of `tests` (pytest node
+    ids) fails.
+    """
 
     name: str
     why: str

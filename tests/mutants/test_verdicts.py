@@ -1,4 +1,6 @@
-"""The mutation check on a small made-up tree: red is red for the right reason, and what proves nothing is not called red."""
+"""The mutation check on a small made-up tree: red is red for the right reason, and what proves nothing is not called
+red.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_red():
 def test_nothing():
     pass
 """
-SETTINGS = "[tool.pytest.ini_options]\naddopts = '--import-mode=importlib -p no:hypothesispytest -p no:xdist -p no:anyio'\n"
+SETTINGS = (
+    "[tool.pytest.ini_options]\naddopts = '--import-mode=importlib -p no:hypothesispytest -p no:xdist -p no:anyio'\n"
+)
 OUTSIDE = "def test_nothing_of_ours():\n    pass\n"
 
 
@@ -69,9 +73,14 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of one module, not committed yet."""
     folder = tmp_path_factory.mktemp("tree")
     for name, text in {
-        "tiered_index/__init__.py": "", "tiered_index/sums.py": SUM, "tests/test_sums.py": TESTS, "tests/test_outside.py": OUTSIDE,
-        ".gitignore": "ignored\n", "ignored/big": "x", "pyproject.toml": SETTINGS,
-    }.items():  # fmt: skip
+        "tiered_index/__init__.py": "",
+        "tiered_index/sums.py": SUM,
+        "tests/test_sums.py": TESTS,
+        "tests/test_outside.py": OUTSIDE,
+        ".gitignore": "ignored\n",
+        "ignored/big": "x",
+        "pyproject.toml": SETTINGS,
+    }.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
@@ -84,7 +93,9 @@ def test_each_verdict(tree: Path) -> None:
     with prepared_copies(tree, 2) as copies:
         assert not any((copy.folder / "ignored").exists() for copy in copies)
         results = run_campaign(list(MADE_UP), copies, 300, lambda done, what: told.append(done))
-        assert {result.mutant.name: result.verdict for result in results} == {m.name: verdict for m, verdict in MADE_UP.items()}
+        assert {result.mutant.name: result.verdict for result in results} == {
+            m.name: verdict for m, verdict in MADE_UP.items()
+        }
         assert [result.mutant for result in results] == list(MADE_UP)
         assert all((copy.folder / "tiered_index/sums.py").read_text() == SUM for copy in copies)
     by_name = {result.mutant.name: result for result in results}
@@ -112,7 +123,9 @@ def test_tests_that_do_not_import_the_copy_say_nothing(tree: Path) -> None:
             copy.run(["tests/test_outside.py"], 60)
         # what is installed in this environment takes its place
         (copy.folder / "tiered_index").rename(copy.folder / "elsewhere")
-        (copy.folder / "tests/test_sums.py").write_text("import tiered_index\n\ndef test_add():\n    assert tiered_index\n")
+        (copy.folder / "tests/test_sums.py").write_text(
+            "import tiered_index\n\ndef test_add():\n    assert tiered_index\n"
+        )
         with pytest.raises(NotTheCopy, match="not from"):
             copy.run(["tests/test_sums.py"], 60)
 
@@ -148,6 +161,10 @@ def test_names_are_given_once() -> None:
 def test_the_list_needs_no_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert program.main(["--list", "--json", "--only", "journal-*"]) == 0
     listed = json.loads(capsys.readouterr().out)["mutants"]
-    assert {entry["name"] for entry in listed} == {mutant.name for mutant in MUTANTS if mutant.name.startswith("journal-")} != set()
+    assert (
+        {entry["name"] for entry in listed}
+        == {mutant.name for mutant in MUTANTS if mutant.name.startswith("journal-")}
+        != set()
+    )
     assert program.main(["--only", "nothing of that name"]) == 2
     assert "nothing of that name" in capsys.readouterr().err

@@ -1,5 +1,6 @@
-"""A pytest plugin that goes into every copy of the tree and reports to a file what happened there: which tests passed, which failed in
-what phase, and where the package under test came from. It imports nothing of the project."""
+"""A pytest plugin that goes into every copy of the tree and reports to a file what happened there: which tests passed,
+which failed in what phase, and where the package under test came from. It imports nothing of the project.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The state machine's base: an index, what may be done to it, and what its writer must answer; every answer is the reference model's.
+"""The state machine's base: an index, what may be done to it, and what its writer must answer; every answer is the
+reference model's.
 
-Puts, flushes, seals, life-cycle rounds, clocks, crashes, power cuts, full disks, failing storages and restarts in any order. After
-a crash the entries that no flush had confirmed may be there or not; which of them are is asked once, and then they are held to it.
-Readers are `rules_of_readers`, what strikes lookups `rules_of_faults`.
+Puts, flushes, seals, life-cycle rounds, clocks, crashes, power cuts, full disks, failing storages and restarts in any
+order. After a crash the entries that no flush had confirmed may be there or not; which of them are is asked once, and
+then they are held to it. Readers are `rules_of_readers`, what strikes lookups `rules_of_faults`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,12 @@ moments = st.one_of(
     st.sampled_from([0, 5_999, NOW_MS + 3 * 86_400_000, 253_402_300_799_999]),  # these go to quarantine
 )
 messages = st.tuples(
-    topics, st.integers(0, 2), st.lists(keys, min_size=1, max_size=3), st.sampled_from([0, 1, 2, 3, 2**63 - 1]), st.integers(0, 2), moments
+    topics,
+    st.integers(0, 2),
+    st.lists(keys, min_size=1, max_size=3),
+    st.sampled_from([0, 1, 2, 3, 2**63 - 1]),
+    st.integers(0, 2),
+    moments,
 )
 asked_topics = st.sampled_from((HOT[0],) * 6 + TOPICS)
 asked_keys = st.sampled_from((HOT[1],) * 8 + KEYS)
@@ -65,7 +71,9 @@ def seeded(rng):
     made = []
     for _ in range(20):
         topic, key = HOT if rng.random() < 0.7 else (rng.choice(TOPICS), rng.choice(KEYS))
-        made.append((topic, rng.randrange(2), [key], rng.randrange(6), rng.randrange(3), NOW_MS - 1000 * rng.randrange(8)))
+        made.append(
+            (topic, rng.randrange(2), [key], rng.randrange(6), rng.randrange(3), NOW_MS - 1000 * rng.randrange(8))
+        )
     return made
 
 
@@ -102,9 +110,16 @@ class IndexMachine(RuleBasedStateMachine):
         self.storage = self.where.storage
         self.caches = {"refresh_interval_s": 10, **caches}
         self.settings = {
-            "root": self.folder / "root", "preset": preset, "slots": slots, "items": items, "local_keep_s": keep_s,
-            "checkpoint_every": checkpoint_every, "background": False, "query_threads": 2, **self.caches,
-        }  # fmt: skip
+            "root": self.folder / "root",
+            "preset": preset,
+            "slots": slots,
+            "items": items,
+            "local_keep_s": keep_s,
+            "checkpoint_every": checkpoint_every,
+            "background": False,
+            "query_threads": 2,
+            **self.caches,
+        }
         self.keyed = preset == "native"
         self.model = ReferenceModel(keyed=preset == "native")
         self.durable = ReferenceModel(keyed=preset == "native")
@@ -118,7 +133,9 @@ class IndexMachine(RuleBasedStateMachine):
 
     def open(self):
         self.disk = FaultDisk()
-        self.service = IndexService.open(storage_backend=self.storage, clock=self.clock, disk=self.disk, **self.settings)
+        self.service = IndexService.open(
+            storage_backend=self.storage, clock=self.clock, disk=self.disk, **self.settings
+        )
 
     def drop(self):
         try:
@@ -156,18 +173,28 @@ class IndexMachine(RuleBasedStateMachine):
 
     def put_all(self, batch, *, arrow=False):
         self.position += 1
-        rows = [(topic, queue, key, offset, size, ms) for topic, queue, names, offset, size, ms in batch for key in dict.fromkeys(names)]
+        rows = [
+            (topic, queue, key, offset, size, ms)
+            for topic, queue, names, offset, size, ms in batch
+            for key in dict.fromkeys(names)
+        ]
         entries = [entry for message in batch for entry in self.model.put(*message)]
         topic, queue_id, key, offset, size, timestamp_ms = (
             (list(column) for column in zip(*rows, strict=True)) if rows else ([] for _ in range(6))
         )
         columns = {
-            "topic": topic, "queue_id": np.array(queue_id, np.int32), "key": key, "offset": np.array(offset, np.int64),
-            "size": np.array(size, ">u4"), "timestamp_ms": np.array(timestamp_ms, np.int64),
-        }  # fmt: skip
+            "topic": topic,
+            "queue_id": np.array(queue_id, np.int32),
+            "key": key,
+            "offset": np.array(offset, np.int64),
+            "size": np.array(size, ">u4"),
+            "timestamp_ms": np.array(timestamp_ms, np.int64),
+        }
         if arrow:
             columns["size"] = columns["size"].astype(np.int16)
-            columns = pa.RecordBatch.from_pydict(columns | {"topic": pa.array(topic, pa.string()), "key": pa.array(key, pa.large_string())})
+            columns = pa.RecordBatch.from_pydict(
+                columns | {"topic": pa.array(topic, pa.string()), "key": pa.array(key, pa.large_string())}
+            )
         assert self.service.put_batch(columns, source="log", source_position=self.position) == len(entries)
         self.calls.append((entries, self.position))
         self.accepted = self.position
@@ -210,7 +237,14 @@ class IndexMachine(RuleBasedStateMachine):
         self.open()
         self.resolve()
 
-    @rule(name=works, nth=st.integers(1, 30), after=st.booleans(), torn=st.booleans(), cut=st.booleans(), seed=st.integers(0, 99))
+    @rule(
+        name=works,
+        nth=st.integers(1, 30),
+        after=st.booleans(),
+        torn=st.booleans(),
+        cut=st.booleans(),
+        seed=st.integers(0, 99),
+    )
     def crash_during(self, name, nth, after, torn, cut, seed):
         self.disk.crash(nth=nth, after=after, torn=torn)
         try:
@@ -237,7 +271,9 @@ class IndexMachine(RuleBasedStateMachine):
         self.open()
         self.resolve()
 
-    @rule(name=works, nth=st.integers(1, 30), times=st.sampled_from([1, 2, None]), full=st.booleans(), torn=st.booleans())
+    @rule(
+        name=works, nth=st.integers(1, 30), times=st.sampled_from([1, 2, None]), full=st.booleans(), torn=st.booleans()
+    )
     def trouble_on_the_disk(self, name, nth, times, full, torn):
         self.disk.fail(nth=nth, times=times, error=errno.ENOSPC if full else errno.EIO, torn=torn)
         try:
@@ -285,7 +321,9 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(topic=asked_topics, key=asked_keys, limits=ranges, count=counts)
     def query(self, topic, key, limits, count):
-        self.compare(self.service.query(topic, key, *limits, count), self.model.query(topic, key, *limits, count + 1), count)
+        self.compare(
+            self.service.query(topic, key, *limits, count), self.model.query(topic, key, *limits, count + 1), count
+        )
 
     @rule(topic=asked_topics, key=asked_keys, limits=ranges, count=st.integers(1, 3))
     def page_to_the_end(self, topic, key, limits, count):
@@ -326,5 +364,7 @@ class IndexMachine(RuleBasedStateMachine):
     def check_root(self):
         root = self.settings["root"]
         assert not list(root.rglob(TEMPORARY_PREFIX + "*"))
-        names = [path.stem for state in ("unsealed", "compacted", "uploaded") for path in (root / state).glob("*.index")]
+        names = [
+            path.stem for state in ("unsealed", "compacted", "uploaded") for path in (root / state).glob("*.index")
+        ]
         assert len(names) == len(set(names))

@@ -1,4 +1,6 @@
-"""Where the state machine's index lies: a storage that fails when told to, its URI, and the URI of a second index beside it."""
+"""Where the state machine's index lies: a storage that fails when told to, its URI, and the URI of a second index
+beside it.
+"""
 
 from __future__ import annotations
 

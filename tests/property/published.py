@@ -26,7 +26,15 @@ Mark = tuple[str, int, int | None, int, int, int, int]
 def mark(entry: ModelEntry, *, keyed: bool) -> Mark:
     """Return an entry as a file holds it."""
     print_of_key = fingerprint(entry.topic, entry.key) if keyed else None
-    return (entry.topic, key_hash(entry.topic, entry.key), print_of_key, entry.queue_id, entry.offset, entry.size, entry.second)
+    return (
+        entry.topic,
+        key_hash(entry.topic, entry.key),
+        print_of_key,
+        entry.queue_id,
+        entry.offset,
+        entry.size,
+        entry.second,
+    )
 
 
 class Published:
@@ -53,7 +61,9 @@ class Published:
         return made
 
     def rewrite(self, stored: StoredObject) -> StoredObject:
-        """Write what an object holds once more, as a file of another id, and return it; the log doesn't know of it yet."""
+        """Write what an object holds once more, as a file of another id, and return it; the log doesn't know of it
+        yet.
+        """
         data = self._storage.get(stored.name)
         trailer = _trailer(stored, data)
         metadata = trailer.metadata
@@ -64,15 +74,26 @@ class Published:
             entries[name] = items[name][::-1]  # a chain is read from its newest end
         file_id = f"{stored.file_id[:15]}-{secrets.token_hex(6)}"
         pieces = Compaction(entries, metadata.layout, metadata.begin_ms, metadata.end_ms).pieces(
-            file_id=file_id, topics=metadata.topics, source_positions=metadata.source_positions, lane=metadata.lane,
-            offset_space=metadata.offset_space, writer=metadata.writer, more=metadata.more,
-        )  # fmt: skip
+            file_id=file_id,
+            topics=metadata.topics,
+            source_positions=metadata.source_positions,
+            lane=metadata.lane,
+            offset_space=metadata.offset_space,
+            writer=metadata.writer,
+            more=metadata.more,
+        )
         whole = b"".join(bytes(piece) for piece in pieces)
         tail = Tail.decode(whole, file_id, len(whole))
         fresh = replace(
-            stored, name=data_name(file_id, secrets.token_hex(8)), file_id=file_id, size_bytes=len(whole), trailer_position=tail.position,
-            filter_length=tail.filter_length, directory_length=tail.directory_length, metadata_length=tail.metadata_length,
-        )  # fmt: skip
+            stored,
+            name=data_name(file_id, secrets.token_hex(8)),
+            file_id=file_id,
+            size_bytes=len(whole),
+            trailer_position=tail.position,
+            filter_length=tail.filter_length,
+            directory_length=tail.directory_length,
+            metadata_length=tail.metadata_length,
+        )
         self._storage.put(fresh.name, whole)
         return fresh
 
@@ -90,7 +111,9 @@ class Published:
             yield ModelEntry(topic, key, int(row["queue_id"]), int(row["offset"]), int(row["size"]), second)
 
     def _is_key(self, topic: str, key: str, row: np.void) -> bool:
-        return key_hash(topic, key) == row["key_hash"] and (not self._keyed or fingerprint(topic, key) == row["fingerprint"])
+        return key_hash(topic, key) == row["key_hash"] and (
+            not self._keyed or fingerprint(topic, key) == row["fingerprint"]
+        )
 
 
 def _trailer(stored: StoredObject, data: bytes) -> Trailer:

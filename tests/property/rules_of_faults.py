@@ -1,6 +1,8 @@
-"""What strikes lookups: bounds, a storage that fails or answers wrong bytes, objects that are gone, and objects that were replaced.
+"""What strikes lookups: bounds, a storage that fails or answers wrong bytes, objects that are gone, and objects that
+were replaced.
 
-A partial answer holds only entries that are there, in order, none twice, and all there are of whatever it doesn't name as failed.
+A partial answer holds only entries that are there, in order, none twice, and all there are of whatever it doesn't name
+as failed.
 """
 
 from __future__ import annotations
@@ -42,10 +44,13 @@ class StruckMachine(ReadingMachine):
         assert places == sorted(set(places), key=rank)
         identities = [(a.queue_id, a.offset, a.extra) for a in found]
         assert len(set(identities)) == len(found) <= count
-        # each is an entry that is there: not always the newest of its identity, which may be in a file that was not read
+        # each is an entry that is there: not always the newest of its identity, which may be in a file that was not
+        # read
         there = [e for e in model.entries if model._matches(e, topic, key, *limits)]
         there = [e for e in there if after is None or rank(model.order_key(e)) > rank(after)]
-        assert {(*place, a.size) for place, a in zip(places, found, strict=True)} <= {(*model.order_key(e), e.size) for e in there}
+        assert {(*place, a.size) for place, a in zip(places, found, strict=True)} <= {
+            (*model.order_key(e), e.size) for e in there
+        }
         # and none is missing of what was read
         newest = {(place[2], place[1], place[3]): place[0] for place in places}
         for entry in self.read(who, result, there):
@@ -82,11 +87,21 @@ class StruckMachine(ReadingMachine):
     # The rules
 
     @rule(
-        who=askers, topic=asked_topics, key=asked_keys, limits=ranges, count=counts, many=st.booleans(), partial=st.booleans(),
-        max_requests=st.sampled_from([None, 0, 1, 2, 5]), max_bytes=st.sampled_from([None, 0, 100, 1_000, 5_000]),
-        timeout_s=st.sampled_from([None, None, None, 1e-9, 300.0]), later_s=st.sampled_from([0, 0, 11]),
-    )  # fmt: skip
-    def ask_within_bounds(self, who, topic, key, limits, count, many, partial, max_requests, max_bytes, timeout_s, later_s):
+        who=askers,
+        topic=asked_topics,
+        key=asked_keys,
+        limits=ranges,
+        count=counts,
+        many=st.booleans(),
+        partial=st.booleans(),
+        max_requests=st.sampled_from([None, 0, 1, 2, 5]),
+        max_bytes=st.sampled_from([None, 0, 100, 1_000, 5_000]),
+        timeout_s=st.sampled_from([None, None, None, 1e-9, 300.0]),
+        later_s=st.sampled_from([0, 0, 11]),
+    )
+    def ask_within_bounds(
+        self, who, topic, key, limits, count, many, partial, max_requests, max_bytes, timeout_s, later_s
+    ):
         self.settle(who)
         self.index(who)
         self.clock.advance(later_s)  # so that a refresh is due
@@ -106,10 +121,17 @@ class StruckMachine(ReadingMachine):
         self.check_partial(who, result, topic, key, limits, count)
 
     @rule(
-        who=plain_askers, topic=asked_topics, key=asked_keys, limits=ranges, count=counts, many=st.booleans(), partial=st.booleans(),
-        nth=st.integers(1, 4), times=st.sampled_from([1, 2, None]),
+        who=plain_askers,
+        topic=asked_topics,
+        key=asked_keys,
+        limits=ranges,
+        count=counts,
+        many=st.booleans(),
+        partial=st.booleans(),
+        nth=st.integers(1, 4),
+        times=st.sampled_from([1, 2, None]),
         trouble=st.sampled_from(["fail", "fail all", "wrong", "short", "long", "log"]),
-    )  # fmt: skip
+    )
     def ask_a_storage_in_trouble(self, who, topic, key, limits, count, many, partial, nth, times, trouble):
         self.settle(who)
         self.index(who)
@@ -132,9 +154,15 @@ class StruckMachine(ReadingMachine):
         self.clock.advance(2)  # a reader that could not read the log tries again
 
     @rule(
-        who=askers, topic=asked_topics, key=asked_keys, limits=ranges, count=counts, many=st.booleans(), partial=st.booleans(),
+        who=askers,
+        topic=asked_topics,
+        key=asked_keys,
+        limits=ranges,
+        count=counts,
+        many=st.booleans(),
+        partial=st.booleans(),
         which=st.integers(0, 9),
-    )  # fmt: skip
+    )
     def ask_while_an_object_is_lost(self, who, topic, key, limits, count, many, partial, which):
         self.settle(who)
         self.index(who)

@@ -1,7 +1,9 @@
-"""Who else may be asked: readers of the root, of the storage alone, with a cache of their own, of one or two indexes as several.
+"""Who else may be asked: readers of the root, of the storage alone, with a cache of their own, of one or two indexes as
+several.
 
-Each is held to a model of what it can see. A reader of the root sees what is flushed, one of the storage what the log names at the
-position where it stands, taken from the objects by the codec alone. A page's cursor is continued in any later state by any other asker.
+Each is held to a model of what it can see. A reader of the root sees what is flushed, one of the storage what the log
+names at the position where it stands, taken from the objects by the codec alone. A page's cursor is continued in any
+later state by any other asker.
 """
 
 from __future__ import annotations
@@ -11,7 +13,17 @@ import random
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, consumes, rule
 
-from tests.property.index_machine import ALL, KEYS, TOPICS, IndexMachine, asked_keys, asked_topics, counts, ranges, seeded
+from tests.property.index_machine import (
+    ALL,
+    KEYS,
+    TOPICS,
+    IndexMachine,
+    asked_keys,
+    asked_topics,
+    counts,
+    ranges,
+    seeded,
+)
 from tests.property.published import Published
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.service.reading.parts import source_number
@@ -71,7 +83,13 @@ class ReadingMachine(IndexMachine):
             self.beyond = ReferenceModel(keyed=self.keyed)
             layout = {name: self.settings[name] for name in ("preset", "slots", "items")}
             root = self.folder / "second"
-            where = {"root": root, "storage": self.where.second, "clock": self.clock, "disk": FaultDisk(), "background": False}
+            where = {
+                "root": root,
+                "storage": self.where.second,
+                "clock": self.clock,
+                "disk": FaultDisk(),
+                "background": False,
+            }
             with IndexService.open(**where, **layout) as second:
                 self.second_number = source_number(second.index_id)
                 # all of what the first index may be seeded with, so that they agree in places and times
@@ -95,7 +113,9 @@ class ReadingMachine(IndexMachine):
             return self.published.model(index.log_state)
         joined = ReferenceModel(keyed=self.keyed, extra=["source"], identity=["source"])
         number = source_number(self.service.index_id)
-        models = {number: self.published.model(index._views[-1].log_state)} | ({self.second_number: self.beyond} if who == "two" else {})
+        models = {number: self.published.model(index._views[-1].log_state)} | (
+            {self.second_number: self.beyond} if who == "two" else {}
+        )
         for source, model in models.items():
             for e in model.entries:
                 joined.put(e.topic, e.queue_id, e.key, e.offset, e.size, e.second * 1000, source=source)
@@ -109,7 +129,10 @@ class ReadingMachine(IndexMachine):
         if who == "two":
             numbers[open_storage(self.where.second).uri] = self.second_number
         plain = [(Answer.of(item), numbers[item.source]) for item in result]
-        return [Answer(a.topic, a.queue_id, a.offset, a.size, a.timestamp_ms, a.key_hash, (("source", number),)) for a, number in plain]
+        return [
+            Answer(a.topic, a.queue_id, a.offset, a.size, a.timestamp_ms, a.key_hash, (("source", number),))
+            for a, number in plain
+        ]
 
     def ask(self, who, topic, key, limits, count, cursor=None, many=False, **how):
         """Ask; a reader beside the writer only where what is flushed is known."""
@@ -180,7 +203,9 @@ class ReadingMachine(IndexMachine):
         self.check(who, result, topic, key, limits, count, after)
         return (sourced, topic, key, limits, result.cursor, self.end_of(who, result, after))
 
-    @rule(sourced=st.booleans(), first=st.integers(0, 3), key=asked_keys, limits=ranges, count=st.sampled_from([2, 5, 9]))
+    @rule(
+        sourced=st.booleans(), first=st.integers(0, 3), key=asked_keys, limits=ranges, count=st.sampled_from([2, 5, 9])
+    )
     def page_to_the_end_by_all(self, sourced, first, key, limits, count):
         """Each page by the next of those who can see everything."""
         self.work("seal_and_run")
@@ -202,7 +227,10 @@ class ReadingMachine(IndexMachine):
     def end_of(self, who, result, after):
         return self.model_of(who).order_key_of(self.answers(who, result)[-1]) if len(result) else after
 
-    @rule(asked=st.lists(st.tuples(asked_topics, asked_keys, ranges, counts, st.booleans()), max_size=6), beside=st.booleans())
+    @rule(
+        asked=st.lists(st.tuples(asked_topics, asked_keys, ranges, counts, st.booleans()), max_size=6),
+        beside=st.booleans(),
+    )
     def query_many(self, asked, beside):
         """Many at once answer as each alone; some go on from a cursor."""
         lookups, afters = [], []
@@ -210,7 +238,9 @@ class ReadingMachine(IndexMachine):
             first = self.service.query(topic, key, *limits, 1)
             go_on = go_on and first.cursor is not None
             cursor = first.cursor if go_on else None
-            lookups.append(Lookup(topic=topic, key=key, begin_ms=limits[0], end_ms=limits[1], max_count=count, cursor=cursor))
+            lookups.append(
+                Lookup(topic=topic, key=key, begin_ms=limits[0], end_ms=limits[1], max_count=count, cursor=cursor)
+            )
             afters.append(self.model.order_key_of(Answer.of(first.items[-1])) if go_on else None)
         if beside:
             self.work("flush")
@@ -222,12 +252,18 @@ class ReadingMachine(IndexMachine):
         for q, after, result in zip(lookups, afters, results, strict=True):
             expected = self.model.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count + 1, after)
             assert [Answer.of(item) for item in result] == expected[: q.max_count]
-            assert result.status == "truncated" if len(expected) > q.max_count else result.status in ("complete", "truncated")
+            assert (
+                result.status == "truncated"
+                if len(expected) > q.max_count
+                else result.status in ("complete", "truncated")
+            )
             assert (result.cursor is not None) == (result.status == "truncated")
             if result.cursor is not None:
                 alone = self.service.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count, result.cursor)
                 after = self.model.order_key_of(Answer.of(result.items[-1])) if result.items else after
-                self.compare(alone, self.model.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count + 1, after), q.max_count)
+                self.compare(
+                    alone, self.model.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count + 1, after), q.max_count
+                )
 
     @rule()
     def a_fresh_reader_beside_the_writer_sees_what_is_flushed(self):
@@ -242,4 +278,6 @@ class ReadingMachine(IndexMachine):
         with IndexReader.open(storage_backend=self.storage, clock=self.clock) as reader:
             if work:
                 self.check_all(reader.query, self.durable)
-            assert sum(handle.count for handle in reader.files()) == sum(o.count for o in self.service.log_state.objects.values())
+            assert sum(handle.count for handle in reader.files()) == sum(
+                o.count for o in self.service.log_state.objects.values()
+            )

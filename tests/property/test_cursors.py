@@ -1,7 +1,8 @@
-"""Cursors that travel: each page is taken in another state of the files, and by another of writer, reader beside it, stateless reader.
+"""Cursors that travel: each page is taken in another state of the files, and by another of writer, reader beside it,
+stateless reader.
 
-Every page is compared with the model's, which knows nothing of files: what was put meanwhile with an older second comes on a later page,
-what was put with a newer one on none.
+Every page is compared with the model's, which knows nothing of files: what was put meanwhile with an older second comes
+on a later page, what was put with a newer one on none.
 """
 
 from __future__ import annotations
@@ -36,9 +37,15 @@ class Travels:
         self.storage = MemoryStorage()
         self.model = ReferenceModel(keyed=preset == "native")
         self._settings = {
-            "root": folder / "root", "preset": preset, "slots": 7, "items": items, "local_keep_s": KEEP_S, "background": False,
-            "query_threads": 2, "refresh_interval_s": 10**6,
-        }  # fmt: skip
+            "root": folder / "root",
+            "preset": preset,
+            "slots": 7,
+            "items": items,
+            "local_keep_s": KEEP_S,
+            "background": False,
+            "query_threads": 2,
+            "refresh_interval_s": 10**6,
+        }
         self._numbers = itertools.count()
         self._readers: list[IndexReader] = []
         self.buffered = self.unpublished = False
@@ -52,7 +59,9 @@ class Travels:
         return reader
 
     def open(self) -> None:
-        self.service = IndexService.open(storage_backend=self.storage, clock=self.clock, disk=FaultDisk(), **self._settings)
+        self.service = IndexService.open(
+            storage_backend=self.storage, clock=self.clock, disk=FaultDisk(), **self._settings
+        )
 
     def close(self) -> None:
         """Let go of everything."""
@@ -64,14 +73,22 @@ class Travels:
 
     def put(self, count: int, rng: random.Random) -> None:
         """Put `count` entries of the key in any order of time, and others among them."""
-        rows = [(n, rng.choice(["hot", "hot", "hot", "cold"]), NOW_MS - 1000 * rng.randrange(SPAN_S)) for n in range(count)]
+        rows = [
+            (n, rng.choice(["hot", "hot", "hot", "cold"]), NOW_MS - 1000 * rng.randrange(SPAN_S)) for n in range(count)
+        ]
         rows = [(next(self._numbers), key, ms) for _, key, ms in rows]
         for n, key, ms in rows:
             self.model.put("t", n % 3, key, n, 1, ms)
-        self.service.put_batch({
-            "topic": ["t"] * count, "queue_id": [n % 3 for n, _, _ in rows], "key": [key for _, key, _ in rows],
-            "offset": [n for n, _, _ in rows], "size": [1] * count, "timestamp_ms": [ms for _, _, ms in rows],
-        })  # fmt: skip
+        self.service.put_batch(
+            {
+                "topic": ["t"] * count,
+                "queue_id": [n % 3 for n, _, _ in rows],
+                "key": [key for _, key, _ in rows],
+                "offset": [n for n, _, _ in rows],
+                "size": [1] * count,
+                "timestamp_ms": [ms for _, _, ms in rows],
+            }
+        )
         self.buffered = self.unpublished = True
 
     def flush(self) -> None:
@@ -112,15 +129,23 @@ class Travels:
     def moves(self, rng: random.Random) -> dict[str, Callable[[], object]]:
         """Return what may happen, by name."""
         return {
-            "put": lambda: self.put(20, rng), "flush": self.flush, "seal": self.seal, "upload": self.upload, "retire": self.retire,
-            "reopen": self.reopen, "crash": self.crash, "another_reader": self.another_reader,
-        }  # fmt: skip
+            "put": lambda: self.put(20, rng),
+            "flush": self.flush,
+            "seal": self.seal,
+            "upload": self.upload,
+            "retire": self.retire,
+            "reopen": self.reopen,
+            "crash": self.crash,
+            "another_reader": self.another_reader,
+        }
 
     # Asking
 
     def askers(self) -> list[str]:
         """Return who can see everything now."""
-        return [asker for asker, blind in zip(ASKERS, (False, self.buffered, self.unpublished), strict=True) if not blind]
+        return [
+            asker for asker, blind in zip(ASKERS, (False, self.buffered, self.unpublished), strict=True) if not blind
+        ]
 
     def page(self, asker: str, count: int, cursor: str | None, *, many: bool = False) -> QueryResult:
         index = {"service": self.service, "beside": self.beside, "stateless": self.stateless}[asker]
@@ -133,7 +158,10 @@ class Travels:
 
 
 def check_pages(
-    travels: Travels, plan: Iterator[tuple[list[str], int, int]], rng: random.Random, kinds: set[tuple[str, str]] | None = None
+    travels: Travels,
+    plan: Iterator[tuple[list[str], int, int]],
+    rng: random.Random,
+    kinds: set[tuple[str, str]] | None = None,
 ) -> list[Answer]:
     """Follow `plan` (moves before a page, which asker, how many answers) to the last page; return all answers."""
     model, seen = travels.model, []
@@ -220,7 +248,12 @@ def test_pages_of_a_key_with_thousands_of_entries(tmp_path, preset, first, count
 
 plans = st.lists(
     st.tuples(
-        st.lists(st.sampled_from(["put", "flush", "seal", "upload", "upload", "retire", "reopen", "crash", "another_reader"]), max_size=3),
+        st.lists(
+            st.sampled_from(
+                ["put", "flush", "seal", "upload", "upload", "retire", "reopen", "crash", "another_reader"]
+            ),
+            max_size=3,
+        ),
         st.integers(0, 9),
         st.sampled_from([1, 2, 7, 64]),
     ),

@@ -21,7 +21,11 @@ from tiered_index.service.merge import plan
 from tiered_index.service.merge import writing as task_module
 from tiered_index.service.merge.pieces import SourceReader
 
-KINDS: dict[str, dict[str, Any]] = {"native": {}, "rocketmq": {"preset": "rocketmq"}, "extended": {"item_type": RegionItem}}
+KINDS: dict[str, dict[str, Any]] = {
+    "native": {},
+    "rocketmq": {"preset": "rocketmq"},
+    "extended": {"item_type": RegionItem},
+}
 ROW = st.tuples(st.integers(0, 60), st.integers(0, 3599), st.sampled_from("abc"))
 STEP = st.one_of(
     st.tuples(st.just("publish"), st.lists(ROW, min_size=1, max_size=12)),
@@ -32,10 +36,15 @@ STEP = st.one_of(
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    st.sampled_from(sorted(KINDS)), st.sampled_from([1, 5, 64]), st.sampled_from([16, 1 << 20]), st.sampled_from([0, plan._HELD_BYTES]),
+    st.sampled_from(sorted(KINDS)),
+    st.sampled_from([1, 5, 64]),
+    st.sampled_from([16, 1 << 20]),
+    st.sampled_from([0, plan._HELD_BYTES]),
     st.lists(STEP, min_size=2, max_size=9),
-)  # fmt: skip
-def test_any_order_of_uploads_and_merges(kind: str, slots: int, piece: int, held: int, steps: list[tuple[str, Any]]) -> None:
+)
+def test_any_order_of_uploads_and_merges(
+    kind: str, slots: int, piece: int, held: int, steps: list[tuple[str, Any]]
+) -> None:
     before = task_module.PIECE_ITEMS, plan._HELD_BYTES
     task_module.PIECE_ITEMS, plan._HELD_BYTES = piece, held
     with tempfile.TemporaryDirectory() as folder:
@@ -64,7 +73,9 @@ def test_any_order_of_uploads_and_merges(kind: str, slots: int, piece: int, held
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(1, 300), st.integers(1, 8), st.sampled_from([1, 7, 64]), st.integers(0, 2**31))
 def test_pieces_of_any_size_are_the_same_entries(most: int, step: int, slots: int, seed: int) -> None:
-    """In order of base slots, none twice, none missing; a piece is more than it should be only where one step or one second is."""
+    """In order of base slots, none twice, none missing; a piece is more than it should be only where one step or one
+    second is.
+    """
     rng = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as folder:
         life = Merging(Path(folder), settings={"slots": slots})
@@ -88,7 +99,9 @@ def test_pieces_of_any_size_are_the_same_entries(most: int, step: int, slots: in
                 for piece in pieces:
                     base = piece.items["key_hash"].astype(np.int64) % slots
                     assert ((base >= piece.low) & (base < piece.high)).all() and piece.low % step == 0
-                whole = SourceReader(cold, sources, state.genesis.layout.schema, slots, first, last, step).pieces(1 << 30)
+                whole = SourceReader(cold, sources, state.genesis.layout.schema, slots, first, last, step).pieces(
+                    1 << 30
+                )
                 together = [(len(piece.items), entry_checksum(piece.items, piece.seconds)) for piece in whole]
                 apart = [(len(piece.items), entry_checksum(piece.items, piece.seconds)) for piece in pieces]
                 assert sum(n for n, _ in apart) == sum(n for n, _ in together) == sum(reader.read_counts.values())

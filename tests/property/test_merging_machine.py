@@ -1,7 +1,8 @@
-"""Merges and sweeps between everything else that may be done to an index: answers are the model's, and no entry is there twice.
+"""Merges and sweeps between everything else that may be done to an index: answers are the model's, and no entry is
+there twice.
 
-The writer crashes, loses power, hears half of what the storage did and starts again, as `index_machine` says; in between its files are
-merged by jobs that fail at any call or die, and what nobody names is deleted.
+The writer crashes, loses power, hears half of what the storage did and starts again, as `index_machine` says; in
+between its files are merged by jobs that fail at any call or die, and what nobody names is deleted.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class MergingMachine(IndexMachine):
         before = self.logged()
         self.merge(window_s)
         after = self.logged()
-        assert sum(stored.count for stored in after.objects.values()) == sum(stored.count for stored in before.objects.values())
+        assert sum(stored.count for stored in after.objects.values()) == sum(
+            stored.count for stored in before.objects.values()
+        )
         self.check_all(self.service.query, self.model)
 
     @rule(
@@ -81,10 +84,14 @@ class MergingMachine(IndexMachine):
 
     @rule()
     def read_afresh(self) -> None:
-        """A reader of the storage alone finds as many entries as the log says, and none that the writer doesn't know."""
+        """A reader of the storage alone finds as many entries as the log says, and none that the writer doesn't
+        know.
+        """
         with IndexReader.open(storage_backend=self.storage, clock=self.clock, query_threads=2) as reader:
             state = reader.log_state
-            assert sum(handle.count for handle in reader.files()) == sum(stored.count for stored in state.objects.values())
+            assert sum(handle.count for handle in reader.files()) == sum(
+                stored.count for stored in state.objects.values()
+            )
             self.model_holds(reader)
 
     def model_holds(self, reader: IndexReader) -> None:
@@ -100,13 +107,19 @@ class MergingMachine(IndexMachine):
     def merge(self, window_s: int) -> None:
         log = StorageLog(self.storage, self.clock)
         log.open()
-        merge(self.storage, log, self.clock, MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=1 << 20), threads=1)
+        merge(
+            self.storage, log, self.clock, MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=1 << 20), threads=1
+        )
 
     def logged(self) -> LogState:
         log = StorageLog(self.storage, self.clock)
         return log.open()
 
 
-@pytest.mark.parametrize("examples", [pytest.param(12, id="short"), pytest.param(800, id="long", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "examples", [pytest.param(12, id="short"), pytest.param(800, id="long", marks=pytest.mark.slow)]
+)
 def test_merges_between_everything_else(examples: int) -> None:
-    run_state_machine_as_test(MergingMachine, settings=settings(max_examples=examples, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(
+        MergingMachine, settings=settings(max_examples=examples, stateful_step_count=30, deadline=None)
+    )

@@ -1,4 +1,6 @@
-"""Threads put, flush, seal and run the life cycle while others look: an entry that was put is found from then on, in every moment."""
+"""Threads put, flush, seal and run the life cycle while others look: an entry that was put is found from then on, in
+every moment.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,13 @@ class _Race:
             timestamp_ms = NOW_MS + 1000 * rng.randrange(500)
             try:
                 if number % 50 == 0:
-                    columns = {"topic": ["t"], "queue_id": [0], "key": [f"k{number % 7}"], "offset": [number], "size": [1]}
+                    columns = {
+                        "topic": ["t"],
+                        "queue_id": [0],
+                        "key": [f"k{number % 7}"],
+                        "offset": [number],
+                        "size": [1],
+                    }
                     self.service.put_batch(columns | {"timestamp_ms": [timestamp_ms]})
                 else:
                     self.service.put("t", 0, f"k{number % 7}", number, 1, timestamp_ms)
@@ -82,8 +90,17 @@ class _Race:
 
 
 def test_an_entry_is_found_in_every_moment(tmp_path, eager_switches):
-    settings = {"slots": 7, "items": 400, "background": False, "local_keep_s": 0, "query_threads": 2, "buffer_max_entries": 300}
-    with IndexService.open(root=tmp_path / "root", storage_backend=MemoryStorage(), disk=FaultDisk(), **settings) as service:
+    settings = {
+        "slots": 7,
+        "items": 400,
+        "background": False,
+        "local_keep_s": 0,
+        "query_threads": 2,
+        "buffer_max_entries": 300,
+    }
+    with IndexService.open(
+        root=tmp_path / "root", storage_backend=MemoryStorage(), disk=FaultDisk(), **settings
+    ) as service:
         race = _Race(service)
         works = [(race.put,), (race.look, 1), (race.look, 2), (race.flush,), (race.live,)]
         threads = [threading.Thread(target=race.guarded, args=work) for work in works]

@@ -23,14 +23,16 @@ T = 1_700_000_000_000
 
 def put(index: IndexService, first: int, stop: int, topic: str, rng: random.Random) -> None:
     n = stop - first
-    index.put_batch({
-        "topic": [topic] * n,
-        "queue_id": np.array([rng.randrange(3) for _ in range(n)]),
-        "key": ["hot" if i % 4 == 0 else f"k{i % 150}" for i in range(first, stop)],
-        "offset": np.arange(first, stop),
-        "size": np.full(n, 10),
-        "timestamp_ms": T + np.arange(first, stop) * 300,
-    })  # fmt: skip
+    index.put_batch(
+        {
+            "topic": [topic] * n,
+            "queue_id": np.array([rng.randrange(3) for _ in range(n)]),
+            "key": ["hot" if i % 4 == 0 else f"k{i % 150}" for i in range(first, stop)],
+            "offset": np.arange(first, stop),
+            "size": np.full(n, 10),
+            "timestamp_ms": T + np.arange(first, stop) * 300,
+        }
+    )
 
 
 def lookups(rng: random.Random, count: int) -> list[Lookup]:
@@ -46,7 +48,10 @@ def lookups(rng: random.Random, count: int) -> list[Lookup]:
                 max_count=rng.choice([1, 2, 7, 64, 10_000]),
             )
         )
-    return [q if q.begin_ms is None or q.end_ms is None or q.begin_ms <= q.end_ms else Lookup(topic="t", key="hot") for q in found]
+    return [
+        q if q.begin_ms is None or q.end_ms is None or q.begin_ms <= q.end_ms else Lookup(topic="t", key="hot")
+        for q in found
+    ]
 
 
 def assert_same(index: IndexService | IndexReader, asked: list[Lookup]) -> None:
@@ -71,9 +76,15 @@ def index(request: pytest.FixtureRequest, tmp_path: Path):
     rng = random.Random(5)
     clock = ManualClock(T + 3_600_000)
     service = IndexService.open(
-        root=tmp_path / "root", preset=request.param, slots=64, items=1200, background=False, local_keep_s=100,
-        clock=clock, storage_backend=MemoryStorage(),
-    )  # fmt: skip
+        root=tmp_path / "root",
+        preset=request.param,
+        slots=64,
+        items=1200,
+        background=False,
+        local_keep_s=100,
+        clock=clock,
+        storage_backend=MemoryStorage(),
+    )
     with service:
         put(service, 0, 2000, "t", rng)
         service.seal()
@@ -115,7 +126,11 @@ def test_answers_of_small_pieces(index: IndexService, monkeypatch: pytest.Monkey
     monkeypatch.setattr(matches, "_HELD_ROWS", 5)
     monkeypatch.setattr(search, "_WINDOW_BYTES", 1)
     assert_same(index, lookups(random.Random(3), 200))
-    hot = [Lookup(topic="t", key="hot", max_count=count, begin_ms=T + at) for at in range(0, 1_300_000, 50_000) for count in (1, 20, 5000)]
+    hot = [
+        Lookup(topic="t", key="hot", max_count=count, begin_ms=T + at)
+        for at in range(0, 1_300_000, 50_000)
+        for count in (1, 20, 5000)
+    ]
     assert_same(index, hot)
 
 
@@ -131,29 +146,53 @@ def test_cut_slots_equal_single_queries_and_are_read_once(
     rng = np.random.default_rng(7)
     storage = Recorder(MemoryStorage())
     with IndexService.open(
-        root=tmp_path / "root", preset=preset, slots=3, items=1500, background=False, local_keep_s=0, max_early_s=10**9,
-        clock=ManualClock(T), storage_backend=storage,
-    ) as service:  # fmt: skip
+        root=tmp_path / "root",
+        preset=preset,
+        slots=3,
+        items=1500,
+        background=False,
+        local_keep_s=0,
+        max_early_s=10**9,
+        clock=ManualClock(T),
+        storage_backend=storage,
+    ) as service:
         for count, spread_s in ((1000, 400), (800, 3), (500, 100_000)):
-            service.put_batch({
-                "topic": ["t"] * count, "queue_id": rng.integers(0, 2, count), "size": rng.integers(0, 9, count),
-                "key": [f"k{n}" for n in rng.choice(5, count, p=[0.6, 0.2, 0.1, 0.05, 0.05])], "offset": rng.integers(0, 200, count),
-                "timestamp_ms": T + np.arange(count) * 20 * (spread_s // 30) + rng.integers(0, spread_s * 1000, count),
-            })  # fmt: skip
+            service.put_batch(
+                {
+                    "topic": ["t"] * count,
+                    "queue_id": rng.integers(0, 2, count),
+                    "size": rng.integers(0, 9, count),
+                    "key": [f"k{n}" for n in rng.choice(5, count, p=[0.6, 0.2, 0.1, 0.05, 0.05])],
+                    "offset": rng.integers(0, 200, count),
+                    "timestamp_ms": T
+                    + np.arange(count) * 20 * (spread_s // 30)
+                    + rng.integers(0, spread_s * 1000, count),
+                }
+            )
             service.seal()
         for _ in range(3):
             service.run_lifecycle()
         assert {handle.place for handle in service.files()} == {"storage"}
     with IndexReader.open(
-        storage_backend=storage, block_cache_bytes=0, filter_after_probes=10**6, query_threads=2, coalesce_gap_bytes=gap_bytes,
-    ) as reader:  # fmt: skip
+        storage_backend=storage,
+        block_cache_bytes=0,
+        filter_after_probes=10**6,
+        query_threads=2,
+        coalesce_gap_bytes=gap_bytes,
+    ) as reader:
         reader.query_many([Lookup(topic="t", key="k0")])
         for number in range(10):
             asked = []
             for _ in range(rng.integers(1, 12)):
                 begin = T + int(rng.integers(-10_000, 400_000))
-                ranged = {"begin_ms": begin, "end_ms": begin + int(rng.integers(0, 100_000))} if rng.random() < 0.5 else {}
-                asked.append(Lookup(topic="t", key=f"k{rng.integers(0, 7)}", max_count=int(rng.choice([1, 3, 20, 5000])), **ranged))
+                ranged = (
+                    {"begin_ms": begin, "end_ms": begin + int(rng.integers(0, 100_000))} if rng.random() < 0.5 else {}
+                )
+                asked.append(
+                    Lookup(
+                        topic="t", key=f"k{rng.integers(0, 7)}", max_count=int(rng.choice([1, 3, 20, 5000])), **ranged
+                    )
+                )
             storage.reset()
             reader.query_many(asked)
             ranges = sorted((read.name, read.start, read.end) for read in storage.reads)
@@ -171,16 +210,30 @@ def test_hot_keys_in_the_write_buffer(preset: str, tmp_path: Path, monkeypatch: 
     count = 600
     asked = [
         Lookup(topic="t", key="hot", max_count=most, begin_ms=T + begin, end_ms=T + begin + span)
-        for begin in (0, 9_000, 15_000) for span in (0, 4_000, 30_000) for most in (1, 5, 60, 1000)
-    ]  # fmt: skip
+        for begin in (0, 9_000, 15_000)
+        for span in (0, 4_000, 30_000)
+        for most in (1, 5, 60, 1000)
+    ]
     with IndexService.open(
-        root=tmp_path / "root", preset=preset, slots=3, items=1500, background=False, max_early_s=10**9, clock=ManualClock(T),
+        root=tmp_path / "root",
+        preset=preset,
+        slots=3,
+        items=1500,
+        background=False,
+        max_early_s=10**9,
+        clock=ManualClock(T),
         storage_backend=MemoryStorage(),
-    ) as service:  # fmt: skip
-        service.put_batch({
-            "topic": ["t"] * count, "queue_id": rng.integers(0, 2, count), "size": rng.integers(0, 9, count), "key": ["hot"] * count,
-            "offset": rng.integers(0, 2000, count), "timestamp_ms": T + rng.integers(0, 20_000, count),
-        })  # fmt: skip
+    ) as service:
+        service.put_batch(
+            {
+                "topic": ["t"] * count,
+                "queue_id": rng.integers(0, 2, count),
+                "size": rng.integers(0, 9, count),
+                "key": ["hot"] * count,
+                "offset": rng.integers(0, 2000, count),
+                "timestamp_ms": T + rng.integers(0, 20_000, count),
+            }
+        )
         assert_same(service, asked)
         service.flush()
         assert_same(service, asked)
@@ -192,7 +245,9 @@ def test_cursors_continue_within_a_batch(index: IndexService) -> None:
     seen = []
     cursor = None
     while True:
-        answer, other = index.query_many([Lookup(topic="t", key="hot", max_count=100, cursor=cursor), Lookup(topic="t", key="k7")])
+        answer, other = index.query_many(
+            [Lookup(topic="t", key="hot", max_count=100, cursor=cursor), Lookup(topic="t", key="k7")]
+        )
         assert other.items == index.query("t", "k7").items
         seen += answer.items
         cursor = answer.cursor
@@ -231,11 +286,17 @@ def test_a_lost_object_fails_the_batch_or_is_named(index: IndexService) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        Lookup(topic="", key="k"), Lookup(topic="t", key=""), Lookup(topic="t", key="k" * 40_000), Lookup(topic="t", key="k", max_count=0),
-        Lookup(topic="t", key="k", begin_ms=2, end_ms=1), Lookup(topic="t", key=5), Lookup(topic=5, key="k"),  # type: ignore[arg-type]
-        Lookup(topic="t", key="k", begin_ms=1.5), Lookup(topic="t", key="k", max_count="7"),  # type: ignore[arg-type]
+        Lookup(topic="", key="k"),
+        Lookup(topic="t", key=""),
+        Lookup(topic="t", key="k" * 40_000),
+        Lookup(topic="t", key="k", max_count=0),
+        Lookup(topic="t", key="k", begin_ms=2, end_ms=1),
+        Lookup(topic="t", key=5),
+        Lookup(topic=5, key="k"),  # type: ignore[arg-type]
+        Lookup(topic="t", key="k", begin_ms=1.5),
+        Lookup(topic="t", key="k", max_count="7"),  # type: ignore[arg-type]
     ],
-)  # fmt: skip
+)
 def test_bad_lookups_are_refused(index: IndexService, wrong: Lookup) -> None:
     with pytest.raises(InvalidArgument):
         index.query_many([Lookup(topic="t", key="k"), wrong])

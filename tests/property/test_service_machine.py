@@ -1,4 +1,6 @@
-"""Whatever is done to an index, on any backend, and whoever is asked: the answers are the reference model's. See `index_machine`."""
+"""Whatever is done to an index, on any backend, and whoever is asked: the answers are the reference model's. See
+`index_machine`.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_an_index_answers_as_the_model_does(machine, request):
 
 @pytest.mark.parametrize("machine", BACKENDS, indirect=True)
 def test_every_way_to_ask_is_met_on_every_backend(machine):
-    """Whatever steps are chosen above: each asker's cursors, partial answers and refreshes, of one index and of several."""
+    """Whatever steps are chosen above: each asker's cursors, partial answers and refreshes, of one index and of
+    several.
+    """
     statuses = set()
 
     class Watched(machine):
@@ -84,7 +88,9 @@ def test_every_way_to_ask_is_met_on_every_backend(machine):
         for who in PLAIN:
             state.some_more_is_published(seed=6)
             for trouble in ("log", "fail", "wrong"):
-                state.ask_a_storage_in_trouble(who=who, count=64, many=False, partial=True, nth=1, times=None, trouble=trouble, **hot)
+                state.ask_a_storage_in_trouble(
+                    who=who, count=64, many=False, partial=True, nth=1, times=None, trouble=trouble, **hot
+                )
                 # a writer knows its own log
                 assert statuses == {(who, "complete" if (who, trouble) == ("service", "log") else "partial")}
                 statuses.clear()
@@ -98,4 +104,6 @@ def test_every_way_to_ask_is_met_on_every_backend(machine):
 @pytest.mark.parametrize("machine", BACKENDS, indirect=True)
 def test_an_index_answers_as_the_model_does_for_long(machine, request):
     backend = request.node.callspec.params["machine"]
-    run_state_machine_as_test(machine, settings=settings(max_examples=LONG[backend], stateful_step_count=60, derandomize=False))
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=LONG[backend], stateful_step_count=60, derandomize=False)
+    )

@@ -1,4 +1,6 @@
-"""`TimeRangeSkipList` against a sorted list, and under threads: a scan never misses a handle that was there all along."""
+"""`TimeRangeSkipList` against a sorted list, and under threads: a scan never misses a handle that was there all
+along.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def test_a_node_is_removed_once_and_an_interval_does_not_end_before_it_begins():
 
 
 class _Interleaving:
-    """Runs one call and, at its n-th bytecode inside the list's module, something else: every place a thread could be switched at."""
+    """Runs one call and, at its n-th bytecode inside the list's module, something else: every place a thread could be
+    switched at.
+    """
 
     def __init__(self, at, other):
         self.at, self.other, self.count = at, other, 0
@@ -178,7 +182,10 @@ def test_a_scan_at_any_bytecode_of_a_change_misses_nothing(few_levels, seed):
             tested, steady, passing, keep, rng = _small_list(seed)
             changes = list(_changes(tested, passing, keep, rng))
             seen = []
-            race = _Interleaving(at, lambda: seen.extend((low, list(tested.overlapping(low, low + 2))) for low in (0, 6, 13, 30)))  # noqa: B023
+            lows = (0, 6, 13, 30)
+            # called at once
+            look = lambda: seen.extend((low, list(tested.overlapping(low, low + 2))) for low in lows)  # noqa: B023, E731
+            race = _Interleaving(at, look)
             race.run(changes[change % len(changes)])
             for low, nodes in seen:
                 assert not _missed(nodes, steady, low, low + 2), f"change {change} at bytecode {at}"

@@ -1,6 +1,8 @@
-"""Compaction by jobs between everything else that may be done to an index: answers are the model's, and no entry is there twice.
+"""Compaction by jobs between everything else that may be done to an index: answers are the model's, and no entry is
+there twice.
 
-As `test_merging_machine`, with a writer that stages its files and jobs that compact them, some of which are late, fail at any call or die.
+As `test_merging_machine`, with a writer that stages its files and jobs that compact them, some of which are late, fail
+at any call or die.
 """
 
 from __future__ import annotations
@@ -75,6 +77,10 @@ class StagingMachine(MergingMachine):
         super().sweep()
 
 
-@pytest.mark.parametrize("examples", [pytest.param(12, id="short"), pytest.param(800, id="long", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "examples", [pytest.param(12, id="short"), pytest.param(800, id="long", marks=pytest.mark.slow)]
+)
 def test_jobs_between_everything_else(examples: int) -> None:
-    run_state_machine_as_test(StagingMachine, settings=settings(max_examples=examples, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(
+        StagingMachine, settings=settings(max_examples=examples, stateful_step_count=30, deadline=None)
+    )

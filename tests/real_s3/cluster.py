@@ -1,7 +1,9 @@
-"""The smallest Ceph that is an S3 service: one monitor, one OSD on a sparse file, one gateway, on loopback ports that were free.
+"""The smallest Ceph that is an S3 service: one monitor, one OSD on a sparse file, one gateway, on loopback ports that
+were free.
 
-Everything it writes lies in one state folder, which `init` fills and `remove` deletes. Acknowledged writes are on the disk, so the
-processes may be killed and started again. A process is ended only if its command line names this state folder.
+Everything it writes lies in one state folder, which `init` fills and `remove` deletes. Acknowledged writes are on the
+disk, so the processes may be killed and started again. A process is ended only if its command line names this state
+folder.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ PROGRAMS = ("ceph-mon", "ceph-osd", "radosgw")
 
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
-# Started by this process, which may end before they do: they are kept here, or each would warn that nobody waits for it.
+# Started by this process, which may end before they do: they are kept here, or each would warn that nobody waits for
+# it.
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,10 @@ class Cluster:
         return (self.state / "ready").exists()
 
     def init(self) -> None:
-        """Make an empty cluster with one S3 user, and leave it stopped. An earlier one in this folder is stopped and deleted."""
+        """Make an empty cluster with one S3 user, and leave it stopped.
+
+        An earlier one in this folder is stopped and deleted.
+        """
         self.remove()
         for name in ("monitor", "osd", "run", "log", "gateway"):
             (self.state / name).mkdir(parents=True)
@@ -117,20 +123,35 @@ class Cluster:
                 os.kill(process_id, number)
 
     def fill(self) -> None:
-        """Have the disk count as full: from some seconds later every write is refused as on a full one, with InsufficientCapacity."""
+        """Have the disk count as full: from some seconds later every write is refused as on a full one, with
+        InsufficientCapacity.
+        """
         for which, ratio in (("nearfull", 0.00001), ("backfillfull", 0.00002), ("full", 0.00003)):
             self._administer("osd", f"set-{which}-ratio", f"{ratio:f}")
 
     def make_room(self) -> None:
-        """Take `fill` back; return when that is known. An OSD that is killed before it said so would count as full for ever."""
+        """Take `fill` back; return when that is known. An OSD that is killed before it said so would count as full for
+        ever.
+        """
         for which, ratio in (("full", 0.95), ("backfillfull", 0.90), ("nearfull", 0.85)):
             self._administer("osd", f"set-{which}-ratio", f"{ratio:f}")
         self._until(lambda: not _FULL.search(self._administer("osd", "dump")), "the disk still counts as full")
 
     def set_quota(self, *, enabled: bool) -> None:
-        """Let the user store no object more than there are, or any number: what is too much is refused with QuotaExceeded."""
+        """Let the user store no object more than there are, or any number: what is too much is refused with
+        QuotaExceeded.
+        """
         for words in (("set", "--max-objects=1"), ("enable",)) if enabled else (("disable",),):
-            self._run("radosgw-admin", "-n", "client.rgw.a", "quota", words[0], "--quota-scope=user", "--uid=tests", *words[1:])
+            self._run(
+                "radosgw-admin",
+                "-n",
+                "client.rgw.a",
+                "quota",
+                words[0],
+                "--quota-scope=user",
+                "--uid=tests",
+                *words[1:],
+            )
 
     def remove(self) -> None:
         """Stop what runs and delete the state."""
@@ -139,7 +160,14 @@ class Cluster:
             shutil.rmtree(self.state)
 
     def _make_user(self) -> None:
-        user = ("user", "create", "--uid=tests", "--display-name=tests", f"--access-key={ACCESS_KEY}", f"--secret-key={SECRET_KEY}")
+        user = (
+            "user",
+            "create",
+            "--uid=tests",
+            "--display-name=tests",
+            f"--access-key={ACCESS_KEY}",
+            f"--secret-key={SECRET_KEY}",
+        )
         self._run("radosgw-admin", "-n", "client.rgw.a", *user)
 
     def _run(self, program: str, *arguments: str) -> None:
@@ -151,7 +179,8 @@ class Cluster:
         return self._finish("ceph", command, environment)
 
     def _finish(self, program: str, command: list[str], environment: Mapping[str, str]) -> str:
-        # The programs' own time-outs end them where another process of the cluster does not answer; this bound is for what they lack.
+        # The programs' own time-outs end them where another process of the cluster does not answer; this bound is for
+        # what they lack.
         try:
             done = subprocess.run(
                 command,
@@ -167,16 +196,24 @@ class Cluster:
         with self._log(program).open("a") as log:
             log.write(done.stdout + done.stderr)
         if done.returncode:
-            raise ClusterError(f"{program} ended with {done.returncode}; see {self._log(program)}\n{done.stderr[-_SHOWN_CHARACTERS:]}")
+            raise ClusterError(
+                f"{program} ended with {done.returncode}; see {self._log(program)}\n{done.stderr[-_SHOWN_CHARACTERS:]}"
+            )
         return done.stdout
 
     def _launch(self, program: str) -> None:
         identity = {"ceph-mon": ("-i", "a"), "ceph-osd": ("-i", "0"), "radosgw": ("-n", "client.rgw.a")}[program]
         command = self.programs.command(program, "-f", "-c", str(self._config()), *identity)
         with self._log(program).open("a") as log:
-            # A session of its own: an interrupt typed at a test run must not reach it before the run has put things in order.
+            # A session of its own: an interrupt typed at a test run must not reach it before the run has put things in
+            # order.
             process = subprocess.Popen(
-                command, env=self._environment({}), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                env=self._environment({}),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self._children[process.pid] = process
         (self.state / "run" / f"{program}.pid").write_text(str(process.pid))
@@ -209,7 +246,10 @@ class Cluster:
         (self.state / "run" / f"{program}.pid").unlink(missing_ok=True)
 
     def _gone(self, process_id: int) -> bool:
-        """Return whether a process has ended. Its memory goes first, its locks on files last, and the next start needs those."""
+        """Return whether a process has ended.
+
+        Its memory goes first, its locks on files last, and the next start needs those.
+        """
         child = self._children.get(process_id)
         if child is not None:
             return child.poll() is not None
@@ -222,7 +262,9 @@ class Cluster:
     def _answers(self) -> bool:
         for program in PROGRAMS:
             if self._running(program) is None:
-                raise ClusterError(f"{program} ended; see {self._log(program)}\n{self._log(program).read_text()[-_SHOWN_CHARACTERS:]}")
+                raise ClusterError(
+                    f"{program} ended; see {self._log(program)}\n{self._log(program).read_text()[-_SHOWN_CHARACTERS:]}"
+                )
         try:
             with urllib.request.urlopen(self.endpoint_url, timeout=5):
                 return True
@@ -253,7 +295,9 @@ def _wait_for(condition: Callable[[], bool], bound_s: float) -> bool:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports below those that the system gives to outgoing connections, which would take them again while nobody listens."""
+    """Return ports below those that the system gives to outgoing connections, which would take them again while nobody
+    listens.
+    """
     found: list[int] = []
     for port in random.sample(_PORTS, 200):
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -277,7 +321,10 @@ def _configuration(state: Path, programs: Programs, ports: Ports, cluster_id: st
             "auth allow insecure global id reclaim": "true",
             "mon warn on insecure global id reclaim": "false",
             # without authentication the default, encrypted mode never connects
-            **{f"ms {who} mode": "crc" for who in ("cluster", "service", "client", "mon cluster", "mon service", "mon client")},
+            **{
+                f"ms {who} mode": "crc"
+                for who in ("cluster", "service", "client", "mon cluster", "mon service", "mon client")
+            },
             # one copy on one disk
             "osd pool default size": 1,
             "osd pool default min size": 1,
@@ -324,5 +371,8 @@ def _configuration(state: Path, programs: Programs, ports: Ports, cluster_id: st
             "rgw gc obj min wait": 30,
         },
     }
-    blocks = ("\n".join((f"[{name}]", *(f"{key} = {value}" for key, value in settings.items()))) for name, settings in sections.items())
+    blocks = (
+        "\n".join((f"[{name}]", *(f"{key} = {value}" for key, value in settings.items())))
+        for name, settings in sections.items()
+    )
     return "\n".join(blocks) + "\n"

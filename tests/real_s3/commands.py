@@ -26,7 +26,13 @@ def ingest_command(source: Path, root: Path, uri: str) -> list[str]:
 
 def settings(**more: str) -> dict[str, str]:
     """Return the environment: small parts, no pauses, no local copies, and the client's own way in."""
-    chosen = {"UPLOAD_PART_BYTES": str(PART_BYTES), "LIFECYCLE_INTERVAL_S": "0.1", "LOCAL_KEEP_S": "0", "FLUSH_INTERVAL_S": "0.1", **more}
+    chosen = {
+        "UPLOAD_PART_BYTES": str(PART_BYTES),
+        "LIFECYCLE_INTERVAL_S": "0.1",
+        "LOCAL_KEEP_S": "0",
+        "FLUSH_INTERVAL_S": "0.1",
+        **more,
+    }
     return {**os.environ, **{f"TIERED_INDEX_{name}": value for name, value in chosen.items()}}
 
 
@@ -34,7 +40,12 @@ def settings(**more: str) -> dict[str, str]:
 def started(command: list[str], environment: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
     """Start `command`; it is gone when the block ends, also where it is stopped."""
     process = subprocess.Popen(
-        command, env=environment or settings(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env=environment or settings(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     with process:
         try:

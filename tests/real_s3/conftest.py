@@ -1,4 +1,6 @@
-"""The server under test: the one that `make test-s3` started, or the endpoint that TIERED_INDEX_TEST_S3_ENDPOINT names."""
+"""The server under test: the one that `make test-s3` started, or the endpoint that TIERED_INDEX_TEST_S3_ENDPOINT
+names.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ class Server:
 def server() -> Iterator[Server]:
     endpoint_url = os.environ.get(ENDPOINT_VARIABLE)
     if not endpoint_url:
-        pytest.fail(f"there is no S3 server to test against: run `make test-s3`, or set {ENDPOINT_VARIABLE} and the AWS_* variables")
+        pytest.fail(
+            f"there is no S3 server to test against: run `make test-s3`, or set {ENDPOINT_VARIABLE} and the AWS_* "
+            f"variables"
+        )
     state, named = os.environ.get(STATE_VARIABLE), os.environ.get(BUCKET_VARIABLE)
     cluster = Cluster(install(), Path(state)) if state else None
     bucket = named or f"tiered-index-tests-{uuid.uuid4().hex[:12]}"
@@ -52,7 +57,8 @@ def server() -> Iterator[Server]:
             if not named:
                 client.create_bucket(Bucket=bucket)
             yield Server(endpoint_url, bucket, cluster)
-            # Every test removed its own objects. A server of ours is deleted whole; after a restart it would spend half a minute here.
+            # Every test removed its own objects. A server of ours is deleted whole; after a restart it would spend half
+            # a minute here.
             if not named and cluster is None:
                 client.delete_bucket(Bucket=bucket)
         finally:

@@ -2,9 +2,11 @@
 
     gate.hold("PUT", r"partNumber=2")        the next such request is not let through: the server never sees it
     gate.hold("PUT", r"/log/", answer=True)  it is let through, and its answer is kept back: done, and nobody was told
-    gate.wait()                              returns once it is held; then the client may be killed, stopped, or let go by `release`
+    gate.wait()                              returns once it is held; then the client may be killed, stopped, or let go
+                                             by `release`
 
-It works on TCP, so signatures stay valid. A request is recognised by its first line, which clients send at the start of a packet.
+It works on TCP, so signatures stay valid. A request is recognised by its first line, which clients send at the start of
+a packet.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class Gate:
         """Return when the request is held; fail where it does not come."""
         hold = self._hold
         assert hold is not None
-        assert hold.held.wait(timeout_s), f"no {hold.method} {hold.path.pattern} came; the last requests: {self.requests[-10:]}"
+        assert hold.held.wait(timeout_s), (
+            f"no {hold.method} {hold.path.pattern} came; the last requests: {self.requests[-10:]}"
+        )
 
     def release(self) -> None:
         """Let what is held go on (to nowhere, where its client is dead), and hold nothing more."""

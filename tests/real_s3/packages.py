@@ -1,7 +1,8 @@
 """Ceph's programs without installing them: Debian packages, downloaded once, unpacked into a private folder.
 
-apt resolves and verifies as always, but against lists, an empty status and an archive of its own below the cache folder, so the machine's
-packages are neither changed nor used. What was downloaded stays: a moving suite is pinned by that, and a second run needs no network.
+apt resolves and verifies as always, but against lists, an empty status and an archive of its own below the cache
+folder, so the machine's packages are neither changed nor used. What was downloaded stays: a moving suite is pinned by
+that, and a second run needs no network.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ CACHE_VARIABLE = "TIERED_INDEX_TEST_S3_CACHE"
 SUITE_VARIABLE = "TIERED_INDEX_TEST_S3_SUITE"
 MIRROR_VARIABLE = "TIERED_INDEX_TEST_S3_MIRROR"
 DEFAULT_SUITE = "sid"
-"""Its Ceph (20.2) honours the conditions of writes; that of trixie (18.2) ignores one when a multipart upload is completed."""
+"""Its Ceph (20.2) honours the conditions of writes; that of trixie (18.2) ignores one when a multipart upload is
+completed.
+"""
 
 _WANTED = ("radosgw", "ceph-osd", "ceph-mon", "ceph-base", "ceph-common")
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -53,10 +56,18 @@ class Programs:
 
     def command(self, program: str, *arguments: str) -> list[str]:
         """Return a command line that runs `usr/bin/<program>` by the suite's own dynamic loader."""
-        return [str(self._loader()), "--library-path", self._library_path(), str(self.folder / "usr" / "bin" / program), *arguments]
+        return [
+            str(self._loader()),
+            "--library-path",
+            self._library_path(),
+            str(self.folder / "usr" / "bin" / program),
+            *arguments,
+        ]
 
     def python_command(self, script: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
-        """Return a command line that runs one of the suite's Python scripts by its own Python, and the environment that takes."""
+        """Return a command line that runs one of the suite's Python scripts by its own Python, and the environment that
+        takes.
+        """
         bin_folder, lib = self.folder / "usr" / "bin", self.folder / "usr" / "lib"
         interpreters = sorted(bin_folder.glob("python3.[0-9]*"), key=lambda path: (len(path.name), path.name))
         programs = [path.name for path in interpreters if path.name.removeprefix("python3.").isdigit()]
@@ -73,7 +84,9 @@ class Programs:
 
     def _library_path(self) -> str:
         usr = self.libraries
-        return ":".join(map(str, (usr, usr / "ceph", usr / "nss", self.folder / "usr/lib/ceph", self.folder / "lib" / self.triplet)))
+        return ":".join(
+            map(str, (usr, usr / "ceph", usr / "nss", self.folder / "usr/lib/ceph", self.folder / "lib" / self.triplet))
+        )
 
 
 def install() -> Programs:
@@ -94,10 +107,13 @@ def _triplet() -> str:
         if shutil.which(program) is None:
             raise MissingPrerequisite(
                 f"{program} is missing: the server is put together from Debian packages. On another system, point "
-                "TIERED_INDEX_TEST_S3_ENDPOINT (and TIERED_INDEX_TEST_S3_BUCKET, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) at an S3 service"
+                "TIERED_INDEX_TEST_S3_ENDPOINT (and TIERED_INDEX_TEST_S3_BUCKET, AWS_ACCESS_KEY_ID, "
+                "AWS_SECRET_ACCESS_KEY) at an S3 service"
             )
     if not _KEYRING.exists():
-        raise MissingPrerequisite(f"{_KEYRING} is missing (package debian-archive-keyring): packages can't be verified without it")
+        raise MissingPrerequisite(
+            f"{_KEYRING} is missing (package debian-archive-keyring): packages can't be verified without it"
+        )
     architecture = _output(["dpkg", "--print-architecture"]).strip()
     if architecture not in _TRIPLETS:
         raise MissingPrerequisite(f"the server runs on {', '.join(_TRIPLETS)}, not on {architecture}")
@@ -138,7 +154,8 @@ def _apt(command: Sequence[str], what: str) -> None:
     # apt-get update ends with 0 when a mirror can't be reached, and says so in a warning
     if done.returncode or "Failed to fetch" in done.stderr:
         raise MissingPrerequisite(
-            f"{what} could not be downloaded: is there a network, and a mirror (see {MIRROR_VARIABLE})?\n{done.stderr.strip()}"
+            f"{what} could not be downloaded: is there a network, and a mirror (see "
+            f"{MIRROR_VARIABLE})?\n{done.stderr.strip()}"
         )
 
 
@@ -146,7 +163,9 @@ def _mirror() -> str:
     """Return the machine's own Debian mirror, which is the one that can be reached from it."""
     named = os.environ.get(MIRROR_VARIABLE)
     uris = [named] if named else _output(["apt-get", "indextargets", "--format", "$(REPO_URI)"]).split()
-    return next((uri for uri in uris if "security" not in uri and uri.rstrip("/").endswith("debian")), named or _FALLBACK_MIRROR)
+    return next(
+        (uri for uri in uris if "security" not in uri and uri.rstrip("/").endswith("debian")), named or _FALLBACK_MIRROR
+    )
 
 
 def _unpack(archives: Sequence[Path], target: Path) -> None:

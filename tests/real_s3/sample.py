@@ -49,7 +49,9 @@ class Sample:
         for topic, key in questions:
             self.check_one(index.query(topic, key, max_count=1_000_000), topic, key)
 
-    def check_one(self, result: QueryResult, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None) -> None:
+    def check_one(
+        self, result: QueryResult, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None
+    ) -> None:
         assert result.status == "complete"
         found = [(item.timestamp_ms, item.queue_id, item.offset, item.size) for item in result.items]
         assert found == self.answers.answer(topic, key, begin_ms, end_ms)

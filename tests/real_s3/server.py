@@ -1,12 +1,14 @@
-"""A real S3 server (Ceph's gateway) on one machine, for the tests marked `real_s3`; nothing is installed, no root is needed.
+"""A real S3 server (Ceph's gateway) on one machine, for the tests marked `real_s3`; nothing is installed, no root is
+needed.
 
     python -m tests.real_s3.server run -- COMMAND...   a fresh server for as long as COMMAND runs
-    python -m tests.real_s3.server install | init | start | stop      the same by hand: download and unpack; make an empty one; run it
+    python -m tests.real_s3.server install | init | start | stop   by hand: download, unpack; make an empty one; run
 
-Environment: TIERED_INDEX_TEST_S3_CACHE  folder for packages (170 MB), programs (600 MB), state; by default .cache/s3-server here
-             TIERED_INDEX_TEST_S3_SUITE  Debian's suite, by default sid
-             TIERED_INDEX_TEST_S3_MIRROR  its mirror, by default the machine's own
-             TIERED_INDEX_TEST_S3_ENDPOINT  an S3 service to use instead: then `run` starts nothing
+Environment: TIERED_INDEX_TEST_S3_CACHE  folder for packages (170 MB), programs (600 MB), state; by default
+                                         .cache/s3-server here TIERED_INDEX_TEST_S3_SUITE  Debian's suite, by default
+                                         sid TIERED_INDEX_TEST_S3_MIRROR  its mirror, by default the machine's own
+                                         TIERED_INDEX_TEST_S3_ENDPOINT  an S3 service to use instead: then `run` starts
+                                         nothing
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def environment(endpoint_url: str) -> dict[str, str]:
 
 
 def run(command: Sequence[str]) -> int:
-    """Run `command` beside a fresh server, which is stopped and deleted whatever happens; return the command's exit status."""
+    """Run `command` beside a fresh server, which is stopped and deleted whatever happens; return the command's exit
+    status.
+    """
     if os.environ.get(ENDPOINT_VARIABLE):
         return subprocess.run(command, check=False).returncode
     programs = install()
@@ -56,7 +60,11 @@ def run(command: Sequence[str]) -> int:
     try:
         cluster.init()
         cluster.start()
-        print(f"S3 server at {cluster.endpoint_url}, ready after {time.monotonic() - began_s:.1f} s", file=sys.stderr, flush=True)
+        print(
+            f"S3 server at {cluster.endpoint_url}, ready after {time.monotonic() - began_s:.1f} s",
+            file=sys.stderr,
+            flush=True,
+        )
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         settings = {**inherited, **environment(cluster.endpoint_url), STATE_VARIABLE: str(state)}
         return subprocess.run(command, env=settings, check=False).returncode

@@ -1,4 +1,6 @@
-"""A short run of the chaos campaign (`make chaos`), in processes of its own: it fails nothing, and leaves none of them behind."""
+"""A short run of the chaos campaign (`make chaos`), in processes of its own: it fails nothing, and leaves none of them
+behind.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,16 @@ TIMEOUT_S = 600
 
 
 def campaign(server: Server, cluster: Cluster, folder: Path, *options: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, ENDPOINT_VARIABLE: server.endpoint_url, STATE_VARIABLE: str(cluster.state), "TMPDIR": str(folder)}
+    environment = {
+        **os.environ,
+        ENDPOINT_VARIABLE: server.endpoint_url,
+        STATE_VARIABLE: str(cluster.state),
+        "TMPDIR": str(folder),
+    }
     command = [sys.executable, "-m", "tests.reliability.chaos", "--json", *options]
-    return subprocess.Popen(command, env=environment, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environment, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def crew_of(folder: str) -> list[str]:
@@ -53,7 +62,9 @@ def test_most_of_a_minute_of_chaos(server: Server, cluster: Cluster, tmp_path: P
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_campaign_that_is_interrupted_leaves_no_process(server: Server, cluster: Cluster, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_campaign_that_is_interrupted_leaves_no_process(
+    server: Server, cluster: Cluster, tmp_path: Path, number: signal.Signals
+) -> None:
     # it leaves the server alone: killed, it could not heal what it broke
     process = campaign(server, cluster, tmp_path, "--minutes", "5", "--endpoint", server.endpoint_url)
     assert process.stderr

@@ -73,7 +73,9 @@ def test_ranges_of_a_large_object(storage: S3Storage) -> None:
     assert storage.head("large").size_bytes == len(data)
     starts = [rng.randrange(len(data) - 20_000) for _ in range(100)] + [n * (5 << 20) - 10_000 for n in range(1, 6)]
     with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(lambda start: storage.get_range("large", start, 20_000) == data[start : start + 20_000], starts))
+        assert all(
+            pool.map(lambda start: storage.get_range("large", start, 20_000) == data[start : start + 20_000], starts)
+        )
 
 
 def test_wrong_credentials_are_refused(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:

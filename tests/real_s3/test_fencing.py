@@ -85,9 +85,14 @@ def test_a_stopped_writer_that_wakes_publishes_nothing_and_says_why(
         assert first.returncode == FENCED_EXIT, (out, err)
         assert "newer writer (epoch 2)" in err
         after = records(storage)
-        # The record that was on its way when it was stopped is let go behind the fence: its number was lost to the new writer.
+        # The record that was on its way when it was stopped is let go behind the fence: its number was lost to the new
+        # writer.
         assert after == before
-        assert sum(record.kind == "publish" and record.epoch == 1 for record in after) == published == (stop == "between two files")
+        assert (
+            sum(record.kind == "publish" and record.epoch == 1 for record in after)
+            == published
+            == (stop == "between two files")
+        )
         assert list((tmp_path / "first").rglob("compacted/*.index"))
         # Given again once the other one has ended, it publishes what it kept: nothing is lost, nothing doubled.
         finished(command, environment)

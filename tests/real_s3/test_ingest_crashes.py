@@ -1,7 +1,8 @@
-"""`tiered-index ingest FILE --wait`, killed by SIGKILL where it hurts most, and given again: every entry is found exactly once.
+"""`tiered-index ingest FILE --wait`, killed by SIGKILL where it hurts most, and given again: every entry is found
+exactly once.
 
-The moments are requests: the gate holds one (or its answer), and the process dies while it waits. So an upload is unfinished, a part or a
-record is stored and nobody knows, at exactly the named place.
+The moments are requests: the gate holds one (or its answer), and the process dies while it waits. So an upload is
+unfinished, a part or a record is stored and nobody knows, at exactly the named place.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def source(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check(sample: Sample, uri: str, root: Path) -> None:
     """Every entry is in the storage, lookups find each exactly once, and nothing is there that the log does not name.
 
-    A batch that was only half confirmed is put again, so files may hold an entry twice; an answer never does. The most frequent key's
-    entries lie in every batch, so its answer alone would show one that is missing.
+    A batch that was only half confirmed is put again, so files may hold an entry twice; an answer never does. The most
+    frequent key's entries lie in every batch, so its answer alone would show one that is missing.
     """
     with open_storage(uri) as storage:
         state = StorageLog(storage, SystemClock()).open()
@@ -100,8 +101,12 @@ def test_a_kill_at_a_request_loses_and_doubles_nothing(
 
 
 @pytest.mark.parametrize("seen", ["journal", "compacted", "retired"])
-def test_a_kill_on_the_way_loses_and_doubles_nothing(uri: str, tmp_path: Path, sample: Sample, source: Path, seen: str) -> None:
-    """The moments that no request marks: entries just confirmed, a file just compacted, files already gone from the disk."""
+def test_a_kill_on_the_way_loses_and_doubles_nothing(
+    uri: str, tmp_path: Path, sample: Sample, source: Path, seen: str
+) -> None:
+    """The moments that no request marks: entries just confirmed, a file just compacted, files already gone from the
+    disk.
+    """
     root = tmp_path / "root"
     command = ingest_command(source, root, uri)
 

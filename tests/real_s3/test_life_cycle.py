@@ -1,4 +1,6 @@
-"""A file's whole life on a real server: put, seal, compact, upload in parts, retire, and cold lookups by one range GET a file."""
+"""A file's whole life on a real server: put, seal, compact, upload in parts, retire, and cold lookups by one range GET
+a file.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,13 @@ def counted_requests(storage: MeteredStorage) -> Iterator[Counter[str]]:
 
 
 def test_the_life_of_files(uri: str, tmp_path: Path, sample: Sample) -> None:
-    settings = {"slots": 40_000, "items": ITEMS, "local_keep_s": 0, "upload_part_bytes": PART_BYTES, "background": False}
+    settings = {
+        "slots": 40_000,
+        "items": ITEMS,
+        "local_keep_s": 0,
+        "upload_part_bytes": PART_BYTES,
+        "background": False,
+    }
     keys = sample.questions(40)
     with IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
         for start in range(0, MESSAGES, 50_000):
@@ -73,7 +81,13 @@ def test_the_life_of_files(uri: str, tmp_path: Path, sample: Sample) -> None:
 
 
 def test_cold_lookups_take_one_range_get_a_file(uri: str, tmp_path: Path, sample: Sample) -> None:
-    settings = {"slots": 40_000, "items": ITEMS, "local_keep_s": 0, "upload_part_bytes": PART_BYTES, "background": False}
+    settings = {
+        "slots": 40_000,
+        "items": ITEMS,
+        "local_keep_s": 0,
+        "upload_part_bytes": PART_BYTES,
+        "background": False,
+    }
     with IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
         for start in range(0, MESSAGES, 50_000):
             index.put_batch(sample.workload.entry_batch(start, start + 50_000))

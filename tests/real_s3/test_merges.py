@@ -1,6 +1,8 @@
-"""Merges and a build by Spark on a real server: answers stay the model's, also where a merge is killed in its uploads or before it hears.
+"""Merges and a build by Spark on a real server: answers stay the model's, also where a merge is killed in its uploads
+or before it hears.
 
-Shards are large enough here that they are uploaded in parts, and what a killed merge leaves of them is listed and swept.
+Shards are large enough here that they are uploaded in parts, and what a killed merge leaves of them is listed and
+swept.
 """
 
 from __future__ import annotations
@@ -52,7 +54,13 @@ def sample() -> Sample:
 @pytest.fixture
 def filled(uri: str, storage: S3Storage, tmp_path: Path, sample: Sample) -> str:
     """The sample as a live writer's files."""
-    settings = {"slots": 20_000, "items": 100_001, "local_keep_s": 0, "upload_part_bytes": PART_BYTES, "background": False}
+    settings = {
+        "slots": 20_000,
+        "items": 100_001,
+        "local_keep_s": 0,
+        "upload_part_bytes": PART_BYTES,
+        "background": False,
+    }
     with IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
         for start in range(0, MESSAGES, 50_000):
             index.put_batch(sample.workload.entry_batch(start, start + 50_000))
@@ -156,7 +164,9 @@ def spark() -> Iterator[object]:
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_build_and_a_merge_by_spark(spark: object, uri: str, storage: S3Storage, sample: Sample, tmp_path: Path) -> None:
+def test_a_build_and_a_merge_by_spark(
+    spark: object, uri: str, storage: S3Storage, sample: Sample, tmp_path: Path
+) -> None:
     from tiered_index.spark import build
     from tiered_index.spark import merge as merge_by_spark
 

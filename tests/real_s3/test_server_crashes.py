@@ -1,4 +1,6 @@
-"""The server dies by SIGKILL, all its processes at once, and comes back: nothing it acknowledged is lost, and uploads go on."""
+"""The server dies by SIGKILL, all its processes at once, and comes back: nothing it acknowledged is lost, and uploads
+go on.
+"""
 
 from __future__ import annotations
 
@@ -72,17 +74,38 @@ def test_what_was_acknowledged_survives(cluster: Cluster, uri: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "answer"),
-    [("PUT", r"partNumber=2\b", False), ("POST", r"/data/.*uploadId=", True), ("PUT", r"/log/0+4\b", False), ("PUT", r"/log/0+4\b", True)],
+    [
+        ("PUT", r"partNumber=2\b", False),
+        ("POST", r"/data/.*uploadId=", True),
+        ("PUT", r"/log/0+4\b", False),
+        ("PUT", r"/log/0+4\b", True),
+    ],
     ids=["in an upload", "completed, unheard", "before a record", "record stored, unheard"],
 )
 def test_uploads_go_on_after_the_server_was_killed(
-    server: Server, cluster: Cluster, place: str, server_gate: Gate, tmp_path: Path, sample: Sample, method: str, path: str, answer: bool
+    server: Server,
+    cluster: Cluster,
+    place: str,
+    server_gate: Gate,
+    tmp_path: Path,
+    sample: Sample,
+    method: str,
+    path: str,
+    answer: bool,
 ) -> None:
     uri = server.uri(place, server_gate.endpoint_url)
-    settings = {"slots": 40_000, "items": 200_001, "upload_part_bytes": PART_BYTES, "background": False, "s3": IMPATIENT}
+    settings = {
+        "slots": 40_000,
+        "items": 200_001,
+        "upload_part_bytes": PART_BYTES,
+        "background": False,
+        "s3": IMPATIENT,
+    }
     with IndexService.open(root=tmp_path / "root", storage=uri, local_keep_s=0, lease_ttl_s=600, **settings) as index:
         for start in range(0, MESSAGES, 50_000):
-            index.put_batch(sample.workload.entry_batch(start, start + 50_000), source="log", source_position=start + 50_000)
+            index.put_batch(
+                sample.workload.entry_batch(start, start + 50_000), source="log", source_position=start + 50_000
+            )
         index.seal()
         server_gate.hold(method, path, answer=answer)
         with ThreadPoolExecutor(1) as pool:
@@ -125,7 +148,11 @@ def test_a_waiting_ingest_outlives_the_server(
     source = tmp_path / "messages.parquet"
     sample.workload.write_parquet(source, 0, MESSAGES, group_rows=50_000)
     server_gate.hold("PUT", r"partNumber=2\b")
-    command = [*ingest_command(source, tmp_path / "root", server.uri(place, server_gate.endpoint_url)), "--patience", "60"]
+    command = [
+        *ingest_command(source, tmp_path / "root", server.uri(place, server_gate.endpoint_url)),
+        "--patience",
+        "60",
+    ]
     with started(command) as process:
         server_gate.wait()
         cluster.kill()

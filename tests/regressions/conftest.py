@@ -61,7 +61,13 @@ def open_index(tmp_path, clock, storage):
     opened = []
 
     def make(root="root", *, storage_backend=storage, disk=None, **settings):
-        chosen = {"root": tmp_path / root, "storage_backend": storage_backend, "disk": disk or FaultDisk(), **SETTINGS, **settings}
+        chosen = {
+            "root": tmp_path / root,
+            "storage_backend": storage_backend,
+            "disk": disk or FaultDisk(),
+            **SETTINGS,
+            **settings,
+        }
         opened.append(IndexService.open(clock=clock, **chosen))
         return opened[-1]
 
@@ -77,7 +83,11 @@ def open_reader(tmp_path, clock, storage):
 
     def make(root=None, *, storage_backend=storage, **settings):
         folder = tmp_path / root if root is not None else None
-        opened.append(IndexReader.open(root=folder, storage_backend=storage_backend, clock=clock, **{"query_threads": 2, **settings}))
+        opened.append(
+            IndexReader.open(
+                root=folder, storage_backend=storage_backend, clock=clock, **{"query_threads": 2, **settings}
+            )
+        )
         return opened[-1]
 
     yield make
@@ -87,7 +97,9 @@ def open_reader(tmp_path, clock, storage):
 
 @pytest.fixture
 def leave_compacted(open_index, storage):
-    """Put `count` messages under key "k" to a fresh root, one a second, and leave them in one file that is compacted and not uploaded."""
+    """Put `count` messages under key "k" to a fresh root, one a second, and leave them in one file that is compacted
+    and not uploaded.
+    """
 
     def make(root="root", *, count=1, begin_ms=NOW_MS, more=None, storage_backend=storage, **settings):
         faulty = FaultStorage(storage_backend)

@@ -1,4 +1,6 @@
-"""One lease object that could not be read kept every writer out for good, though a lease is a courtesy and the log's fences decide."""
+"""One lease object that could not be read kept every writer out for good, though a lease is a courtesy and the log's
+fences decide.
+"""
 
 from __future__ import annotations
 

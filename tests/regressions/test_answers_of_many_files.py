@@ -1,5 +1,6 @@
-"""The answers of each file were sorted into those of all files before it, which took a time that grew with the square of the number of
-files. Now they are brought in order when they have doubled, which must change no answer."""
+"""The answers of each file were sorted into those of all files before it, which took a time that grew with the square
+of the number of files. Now they are brought in order when they have doubled, which must change no answer.
+"""
 
 from __future__ import annotations
 
@@ -123,11 +124,17 @@ def index(open_index):
     for begin in range(0, ROWS, 1500):
         piece = offsets[begin : begin + 1500]
         columns = {
-            "topic": ["t"] * len(piece), "queue_id": [offset % 3 for offset in piece], "key": ["k"] * len(piece), "offset": piece,
-            "size": [1] * len(piece), "timestamp_ms": [(NOW_S + offset * 7 % 1000) * 1000 for offset in piece],
-        }  # fmt: skip
+            "topic": ["t"] * len(piece),
+            "queue_id": [offset % 3 for offset in piece],
+            "key": ["k"] * len(piece),
+            "offset": piece,
+            "size": [1] * len(piece),
+            "timestamp_ms": [(NOW_S + offset * 7 % 1000) * 1000 for offset in piece],
+        }
         service.put_batch(columns)
-        for row in zip(*(columns[name] for name in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")), strict=True):
+        for row in zip(
+            *(columns[name] for name in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")), strict=True
+        ):
             model.put(*row)
         if begin < ROWS - 1500:
             service.flush()

@@ -1,4 +1,6 @@
-"""Arguments of a wrong kind ended lookups with errors of Python's own, and JSON nested too deeply ended the opening of an index so."""
+"""Arguments of a wrong kind ended lookups with errors of Python's own, and JSON nested too deeply ended the opening of
+an index so.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_a_source_that_is_no_text_is_refused(open_index, source):
         open_index().durable_position(source)
 
 
-@pytest.mark.parametrize("body", [DEEP, b'{"version":1,"number":' + DEEP, b'{"a":' * 100_000], ids=["lists", "inner lists", "objects"])
+@pytest.mark.parametrize(
+    "body", [DEEP, b'{"version":1,"number":' + DEEP, b'{"a":' * 100_000], ids=["lists", "inner lists", "objects"]
+)
 def test_a_log_record_nested_deeply_is_damage(open_index, open_reader, storage, body):
     open_index().close()
     number = max(int(info.name[-20:]) for info in storage.list("log/")) + 1
@@ -54,7 +58,9 @@ def test_a_log_record_nested_deeply_is_damage(open_index, open_reader, storage, 
         open_index()
 
 
-@pytest.mark.parametrize("body", [DEEP, b'{"tiered_index":' + DEEP, b'{"a":' * 100_000], ids=["lists", "inner lists", "objects"])
+@pytest.mark.parametrize(
+    "body", [DEEP, b'{"tiered_index":' + DEEP, b'{"a":' * 100_000], ids=["lists", "inner lists", "objects"]
+)
 def test_a_marker_nested_deeply_is_none(open_index, open_reader, tmp_path, body):
     open_index().close()
     (tmp_path / "root" / "tiered_index.json").write_bytes(body)

@@ -1,5 +1,6 @@
-"""A batch of Arrow columns was not copied: where these lay on memory that the caller went on using, entries that had been acknowledged
-changed under the engine until they were flushed."""
+"""A batch of Arrow columns was not copied: where these lay on memory that the caller went on using, entries that had
+been acknowledged changed under the engine until they were flushed.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def test_what_was_put_stays_whatever_becomes_of_the_callers_memory(open_index, k
         "more": np.arange(ROWS, dtype=np.int64) + 300,
         "half": np.arange(ROWS) / 2,
     }
-    columns = {name: text_on(values) if name in ("topic", "key") else pa.array(values) for name, values in memory.items()}
+    columns = {
+        name: text_on(values) if name in ("topic", "key") else pa.array(values) for name, values in memory.items()
+    }
     service.put_batch(kind(columns))
     for name, values in memory.items():
         values[:] = ord("z") if name in ("topic", "key") else 7

@@ -1,5 +1,6 @@
-"""A chain of an unsealed file that points forward, which no file that was verified has, made `query_many` leave out answers that `query`
-gave: it took the place where it stopped for the chain's end."""
+"""A chain of an unsealed file that points forward, which no file that was verified has, made `query_many` leave out
+answers that `query` gave: it took the place where it stopped for the chain's end.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A lookup whose budget did not reach for the log raised `BudgetExceeded` without a result, partial answers allowed or not; a batch with a
-cursor among its lookups raised it with that lookup's result only, and called what the cursor's page had cost requests for the log."""
+"""A lookup whose budget did not reach for the log raised `BudgetExceeded` without a result, partial answers allowed or
+not; a batch with a cursor among its lookups raised it with that lookup's result only, and called what the cursor's page
+had cost requests for the log.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ def test_a_refresh_that_is_due_and_can_not_be_afforded(made: ColdIndex) -> None:
             writer.run_lifecycle()
         clock.advance(11)
         # all that the reader knows of is in its memory: complete as of where it stands
-        for result in (reader.query("t", "all", max_requests=0), reader.query_many([Lookup(topic="t", key="all")], max_requests=0)[0]):
+        for result in (
+            reader.query("t", "all", max_requests=0),
+            reader.query_many([Lookup(topic="t", key="all")], max_requests=0)[0],
+        ):
             assert (answers(result), result.status, result.explain.requests) == (expected, "complete", 0)
         # a byte is not enough either
         assert answers(reader.query("t", "all", max_bytes=0)) == expected
@@ -86,7 +91,11 @@ def test_an_object_that_is_gone_and_no_request_is_left_to_ask_the_log(made: Cold
 def test_a_batch_with_cursors_and_a_bound(made: ColdIndex) -> None:
     with made.reader(block_cache_bytes=0) as reader:
         cursor = reader.query("t", "all", max_count=1).cursor
-        asked = [Lookup(topic="t", key="all", cursor=cursor), Lookup(topic="t", key="k1-3"), Lookup(topic="t", key="all", cursor=cursor)]
+        asked = [
+            Lookup(topic="t", key="all", cursor=cursor),
+            Lookup(topic="t", key="k1-3"),
+            Lookup(topic="t", key="all", cursor=cursor),
+        ]
         results = reader.query_many(asked)
         rest = made.expected("t", "all")[1:]
         assert [answers(result) for result in results] == [rest, made.expected("t", "k1-3"), rest]

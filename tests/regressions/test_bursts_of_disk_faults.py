@@ -1,5 +1,7 @@
-"""A few disk calls that failed in a row lost durable entries, or made a journal unreadable for good: recovery trusted bytes whose sync had
-failed, which the kernel shows until the power is cut, and wrote on behind them; a file that was given up was half deleted."""
+"""A few disk calls that failed in a row lost durable entries, or made a journal unreadable for good: recovery trusted
+bytes whose sync had failed, which the kernel shows until the power is cut, and wrote on behind them; a file that was
+given up was half deleted.
+"""
 
 from __future__ import annotations
 
@@ -78,10 +80,13 @@ def test_recovery_writes_again_what_a_failed_sync_may_not_have_written(open_inde
 
 
 @pytest.mark.parametrize("fails", ["sync_folder", "unlink"])
-def test_a_file_that_is_given_up_is_nothing_to_a_reader_however_far_its_deletion_went(open_index, open_reader, put, fails):
+def test_a_file_that_is_given_up_is_nothing_to_a_reader_however_far_its_deletion_went(
+    open_index, open_reader, put, fails
+):
     disk = FaultDisk()
     service = open_index(disk=disk)
-    disk.fail("*", nth=1, times=None, error=in_turn("sync", "sync", "sync", "sync"))  # none of the entries reaches a file
+    # none of the entries reaches a file
+    disk.fail("*", nth=1, times=None, error=in_turn("sync", "sync", "sync", "sync"))
     with pytest.raises(TieredIndexError):
         put(service, 1, 2)
     disk.clear()

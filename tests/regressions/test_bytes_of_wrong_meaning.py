@@ -1,7 +1,9 @@
-"""Bytes with right checksums and wrong meaning: untyped errors in lookups, in `verify` and at a writer's open, and a merge without an end.
+"""Bytes with right checksums and wrong meaning: untyped errors in lookups, in `verify` and at a writer's open, and a
+merge without an end.
 
-`IndexError` and `ValueError` from directories whose runs hold no whole items, `OverflowError` from times and positions past 64 bits,
-`TypeError` from a journal's fields of other types, and a merge that cut time into single seconds where a block ended before it began.
+`IndexError` and `ValueError` from directories whose runs hold no whole items, `OverflowError` from times and positions
+past 64 bits, `TypeError` from a journal's fields of other types, and a merge that cut time into single seconds where a
+block ended before it began.
 """
 
 from __future__ import annotations
@@ -52,7 +54,15 @@ def resealed(data: bytes, change: Change) -> bytes:
             run["crc32"] = zlib.crc32(body[int(run["offset"]) : int(run["offset"]) + int(run["length"])])
     directory = Directory(groups, blocks).encode()
     metadata = json.dumps(meta, separators=(",", ":")).encode().ljust(tail.metadata_length)
-    fields = (1, 0, tail.position, len(held), len(directory), len(metadata), *map(zlib.crc32, (held, directory, metadata)))
+    fields = (
+        1,
+        0,
+        tail.position,
+        len(held),
+        len(directory),
+        len(metadata),
+        *map(zlib.crc32, (held, directory, metadata)),
+    )
     end = struct.pack(">8sIIQQQQIII", b"TIXTAIL\n", *fields)
     made = body + held + directory + metadata + end + struct.pack(">I", zlib.crc32(end))
     assert len(made) == len(data) and len(end) + 4 == TAIL_SIZE
@@ -158,8 +168,13 @@ def test_a_checkpoint_of_impossible_numbers_is_passed_over(made: ColdIndex, capl
     name = max(info.name for info in made.inner.list("checkpoint/"))
     document = json.loads(made.inner.get(name).rpartition(b"\n#crc32 ")[0])
     for change in (
-        {"second_max": 10**30}, {"count": -1}, {"name": "../../x"}, {"file_id": "../x"}, {"second_min": 2**62}, {"filter_length": 33},
-    ):  # fmt: skip
+        {"second_max": 10**30},
+        {"count": -1},
+        {"name": "../../x"},
+        {"file_id": "../x"},
+        {"second_min": 2**62},
+        {"filter_length": 33},
+    ):
         spoiled = json.loads(json.dumps(document))
         del spoiled["version"]
         spoiled["objects"][0].update(change)
@@ -171,16 +186,25 @@ def test_a_checkpoint_of_impossible_numbers_is_passed_over(made: ColdIndex, capl
 
 
 JOURNALS: dict[str, dict[str, Any]] = {
-    "a list as id": {"file_id": ["x"]}, "another file's id": {"file_id": "000000000000000-000000000000"},
+    "a list as id": {"file_id": ["x"]},
+    "another file's id": {"file_id": "000000000000000-000000000000"},
     "a path as id": {"file_id": "../x"},
-    "no lane": {"lane": None}, "a number as lane": {"lane": 5}, "time of text": {"begin_ms": "x"}, "endless time": {"begin_ms": 10**30},
-    "no order": {"sequence": None}, "a flag as order": {"sequence": True}, "nobody before": {"predecessor": [None, None]},
-    "a list before": {"predecessor": [[], 1]}, "endless room": {"log_number": 2**70},
-}  # fmt: skip
+    "no lane": {"lane": None},
+    "a number as lane": {"lane": 5},
+    "time of text": {"begin_ms": "x"},
+    "endless time": {"begin_ms": 10**30},
+    "no order": {"sequence": None},
+    "a flag as order": {"sequence": True},
+    "nobody before": {"predecessor": [None, None]},
+    "a list before": {"predecessor": [[], 1]},
+    "endless room": {"log_number": 2**70},
+}
 
 
 def writer(folder: Path, storage: MemoryStorage) -> IndexService:
-    return IndexService.open(root=folder / "root", storage_backend=storage, slots=8, items=50, background=False, max_late_s=10**10)
+    return IndexService.open(
+        root=folder / "root", storage_backend=storage, slots=8, items=50, background=False, max_late_s=10**10
+    )
 
 
 @pytest.mark.parametrize("change", JOURNALS.values(), ids=JOURNALS)

@@ -1,5 +1,6 @@
-"""Closing a reader or a service cancelled the searches of running lookups without telling those, which waited for ever; others began a new
-pool behind the close, or met the executor's own error."""
+"""Closing a reader or a service cancelled the searches of running lookups without telling those, which waited for ever;
+others began a new pool behind the close, or met the executor's own error.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""`close` deleted by name what compaction had replaced, also where another folder had taken the root's place: a backup that had just been
-put back lost its only copy of the entries."""
+"""`close` deleted by name what compaction had replaced, also where another folder had taken the root's place: a backup
+that had just been put back lost its only copy of the entries.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""An error of no type of the engine's own ended `close` at the step where it was raised: the root's lock was held until the process ended,
-so that nothing could open it again."""
+"""An error of no type of the engine's own ended `close` at the step where it was raised: the root's lock was held until
+the process ended, so that nothing could open it again.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A batch whose column was a set, a text or a dict was taken: rows got values in an order that nobody had given them, or one letter
-each."""
+"""A batch whose column was a set, a text or a dict was taken: rows got values in an order that nobody had given them,
+or one letter each.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +9,19 @@ import pytest
 from tiered_index.errors import InvalidArgument
 
 NOW_MS = 1_700_000_000_000
-GOOD = {"topic": ["t", "t"], "queue_id": [0, 1], "key": ["k", "l"], "offset": [1, 2], "size": [1, 1], "timestamp_ms": [NOW_MS] * 2}
+GOOD = {
+    "topic": ["t", "t"],
+    "queue_id": [0, 1],
+    "key": ["k", "l"],
+    "offset": [1, 2],
+    "size": [1, 1],
+    "timestamp_ms": [NOW_MS] * 2,
+}
 BAD = {
     "a set": lambda values: {values[0], f"{values[0]}2" if isinstance(values[0], str) else values[0] + 1},
-    "a frozenset": lambda values: frozenset((values[0], f"{values[0]}2" if isinstance(values[0], str) else values[0] + 1)),
+    "a frozenset": lambda values: frozenset(
+        (values[0], f"{values[0]}2" if isinstance(values[0], str) else values[0] + 1)
+    ),
     "a text": lambda values: "kl",
     "text of other letters": lambda values: "kł",
     "bytes": lambda values: b"kl",

@@ -1,4 +1,6 @@
-"""A database that another thread was just making was taken for one of another program: its marks were read at different moments."""
+"""A database that another thread was just making was taken for one of another program: its marks were read at different
+moments.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A stored document with a right checksum but nonsense in it (endless numbers, endless nesting, short lists) raised an untyped error."""
+"""A stored document with a right checksum but nonsense in it (endless numbers, endless nesting, short lists) raised an
+untyped error.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A reader beside the writer took the folders' times before its look at them, so a file that went through all states during the look was
-in no folder and in no log record that the reader had read: it was missing from an answer called complete."""
+"""A reader beside the writer took the folders' times before its look at them, so a file that went through all states
+during the look was in no folder and in no log record that the reader had read: it was missing from an answer called
+complete.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ ASK = {
 
 
 @pytest.mark.parametrize("ask", ASK.values(), ids=ASK)
-def test_a_file_that_is_published_and_retired_during_the_look_is_found(open_index, open_reader, tmp_path, monkeypatch, ask):
+def test_a_file_that_is_published_and_retired_during_the_look_is_found(
+    open_index, open_reader, tmp_path, monkeypatch, ask
+):
     service = open_index(local_keep_s=0)
     service.put("t", 0, "k", 1, 1, NOW_MS)
     service.flush()

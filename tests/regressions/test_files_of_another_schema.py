@@ -1,5 +1,6 @@
-"""A file of another schema in a root was taken in: lookups failed with errors of no kind of ours or read its columns as theirs, new entries
-were appended to it, and the life cycle published it."""
+"""A file of another schema in a root was taken in: lookups failed with errors of no kind of ours or read its columns as
+theirs, new entries were appended to it, and the life cycle published it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def other(request):
 
 @pytest.fixture(params=["unsealed", "compacted"])
 def copied(request, other, open_index, leave_compacted, tmp_path):
-    """A root of our own with one message, and a file of another root in it; return that file's paths and bytes there."""
+    """A root of our own with one message, and a file of another root in it; return that file's paths and bytes
+    there.
+    """
     service = open_index()
     service.put("t", 0, "k", 1, 1, NOW_MS)
     service.flush()

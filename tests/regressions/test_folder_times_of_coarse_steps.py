@@ -1,4 +1,6 @@
-"""A reader beside the writer took equal folder times for "nothing has changed", though two changes may fall into one step of the clock."""
+"""A reader beside the writer took equal folder times for "nothing has changed", though two changes may fall into one
+step of the clock.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from tiered_index.storage.memory import MemoryStorage
 
 def test_a_change_within_one_step_of_the_folders_times_is_seen(tmp_path):
     root, storage = tmp_path / "root", MemoryStorage()
-    with IndexService.open(root=root, storage_backend=storage, slots=7, items=12, local_keep_s=0, background=False) as service:
+    with IndexService.open(
+        root=root, storage_backend=storage, slots=7, items=12, local_keep_s=0, background=False
+    ) as service:
         service.put("t", 0, "k", 1, 1, 1_700_000_000_000)
         service.seal()
         with IndexReader.open(root=root, storage_backend=storage) as reader:

@@ -36,7 +36,10 @@ def test_both_answer_and_refuse_alike(index):
     times = [None, -(2**70), -5, 0, NOW_MS, NOW_MS + 999, NOW_MS + 2000, 2**63 - 1, 2**63, 2**70]
     for begin_ms, end_ms, max_count in itertools.product(times, times, [True, 0, 1, 2, 2**31, 2**63, 2**70]):
         answers = []
-        for ask in (index.query, lambda *q: index.query_many([Lookup(topic="t", key="k", begin_ms=q[2], end_ms=q[3], max_count=q[4])])[0]):
+        for ask in (
+            index.query,
+            lambda *q: index.query_many([Lookup(topic="t", key="k", begin_ms=q[2], end_ms=q[3], max_count=q[4])])[0],
+        ):
             try:
                 result = ask("t", "k", begin_ms, end_ms, max_count)
                 answers.append((result.status, result.items, result.cursor))

@@ -1,5 +1,6 @@
-"""A look at a root that was begun again, or ran beside another one, left the time of a journal's newest state with the view of an older
-one: from then on a reader called answers complete that lacked what had been flushed in between."""
+"""A look at a root that was begun again, or ran beside another one, left the time of a journal's newest state with the
+view of an older one: from then on a reader called answers complete that lacked what had been flushed in between.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def ask(request):
 
 @pytest.fixture
 def grown(open_index, open_reader, ask):
-    """A writer with message 0 in a compacted file and 1, 2 in an active one, and a reader that has seen the active one without 2."""
+    """A writer with message 0 in a compacted file and 1, 2 in an active one, and a reader that has seen the active one
+    without 2.
+    """
     service = open_index()
     put(service, 0)
     service.seal()

@@ -1,5 +1,6 @@
-"""A file whose journal had lost its end lost the entries of that end in silence, also where a younger file proved that it had been whole:
-answers were called complete, positions ran ahead of them, and the life cycle made the loss final."""
+"""A file whose journal had lost its end lost the entries of that end in silence, also where a younger file proved that
+it had been whole: answers were called complete, positions ran ahead of them, and the life cycle made the loss final.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +46,9 @@ DAMAGE = {
 
 @pytest.fixture(params=DAMAGE)
 def damaged(request, open_index, tmp_path):
-    """Return a function that leaves a root with messages 1..40 in a sealed file of a lane, whose journal lost its end, and 41..50 in a
-    younger file; it returns the damaged file's paths and bytes."""
+    """Return a function that leaves a root with messages 1..40 in a sealed file of a lane, whose journal lost its end,
+    and 41..50 in a younger file; it returns the damaged file's paths and bytes.
+    """
 
     def make(lane="main", restarted=False):
         service = open_index()
@@ -114,7 +116,9 @@ def test_the_newest_files_journal_may_end_early(open_index, open_reader, tmp_pat
     put(service, 21, 30)
     put(service, 31, 40)
     service.abandon()
-    journal = next(path for path in (tmp_path / "root" / "unsealed").glob("*.journal") if b'"kind":"seal"' not in path.read_bytes())
+    journal = next(
+        path for path in (tmp_path / "root" / "unsealed").glob("*.journal") if b'"kind":"seal"' not in path.read_bytes()
+    )
     data = journal.read_bytes()
     journal.write_bytes(data[: borders(data)[1] + 20])
     with open_reader("root") as reader:

@@ -1,5 +1,6 @@
-"""An upload whose log record had an unknown outcome was deleted when the next try met an error; the record arrived later, and the log named
-an object that was gone."""
+"""An upload whose log record had an unknown outcome was deleted when the next try met an error; the record arrived
+later, and the log named an object that was gone.
+"""
 
 from __future__ import annotations
 

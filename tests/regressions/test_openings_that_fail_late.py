@@ -1,4 +1,6 @@
-"""The flusher's thread opens the index, too; where that took longer than the pause between rounds and failed, a round began on nothing."""
+"""The flusher's thread opens the index, too; where that took longer than the pause between rounds and failed, a round
+began on nothing.
+"""
 
 from __future__ import annotations
 
@@ -28,5 +30,7 @@ class LateStorage(WrapperStorage):
 def test_an_opening_that_fails_after_a_while_flushes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for attempt in range(3):
         with pytest.raises(LockHeld, match="scripted"):
-            IndexService.open(root=tmp_path / f"{attempt}", storage_backend=LateStorage(MemoryStorage()), flush_interval_s=PAUSE_S)
+            IndexService.open(
+                root=tmp_path / f"{attempt}", storage_backend=LateStorage(MemoryStorage()), flush_interval_s=PAUSE_S
+            )
     assert [record.getMessage() for record in caplog.records] == []

@@ -1,4 +1,6 @@
-"""A path that no file can have is bad usage (exit 2) and no unexpected error (70), whichever command or call is given it, and as what."""
+"""A path that no file can have is bad usage (exit 2) and no unexpected error (70), whichever command or call is given
+it, and as what.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,16 @@ SOURCES = {
     "query --config": ["query", "t", "k", "--config", "{path}"],
 }
 INDEXES = {
-    "query": ["query", "t", "k"], "files": ["files"], "verify": ["verify"], "orphans": ["orphans"], "recover": ["recover"],
-    "merge": ["merge"], "message": ["message", MESSAGE], "ingest": ["ingest", "in.ndjson"], "import-classic": ["import-classic", "."],
-}  # fmt: skip
+    "query": ["query", "t", "k"],
+    "files": ["files"],
+    "verify": ["verify"],
+    "orphans": ["orphans"],
+    "recover": ["recover"],
+    "merge": ["merge"],
+    "message": ["message", MESSAGE],
+    "ingest": ["ingest", "in.ndjson"],
+    "import-classic": ["import-classic", "."],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +55,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "loop").symlink_to("pool")
     (tmp_path / "pool").symlink_to("loop")
     (tmp_path / "a-file").write_text("text")
-    (tmp_path / "in.ndjson").write_text('{"topic":"t","queue_id":0,"keys":["k"],"offset":1,"size":1,"timestamp_ms":1700000000000}\n')
+    (tmp_path / "in.ndjson").write_text(
+        '{"topic":"t","queue_id":0,"keys":["k"],"offset":1,"size":1,"timestamp_ms":1700000000000}\n'
+    )
     return tmp_path
 
 
@@ -84,7 +95,9 @@ def test_roots(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 def test_storages(line: list[str], scheme: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in PATHS.values():
         if not path.startswith("~"):  # no home to an absolute path
-            given = ["--storage", f"{scheme}://{folder}/{quote(path)}"] + (["--root", "new"] if line[0] == "recover" else [])
+            given = ["--storage", f"{scheme}://{folder}/{quote(path)}"] + (
+                ["--root", "new"] if line[0] == "recover" else []
+            )
             assert code_of([*line, *given], capsys) == 2, path
 
 

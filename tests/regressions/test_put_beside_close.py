@@ -1,5 +1,6 @@
-"""A put that had passed its check when `close` began added its entries behind the last flush and returned: they were lost though nothing
-had failed."""
+"""A put that had passed its check when `close` began added its entries behind the last flush and returned: they were
+lost though nothing had failed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""No fault that was: a message may have more keys than one block of the write buffer has rows, and nothing tried that."""
+"""No fault that was: a message may have more keys than one block of the write buffer has rows, and nothing tried
+that.
+"""
 
 from __future__ import annotations
 

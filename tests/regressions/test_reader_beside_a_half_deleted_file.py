@@ -1,4 +1,6 @@
-"""A writer that died between the deletions of a compacted file's entries and journal made every lookup beside it fail."""
+"""A writer that died between the deletions of a compacted file's entries and journal made every lookup beside it
+fail.
+"""
 
 from __future__ import annotations
 

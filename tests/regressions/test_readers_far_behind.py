@@ -1,4 +1,6 @@
-"""A reader that is many records behind its log, asked by lookups with few requests: it catches up, and each of them reads files, too."""
+"""A reader that is many records behind its log, asked by lookups with few requests: it catches up, and each of them
+reads files, too.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,9 @@ def test_the_table_lists_every_file_once_and_no_other() -> None:
         assert match, row[3]
         assert match[1] == match[2]
         names.append(match[1])
-    assert sorted(names) == sorted(path.name for path in (FOLDER / "rocketmq").rglob("*.py") if path.name != "conftest.py")
+    assert sorted(names) == sorted(
+        path.name for path in (FOLDER / "rocketmq").rglob("*.py") if path.name != "conftest.py"
+    )
 
 
 def test_every_golden_fault_has_a_test() -> None:

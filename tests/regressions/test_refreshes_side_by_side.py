@@ -1,5 +1,6 @@
-"""A refresh that had read the log before a file was published took that file out of the catalog again and deleted its local copy; two
-refreshes at a time both removed the same file, and the second one's `KeyError` reached the caller."""
+"""A refresh that had read the log before a file was published took that file out of the catalog again and deleted its
+local copy; two refreshes at a time both removed the same file, and the second one's `KeyError` reached the caller.
+"""
 
 from __future__ import annotations
 

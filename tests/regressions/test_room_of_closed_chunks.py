@@ -1,5 +1,6 @@
-"""A chunk of the write buffer that was closed early kept the room of a full one: puts that alternated with lookups or with flushes that
-failed held a hundred times the memory that the buffer's bound had been told of."""
+"""A chunk of the write buffer that was closed early kept the room of a full one: puts that alternated with lookups or
+with flushes that failed held a hundred times the memory that the buffer's bound had been told of.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +29,11 @@ def test_a_closed_chunk_has_room_for_its_rows_alone(rows):
     assert data.__sizeof__() <= 2 * len(data) + 64  # what is really held
     columns = chunk.columns()
     assert {name: columns[name].tolist() for name in ("queue_id", "offset", "size", "second")} == {
-        "queue_id": [2] * rows, "offset": [3] * rows, "size": [4] * rows, "second": [NOW_MS // 1000] * rows,
-    }  # fmt: skip
+        "queue_id": [2] * rows,
+        "offset": [3] * rows,
+        "size": [4] * rows,
+        "second": [NOW_MS // 1000] * rows,
+    }
 
 
 def test_puts_between_flushes_that_fail_hold_what_the_buffer_says(open_index):

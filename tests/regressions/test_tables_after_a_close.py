@@ -1,4 +1,6 @@
-"""`close` chose the files whose header and slot table it writes before its last flush, so a file that this flush began kept empty ones."""
+"""`close` chose the files whose header and slot table it writes before its last flush, so a file that this flush began
+kept empty ones.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Before an upload only the items of a local compacted file were checked, so a damaged header, slot table or filter, which our own lookups
-do without, was published for other readers to trip over."""
+"""Before an upload only the items of a local compacted file were checked, so a damaged header, slot table or filter,
+which our own lookups do without, was published for other readers to trip over.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ from tiered_index.errors import CorruptFile
 from tiered_index.format.trailer import Tail
 
 FILTER = -1
-PLACES = {"filter": FILTER, "header": 10, "end of the header": 27, "slot table": 28 + 8 * 3 + 2, "end of the slot table": 28 + 8 * 7 - 1}
+PLACES = {
+    "filter": FILTER,
+    "header": 10,
+    "end of the header": 27,
+    "slot table": 28 + 8 * 3 + 2,
+    "end of the slot table": 28 + 8 * 7 - 1,
+}
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)

@@ -1,5 +1,6 @@
-"""What ends a thread of a service must not leave those waiting that ask for it: long pauses, errors of any kind, forks, the interpreter's
-end, interrupted starts; and a service that was forgotten leaves no thread behind."""
+"""What ends a thread of a service must not leave those waiting that ask for it: long pauses, errors of any kind, forks,
+the interpreter's end, interrupted starts; and a service that was forgotten leaves no thread behind.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +107,8 @@ import sys
 from tiered_index import IndexService
 
 def held():
-    with IndexService.open(root=sys.argv[1] + "/root", storage="file://" + sys.argv[1] + "/storage", slots=7, items=12) as service:
+    place = sys.argv[1]
+    with IndexService.open(root=place + "/root", storage="file://" + place + "/storage", slots=7, items=12) as service:
         service.put("t", 0, "k", 1, 1, 1_700_000_000_000)
         yield service
 
@@ -116,5 +118,7 @@ next(kept)
 
 
 def test_the_interpreter_ends_though_an_index_is_closed_only_then(tmp_path):
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+    )
     assert "close the index before" in done.stderr

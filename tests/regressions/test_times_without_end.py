@@ -1,4 +1,6 @@
-"""An age of infinity, for "never", could not be rounded: the life cycle ended with `OverflowError` before it had done anything."""
+"""An age of infinity, for "never", could not be rounded: the life cycle ended with `OverflowError` before it had done
+anything.
+"""
 
 from __future__ import annotations
 

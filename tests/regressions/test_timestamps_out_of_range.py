@@ -1,4 +1,6 @@
-"""An Arrow timestamp too great for milliseconds wrapped around to some other time, and one shortly before 1970 became 1970."""
+"""An Arrow timestamp too great for milliseconds wrapped around to some other time, and one shortly before 1970 became
+1970.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ GOOD = [("s", NOW_S), ("ms", NOW_S * 10**3 + 999), ("us", NOW_S * 10**6 + 999_99
 
 def batch(times):
     count = len(times)
-    columns = {"topic": ["t"] * count, "queue_id": [0] * count, "key": ["k"] * count, "offset": list(range(count)), "size": [1] * count}
+    columns = {
+        "topic": ["t"] * count,
+        "queue_id": [0] * count,
+        "key": ["k"] * count,
+        "offset": list(range(count)),
+        "size": [1] * count,
+    }
     return {**columns, "timestamp_ms": times}
 
 

@@ -1,5 +1,6 @@
-"""`health` called an index well whose lookups failed: a file that recovery had found damaged, and a log that could not be read at the
-opening, were none of its problems."""
+"""`health` called an index well whose lookups failed: a file that recovery had found damaged, and a log that could not
+be read at the opening, were none of its problems.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""An exception that was no `OSError`, from memory that ran out or from a signal's handler, left a file half written and in use: the next
-flush put a batch into it that did not follow the one before, and the file was unreadable for good."""
+"""An exception that was no `OSError`, from memory that ran out or from a signal's handler, left a file half written and
+in use: the next flush put a batch into it that did not follow the one before, and the file was unreadable for good.
+"""
 
 from __future__ import annotations
 

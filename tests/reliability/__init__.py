@@ -1,1 +1,3 @@
-"""Campaigns that try to break the engine, each a program and a pytest sample of itself; `make reliability-report` runs them all."""
+"""Campaigns that try to break the engine, each a program and a pytest sample of itself; `make reliability-report` runs
+them all.
+"""

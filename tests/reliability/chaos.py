@@ -1,11 +1,13 @@
-"""Chaos on a real S3 server: two writers of one index that take over from each other, readers, a merger, all killed, stopped, cut off.
+"""Chaos on a real S3 server: two writers of one index that take over from each other, readers, a merger, all killed,
+stopped, cut off.
 
     python -m tests.reliability.chaos --minutes 10 [--seed S] [--endpoint URL]
 
-Four timelines of events run side by side, each drawn from the seed: the processes (SIGKILL, SIGSTOP, SIGTERM, and sweeps of orphans while
-nobody writes), the server (killed, stopped and restarted, whole or in part; its disk full, its quota spent), and the network of each of two
-hosts (a proxy). Every event is told on stderr with its time. At the end all is healed, and everything must be there (`chaos_settling`).
-Without an endpoint (the option, or TIERED_INDEX_TEST_S3_ENDPOINT) a server is started for the campaign; only one of ours is killed.
+Four timelines of events run side by side, each drawn from the seed: the processes (SIGKILL, SIGSTOP, SIGTERM, and
+sweeps of orphans while nobody writes), the server (killed, stopped and restarted, whole or in part; its disk full, its
+quota spent), and the network of each of two hosts (a proxy). Every event is told on stderr with its time. At the end
+all is healed, and everything must be there (`chaos_settling`). Without an endpoint (the option, or
+TIERED_INDEX_TEST_S3_ENDPOINT) a server is started for the campaign; only one of ours is killed.
 
 Threads: processes are started, and end, with the main one; a thread for each of the other timelines.
 """
@@ -52,10 +54,28 @@ _PUBLISHERS = ("writer-a", "writer-b", "merger")
 _LOOK_S = 0.05
 _PATIENCE_S = 60.0
 _TRIES = 5
-_SERVER = ("kill all", "kill all", "restart", "kill the gateway", "kill the disk's process", "stop the gateway", "stop the disk's process",
-           "fill the disk", "spend the quota")  # fmt: skip
-_NETWORK = ("latency", "resets", "half-answers", "lost requests", "lost answers", "503", "black hole", "black hole after the work",
-            "slow drip")  # fmt: skip
+_SERVER = (
+    "kill all",
+    "kill all",
+    "restart",
+    "kill the gateway",
+    "kill the disk's process",
+    "stop the gateway",
+    "stop the disk's process",
+    "fill the disk",
+    "spend the quota",
+)
+_NETWORK = (
+    "latency",
+    "resets",
+    "half-answers",
+    "lost requests",
+    "lost answers",
+    "503",
+    "black hole",
+    "black hole after the work",
+    "slow drip",
+)
 Timeline = Generator[float, None, None]
 """Yields how many seconds to wait; what is closed early heals what it has broken."""
 
@@ -75,7 +95,13 @@ class Campaign:
     """One run. `tally` is filled as it goes."""
 
     def __init__(self, seconds: float, seed: int, endpoint_url: str, cluster: Cluster | None, folder: Path) -> None:
-        self.seconds, self.seed, self.endpoint_url, self.cluster, self.folder = seconds, seed, endpoint_url, cluster, folder
+        self.seconds, self.seed, self.endpoint_url, self.cluster, self.folder = (
+            seconds,
+            seed,
+            endpoint_url,
+            cluster,
+            folder,
+        )
         self.tally = Tally("chaos")
         self.bucket = f"tiered-index-chaos-{uuid.uuid4().hex[:12]}"
         self.proxies: list[CountingProxy] = []
@@ -132,7 +158,8 @@ class Campaign:
 
     def uri(self, host: int | None = None) -> str:
         """Return the index's place, as a host sees it."""
-        return f"s3://{self.bucket}/chaos?endpoint_url={self.endpoint_url if host is None else self.proxies[host].endpoint_url}"
+        endpoint_url = self.endpoint_url if host is None else self.proxies[host].endpoint_url
+        return f"s3://{self.bucket}/chaos?endpoint_url={endpoint_url}"
 
     def _strike(self) -> None:
         """Let the timelines run for the campaign's time."""
@@ -225,7 +252,9 @@ class Campaign:
 
     def _start(self, name: str) -> None:
         self.starts += 1
-        place = Place(str(self.folder), self.uri(CREW[name]), name, self._random(f"{name} {self.starts}").randrange(1 << 30))
+        place = Place(
+            str(self.folder), self.uri(CREW[name]), name, self._random(f"{name} {self.starts}").randrange(1 << 30)
+        )
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TIERED_INDEX_")}
         command = [
             sys.executable,
@@ -237,7 +266,9 @@ class Campaign:
         ]
         with self._stderr(name).open("ab") as log:
             # a session of its own: an interrupt typed at the campaign is the campaign's to deal with
-            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
         self.crew[name].process, self.crew[name].told = process, False
 
     def _reap(self, name: str) -> None:
@@ -354,7 +385,9 @@ class Campaign:
         self.proxies[host].fault = fault
 
     def _wait_idle(self) -> bool:
-        """Return whether what was sent to the server has been answered: a late write would look like one that nobody made."""
+        """Return whether what was sent to the server has been answered: a late write would look like one that nobody
+        made.
+        """
         deadline_s = time.monotonic() + _PATIENCE_S + 5
         while any(self.begun[host] != len(proxy.exchanges) for host, proxy in enumerate(self.proxies)):
             if time.monotonic() > deadline_s:
@@ -427,7 +460,9 @@ def run(options: argparse.Namespace) -> Tally:
     cluster = Cluster(install(), Path(state)) if state and not options.endpoint else None
     folder = tempfile.mkdtemp(prefix="tiered-index-chaos-")
     print(f"seed {options.seed}, {options.minutes} minutes, files in {folder}", file=sys.stderr, flush=True)
-    campaign = Campaign(options.minutes * 60, options.seed, options.endpoint or os.environ[ENDPOINT_VARIABLE], cluster, Path(folder))
+    campaign = Campaign(
+        options.minutes * 60, options.seed, options.endpoint or os.environ[ENDPOINT_VARIABLE], cluster, Path(folder)
+    )
     campaign.run()
     campaign.tally.tried = Counter(dict(sorted(campaign.tally.tried.items())))
     if not campaign.tally.failures:
@@ -444,9 +479,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background is born deaf to it
-    if not os.environ.get(ENDPOINT_VARIABLE) and not any(word.startswith(("--endpoint", "-h", "--help")) for word in sys.argv[1:]):
+    if not os.environ.get(ENDPOINT_VARIABLE) and not any(
+        word.startswith(("--endpoint", "-h", "--help")) for word in sys.argv[1:]
+    ):
         os.execv(
             sys.executable,
-            [sys.executable, "-m", "tests.real_s3.server", "run", "--", sys.executable, "-m", "tests.reliability.chaos", *sys.argv[1:]],
+            [
+                sys.executable,
+                "-m",
+                "tests.real_s3.server",
+                "run",
+                "--",
+                sys.executable,
+                "-m",
+                "tests.reliability.chaos",
+                *sys.argv[1:],
+            ],
         )
     sys.exit(tally_main(__doc__ or "", run, add_arguments))

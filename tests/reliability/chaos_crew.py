@@ -1,8 +1,10 @@
-"""The crew of the chaos campaign, each a process of its own that is stopped, killed and started again: a writer, a reader, a merger.
+"""The crew of the chaos campaign, each a process of its own that is stopped, killed and started again: a writer, a
+reader, a merger.
 
-`python -m tests.reliability.chaos_crew ROLE PARENT JSON`: PARENT is the campaign's process, the document holds the fields of `Place`. Each
-meets typed errors and goes on; any other exception ends it, and its traceback on stderr is a finding, as is one of a background worker's.
-A step that takes longer than `HANG_S` ends the process with the stacks of its threads. It does not outlive the campaign.
+`python -m tests.reliability.chaos_crew ROLE PARENT JSON`: PARENT is the campaign's process, the document holds the
+fields of `Place`. Each meets typed errors and goes on; any other exception ends it, and its traceback on stderr is a
+finding, as is one of a background worker's. A step that takes longer than `HANG_S` ends the process with the stacks of
+its threads. It does not outlive the campaign.
 """
 
 from __future__ import annotations
@@ -110,10 +112,16 @@ class Writer(Member):
     def session(self) -> None:
         self.declared.look()
         index = IndexService.open(
-            root=self.place.root(self.topic), storage=self.place.uri, items=self.random.choice((300, 3000, 30_000, 250_000)),
-            lease_ttl_s=LEASE_TTL_S, flush_interval_s=0.2, lifecycle_interval_s=0.1, refresh_interval_s=self.random.choice((0.3, 5)),
-            local_keep_s=self.random.choice((0, 5, 86400)), **SETTINGS,
-        )  # fmt: skip
+            root=self.place.root(self.topic),
+            storage=self.place.uri,
+            items=self.random.choice((300, 3000, 30_000, 250_000)),
+            lease_ttl_s=LEASE_TTL_S,
+            flush_interval_s=0.2,
+            lifecycle_interval_s=0.1,
+            refresh_interval_s=self.random.choice((0.3, 5)),
+            local_keep_s=self.random.choice((0, 5, 86400)),
+            **SETTINGS,
+        )
         self.notes.count("sessions of writers")
         last = -1
         try:
@@ -163,7 +171,9 @@ class Writer(Member):
         elif chance < 0.7:
             with self.trying("lookup"):
                 key = self.random.randrange(KEYS)
-                found = problem_with(index.query(self.topic, f"key-{key}", max_count=10**6).items, self.topic, key, last, last)
+                found = problem_with(
+                    index.query(self.topic, f"key-{key}", max_count=10**6).items, self.topic, key, last, last
+                )
                 self.notes.count("answers checked")
                 if found is not None:
                     self.notes.fail(found[0], f"{self.place.name} itself: {found[1]}")
@@ -198,7 +208,11 @@ class Reader(Member):
         root = self.place.root(local) if local is not None else None
         if root is not None and not (root / "tiered_index.json").exists():
             return  # not begun yet
-        settings = {**SETTINGS, "refresh_interval_s": self.random.choice((0, 0.2, 2)), "filter_after_probes": self.random.choice((1, 8))}
+        settings = {
+            **SETTINGS,
+            "refresh_interval_s": self.random.choice((0, 0.2, 2)),
+            "filter_after_probes": self.random.choice((1, 8)),
+        }
         with IndexReader.open(self.place.uri, root=root, **settings) as reader:
             for _ in range(self.random.choice((5, 50, 200))):
                 if self.ending.is_set():
@@ -248,7 +262,9 @@ class Reader(Member):
         self.declared[topic].look()
         return max(position, self.declared[topic].durable) if topic == local else position
 
-    def _pages(self, reader: IndexReader, asked: dict[str, Any], topic: str, key: int, durable: int, bounds: dict[str, int]) -> None:
+    def _pages(
+        self, reader: IndexReader, asked: dict[str, Any], topic: str, key: int, durable: int, bounds: dict[str, int]
+    ) -> None:
         cursor, after, size = None, None, self.random.choice((3, 64, 1000))
         for _ in range(10):
             result = reader.query(**asked, max_count=size, cursor=cursor)
@@ -260,7 +276,9 @@ class Reader(Member):
                 last = result.items[-1]
                 after = (-(last.timestamp_ms // 1000), -last.offset, last.queue_id)
 
-    def _check(self, result: QueryResult, topic: str, key: int, durable: int, *, partial: bool = False, **bounds: Any) -> None:
+    def _check(
+        self, result: QueryResult, topic: str, key: int, durable: int, *, partial: bool = False, **bounds: Any
+    ) -> None:
         self.declared[topic].look()
         if (result.status == "partial") != partial:
             self.notes.fail("wrong", f"{self.place.name}: {topic} key-{key} is {result.status}")
@@ -282,8 +300,16 @@ class Merger(Member):
             while not self.ending.is_set():
                 self.step()
                 with self.trying("merge"):
-                    window_s, shard_bytes = self.random.choice((3600, 86400, 30 * 86400)), self.random.choice((1 << 20, 1 << 23, 1 << 30))
-                    report = merge(storage, log, SystemClock(), MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=shard_bytes))
+                    window_s, shard_bytes = (
+                        self.random.choice((3600, 86400, 30 * 86400)),
+                        self.random.choice((1 << 20, 1 << 23, 1 << 30)),
+                    )
+                    report = merge(
+                        storage,
+                        log,
+                        SystemClock(),
+                        MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=shard_bytes),
+                    )
                     self.notes.count("merge jobs published", report.jobs)
                 self.ending.wait(self.random.uniform(0, 2))
 

@@ -1,8 +1,9 @@
 """What the chaos campaign's writers put, what they declared durable, and what every answer must therefore hold.
 
-A writer's messages are a function of its name and their number, so that the oracle needs two numbers of each writer: the greatest that it
-declared durable, and the greatest that it ever offered to `put`. Both stand in its journal, a file that outlives the writer. An answer
-holds every message up to the first, and none beyond the second, nor any that is not just as it was put.
+A writer's messages are a function of its name and their number, so that the oracle needs two numbers of each writer:
+the greatest that it declared durable, and the greatest that it ever offered to `put`. Both stand in its journal, a file
+that outlives the writer. An answer holds every message up to the first, and none beyond the second, nor any that is not
+just as it was put.
 
 The functions are pure; a `Journal` is its writer's alone, `Declared` is for one thread.
 """
@@ -50,16 +51,29 @@ def batch(topic: str, first: int, last: int) -> dict[str, object]:
 
 
 def problem_with(
-    items: Sequence[IndexItem], topic: str, key: int, durable: int, offered: int,
-    *, begin_s: int = 0, end_s: int = 1 << 40, truncated: bool = False, after: _Row | None = None,
-) -> tuple[str, str] | None:  # fmt: skip
-    """Return what is wrong with an answer (its kind, and a sentence), or None. `after` is the last row of the page before it."""
+    items: Sequence[IndexItem],
+    topic: str,
+    key: int,
+    durable: int,
+    offered: int,
+    *,
+    begin_s: int = 0,
+    end_s: int = 1 << 40,
+    truncated: bool = False,
+    after: _Row | None = None,
+) -> tuple[str, str] | None:
+    """Return what is wrong with an answer (its kind, and a sentence), or None.
+
+    `after` is the last row of the page before it.
+    """
     rows: list[_Row] = [(-(item.timestamp_ms // 1000), -item.offset, item.queue_id) for item in items]
     numbers = np.fromiter((item.offset for item in items), np.int64, len(items))
     found_s = np.fromiter((item.timestamp_ms // 1000 for item in items), np.int64, len(items))
     sizes = np.fromiter((item.size for item in items), np.int64, len(items))
     queues = np.fromiter((item.queue_id for item in items), np.int64, len(items))
-    right = (numbers <= offered) & (numbers % KEYS == key) & (sizes == numbers % 1000 + 1) & (queues == numbers % QUEUES)
+    right = (
+        (numbers <= offered) & (numbers % KEYS == key) & (sizes == numbers % 1000 + 1) & (queues == numbers % QUEUES)
+    )
     right &= (found_s == seconds(numbers)) & (found_s >= begin_s) & (found_s <= end_s)
     where = f"{topic} key-{key}, {durable} durable, {offered} offered, {begin_s} to {end_s}, {len(items)} found"
     if not right.all() or any(item.topic != topic for item in items):
@@ -74,7 +88,10 @@ def problem_with(
         low, high = after or (-(1 << 60), 0, 0), rows[-1] if rows and truncated else (1 << 60, 0, 0)
         if truncated and not rows:
             high = low
-        behind = {-number: (-int(at), -number, number % QUEUES) for number, at in zip(expected.tolist(), at_s.tolist(), strict=True)}
+        behind = {
+            -number: (-int(at), -number, number % QUEUES)
+            for number, at in zip(expected.tolist(), at_s.tolist(), strict=True)
+        }
         missing = {number for number in missing if low < behind[-number] < high}
     if missing:
         return "lost", f"{len(missing)} missing, such as {sorted(missing)[:3]}: {where}"
@@ -82,7 +99,10 @@ def problem_with(
 
 
 class Journal:
-    """A writer's declarations, as lines that are whole or not there. What it declares durable is on the disk when `declare` returns."""
+    """A writer's declarations, as lines that are whole or not there.
+
+    What it declares durable is on the disk when `declare` returns.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

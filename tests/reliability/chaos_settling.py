@@ -1,7 +1,8 @@
-"""The end of the chaos campaign: every root publishes what it has, all is merged and swept; then all must be there, and nothing else.
+"""The end of the chaos campaign: every root publishes what it has, all is merged and swept; then all must be there, and
+nothing else.
 
-The index must hold all that the journals declare durable and nothing that was never put, before and after a last merge; counts must agree;
-orphans must leave nothing; verify must find nothing. One thread; the crew has ended.
+The index must hold all that the journals declare durable and nothing that was never put, before and after a last merge;
+counts must agree; orphans must leave nothing; verify must find nothing. One thread; the crew has ended.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ def settle(folder: Path, uri: str, count: Count, fail: Fail) -> None:
         count("orphans deleted", sum(sweep(storage)))
         left = {info.name for prefix in ("data/", "staging/", "segments/", "probe/") for info in storage.list(prefix)}
         if left != set(log.refresh().objects) or any(sweep(storage)) or list(storage.list_uploads()):
-            fail("wrong", f"after the sweep: {sorted(left ^ set(log.state.objects))[:5]}, {list(storage.list_uploads())[:5]}")
+            fail(
+                "wrong",
+                f"after the sweep: {sorted(left ^ set(log.state.objects))[:5]}, {list(storage.list_uploads())[:5]}",
+            )
         _check_all(declared, entries, uri, count, fail)
     for place in (["--storage", uri], *(["--root", str(folder / f"root-{name}")] for name in WRITERS)):
         _verify(place, fail)
@@ -77,7 +81,9 @@ def _publish(name: str, said: Declared, folder: Path, uri: str, fail: Fail) -> N
     deadline_s = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            index = IndexService.open(root=folder / f"root-{name}", storage=uri, lease_ttl_s=LEASE_TTL_S, background=False, **SETTINGS)
+            index = IndexService.open(
+                root=folder / f"root-{name}", storage=uri, lease_ttl_s=LEASE_TTL_S, background=False, **SETTINGS
+            )
             break
         except (LockHeld, StorageError):
             if time.monotonic() > deadline_s:
@@ -123,9 +129,14 @@ def _verify(place: list[str], fail: Fail) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TIERED_INDEX_")}
     done = subprocess.run(
         [sys.executable, "-m", "tiered_index.cli", "verify", "--deep", "--json", *place],
-        env=environment, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    # a root's notes tell of local copies of files that were merged, a storage's of objects that the sweep should have taken
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    # a root's notes tell of local copies of files that were merged, a storage's of objects that the sweep should have
+    # taken
     notes = json.loads(done.stdout)["notes"] if done.returncode == 0 and place[0] == "--storage" else []
     if done.returncode or notes:
         told = f"{notes[:3]} {done.stdout[-2000:]} {done.stderr[-2000:]}"

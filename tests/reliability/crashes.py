@@ -1,16 +1,18 @@
-"""Crashes and faults of the local disk and the storage, everywhere: nothing durable is lost, nothing else than what was put is answered.
+"""Crashes and faults of the local disk and the storage, everywhere: nothing durable is lost, nothing else than what was
+put is answered.
 
 Each life of `lives` is struck at every call of disk and storage. Four campaigns:
 
     crash    the process is killed, or the power is cut, before each call and in the middle of each write
     fault    one call fails, with each error that it can fail with; the life goes on; then a crash at some later call
-    burst    two to eight calls fail, in a row, or some of those that come, or those of one kind; the disk heals; the life goes on; then a
-             crash at some later call
+    burst    two to eight calls fail, in a row, or some of those that come, or those of one kind; the disk heals; the
+             life goes on; then a crash at some later call
     again    as crash, and then a second one at each call of the recovery, or just behind it
 
-A power cut leaves of what was not synced each kind of `KEPT`. After each, a reader is opened on what is left, then a writer and a reader
-beside it; all that was declared durable is answered; the writer goes on working, and is closed and opened once more. States that are the
-same to the byte are looked at once. A state's name says how to come to it: `--only NAME` does.
+A power cut leaves of what was not synced each kind of `KEPT`. After each, a reader is opened on what is left, then a
+writer and a reader beside it; all that was declared durable is answered; the writer goes on working, and is closed and
+opened once more. States that are the same to the byte are looked at once. A state's name says how to come to it:
+`--only NAME` does.
 """
 
 from __future__ import annotations
@@ -55,7 +57,16 @@ SHARES = {"crash": 1.0, "fault": 0.25, "burst": 0.05, "again": 0.02}
 """What `--all` looks at: everything would be some hours' work."""
 _T = TypeVar("_T")
 _HANG_S = 120
-_STORAGE_CALLS = {"put", "put_if_absent", "delete", "delete_many", "begin_upload", "upload_part", "complete_upload", "abort_upload"}
+_STORAGE_CALLS = {
+    "put",
+    "put_if_absent",
+    "delete",
+    "delete_many",
+    "begin_upload",
+    "upload_part",
+    "complete_upload",
+    "abort_upload",
+}
 
 
 class _Hang(BaseException):
@@ -76,12 +87,20 @@ class _Watched(WrapperStorage):
 class Crashes:
     """The campaigns over lives.
 
-    Of all states, or lives that are struck, a `share` is looked at, and of second crashes `again_share`; `seed` chooses which. `only` names
-    a state, or several by how their names begin. It ends after `stop` failures.
+    Of all states, or lives that are struck, a `share` is looked at, and of second crashes `again_share`; `seed` chooses
+    which. `only` names a state, or several by how their names begin. It ends after `stop` failures.
     """
 
     def __init__(
-        self, folder: Path, tally: Tally, *, share: float = 1.0, again_share: float = 0.02, seed: int = 0, only: str = "", stop: int = 50
+        self,
+        folder: Path,
+        tally: Tally,
+        *,
+        share: float = 1.0,
+        again_share: float = 0.02,
+        seed: int = 0,
+        only: str = "",
+        stop: int = 50,
     ) -> None:
         self.tally = tally
         self._folder = folder
@@ -211,8 +230,19 @@ class Crashes:
 
     # One state
 
-    def _strike(self, name: str, world: World, disk: FaultDisk, *, share: float = 1.0, again: bool = False, all_kept: bool = True) -> None:
-        """Look at what a kill and power cuts would leave at this moment; `again`: and at what a second crash does then."""
+    def _strike(
+        self,
+        name: str,
+        world: World,
+        disk: FaultDisk,
+        *,
+        share: float = 1.0,
+        again: bool = False,
+        all_kept: bool = True,
+    ) -> None:
+        """Look at what a kill and power cuts would leave at this moment; `again`: and at what a second crash does
+        then.
+        """
         if self._is_over() or not self._is_asked(name):
             return
         kinds: list[Kept | None] = [None, *KEPT]
@@ -281,7 +311,9 @@ class Crashes:
         declared = world.service.durable_position("log") if world.service is not None else None
         branch.durable_position = max(filter(None, (declared, world.durable_position)), default=None)
         known = {id(entry) for entry in world.durable.entries}
-        branch.durable.entries = [e for e in world.model.entries if id(e) in known or (declared is not None and e.offset <= declared)]
+        branch.durable.entries = [
+            e for e in world.model.entries if id(e) in known or (declared is not None and e.offset <= declared)
+        ]
         return branch, branch_disk
 
     def _world(self) -> World:
@@ -300,7 +332,9 @@ class Crashes:
         shutil.rmtree(world.root.parent, ignore_errors=True)
 
     def _is_new(self, world: World, disk: FaultDisk) -> bool:
-        digest = zlib.crc32(repr((world.durable_position, len(world.durable.entries), len(world.model.entries))).encode())
+        digest = zlib.crc32(
+            repr((world.durable_position, len(world.durable.entries), len(world.model.entries))).encode()
+        )
         for path in sorted(world.root.rglob("*")):
             if path.is_file():
                 digest = zlib.crc32(path.read_bytes(), zlib.crc32(str(path.relative_to(world.root)).encode(), digest))
@@ -334,7 +368,11 @@ class Crashes:
                 kind = "lost"
             where = traceback.extract_tb(error.__traceback__)
             at = next((f"{Path(f.filename).name}:{f.lineno}" for f in reversed(where) if "tests" in f.filename), "")
-            self.tally.fail(kind, f"{type(error).__name__}: {str(error)[:130]} at {at}: python -m tests.reliability.crashes --only {case}")
+            self.tally.fail(
+                kind,
+                f"{type(error).__name__}: {str(error)[:130]} at {at}: python -m tests.reliability.crashes --only "
+                f"{case}",
+            )
         self._began_s = time.monotonic()
 
     @contextlib.contextmanager
@@ -418,13 +456,17 @@ def _copied(storage: Any) -> MemoryStorage:
     copy = MemoryStorage(clock=ManualClock(inner._clock.now_ms()))
     copy.uri = inner.uri
     copy._shelf.objects = SortedDict(inner._shelf.objects)
-    copy._shelf.uploads = {number: type(upload)(upload.handle, dict(upload.parts)) for number, upload in inner._shelf.uploads.items()}
+    copy._shelf.uploads = {
+        number: type(upload)(upload.handle, dict(upload.parts)) for number, upload in inner._shelf.uploads.items()
+    }
     return copy
 
 
 @contextlib.contextmanager
 def _without_chance(name: str) -> Iterator[None]:
-    """Let the names that are drawn in the body depend on `name` alone, so that a state is the same whenever it is looked at."""
+    """Let the names that are drawn in the body depend on `name` alone, so that a state is the same whenever it is
+    looked at.
+    """
     drawn = random.Random(name)
     before, secrets.token_hex = secrets.token_hex, lambda nbytes=32: drawn.randbytes(nbytes).hex()  # type: ignore[misc]
     try:
@@ -465,7 +507,9 @@ def _run_one(work: tuple[str, str, float, argparse.Namespace]) -> tuple[str, Tal
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     shares = ", ".join(f"{share:.0%} of {campaign}" for campaign, share in SHARES.items())
-    parser.add_argument("--all", action="store_true", help=f"what docs/reliability.md tells of: {shares}".replace("%", "%%"))
+    parser.add_argument(
+        "--all", action="store_true", help=f"what docs/reliability.md tells of: {shares}".replace("%", "%%")
+    )
     parser.add_argument("--share", type=float, default=0.02, help="of all states, how many")
     parser.add_argument("--seed", type=int, default=0, help="which ones")
     parser.add_argument("--campaign", action="append", choices=CAMPAIGNS)

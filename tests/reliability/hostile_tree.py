@@ -1,7 +1,8 @@
-"""A tree of everything that the engine and a broker leave on disks and in storages, small and real, made by the engine itself.
+"""A tree of everything that the engine and a broker leave on disks and in storages, small and real, made by the engine
+itself.
 
 ```
-native/  rocketmq/  each: root (unsealed, compacted, uploaded, cache, lock), storage (files, window tables, an unfinished upload)
+native/  rocketmq/  each: root (all states, cache, lock), storage (files, window tables, an unfinished upload)
 staging/            root and storage with tickets and staged entries, and files that wait
 follow/             store (RocketMQ's golden one), root that follows it, storage with its archived segments
 bare/               RocketMQ's own index files, without journal or trailer        sqlite/  root, db
@@ -42,7 +43,9 @@ _GOLDEN = Path(__file__).parents[1] / "golden" / "data" / "tiered"
 
 @contextmanager
 def small_parts() -> Iterator[None]:
-    """Let files of a few entries have what only large ones have: cut groups, and slots that continue in further shards."""
+    """Let files of a few entries have what only large ones have: cut groups, and slots that continue in further
+    shards.
+    """
     constants = {"format.compacted": ("GROUP_BYTES", "BLOCK_BYTES"), "format.shard": ("GROUP_BYTES", "BLOCK_BYTES")}
     with ExitStack() as stack:
         for module, names in constants.items():
@@ -60,12 +63,25 @@ def storage_uri(tree: Path, name: str) -> str:
 def open_index(tree: Path, name: str, storage: Storage | None = None, **settings: Any) -> IndexService:
     """Open the writer of an index of the tree."""
     chosen = {
-        "slots": 5, "items": 40, "background": False, "max_late_s": 10**9, "max_early_s": 10**9, "query_threads": 2,
-        "preset": "rocketmq" if name == "rocketmq" else "native", "local_keep_s": 10**9, "offset_space": "commitlog",
-        "flush_interval_s": 10**6, "compaction": "spark" if name == "staging" else "local", **settings,
-    }  # fmt: skip
+        "slots": 5,
+        "items": 40,
+        "background": False,
+        "max_late_s": 10**9,
+        "max_early_s": 10**9,
+        "query_threads": 2,
+        "preset": "rocketmq" if name == "rocketmq" else "native",
+        "local_keep_s": 10**9,
+        "offset_space": "commitlog",
+        "flush_interval_s": 10**6,
+        "compaction": "spark" if name == "staging" else "local",
+        **settings,
+    }
     return IndexService.open(
-        root=tree / name / "root", storage=storage_uri(tree, name), storage_backend=storage, clock=ManualClock(NOW_MS), **chosen
+        root=tree / name / "root",
+        storage=storage_uri(tree, name),
+        storage_backend=storage,
+        clock=ManualClock(NOW_MS),
+        **chosen,
     )
 
 
@@ -80,7 +96,9 @@ def merge_all(tree: Path, name: str, window_s: int = 3600) -> None:
     storage = open_storage(storage_uri(tree, name))
     log = StorageLog(storage, ManualClock(NOW_MS))
     log.open()
-    merge(storage, log, ManualClock(NOW_MS), MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=1 << 20), threads=1)
+    merge(
+        storage, log, ManualClock(NOW_MS), MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=1 << 20), threads=1
+    )
 
 
 def grow(tree: Path) -> dict[str, Put]:
@@ -107,7 +125,16 @@ def _grow_index(tree: Path, name: str) -> Put:
     def fill(index: IndexService, first: int, count: int) -> None:
         for number in range(first, first + count):
             topic, key = ("t", "u")[number % 5 == 0], "hot" if number % 2 else f"k{number % 3}"
-            index.put(topic, number % 3, key, number, 10 + number, NOW_MS - 9_000_000 + 40_000 * number, source="s", source_position=number)
+            index.put(
+                topic,
+                number % 3,
+                key,
+                number,
+                10 + number,
+                NOW_MS - 9_000_000 + 40_000 * number,
+                source="s",
+                source_position=number,
+            )
             put.setdefault((topic, key), set()).add((number % 3, number, 10 + number))
 
     with open_index(tree, name, local_keep_s=0 if name != "staging" else 10**9) as index:

@@ -1,13 +1,15 @@
-"""Interrupts at every line of every public call, in many states of an index: a caller may go on, close, or open again, and nothing is lost.
+"""Interrupts at every line of every public call, in many states of an index: a caller may go on, close, or open again,
+and nothing is lost.
 
 Three ways:
-- a trace function raises `KeyboardInterrupt` or `MemoryError` at line n of a call, in the caller's thread, for every n (each line of code
-  twice at most);
-- it raises `MemoryError` at line n of what the service's own threads do for the call (no signal handler runs there, but memory may end);
+- a trace function raises `KeyboardInterrupt` or `MemoryError` at line n of a call, in the caller's thread, for every n
+  (each line of code twice at most);
+- it raises `MemoryError` at line n of what the service's own threads do for the call (no signal handler runs there, but
+  memory may end);
 - a real timer signal strikes calls of a service with background workers at random moments.
 
-After each strike the index must go on in the same process, be closed within a bound of time, be opened again at once, and answer everything
-that was durable and nothing that was never put.
+After each strike the index must go on in the same process, be closed within a bound of time, be opened again at once,
+and answer everything that was durable and nothing that was never put.
 
 examples:
   python -m tests.reliability.interrupts --all             every line of every call in every state
@@ -80,10 +82,11 @@ def bounded(seconds: float = HANG_S) -> Iterator[None]:
 
 @functools.cache
 def never_struck(code: CodeType) -> frozenset[int]:
-    """Return the offsets of the lines at which nothing can be raised: ``try:``, and where a `with` block is left without an error.
+    """Return the offsets of the lines at which nothing can be raised: ``try:``, and where a `with` block is left
+    without an error.
 
-    Python runs no handler there and asks for no memory, so it may count on it: from the block's last instruction it goes to the end of a
-    lock's release.
+    Python runs no handler there and asks for no memory, so it may count on it: from the block's last instruction it
+    goes to the end of a lock's release.
     """
     instructions = list(dis.get_instructions(code))
     found = {i.offset for i in instructions if i.opname == "NOP"}
@@ -143,7 +146,9 @@ class Striker:
 
 @dataclass
 class Life:
-    """One index and what was put to it: `model` has all that was offered, `accepted` what a call took, `durable` what a flush confirmed."""
+    """One index and what was put to it: `model` has all that was offered, `accepted` what a call took, `durable` what a
+    flush confirmed.
+    """
 
     folder: Path
     storage: MemoryStorage = field(default_factory=MemoryStorage)
@@ -156,9 +161,20 @@ class Life:
     disk: FaultDisk = field(default_factory=FaultDisk)
 
     def open(self) -> IndexService:
-        settings = {"slots": 7, "items": 12, "local_keep_s": 0, "background": False, "query_threads": 2, **self.settings}
+        settings = {
+            "slots": 7,
+            "items": 12,
+            "local_keep_s": 0,
+            "background": False,
+            "query_threads": 2,
+            **self.settings,
+        }
         return IndexService.open(
-            root=self.folder / "root", storage_backend=self.storage, clock=ManualClock(NOW_MS), disk=self.disk, **settings
+            root=self.folder / "root",
+            storage_backend=self.storage,
+            clock=ManualClock(NOW_MS),
+            disk=self.disk,
+            **settings,
         )
 
     def message(self) -> tuple[Any, ...]:
@@ -238,7 +254,9 @@ def _look(life: Life) -> None:
 
 
 def _reader(life: Life) -> None:
-    with IndexReader.open(root=life.folder / "root", storage_backend=life.storage, query_threads=2, background=False) as reader:
+    with IndexReader.open(
+        root=life.folder / "root", storage_backend=life.storage, query_threads=2, background=False
+    ) as reader:
         reader.refresh()
         reader.query("orders", "a", max_count=1000)
 
@@ -250,17 +268,33 @@ def _open(life: Life) -> None:
 
 
 CALLS: dict[str, Callable[[Life], None]] = {
-    "put": Life.put, "put_batch": Life.put_batch, "flush": Life.flush, "seal": Life.seal, "close": Life.close,
-    "run_lifecycle": lambda life: life.service.run_lifecycle() and None, "open": _open, "abandon": lambda life: life.service.abandon(),
-    "archive": _archive, "query": _query, "query_many": _query_many, "look": _look, "reader": _reader,
-}  # fmt: skip
+    "put": Life.put,
+    "put_batch": Life.put_batch,
+    "flush": Life.flush,
+    "seal": Life.seal,
+    "close": Life.close,
+    "run_lifecycle": lambda life: life.service.run_lifecycle() and None,
+    "open": _open,
+    "abandon": lambda life: life.service.abandon(),
+    "archive": _archive,
+    "query": _query,
+    "query_many": _query_many,
+    "look": _look,
+    "reader": _reader,
+}
 WRITING = ("put", "put_batch", "flush", "seal", "close", "run_lifecycle", "open", "abandon", "archive")
 
 
 STATES = {
-    "empty": "", "buffered": "4", "half full": "3 flush 2", "about to roll": "5 flush 8", "quarantined": "10 flush 1", "sealed": "4 seal 2",
-    "uploaded": "9 seal run_lifecycle 3 flush", "failed": "2 flush 2 failing_flush",
-}  # fmt: skip
+    "empty": "",
+    "buffered": "4",
+    "half full": "3 flush 2",
+    "about to roll": "5 flush 8",
+    "quarantined": "10 flush 1",
+    "sealed": "4 seal 2",
+    "uploaded": "9 seal run_lifecycle 3 flush",
+    "failed": "2 flush 2 failing_flush",
+}
 """What leads to each state: numbers are puts."""
 
 
@@ -282,8 +316,10 @@ def _fail_flush(life: Life) -> None:
 
 WAYS = {
     # some lines can't be interrupted (`never_struck`); callers of what writes are struck there all the same
-    "interrupt": (KeyboardInterrupt, False), "memory": (MemoryError, False), "ours": (MemoryError, True),
-}  # fmt: skip
+    "interrupt": (KeyboardInterrupt, False),
+    "memory": (MemoryError, False),
+    "ours": (MemoryError, True),
+}
 
 
 def strike(folder: Path, state: str, call: str, way: str, line: int, tally: Tally) -> list[tuple[str, int]]:
@@ -325,7 +361,9 @@ def strike(folder: Path, state: str, call: str, way: str, line: int, tally: Tall
 
 
 def _go_on(life: Life, call: str, *, told: bool) -> None:
-    """Work on after a strike, close, open again; everything is checked each time. `told`: the call itself raised the error."""
+    """Work on after a strike, close, open again; everything is checked each time. `told`: the call itself raised the
+    error.
+    """
     if life.service is not None and not life.service._closed:
         before = life.service.durable_position("log") or 0
         life.put(2)
@@ -374,8 +412,9 @@ def lines_to_strike(seen: list[tuple[str, int]], often: int) -> list[int]:
 def strike_lines(
     folder: Path, first: int, stride: int, tally: Tally, calls: tuple[str, ...] = tuple(CALLS), share: int = 1
 ) -> None:
-    """Strike every `stride`-th line of those that are worth it, from a place that differs by call, state and way; one in `share`
-    of these."""
+    """Strike every `stride`-th line of those that are worth it, from a place that differs by call, state and way; one
+    in `share` of these.
+    """
     for number, (call, state, way) in enumerate(itertools.product(calls, STATES, WAYS)):
         if number % share != first % share:
             continue
@@ -387,14 +426,29 @@ def strike_lines(
 def strike_by_signals(folder: Path, seed: int, seconds: float, tally: Tally) -> None:
     """Have a timer's real signal interrupt calls of a service with background workers at random moments."""
     rng = random.Random(seed)
-    life = Life(folder, settings={"background": True, "flush_interval_s": 0.003, "lifecycle_interval_s": 0.005, "items": 60})
+    life = Life(
+        folder, settings={"background": True, "flush_interval_s": 0.003, "lifecycle_interval_s": 0.005, "items": 60}
+    )
     armed = False
 
     def ring(number: int, frame: FrameType | None) -> None:
         if armed:
             raise KeyboardInterrupt
 
-    names = ["put", "put", "put", "put_batch", "flush", "seal", "run_lifecycle", "query", "query_many", "look", "close", "open"]
+    names = [
+        "put",
+        "put",
+        "put",
+        "put_batch",
+        "flush",
+        "seal",
+        "run_lifecycle",
+        "query",
+        "query_many",
+        "look",
+        "close",
+        "open",
+    ]
     end_s = os.times().elapsed + seconds
     before = signal.signal(signal.SIGALRM, ring)
     try:
@@ -442,7 +496,9 @@ def run(options: argparse.Namespace) -> Tally:
             call, state, way, line = options.only.split("/")
             strike(Path(folder) / "only", state, call, way, int(line), tally)
             return tally
-        strike_lines(Path(folder), options.seed, 1 if options.all else options.stride, tally, tuple(options.calls.split(",")))
+        strike_lines(
+            Path(folder), options.seed, 1 if options.all else options.stride, tally, tuple(options.calls.split(","))
+        )
         for number in range(options.signal_lives):
             strike_by_signals(Path(folder) / f"signals-{number}", options.seed + number, options.signal_seconds, tally)
     return tally

@@ -1,4 +1,6 @@
-"""Scripted lives of an index, each about one part of it: what crash campaigns strike at every call. A step may fail and be gone past."""
+"""Scripted lives of an index, each about one part of it: what crash campaigns strike at every call. A step may fail and
+be gone past.
+"""
 
 from __future__ import annotations
 
@@ -183,5 +185,6 @@ def sweeping(world: World, disk: Disk) -> Life:
 
 
 LIVES: dict[str, Callable[[World, Disk], Life]] = {
-    life.__name__: life for life in (writing, quarantine, lifecycle, keeping, reopening, merging, staging, archiving, sweeping)
+    life.__name__: life
+    for life in (writing, quarantine, lifecycle, keeping, reopening, merging, staging, archiving, sweeping)
 }

@@ -1,17 +1,19 @@
-"""Bytes with right checksums and wrong meaning, for every format: each is read by what really reads it, and only typed errors come out.
+"""Bytes with right checksums and wrong meaning, for every format: each is read by what really reads it, and only typed
+errors come out.
 
     python -m tests.reliability.mutations --all          1,000,000 of them
     python -m tests.reliability.mutations --codec journal --first 4711 --count 1 --deep       one again
 
-The engine makes a tree of real files (`hostile_tree`). A mutant is one of them, changed inside its checksums (`resealed`), and now and
-then by plain flips. Every mutant is decoded; each `--every`-th one is put into its place, and then a reader, a writer, a merge, `verify`,
-`inspect`, `dump`, `recover`, `orphans`, a staging job, a follower or whatever else reads that format runs over it.
+The engine makes a tree of real files (`hostile_tree`). A mutant is one of them, changed inside its checksums
+(`resealed`), and now and then by plain flips. Every mutant is decoded; each `--every`-th one is put into its place, and
+then a reader, a writer, a merge, `verify`, `inspect`, `dump`, `recover`, `orphans`, a staging job, a follower or
+whatever else reads that format runs over it.
 
-What is promised, and checked: every error is a `TieredIndexError`; no warning; no call takes longer than `_MOST_S` or more memory than
-`_MOST_BYTES`; an answer that is `complete` holds nothing that was not put under its topic and key; nothing is written or deleted outside
-the tree, and no log record ever goes. Not promised: that a writer that lies consistently is found out. One who may write may leave entries
-out, and may put others: so an answer may be short, and where items themselves were changed (RocketMQ's files have no checksums at all)
-their fields are what was written.
+What is promised, and checked: every error is a `TieredIndexError`; no warning; no call takes longer than `_MOST_S` or
+more memory than `_MOST_BYTES`; an answer that is `complete` holds nothing that was not put under its topic and key;
+nothing is written or deleted outside the tree, and no log record ever goes. Not promised: that a writer that lies
+consistently is found out. One who may write may leave entries out, and may put others: so an answer may be short, and
+where items themselves were changed (RocketMQ's files have no checksums at all) their fields are what was written.
 """
 
 from __future__ import annotations
@@ -41,7 +43,17 @@ from types import FrameType
 from typing import Any
 
 from tests.reliability import resealed
-from tests.reliability.hostile_tree import KEYS, NOW_MS, Put, grow, merge_all, open_index, open_reader, small_parts, storage_uri
+from tests.reliability.hostile_tree import (
+    KEYS,
+    NOW_MS,
+    Put,
+    grow,
+    merge_all,
+    open_index,
+    open_reader,
+    small_parts,
+    storage_uri,
+)
 from tests.reliability.resealed import Reseal
 from tests.reliability.tally import Tally, main
 from tests.rocketmq import golden_store
@@ -95,9 +107,11 @@ class OutsideError(Exception):
 
 @dataclass
 class Codec:
-    """One format: which files of the tree have it, how they are changed, how they are decoded, and what else reads them.
+    """One format: which files of the tree have it, how they are changed, how they are decoded, and what else reads
+    them.
 
-    `decode` gets the changed bytes and the file's path below the tree. `drives` are names of `Campaign`'s methods. `weight` is its share.
+    `decode` gets the changed bytes and the file's path below the tree. `drives` are names of `Campaign`'s methods.
+    `weight` is its share.
     """
 
     name: str
@@ -172,9 +186,15 @@ def _staged(data: bytes, path: str) -> None:
     storage.put(name, data)
     entries = data.rfind(b'{"version"')
     ticket = Ticket(
-        file_id=name.split("/")[1], epoch=1, object=name, size_bytes=len(data), entries_bytes=max(0, entries), count=30, created_ms=0,
+        file_id=name.split("/")[1],
+        epoch=1,
+        object=name,
+        size_bytes=len(data),
+        entries_bytes=max(0, entries),
+        count=30,
+        created_ms=0,
         staged_ms=0,
-    )  # fmt: skip
+    )
     read_sealed(storage, ticket)
 
 
@@ -203,7 +223,9 @@ def _bare(data: bytes, path: str) -> None:
         for _ in file.items(read):
             pass
     slots = 101 if "m101" in path else 5 if "slots5" in path else 16
-    unsealed = ForeignUnsealed(data, Layout(ROCKETMQ, ROCKETMQ.schema, slots, max(2, (len(data) - 28 - 8 * slots) // 32)), path)
+    unsealed = ForeignUnsealed(
+        data, Layout(ROCKETMQ, ROCKETMQ.schema, slots, max(2, (len(data) - 28 - 8 * slots) // 32)), path
+    )
     unsealed.lookup(5, 0, 2**62)
     for _ in unsealed.items():
         pass
@@ -234,7 +256,11 @@ def _nothing(data: bytes, path: str) -> None:
     """What only a drive reads."""
 
 
-_MESSAGES = tuple(wanted["offset"] % golden_store.SEGMENT_BYTES + at for wanted in golden_store.expected() for at in (0, 4, 28, 36, 56, 84))
+_MESSAGES = tuple(
+    wanted["offset"] % golden_store.SEGMENT_BYTES + at
+    for wanted in golden_store.expected()
+    for at in (0, 4, 28, 36, 56, 84)
+)
 _WRITES = ("write", "recover", "read_root", "verify")
 
 
@@ -255,20 +281,79 @@ def codecs() -> list[Codec]:
         Codec("checkpoints", "*/storage/checkpoint%/*", resealed.sealed_json, _checkpoint, log, 3),
         Codec("epochs", "*/storage/epoch%/*", resealed.words(), _nothing, ("write", "verify"), 0.2),
         Codec("lease", "*/storage/lease%/*/*", resealed.plain_json, _lease, ("write", "other_writer")),
-        Codec("tickets", "*/storage/staging%/*/*.ticket", resealed.sealed_json, _ticket, ("job", "write", "orphans"), 1.5),
-        Codec("staged entries", "*/storage/staging%/*/*.entries", resealed.staged, _staged, ("job", "write"), 1.5, items=True),
-        Codec("upload leftovers", "*/storage/.%uploads/*/upload.json", resealed.plain_json, _nothing, ("write", "orphans"), 0.3),
-        Codec("archived segments", "follow/storage/segments%/*/*/*.log", resealed.archived, _segment, ("archive", "verify"), items=True),
+        Codec(
+            "tickets", "*/storage/staging%/*/*.ticket", resealed.sealed_json, _ticket, ("job", "write", "orphans"), 1.5
+        ),
+        Codec(
+            "staged entries",
+            "*/storage/staging%/*/*.entries",
+            resealed.staged,
+            _staged,
+            ("job", "write"),
+            1.5,
+            items=True,
+        ),
+        Codec(
+            "upload leftovers",
+            "*/storage/.%uploads/*/upload.json",
+            resealed.plain_json,
+            _nothing,
+            ("write", "orphans"),
+            0.3,
+        ),
+        Codec(
+            "archived segments",
+            "follow/storage/segments%/*/*/*.log",
+            resealed.archived,
+            _segment,
+            ("archive", "verify"),
+            items=True,
+        ),
         Codec("cache entries", "*/root/cache/*/*", resealed.words(), _nothing, ("read_root",), 0.3),
         Codec("cursors", "cursors/*", resealed.cursor, _cursor, ("page",)),
         Codec("followers", "follow/root/followers/*.json", resealed.plain_json, _nothing, ("follow", "messages"), 0.5),
-        Codec("commit log", f"{store}/commitlog/*", resealed.words(*_MESSAGES), _log, ("follow", "messages", "import"), items=True),
-        Codec("consume queues", f"{store}/consumequeue/*/*/*", resealed.words(0, 8, 12, 20, 28), _queue, ("follow", "messages")),
-        Codec("store checkpoint", f"{store}/checkpoint", resealed.words(0, 8, 16, 24, 32), decode_checkpoint, ("follow",), 0.5),
-        Codec("classic index", f"{store}/index/*", resealed.words(*range(0, 300, 4)), _classic, ("import", "classic"), items=True),
-        Codec("bare files", "bare/*", resealed.words(*range(0, 64, 4)), _bare, ("inspect", "dump", "verify_file"), 0.5, items=True),
+        Codec(
+            "commit log",
+            f"{store}/commitlog/*",
+            resealed.words(*_MESSAGES),
+            _log,
+            ("follow", "messages", "import"),
+            items=True,
+        ),
+        Codec(
+            "consume queues",
+            f"{store}/consumequeue/*/*/*",
+            resealed.words(0, 8, 12, 20, 28),
+            _queue,
+            ("follow", "messages"),
+        ),
+        Codec(
+            "store checkpoint",
+            f"{store}/checkpoint",
+            resealed.words(0, 8, 16, 24, 32),
+            decode_checkpoint,
+            ("follow",),
+            0.5,
+        ),
+        Codec(
+            "classic index",
+            f"{store}/index/*",
+            resealed.words(*range(0, 300, 4)),
+            _classic,
+            ("import", "classic"),
+            items=True,
+        ),
+        Codec(
+            "bare files",
+            "bare/*",
+            resealed.words(*range(0, 64, 4)),
+            _bare,
+            ("inspect", "dump", "verify_file"),
+            0.5,
+            items=True,
+        ),
         Codec("database rows", "sqlite/db", resealed.words(), _nothing, ("database",), 0.2, items=True),
-    ]  # fmt: skip
+    ]
 
 
 class Campaign:
@@ -284,7 +369,9 @@ class Campaign:
         for number in range(4):
             cursor = encode_cursor((NOW_MS // 1000 - number, number, 0), query_digest("t", "hot", 0, 10))
             (self.tree / "cursors" / str(number)).write_text(cursor)
-        self.whole = {str(p.relative_to(self.tree)): p.read_bytes() for p in sorted(self.tree.rglob("*")) if p.is_file()}
+        self.whole = {
+            str(p.relative_to(self.tree)): p.read_bytes() for p in sorted(self.tree.rglob("*")) if p.is_file()
+        }
         self.codecs = codecs()
         for codec in self.codecs:
             codec.files = sorted(str(p.relative_to(self.tree)) for p in self.tree.glob(codec.pattern) if p.is_file())
@@ -293,9 +380,13 @@ class Campaign:
         self.name, self.path, self.honest = "", "", True
 
     def _is_read(self, path: str) -> bool:
-        """Return whether anything reads a file: no half-made work, no object that was merged, the newest checkpoints only."""
+        """Return whether anything reads a file: no half-made work, no object that was merged, the newest checkpoints
+        only.
+        """
         if "/storage/data%/" in path or "/storage/checkpoint%/" in path:
-            newest = max(known for known in self.whole if known.startswith(path.split("/")[0] + "/storage/checkpoint%/"))
+            newest = max(
+                known for known in self.whole if known.startswith(path.split("/")[0] + "/storage/checkpoint%/")
+            )
             return path == newest or ("data%" in path and _object_of(path).encode() in self.whole[newest])
         return not Path(path).name.startswith(".tmp")
 
@@ -310,7 +401,9 @@ class Campaign:
     def place(self, codec: Codec, path: str, data: bytes) -> None:
         """Put a mutant into its place, and let what vouches for it from outside say what it is now."""
         self.name, self.path = path.split("/")[0], path
-        self.honest = not (codec.items and data[: _items_end(self.whole[path])] != self.whole[path][: _items_end(self.whole[path])])
+        self.honest = not (
+            codec.items and data[: _items_end(self.whole[path])] != self.whole[path][: _items_end(self.whole[path])]
+        )
         (self.tree / path).write_bytes(data)
         if codec.name == "objects" and len(data) >= TAIL_SIZE:
             self._tell_log(path, data)
@@ -324,9 +417,14 @@ class Campaign:
     def _tell_log(self, path: str, data: bytes) -> None:
         name = _object_of(path)
         fields = struct.unpack(">8sIIQQQQIIII", data[-TAIL_SIZE:])[3:7]
-        said = dict(zip(("trailer_position", "filter_length", "directory_length", "metadata_length"), fields, strict=True))
+        said = dict(
+            zip(("trailer_position", "filter_length", "directory_length", "metadata_length"), fields, strict=True)
+        )
         for known, raw in self.whole.items():
-            if known.startswith((f"{self.name}/storage/log", f"{self.name}/storage/checkpoint")) and name.encode() in raw:
+            if (
+                known.startswith((f"{self.name}/storage/log", f"{self.name}/storage/checkpoint"))
+                and name.encode() in raw
+            ):
                 document = json.loads(raw.rpartition(b"\n#crc32 ")[0])
                 for stored in (*document.get("add", ()), *document.get("objects", ())):
                     if stored["name"] == name:
@@ -344,7 +442,10 @@ class Campaign:
             length = int.from_bytes(raw[at : at + 4], "big")
             document = json.loads(raw[at + 8 : at + 8 + length])
             if document["kind"] == "batch":
-                begin, end = layout.entry_position(document["first"]), layout.entry_position(document["first"] + document["count"])
+                begin, end = (
+                    layout.entry_position(document["first"]),
+                    layout.entry_position(document["first"] + document["count"]),
+                )
                 document["crc32"] = zlib.crc32(data[begin:end])
             payload = json.dumps(document).encode()
             size = struct.pack(">I", len(payload))
@@ -366,7 +467,9 @@ class Campaign:
         put: Put = self.put[self.name]
         keys = KEYS if self.name != "follow" else tuple(key for _, key in sorted(put)[::9])
         topics = ("t", "u") if self.name != "follow" else tuple(topic for topic, _ in sorted(put)[::9])
-        asked = list(itertools.product(("t", "u"), keys)) if self.name != "follow" else list(zip(topics, keys, strict=True))
+        asked = (
+            list(itertools.product(("t", "u"), keys)) if self.name != "follow" else list(zip(topics, keys, strict=True))
+        )
         for topic, key in asked:
             cursor = None
             for _ in range(3):
@@ -381,7 +484,9 @@ class Campaign:
 
     def _judge(self, topic: str, key: str, found: Any) -> None:
         if self.honest and found.status == "complete":
-            wrong = {(item.queue_id, item.offset, item.size) for item in found} - self.put[self.name].get((topic, key), set())
+            wrong = {(item.queue_id, item.offset, item.size) for item in found} - self.put[self.name].get(
+                (topic, key), set()
+            )
             if wrong:
                 raise AssertionError(f"{topic}/{key} was never put at {sorted(wrong)[:3]}")
 
@@ -479,7 +584,9 @@ class Campaign:
     def follow(self) -> None:
         index = open_index(self.tree, "follow", slots=97, items=5000)
         try:
-            dispatcher = Dispatcher(index, StoreDirectory.open(self.tree / "follow" / "store"), skip_corrupt=True, skip_missing=True)
+            dispatcher = Dispatcher(
+                index, StoreDirectory.open(self.tree / "follow" / "store"), skip_corrupt=True, skip_missing=True
+            )
             for _ in range(20):
                 if dispatcher.run_once().caught_up:
                     break
@@ -559,16 +666,32 @@ def _items_end(data: bytes) -> int:
 
 @contextlib.contextmanager
 def _guarded(base: Path) -> Iterator[Callable[[], None]]:
-    """Bound time and memory, turn warnings into errors, and watch what is written where; yields what begins the time anew."""
+    """Bound time and memory, turn warnings into errors, and watch what is written where; yields what begins the time
+    anew.
+    """
     allowed = (str(base), "/dev/")
     active = [True]
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        if not active[0] or event not in ("open", "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link"):
+        if not active[0] or event not in (
+            "open",
+            "os.remove",
+            "os.rename",
+            "os.mkdir",
+            "os.rmdir",
+            "os.truncate",
+            "os.link",
+        ):
             return
-        if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)):
+        if event == "open" and not (
+            isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        ):
             return
-        below = Path(f"/proc/self/fd/{arguments[1]}") if event in ("os.remove", "os.rmdir") and arguments[1] >= 0 else Path()
+        below = (
+            Path(f"/proc/self/fd/{arguments[1]}")
+            if event in ("os.remove", "os.rmdir") and arguments[1] >= 0
+            else Path()
+        )
         for path in arguments[:2] if event in ("os.rename", "os.link") else arguments[:1]:
             if isinstance(path, str | bytes) and not os.path.realpath(below / os.fsdecode(path)).startswith(allowed):
                 raise OutsideError(f"{event} of {path!r}")
@@ -603,13 +726,25 @@ def run(total: int, *, first: int = 0, every: int = 50, only: Sequence[str] = ()
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="mutations-", dir=shared) as folder:
         try:
-            return sweep(Campaign(Path(folder)), total, first=first, every=every, only=only, most_failures=most_failures)
+            return sweep(
+                Campaign(Path(folder)), total, first=first, every=every, only=only, most_failures=most_failures
+            )
         finally:
             tempfile.tempdir = kept
 
 
-def sweep(campaign: Campaign, total: int, *, first: int = 0, every: int = 50, only: Sequence[str] = (), most_failures: int = 40) -> Tally:
-    """Try `total` mutants, shared among the formats by weight, seeds from `first` on; each `every`-th one end to end."""
+def sweep(
+    campaign: Campaign,
+    total: int,
+    *,
+    first: int = 0,
+    every: int = 50,
+    only: Sequence[str] = (),
+    most_failures: int = 40,
+) -> Tally:
+    """Try `total` mutants, shared among the formats by weight, seeds from `first` on; each `every`-th one end to
+    end.
+    """
     tally = Tally("mutations")
     chosen = [codec for codec in campaign.codecs if not only or codec.name in only]
     weights = sum(codec.weight for codec in chosen)
@@ -628,7 +763,9 @@ def _try(campaign: Campaign, codec: Codec, seed: int, every: int, tally: Tally, 
     whole = campaign.whole[path]
     data = resealed.flipped(rng, whole) if rng.random() < _FLIPS else codec.reseal(rng, whole)
     deep = seed % every == 0
-    again = f"python -m tests.reliability.mutations --codec '{codec.name}' --first {seed} --count 1" + (" --deep" if deep else "")
+    again = f"python -m tests.reliability.mutations --codec '{codec.name}' --first {seed} --count 1" + (
+        " --deep" if deep else ""
+    )
 
     def attempt(what: str, act: Callable[[], object]) -> None:
         begin()
@@ -640,7 +777,11 @@ def _try(campaign: Campaign, codec: Codec, seed: int, every: int, tally: Tally, 
             tally.fail("hangs", f"{codec.name}, {what}: {str(error).strip()[-300:]} [{again}]")
         except Exception as error:  # noqa: BLE001 - which is the finding
             places = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)][-4:]
-            kind = "wrong" if isinstance(error, AssertionError | OutsideError) and "exits 70" not in str(error) else "untyped"
+            kind = (
+                "wrong"
+                if isinstance(error, AssertionError | OutsideError) and "exits 70" not in str(error)
+                else "untyped"
+            )
             tally.fail(kind, f"{codec.name}, {what}: {error!r:.700} at {' '.join(places)} [{again}]")
 
     tally.tried[f"mutations of {codec.name}"] += 1

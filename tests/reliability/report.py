@@ -1,6 +1,7 @@
 """Run the campaigns and write docs/reliability.md: what was tried, and what of it failed.
 
-Each campaign's tally is kept in build/reliability, so that the page can be made of runs at different times; each row names its commit.
+Each campaign's tally is kept in build/reliability, so that the page can be made of runs at different times; each row
+names its commit.
 
 examples:
   python -m tests.reliability.report                       all of them, one after the other (hours)
@@ -38,22 +39,29 @@ QUICK = {
     "chaos": ["--minutes", "1"],
 }
 SAID = {
-    "crashes": "The process dies, or the power is cut, at every call of the local disk and of the storage, also within the recovery from "
-    "an earlier crash; each call fails in each way; bursts of 2 to 8 calls fail. What was not synced is lost, kept, torn or reordered.",
-    "interrupts": "An exception strikes every line of every public call, in the caller's thread and (as `MemoryError`) in the service's "
+    "crashes": "The process dies, or the power is cut, at every call of the local disk and of the storage, also "
+    "within the recovery from "
+    "an earlier crash; each call fails in each way; bursts of 2 to 8 calls fail. What was not synced is lost, kept, "
+    "torn or reordered.",
+    "interrupts": "An exception strikes every line of every public call, in the caller's thread and (as "
+    "`MemoryError`) in the service's "
     "own, in eight states of an index; real timer signals strike a service with background workers.",
-    "simulation": "Writers on two hosts, readers, life cycle, merges, jobs, clocks, kills and faults of disk and storage under one seeded "
+    "simulation": "Writers on two hosts, readers, life cycle, merges, jobs, clocks, kills and faults of disk and "
+    "storage under one seeded "
     "scheduler, one thread at a time; a seed is one life and replays exactly.",
-    "mutations": "Stored bytes are changed within their checksums, format by format, and read by everything that reads them.",
-    "chaos": "Processes on a real S3 server (Ceph's gateway), killed, stopped and cut off, while the server is restarted, filled and "
+    "mutations": "Stored bytes are changed within their checksums, format by format, and read by everything that "
+    "reads them.",
+    "chaos": "Processes on a real S3 server (Ceph's gateway), killed, stopped and cut off, while the server is "
+    "restarted, filled and "
     "reached through a faulty network.",
 }
 
 
 def main() -> int:
     """Run the program; return its exit code: 1 where a campaign found a failure."""
-    parser = argparse.ArgumentParser("python -m tests.reliability.report", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        "python -m tests.reliability.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default=",".join(CAMPAIGNS), help="campaigns to run, with commas between them")
     parser.add_argument("--quick", action="store_true", help="run a part of each")
     options = parser.parse_args()
@@ -63,8 +71,12 @@ def main() -> int:
         parser.error(f"no campaign is called {', '.join(sorted(unknown))}; there are {', '.join(CAMPAIGNS)}")
     for name in wanted:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        (KEPT / f"{name}.json").write_text(json.dumps(_run(name, (QUICK if options.quick else CAMPAIGNS)[name]), indent=1))
-    tallies = {name: json.loads((KEPT / f"{name}.json").read_text()) for name in CAMPAIGNS if (KEPT / f"{name}.json").exists()}
+        (KEPT / f"{name}.json").write_text(
+            json.dumps(_run(name, (QUICK if options.quick else CAMPAIGNS)[name]), indent=1)
+        )
+    tallies = {
+        name: json.loads((KEPT / f"{name}.json").read_text()) for name in CAMPAIGNS if (KEPT / f"{name}.json").exists()
+    }
     PAGE.write_text(page(tallies))
     return 1 if any(tally["failures"] for tally in tallies.values()) else 0
 
@@ -75,22 +87,29 @@ def _run(name: str, arguments: list[str]) -> dict[str, Any]:
         command = [sys.executable, "-m", "tests.real_s3.server", "run", "--", *command]
     done = subprocess.run(command, cwd=TOP, stdout=subprocess.PIPE, text=True, check=False)
     tally: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=TOP, stdout=subprocess.PIPE, text=True, check=True)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=TOP, stdout=subprocess.PIPE, text=True, check=True
+    )
     return tally | {"commit": commit.stdout.strip()}
 
 
 def page(tallies: dict[str, dict[str, Any]]) -> str:
     """Return the page's text."""
     lines = [
-        "# Reliability", "",
-        "What the campaigns of `tests/reliability` tried to break, and what came of it; `make reliability-report` runs them and writes",
-        "this page. A sample of each is part of `make test`.", "",
+        "# Reliability",
+        "",
+        "What the campaigns of `tests/reliability` tried to break, and what came of it; `make reliability-report` "
+        "runs them and writes",
+        "this page. A sample of each is part of `make test`.",
+        "",
         "| campaign | commit | minutes | " + " | ".join(_KINDS[kind] for kind in Tally.KINDS) + " |",
         "|---|---|---|" + "---|" * len(Tally.KINDS),
-    ]  # fmt: skip
+    ]
     for name, tally in tallies.items():
         found = [f"{tally['found'].get(kind, 0):,}" for kind in Tally.KINDS]
-        lines.append(f"| [{name}](#{name}) | {tally['commit']} | {tally['seconds'] / 60:.0f} | " + " | ".join(found) + " |")
+        lines.append(
+            f"| [{name}](#{name}) | {tally['commit']} | {tally['seconds'] / 60:.0f} | " + " | ".join(found) + " |"
+        )
     for name, tally in tallies.items():
         lines += ["", f"## {name}", "", SAID[name], "", f"`{tally['command']}`", "", "| tried | |", "|---|---:|"]
         lines += [f"| {what} | {count:,} |" for what, count in tally["tried"].items()]

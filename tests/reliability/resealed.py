@@ -1,8 +1,10 @@
-"""Valid bytes changed in what they mean, with every checksum and length right again: what a broken or malicious writer leaves. Pure.
+"""Valid bytes changed in what they mean, with every checksum and length right again: what a broken or malicious writer
+leaves. Pure.
 
-Each function takes a `random.Random` and the bytes of one thing, and returns other bytes of it. What is changed: a value of a document, a
-cell of an array, a field of a fixed structure (of another type, negative, huge, missing, doubled, swapped, off by one, overlapping, out of
-order), or whole members of it. `flipped` changes bytes and recomputes nothing.
+Each function takes a `random.Random` and the bytes of one thing, and returns other bytes of it. What is changed: a
+value of a document, a cell of an array, a field of a fixed structure (of another type, negative, huge, missing,
+doubled, swapped, off by one, overlapping, out of order), or whole members of it. `flipped` changes bytes and recomputes
+nothing.
 """
 
 from __future__ import annotations
@@ -25,17 +27,74 @@ from tiered_index.service.log.records import encode_document
 
 Reseal = Callable[[Random, bytes], bytes]
 INTEGERS = (
-    0, 1, -1, 2, 7, 127, 128, 255, 256, 4095, 65_536, 2**24, 2**28, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 2**32, 2**40, 2**53, 2**62,
-    2**63 - 1, 2**63, 2**64,
-    -(2**31), -(2**31) - 1, -(2**62), -(2**63), -(2**63) - 1, 10**30, 10**4200, 253_402_300_799, 253_402_300_800_000,
-)  # fmt: skip
+    0,
+    1,
+    -1,
+    2,
+    7,
+    127,
+    128,
+    255,
+    256,
+    4095,
+    65_536,
+    2**24,
+    2**28,
+    2**31 - 1,
+    2**31,
+    2**31 + 1,
+    2**32 - 1,
+    2**32,
+    2**40,
+    2**53,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64,
+    -(2**31),
+    -(2**31) - 1,
+    -(2**62),
+    -(2**63),
+    -(2**63) - 1,
+    10**30,
+    10**4200,
+    253_402_300_799,
+    253_402_300_800_000,
+)
 _LOG = "log/00000000000000000001"
 _PATHS = ("../../outside", "/outside", "a/../../../outside", f"data/../{_LOG}", _LOG, "\0", "a\0b", "")
 VALUES: tuple[Any, ...] = (
-    *INTEGERS, *_PATHS, True, False, None, 0.5, -0.0, 1e308, float("nan"), float("inf"), float("-inf"), "x", "\ud800", "\U0001f600",
-    "9" * 400, "\x1b[31m", "é" * 300, [], {}, [[]], {"": None}, [None],
-    "native", "rocketmq", "main", ">i4", "S999999999", ">u4,>u4", "O", "__class__",
-)  # fmt: skip
+    *INTEGERS,
+    *_PATHS,
+    True,
+    False,
+    None,
+    0.5,
+    -0.0,
+    1e308,
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    "x",
+    "\ud800",
+    "\U0001f600",
+    "9" * 400,
+    "\x1b[31m",
+    "é" * 300,
+    [],
+    {},
+    [[]],
+    {"": None},
+    [None],
+    "native",
+    "rocketmq",
+    "main",
+    ">i4",
+    "S999999999",
+    ">u4,>u4",
+    "O",
+    "__class__",
+)
 _TAIL = struct.Struct(">8sIIQQQQIIII")
 
 
@@ -71,13 +130,17 @@ def document(rng: Random, value: Any) -> Any:
         if not places:
             return rng.choice(VALUES)
         # members of long lists must not outweigh the fields around them
-        owner, key = rng.choice(places if rng.random() < 0.5 else [place for place in places if isinstance(place[0], dict)] or places)
+        owner, key = rng.choice(
+            places if rng.random() < 0.5 else [place for place in places if isinstance(place[0], dict)] or places
+        )
         _change(rng, owner, key, places)
     return value
 
 
 def _places(value: Any) -> Any:
-    members = list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
+    members = (
+        list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
+    )
     for key, member in members:
         yield value, key
         yield from _places(member)
@@ -92,9 +155,13 @@ def _change(rng: Random, owner: Any, key: Any, places: list[Any]) -> None:
     if how < 3:
         owner[key] = rng.choice(VALUES)
     elif how < 6 and type(old) is int:
-        owner[key] = rng.choice((old + 1, old - 1, -old, old * 2, old // 2, old + rng.choice(INTEGERS), rng.choice(INTEGERS)))
+        owner[key] = rng.choice(
+            (old + 1, old - 1, -old, old * 2, old // 2, old + rng.choice(INTEGERS), rng.choice(INTEGERS))
+        )
     elif how < 6 and type(old) is str:
-        owner[key] = rng.choice((old + "x", old[:-1], old[1:], old.upper(), old * 2, rng.choice(_PATHS), old.replace("/", "/../")))
+        owner[key] = rng.choice(
+            (old + "x", old[:-1], old[1:], old.upper(), old * 2, rng.choice(_PATHS), old.replace("/", "/../"))
+        )
     elif how == 6:
         del owner[key]
     elif how == 7:
@@ -111,7 +178,9 @@ def _change(rng: Random, owner: Any, key: Any, places: list[Any]) -> None:
     elif how == 8:
         owner[rng.choice(("x", "", "more", "name", "\ud800"))] = copy.deepcopy(old)
     elif isinstance(old, list):
-        owner[key] = rng.choice((old[::-1], old[1:], old[:-1], old * 2, rng.sample(old, len(old)), dict.fromkeys(map(str, range(3)), 0)))
+        owner[key] = rng.choice(
+            (old[::-1], old[1:], old[:-1], old * 2, rng.sample(old, len(old)), dict.fromkeys(map(str, range(3)), 0))
+        )
     elif isinstance(old, dict):
         owner[key] = rng.choice((list(old.items()), list(old), {name: {} for name in old}, list(old.values())))
 
@@ -120,8 +189,24 @@ def _json(rng: Random, value: Any) -> bytes:
     """Return bytes of a changed document; now and then of what JSON allows besides, or of no document at all."""
     odd = rng.random()
     if odd < 0.02:
-        return rng.choice((b"", b"[]", b"{}", b"null", b"NaN", b"1", b'"x"', b"\xff\xfe{\0}\0", b"{" * 2000, b"[" * 5000 + b"]" * 5000,
-                           b'{"a":' * 900 + b"1" + b"}" * 900, b"9" * 5000, b'{"version":1}', b'{"kind":"open"}'))  # fmt: skip
+        return rng.choice(
+            (
+                b"",
+                b"[]",
+                b"{}",
+                b"null",
+                b"NaN",
+                b"1",
+                b'"x"',
+                b"\xff\xfe{\0}\0",
+                b"{" * 2000,
+                b"[" * 5000 + b"]" * 5000,
+                b'{"a":' * 900 + b"1" + b"}" * 900,
+                b"9" * 5000,
+                b'{"version":1}',
+                b'{"kind":"open"}',
+            )
+        )
     made = json.dumps(document(rng, value), separators=(",", ":")).encode()
     if odd < 0.06 and made.startswith(b"{") and len(made) > 2:
         name = rng.choice(sorted(value)) if isinstance(value, dict) and value else "x"
@@ -204,7 +289,9 @@ def cells(rng: Random, table: Any) -> Any:
             if kind.kind not in "iu":
                 continue
             old = int(table[name][row])
-            value = rng.choice((old + 1, old - 1, old * 2, -old, 0, old + 32, old - 32, int(table[name][other]), *INTEGERS[:-3]))
+            value = rng.choice(
+                (old + 1, old - 1, old * 2, -old, 0, old + 32, old - 32, int(table[name][other]), *INTEGERS[:-3])
+            )
             low, size = -(2 ** (8 * kind.itemsize - 1)) if kind.kind == "i" else 0, 2 ** (8 * kind.itemsize)
             table[name][row] = low + (value - low) % size
         elif how == 4:
@@ -219,7 +306,9 @@ def cells(rng: Random, table: Any) -> Any:
 
 
 def compacted(rng: Random, data: bytes) -> bytes:
-    """Change a part of a compacted file or shard; the CRC32s of all parts are right again, and the lengths in the tail."""
+    """Change a part of a compacted file or shard; the CRC32s of all parts are right again, and the lengths in the
+    tail.
+    """
     position, *lengths = _TAIL.unpack(data[-TAIL_SIZE:])[3:7]
     ends = np.cumsum([position, *lengths]).tolist()
     body, held, raw = bytearray(data[:position]), data[position : ends[1]], data[ends[1] : ends[2]]
@@ -227,7 +316,9 @@ def compacted(rng: Random, data: bytes) -> bytes:
     number, cut = struct.unpack_from(">II", raw)
     groups = np.frombuffer(raw, GROUP_DTYPE, number, 8).copy()
     blocks = np.frombuffer(raw, BLOCK_DTYPE, cut, 8 + groups.nbytes).copy()
-    part = rng.choice(("metadata", "metadata", "groups", "groups", "blocks" if cut else "groups", "counts", "body", "filter", "tail"))
+    part = rng.choice(
+        ("metadata", "metadata", "groups", "groups", "blocks" if cut else "groups", "counts", "body", "filter", "tail")
+    )
     if part == "groups":
         groups = cells(rng, groups)
     elif part == "blocks":
@@ -239,23 +330,41 @@ def compacted(rng: Random, data: bytes) -> bytes:
         if "slot_map" not in meta:
             meta["slots_crc32"] = zlib.crc32(body[HEADER_SIZE : HEADER_SIZE + 8 * meta["layout"]["slots"]])
     elif part == "filter":
-        held = rng.choice((b"", held[:-1], held[:-32], held + bytes(32), bytes(len(held)), b"\xff" * len(held), held[:33]))
+        held = rng.choice(
+            (b"", held[:-1], held[:-32], held + bytes(32), bytes(len(held)), b"\xff" * len(held), held[:33])
+        )
     if part in ("groups", "blocks", "body"):
         for table in (groups, blocks):
             for run in table:
                 run["crc32"] = zlib.crc32(body[int(run["offset"]) : int(run["offset"]) + int(run["length"])])
     counts = struct.pack(">II", len(groups), len(blocks))
     if part == "counts":
-        counts = struct.pack(">II", *(rng.choice((count, count + 1, 0, 2**32 - 1, 2**31)) for count in (len(groups), len(blocks))))
+        counts = struct.pack(
+            ">II", *(rng.choice((count, count + 1, 0, 2**32 - 1, 2**31)) for count in (len(groups), len(blocks)))
+        )
     directory = counts + groups.tobytes() + blocks.tobytes()
-    metadata = _json(rng, meta) if part == "metadata" else json.dumps(meta, separators=(",", ":"), sort_keys=True).encode()
+    metadata = (
+        _json(rng, meta) if part == "metadata" else json.dumps(meta, separators=(",", ":"), sort_keys=True).encode()
+    )
     if len(metadata) < lengths[2] and rng.random() < 0.9:
         metadata += b" " * (lengths[2] - len(metadata))
-    fields = [1, 0, position, len(held), len(directory), len(metadata), zlib.crc32(held), zlib.crc32(directory), zlib.crc32(metadata)]
+    fields = [
+        1,
+        0,
+        position,
+        len(held),
+        len(directory),
+        len(metadata),
+        zlib.crc32(held),
+        zlib.crc32(directory),
+        zlib.crc32(metadata),
+    ]
     if part == "tail":
         for _ in range(rng.choice((1, 2))):
             place = rng.randrange(2, 6)
-            fields[place] = rng.choice((fields[place] + 1, fields[place] - 1, fields[rng.randrange(2, 6)], *INTEGERS)) % 2**64
+            fields[place] = (
+                rng.choice((fields[place] + 1, fields[place] - 1, fields[rng.randrange(2, 6)], *INTEGERS)) % 2**64
+            )
     tail = _TAIL.pack(b"TIXTAIL\n", *fields, 0)[:-4]
     return bytes(body) + held + directory + metadata + tail + struct.pack(">I", zlib.crc32(tail))
 
@@ -284,7 +393,9 @@ def archived(rng: Random, data: bytes) -> bytes:
 
 
 def words(*positions: int, tail: bool = False) -> Reseal:
-    """Return what overwrites words: at `positions` from the start (or from the end), or anywhere; for formats that have no checksums."""
+    """Return what overwrites words: at `positions` from the start (or from the end), or anywhere; for formats that have
+    no checksums.
+    """
 
     def change(rng: Random, data: bytes) -> bytes:
         changed = bytearray(data)

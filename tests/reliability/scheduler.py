@@ -3,13 +3,15 @@
     with Scheduler(seed) as scheduler:
         scheduler.run(main)          # main may start(threads), which are scheduled like it
 
-Threads are real, but only the one that holds the baton runs. It may hand it on where it calls `pause` (the seams do), where it takes a
-lock, and where it waits: locks, queues and threads that the engine and `concurrent.futures` make while this is in force know the scheduler,
-so nobody waits for the baton's holder but here. What is made by threads from outside stays as it was. A wait with a time-out ends without
-success only where nobody else can go on: time passes when all wait. A `Process` is a set of threads that can be killed: each raises
-`SimulatedCrash` where it stands and wherever it would wait or call a seam again. Random names are the seed's, too.
+Threads are real, but only the one that holds the baton runs. It may hand it on where it calls `pause` (the seams do),
+where it takes a lock, and where it waits: locks, queues and threads that the engine and `concurrent.futures` make while
+this is in force know the scheduler, so nobody waits for the baton's holder but here. What is made by threads from
+outside stays as it was. A wait with a time-out ends without success only where nobody else can go on: time passes when
+all wait. A `Process` is a set of threads that can be killed: each raises `SimulatedCrash` where it stands and wherever
+it would wait or call a seam again. Random names are the seed's, too.
 
-So a run is a function of its seed: nothing in it may depend on the real time, on addresses or on the order of a set of strings.
+So a run is a function of its seed: nothing in it may depend on the real time, on addresses or on the order of a set of
+strings.
 """
 
 from __future__ import annotations
@@ -121,7 +123,10 @@ class Scheduler:
         return hashlib.blake2b("\n".join(self.trace).encode(), digest_size=8).hexdigest()
 
     def __enter__(self) -> Scheduler:
-        """Let locks, queues, threads and random names be ours from here on. No cycle is collected meanwhile: nobody says when that is."""
+        """Let locks, queues, threads and random names be ours from here on.
+
+        No cycle is collected meanwhile: nobody says when that is.
+        """
         if gc.isenabled():
             self._undo.callback(gc.enable)
             gc.disable()
@@ -148,7 +153,9 @@ class Scheduler:
             cell.cell_contents = make[real]
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._undo.close()
 
     # From within
@@ -212,7 +219,13 @@ class Scheduler:
 
     def at_lock(self) -> None:
         me = _task()
-        if self._locks and me is not None and not self._over and not me.process.dead and self._random.random() < self._locks:
+        if (
+            self._locks
+            and me is not None
+            and not self._over
+            and not me.process.dead
+            and self._random.random() < self._locks
+        ):
             self._give_way(me)
 
     def begin(self, task: _Task) -> None:
@@ -274,8 +287,9 @@ class Scheduler:
         frames = sys._current_frames()
         stacks = [
             f"{task.name}:\n{''.join(traceback.format_stack(frames[task.thread.ident])[-12:])}"
-            for task in self._tasks if not task.done and task.thread is not None and task.thread.ident in frames
-        ]  # fmt: skip
+            for task in self._tasks
+            if not task.done and task.thread is not None and task.thread.ident in frames
+        ]
         self.crash, self._over = Stuck(f"after {self.steps} steps {why}\n{''.join(stacks)}"), True
 
     def _raise_if_ended(self, me: _Task) -> None:

@@ -16,7 +16,15 @@ from tests.reliability.scheduler import Process, Scheduler
 from tests.reliability.simulated_seams import Client, HostClock, HostDisk, WorldClock
 from tests.reliability.simulated_truth import KEYS, SOURCE, TOPICS, Lost, Truth
 from tiered_index import IndexConfig, IndexService
-from tiered_index.errors import BackPressure, DiskFull, InvalidArgument, LockHeld, StorageError, TieredIndexError, WriterFenced
+from tiered_index.errors import (
+    BackPressure,
+    DiskFull,
+    InvalidArgument,
+    LockHeld,
+    StorageError,
+    TieredIndexError,
+    WriterFenced,
+)
 from tiered_index.testing.disk_faults import KEPT, SimulatedCrash
 
 __all__ = ["NOW_MS", "SEGMENT_BYTES", "Host", "Writers"]
@@ -181,7 +189,11 @@ class Writers:
             n = len(self.truth.messages)
             keys = chance.sample(KEYS, chance.choice([1, 1, 2, 3]))
             offset = n if chance.random() < 0.7 else n // 4
-            moment = self.clock.ms + 1000 * chance.randrange(-4, 5) if chance.random() < 0.9 else chance.choice([0, NOW_MS + 10**9, 5_999])
+            moment = (
+                self.clock.ms + 1000 * chance.randrange(-4, 5)
+                if chance.random() < 0.9
+                else chance.choice([0, NOW_MS + 10**9, 5_999])
+            )
             self.truth.make(chance.choice(TOPICS), keys, chance.randrange(2), offset, chance.randrange(3), moment)
         numbers = self.truth.messages[position]
         first = self.truth.entries[numbers[0]]
@@ -205,12 +217,18 @@ class Writers:
         messages = [self.message(p, chance) for p in range(position + 1, last + 1)]
         for p in range(position + 1, last + 1):
             self.truth.begin(p)
-        rows = [(topic, queue, key, offset, size, ms) for topic, queue, keys, offset, size, ms in messages for key in keys]
+        rows = [
+            (topic, queue, key, offset, size, ms) for topic, queue, keys, offset, size, ms in messages for key in keys
+        ]
         topic, queue_id, key, offset, size, timestamp_ms = zip(*rows, strict=True)
         columns = {
-            "topic": list(topic), "queue_id": np.array(queue_id, np.int32), "key": list(key), "offset": np.array(offset, np.int64),
-            "size": np.array(size, np.int32), "timestamp_ms": np.array(timestamp_ms, np.int64),
-        }  # fmt: skip
+            "topic": list(topic),
+            "queue_id": np.array(queue_id, np.int32),
+            "key": list(key),
+            "offset": np.array(offset, np.int64),
+            "size": np.array(size, np.int32),
+            "timestamp_ms": np.array(timestamp_ms, np.int64),
+        }
         if not self.attempt(host, partial(host.service.put_batch, columns, source=SOURCE, source_position=last)):
             return position
         for p in range(position + 1, last + 1):

@@ -1,6 +1,7 @@
 """The simulation's clock, disks and storage: each call hands the baton on, and may be struck.
 
-The storage is one server and a client a process: who is killed has sent its request or not, and may not have heard the answer.
+The storage is one server and a client a process: who is killed has sent its request or not, and may not have heard the
+answer.
 """
 
 from __future__ import annotations
@@ -101,7 +102,10 @@ class Server(MemoryStorage):
 
 
 class Client(FaultStorage):
-    """One process's way to the server. `struck` counts faults, `mangled` those that made an answer wrong; `stale` is how listings are."""
+    """One process's way to the server.
+
+    `struck` counts faults, `mangled` those that made an answer wrong; `stale` is how listings are.
+    """
 
     def __init__(self, scheduler: Scheduler, server: Server, clock: WorldClock, chance: random.Random) -> None:
         super().__init__(server)

@@ -1,7 +1,9 @@
-"""What is true in a simulation, and what therefore must, may and must not be answered. The reference model decides; nothing here is clever.
+"""What is true in a simulation, and what therefore must, may and must not be answered.
 
-Entries are known by numbers, in the order in which they were made. Of each root it is known what was declared durable on it; of the storage
-what each log record names, taken from the objects by the format's codec alone.
+The reference model decides; nothing here is clever.
+
+Entries are known by numbers, in the order in which they were made. Of each root it is known what was declared durable
+on it; of the storage what each log record names, taken from the objects by the format's codec alone.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ class Truth:
         self.puts: Counter[Mark] = Counter()  # how often
         self.state = LogState()
         self.failure: Failed | None = None
-        self.may_double = False  # after a write that failed, what it wrote and what was written instead may both come to light
+        # after a write that failed, what it wrote and what was written instead may both come to light
+        self.may_double = False
         self._by_mark: dict[Mark, list[int]] = defaultdict(list)
         self._appended_ms: list[int] = []  # when each record was
         self._named: Counter[Mark] = Counter()  # entries of the objects that the log names
@@ -94,10 +97,14 @@ class Truth:
 
     def up_to(self, position: int | None) -> set[int]:
         """Return the entries of all messages up to a position of the source."""
-        return set() if position is None else {number for message in self.messages[: position + 1] for number in message}
+        return (
+            set() if position is None else {number for message in self.messages[: position + 1] for number in message}
+        )
 
     def fail(self, failure: Failed) -> NoReturn:
-        """Raise a failure, and remember the first: it may be raised within the engine, in a thread whose errors somebody takes."""
+        """Raise a failure, and remember the first: it may be raised within the engine, in a thread whose errors
+        somebody takes.
+        """
         self.failure = self.failure or failure
         raise failure
 
@@ -122,14 +129,18 @@ class Truth:
     def _appended(self, name: str, data: bytes) -> None:
         record = LogRecord.decode(data, name)
         if record.kind not in ("fence", "create") and 0 < record.epoch < self.state.epoch:
-            self.fail(Wrong(f"{name}: a writer of epoch {record.epoch} published behind the fence of {self.state.epoch}"))
+            self.fail(
+                Wrong(f"{name}: a writer of epoch {record.epoch} published behind the fence of {self.state.epoch}")
+            )
         before, self.state = self.state, self.state.apply(record, name)
         self._appended_ms.append(self._now_ms())
         for stored in (*record.add, *record.archive):
             if stored.name not in self._here:
                 self.fail(Lost(f"{name} names {stored.name}, which isn't there"))
         added = Counter(m for stored in record.add for m in self._marks_of(stored))
-        removed = Counter(m for gone in record.remove if gone in before.objects for m in self._marks_of(before.objects[gone]))
+        removed = Counter(
+            m for gone in record.remove if gone in before.objects for m in self._marks_of(before.objects[gone])
+        )
         if removed - added:
             self.fail(Lost(f"{name} removes what nothing else holds: {removed - added}"))
         self._named += added
@@ -162,18 +173,28 @@ class Truth:
     # What is answered
 
     def check(
-        self, result: QueryResult, must: Iterable[int], may: Iterable[int], topic: str, key: str, limits: tuple[int | None, int | None],
-        count: int, after: OrderKey | None,
-    ) -> set[int]:  # fmt: skip
-        """Check an answer: all of `must`, of `may` what it will, as the model orders and cuts them. Return the entries that it holds."""
+        self,
+        result: QueryResult,
+        must: Iterable[int],
+        may: Iterable[int],
+        topic: str,
+        key: str,
+        limits: tuple[int | None, int | None],
+        count: int,
+        after: OrderKey | None,
+    ) -> set[int]:
+        """Check an answer: all of `must`, of `may` what it will, as the model orders and cuts them. Return the entries
+        that it holds.
+        """
         self.checked += 1
         found = [Answer.of(item) for item in result]
         places = {(a.queue_id, a.offset, a.timestamp_ms // 1000, a.size) for a in found}
         asked = mark(ModelEntry(topic, key, 0, 0, 0, 0), keyed=self.keyed)[:3]
         hits = {
-            n for n in may
+            n
+            for n in may
             if self.marks[n][:3] == asked and ((e := self.entries[n]).queue_id, e.offset, e.second, e.size) in places
-        }  # fmt: skip
+        }
         if result.status == "partial":
             expected = self._model(hits, topic).query(topic, key, *limits, None, after)
             if not result.failed or not set(found) <= set(expected):
@@ -184,10 +205,16 @@ class Truth:
         if found != expected[:count]:
             missing, strange = [a for a in expected[:count] if a not in found], [a for a in found if a not in expected]
             kind = Lost if missing and not strange else Wrong
-            self.fail(kind(f"({topic}, {key}, {limits}, {count}, {after}): missing {missing}, strange {strange}, found {found}"))
+            self.fail(
+                kind(
+                    f"({topic}, {key}, {limits}, {count}, {after}): missing {missing}, strange {strange}, found {found}"
+                )
+            )
         right = result.status == "truncated" if len(expected) > count else result.status in ("complete", "truncated")
         if not right or (result.cursor is not None) != (result.status == "truncated"):
-            self.fail(Wrong(f"({topic}, {key}, {limits}, {count}): {len(found)} of {len(expected)} and more, {result.status}"))
+            self.fail(
+                Wrong(f"({topic}, {key}, {limits}, {count}): {len(found)} of {len(expected)} and more, {result.status}")
+            )
         return hits
 
     def _model(self, numbers: Iterable[int], topic: str) -> ReferenceModel:

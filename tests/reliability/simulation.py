@@ -1,12 +1,14 @@
-"""A seeded simulation: two hosts that write one index in turn, readers, merges, jobs and sweeps, beside faults of every kind.
+"""A seeded simulation: two hosts that write one index in turn, readers, merges, jobs and sweeps, beside faults of every
+kind.
 
     python -m tests.reliability.simulation --seeds 10000
     python -m tests.reliability.simulation --seed 4711 --trace
 
-One seed is one life of an index, of some hundred to some thousand steps; `scheduler` says who makes the next one. At any of them a process
-is killed, a host loses its power, a disk or the storage fails, is full, answers wrongly or not at all, listings are stale, clocks jump. All
-the time `simulated_truth` holds every answer, every log record and every durable position to what is known. At the end all faults are over,
-each host goes on once more, and everything that was ever durable is found in the storage. What a life is made of is its seed's, too.
+One seed is one life of an index, of some hundred to some thousand steps; `scheduler` says who makes the next one. At
+any of them a process is killed, a host loses its power, a disk or the storage fails, is full, answers wrongly or not at
+all, listings are stale, clocks jump. All the time `simulated_truth` holds every answer, every log record and every
+durable position to what is known. At the end all faults are over, each host goes on once more, and everything that was
+ever durable is found in the storage. What a life is made of is its seed's, too.
 """
 
 from __future__ import annotations
@@ -36,14 +38,7 @@ from tests.reliability.simulated_truth import KEYS, TOPICS, Lost, Truth, Wrong, 
 from tests.reliability.tally import Tally, main
 from tests.staging import Job
 from tiered_index import IndexConfig, IndexReader, IndexService, Lookup
-from tiered_index.errors import (
-    BudgetExceeded,
-    CorruptFile,
-    NotAnIndex,
-    PartialAnswer,
-    StorageError,
-    TieredIndexError,
-)
+from tiered_index.errors import BudgetExceeded, CorruptFile, NotAnIndex, PartialAnswer, StorageError, TieredIndexError
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.lifecycle.pending_uploads import JobOverdue
 from tiered_index.service.log.log import StorageLog
@@ -68,22 +63,37 @@ class World(Writers):
         self.seed = seed
         self.folder = folder
         self.chance = chance = random.Random(seed)
-        self.scheduler = Scheduler(seed, stay=chance.choice([0.2, 0.5, 0.8, 0.95]), locks=chance.choice([0.0, 0.0, 0.3]))
+        self.scheduler = Scheduler(
+            seed, stay=chance.choice([0.2, 0.5, 0.8, 0.95]), locks=chance.choice([0.0, 0.0, 0.3])
+        )
         self.preset = chance.choice(["native", "native", "rocketmq"])
         self.clock = WorldClock(NOW_MS)
         self.truth = Truth(keyed=self.preset == "native", now_ms=self.clock.now_ms)
         self.server = Server(self.clock, self.truth)
         self.hosts = [Host(name, self) for name in ("A", "B")]
-        self.has = {what for what in ("jobs", "merges", "orphans", "archive", "second", "reader", "beside") if chance.random() < 0.5}
-        self.faults = {what for what in ("kill", "power", "disk", "storage", "answers", "listings", "clocks") if chance.random() < 0.45}
+        self.has = {
+            what
+            for what in ("jobs", "merges", "orphans", "archive", "second", "reader", "beside")
+            if chance.random() < 0.5
+        }
+        self.faults = {
+            what
+            for what in ("kill", "power", "disk", "storage", "answers", "listings", "clocks")
+            if chance.random() < 0.45
+        }
         self.settings: dict[str, Any] = {
-            "preset": self.preset, "slots": chance.choice([1, 7, 64]), "items": chance.choice([4, 12, 12, 60]),
-            "local_keep_s": chance.choice([0, 0, 50]), "checkpoint_every": chance.choice([None, 1, 3]),
+            "preset": self.preset,
+            "slots": chance.choice([1, 7, 64]),
+            "items": chance.choice([4, 12, 12, 60]),
+            "local_keep_s": chance.choice([0, 0, 50]),
+            "checkpoint_every": chance.choice([None, 1, 3]),
             "query_threads": chance.choice([1, 2]),
-            "compaction": "spark" if "jobs" in self.has else "local", "refresh_interval_s": chance.choice([0, 10]),
-            "buffer_max_entries": chance.choice([12, 10_000]), "block_cache_bytes": chance.choice([0, 4_000, 1 << 20]),
+            "compaction": "spark" if "jobs" in self.has else "local",
+            "refresh_interval_s": chance.choice([0, 10]),
+            "buffer_max_entries": chance.choice([12, 10_000]),
+            "block_cache_bytes": chance.choice([0, 4_000, 1 << 20]),
             "filter_after_probes": chance.choice([1, 8]),
-        }  # fmt: skip
+        }
         self.kills = self.struck = 0
         self.oldest_ms = 1000 * (self.settings["refresh_interval_s"] + 30) + 1  # that what is answered may be
         self.archived: dict[int, bytes] = {}
@@ -96,7 +106,13 @@ class World(Writers):
         """Everything at once, then one thing after the other."""
         scheduler = self.scheduler
         everybody = Process("world")
-        others = {"jobs": self.job, "merges": self.merge, "orphans": self.sweep, "reader": self.read, "beside": self.read_beside}
+        others = {
+            "jobs": self.job,
+            "merges": self.merge,
+            "orphans": self.sweep,
+            "reader": self.read,
+            "beside": self.read_beside,
+        }
         actors = [("host A", partial(self.host, self.hosts[0]))]
         if "second" in self.has:
             actors.append(("host B", partial(self.host, self.hosts[1])))
@@ -135,7 +151,9 @@ class World(Writers):
         assert host.service is not None
         self.ask(host.service, chance, host.must, host.seen)
 
-    def ask(self, index: Any, chance: random.Random, must: Callable[[], set[int]], seen: set[int], *, exact: bool = False) -> bool:
+    def ask(
+        self, index: Any, chance: random.Random, must: Callable[[], set[int]], seen: set[int], *, exact: bool = False
+    ) -> bool:
         """Ask something, maybe page by page; return whether nothing was partial.
 
         Where it is `exact` nothing but what `must` says behind the answer may be in it.
@@ -150,13 +168,17 @@ class World(Writers):
         while True:
             before = set() if exact else must()
             if many:
-                lookup = Lookup(topic=topic, key=key, begin_ms=limits[0], end_ms=limits[1], max_count=count, cursor=cursor)
+                lookup = Lookup(
+                    topic=topic, key=key, begin_ms=limits[0], end_ms=limits[1], max_count=count, cursor=cursor
+                )
                 result = index.query_many([Lookup(topic=topic, key="none"), lookup], allow_partial=partial)[1]
             else:
                 result = index.query(topic, key, *limits, count, cursor, allow_partial=partial)
             self.scheduler.note(f"answer {result.status} {[(i.queue_id, i.offset, i.size) for i in result]}")
             known = must() if exact else before & must()
-            hits = self.truth.check(result, known, known if exact else self.truth.begun, topic, key, limits, count, after)
+            hits = self.truth.check(
+                result, known, known if exact else self.truth.begun, topic, key, limits, count, after
+            )
             seen |= hits
             cursor, pages = result.cursor, pages + 1
             if cursor is None or pages == 3:
@@ -173,7 +195,11 @@ class World(Writers):
                 known = self.truth.number_at(self.clock.ms - self.oldest_ms)
                 whole = self.ask(reader, chance, lambda: set(self.truth.named_by(reader.log_state)), set(), exact=True)
                 if whole and reader.log_state.number < known and not client.mangled:
-                    self.truth.fail(Wrong(f"a complete answer of record {reader.log_state.number}, and {known} is older than may be"))
+                    self.truth.fail(
+                        Wrong(
+                            f"a complete answer of record {reader.log_state.number}, and {known} is older than may be"
+                        )
+                    )
                 self.scheduler.sleep(chance.randrange(60))
 
     def read_beside(self, process: Process) -> None:
@@ -187,13 +213,20 @@ class World(Writers):
             return
         with self.working_on(client), self.reading(client, host.root) as (reader, chance):
             for _ in range(chance.randrange(1, 6)):
-                self.ask(reader, chance, lambda: self.truth.named_by(reader.log_state) | (set() if client.mangled else host.durable), set())
+                self.ask(
+                    reader,
+                    chance,
+                    lambda: self.truth.named_by(reader.log_state) | (set() if client.mangled else host.durable),
+                    set(),
+                )
                 self.scheduler.sleep(chance.randrange(60))
 
     @contextlib.contextmanager
     def reading(self, client: Client, root: Path | None = None) -> Iterator[tuple[IndexReader, random.Random]]:
         chance = random.Random(self.chance.random())
-        config = self.config(root=root, cache_dir=self.folder / "cache" if root is None and chance.random() < 0.4 else None)
+        config = self.config(
+            root=root, cache_dir=self.folder / "cache" if root is None and chance.random() < 0.4 else None
+        )
         with IndexReader.open(config=config, clock=self.host_clock(), storage_backend=client) as reader:
             yield reader, chance
 
@@ -283,7 +316,9 @@ class World(Writers):
             client.listings = chance.choice(["stale", "stale", "twice", "short"])
 
     def is_publishing(self) -> bool:
-        """Whether somebody is between a look at the time and a log record: whoever stands there for an hour may publish what was swept."""
+        """Whether somebody is between a look at the time and a log record: whoever stands there for an hour may publish
+        what was swept.
+        """
         frames = sys._current_frames()
         for frame in frames.values():
             while frame is not None:
@@ -299,14 +334,20 @@ class World(Writers):
             return
         if isinstance(error, BudgetExceeded) and "clocks" in self.faults and "was last read" in str(error):
             return  # the clock jumped between reading the log and looking at it
-        if isinstance(error, StorageError | PartialAnswer | BudgetExceeded) and not isinstance(error, CorruptFile) and client.struck:
+        if (
+            isinstance(error, StorageError | PartialAnswer | BudgetExceeded)
+            and not isinstance(error, CorruptFile)
+            and client.struck
+        ):
             return
         raise error
 
     # The end
 
     def in_the_end(self) -> None:
-        """Without faults each host goes on; then everything that was durable is in the storage, and a sweep takes nothing of it."""
+        """Without faults each host goes on; then everything that was durable is in the storage, and a sweep takes
+        nothing of it.
+        """
         self.scheduler.note("the end")
         for client in self.clients:
             self.struck += client.struck
@@ -320,7 +361,10 @@ class World(Writers):
             host.client, host.closing = self.client(), False
             host.accepted, host.seen = set(), set()
             host.service = IndexService.open(
-                self.config(root=host.root, compaction="local"), storage_backend=host.client, clock=host.clock, disk=host.disk
+                self.config(root=host.root, compaction="local"),
+                storage_backend=host.client,
+                clock=host.clock,
+                disk=host.disk,
             )
             self.look_at_position(host)
             self.ask_all(host.service, host.must())
@@ -408,14 +452,21 @@ def campaign(seeds: range, tally: Tally, most_failures: int = 20) -> list[str]:
                 world = simulate(seed)
             except Exception as error:  # noqa: BLE001 - each is told with its seed
                 kind = "hangs" if isinstance(error, Stuck) else getattr(error, "kind", "untyped")
-                text = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]).replace("\n", " ")
+                text = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]).replace(
+                    "\n", " "
+                )
                 tally.fail(kind, f"{text[:600]}; python -m tests.reliability.simulation --seed {seed} --trace")
                 world = error.world
             digests.append(world.scheduler.digest)
-            tally.tried.update({
-                "seeds": 1, "steps": world.scheduler.steps, "answers checked": world.truth.checked, "faults injected": world.struck,
-                "kills": world.kills,
-            })  # fmt: skip
+            tally.tried.update(
+                {
+                    "seeds": 1,
+                    "steps": world.scheduler.steps,
+                    "answers checked": world.truth.checked,
+                    "faults injected": world.struck,
+                    "kills": world.kills,
+                }
+            )
             if n % 20 == 19:
                 gc.collect()
             if len(tally.failures) == most_failures:

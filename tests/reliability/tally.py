@@ -1,4 +1,6 @@
-"""What a campaign counted: the one thing that every campaign of this folder gives back, prints, and puts into docs/reliability.md."""
+"""What a campaign counted: the one thing that every campaign of this folder gives back, prints, and puts into
+docs/reliability.md.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from dataclasses import dataclass, field
 class Tally:
     """What one campaign tried and what came of it.
 
-    `tried` counts by what was tried ("crash states", "seeds", "mutations of journal", ...). Every failure is one line in `failures` that
-    ends with how to replay it, and is of one `KINDS`.
+    `tried` counts by what was tried ("crash states", "seeds", "mutations of journal", ...). Every failure is one line
+    in `failures` that ends with how to replay it, and is of one `KINDS`.
     """
 
     KINDS = ("lost", "wrong", "untyped", "hangs")
@@ -37,8 +39,12 @@ class Tally:
         print(self.failures[-1], file=sys.stderr, flush=True)
 
 
-def main(doc: str, run: Callable[[argparse.Namespace], Tally], add_arguments: Callable[[argparse.ArgumentParser], None]) -> int:
-    """Run a campaign as a program: failures to stderr, the tally to stdout (``--json``: one document); exit code 1 on a failure."""
+def main(
+    doc: str, run: Callable[[argparse.Namespace], Tally], add_arguments: Callable[[argparse.ArgumentParser], None]
+) -> int:
+    """Run a campaign as a program: failures to stderr, the tally to stdout (``--json``: one document); exit code 1 on a
+    failure.
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the tally as one JSON document")
     add_arguments(parser)
@@ -47,7 +53,9 @@ def main(doc: str, run: Callable[[argparse.Namespace], Tally], add_arguments: Ca
     began_s = time.monotonic()
     tally = run(options)
     tally.seconds = round(time.monotonic() - began_s, 1)
-    tally.command = " ".join(["python -m", sys.modules["__main__"].__spec__.name, *(a for a in sys.argv[1:] if a != "--json")])
+    tally.command = " ".join(
+        ["python -m", sys.modules["__main__"].__spec__.name, *(a for a in sys.argv[1:] if a != "--json")]
+    )
     if options.json:
         print(json.dumps(vars(tally), indent=1))
     else:

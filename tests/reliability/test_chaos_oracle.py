@@ -1,4 +1,7 @@
-"""The oracle of the chaos campaign sees what is missing, what was never put, and what is out of order. (The campaign: `tests/real_s3`.)"""
+"""The oracle of the chaos campaign sees what is missing, what was never put, and what is out of order.
+
+(The campaign: `tests/real_s3`.)
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ TOPIC = "a"
 @pytest.fixture(scope="module")
 def items(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[IndexItem]]:
     folder = tmp_path_factory.mktemp("index")
-    with IndexService.open(root=folder / "root", storage=f"file://{folder}/store", slots=101, items=10_000, background=False) as index:
+    with IndexService.open(
+        root=folder / "root", storage=f"file://{folder}/store", slots=101, items=10_000, background=False
+    ) as index:
         index.put_batch(batch(TOPIC, 0, LAST))
         yield list(index.query(TOPIC, f"key-{KEY}", max_count=10**6))
 

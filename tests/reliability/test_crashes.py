@@ -35,7 +35,12 @@ def test_a_sample_of_crashes(life):
 
 @pytest.mark.parametrize(
     ("campaign", "life", "share"),
-    [("again", "lifecycle", 0.002), ("again", "reopening", 0.002), ("fault", "lifecycle", 0.002), ("burst", "writing", 0.001)],
+    [
+        ("again", "lifecycle", 0.002),
+        ("again", "reopening", 0.002),
+        ("fault", "lifecycle", 0.002),
+        ("burst", "writing", 0.001),
+    ],
 )
 def test_a_sample_of_faults_and_of_second_crashes(campaign, life, share):
     assert strike(campaign, life, share, 0.002) > 0

@@ -19,7 +19,9 @@ SEED = 20_000_000
 def test_a_sample_of_every_format() -> None:
     tally = run(500, first=SEED, every=20)
     assert not tally.failures, "\n".join(tally.failures)
-    assert {name.removeprefix("mutations of ") for name in tally.tried} - {"end to end"} == {codec.name for codec in mutations.codecs()}
+    assert {name.removeprefix("mutations of ") for name in tally.tried} - {"end to end"} == {
+        codec.name for codec in mutations.codecs()
+    }
 
 
 @pytest.mark.slow
@@ -61,9 +63,13 @@ def test_each_kind_of_failure_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_pa
     (tmp_path / "base").mkdir()
     campaign = Campaign(tmp_path / "base")
     noticed = {
-        writes_outside: "wrong", hangs: "hangs", raises: "untyped", warns: "untyped", answers_what_was_never_put: "wrong",
+        writes_outside: "wrong",
+        hangs: "hangs",
+        raises: "untyped",
+        warns: "untyped",
+        answers_what_was_never_put: "wrong",
         deletes_the_log: "lost",
-    }  # fmt: skip
+    }
     for wrong, kind in noticed.items():
         monkeypatch.setattr(mutations, "_MOST_S", 0.3 if kind == "hangs" else 20)
         monkeypatch.setattr(Campaign, "page", wrong)

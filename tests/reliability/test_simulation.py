@@ -20,7 +20,9 @@ AGAIN = 4
 """Seeds that are lived more than once."""
 
 
-@pytest.mark.parametrize("seeds", [pytest.param(120, id="short"), pytest.param(10_000, id="long", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds", [pytest.param(120, id="short"), pytest.param(10_000, id="long", marks=pytest.mark.slow)]
+)
 def test_no_life_goes_wrong(seeds: int) -> None:
     tally = Tally("simulation")
     campaign(range(seeds), tally, most_failures=3)
@@ -35,10 +37,15 @@ def test_a_life_is_a_function_of_its_seed() -> None:
     digests = campaign(seeds, Tally("simulation"))
     assert len(set(digests)) == AGAIN
     assert campaign(seeds, Tally("simulation")) == digests
-    program = f"import json; from tests.reliability.simulation import *; print(json.dumps(campaign({seeds!r}, Tally('simulation'))))"
+    program = (
+        f"import json; from tests.reliability.simulation import *; print(json.dumps(campaign({seeds!r}, "
+        f"Tally('simulation'))))"
+    )
     environment = os.environ | {"PYTHONHASHSEED": "4711"}
     top = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", program], env=environment, cwd=top, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=top, capture_output=True, text=True, check=True
+    )
     assert json.loads(done.stdout) == digests
 
 

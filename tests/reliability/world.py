@@ -1,4 +1,6 @@
-"""One root, one storage, what was put to them, and what must be true of their answers: what fault tests and crash campaigns work on."""
+"""One root, one storage, what was put to them, and what must be true of their answers: what fault tests and crash
+campaigns work on.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ QUESTIONS = [(topic, key) for topic in ("orders", "payments") for key in KEYS]
 
 
 class World:
-    """One root and one storage, and what was put to them. `durable` holds what a flush has confirmed, `maybe` what may be lost."""
+    """One root and one storage, and what was put to them.
+
+    `durable` holds what a flush has confirmed, `maybe` what may be lost.
+    """
 
     def __init__(self, folder: Path, storage: Storage | None = None) -> None:
         self.root = folder / "root"
@@ -33,7 +38,13 @@ class World:
         self.durable = ReferenceModel()
         self.service: IndexService | None = None
         self.unsettled = False
-        self.settings: dict[str, object] = {"slots": 7, "items": 12, "local_keep_s": 0, "background": False, "query_threads": 2}
+        self.settings: dict[str, object] = {
+            "slots": 7,
+            "items": 12,
+            "local_keep_s": 0,
+            "background": False,
+            "query_threads": 2,
+        }
         self.number = 0
         self.wild = 10
         """One message in so many has a clock that is far off."""
@@ -43,7 +54,9 @@ class World:
     def open(self, disk: Disk | None = None, storage: Storage | None = None, **settings: object) -> IndexService:
         chosen = {"root": self.root, **self.settings, **settings}
         self.unsettled = True  # what an earlier service lost is not known yet
-        self.service = IndexService.open(storage_backend=storage or self.storage, clock=self.clock, disk=disk or FaultDisk(), **chosen)
+        self.service = IndexService.open(
+            storage_backend=storage or self.storage, clock=self.clock, disk=disk or FaultDisk(), **chosen
+        )
         return self.service
 
     def put(self, count: int) -> None:

@@ -1,4 +1,6 @@
-"""Messages asked for by their keys, and a store of one segment in which one of them lies: what tests of answers are made of."""
+"""Messages asked for by their keys, and a store of one segment in which one of them lies: what tests of answers are
+made of.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def same(fetched, wanted: Message):
 
 
 def one_message(tmp_path, index, **fields):
-    """A store of one finished segment with three messages, archived; returns the store and the message in the middle."""
+    """A store of one finished segment with three messages, archived; returns the store and the message in the
+    middle.
+    """
     messages = log(3, **fields)
     store = tmp_path / "small"
     after = log(1, 2_000)

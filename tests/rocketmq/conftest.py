@@ -1,4 +1,6 @@
-"""A followed store, and the golden store with an index and a storage that counts and fails: what tests of this package begin with."""
+"""A followed store, and the golden store with an index and a storage that counts and fails: what tests of this package
+begin with.
+"""
 
 from __future__ import annotations
 

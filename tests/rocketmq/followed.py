@@ -1,4 +1,6 @@
-"""A store that a broker writes and an index that follows it: what tests of the dispatcher are made of, and the scan that judges it."""
+"""A store that a broker writes and an index that follows it: what tests of the dispatcher are made of, and the scan
+that judges it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def scan(store: Path) -> ReferenceModel:
 
 def put_message(model: ReferenceModel, message: Message) -> None:
     if message.is_visible and message.index_keys:
-        model.put(message.topic, message.queue_id, message.index_keys, message.physical_offset, message.size, message.store_ms)
+        model.put(
+            message.topic, message.queue_id, message.index_keys, message.physical_offset, message.size, message.store_ms
+        )
 
 
 def names(model: ReferenceModel) -> set[tuple[str, str]]:
@@ -50,7 +54,9 @@ def by_key(model: ReferenceModel) -> dict[tuple[str, str], ReferenceModel]:
 
 
 def check(index: IndexService | IndexReader, model: ReferenceModel, more: set[tuple[str, str]] | None = None) -> int:
-    """Compare the answer for every key of the model, and for `more` of them, with the model's; return how many answers there were."""
+    """Compare the answer for every key of the model, and for `more` of them, with the model's; return how many answers
+    there were.
+    """
     asked = sorted(names(model) | (more or set()) | {("nobody", "k"), ("orders", "absent")})
     answers = index.query_many([Lookup(topic=topic, key=key, max_count=100_000) for topic, key in asked])
     count = 0
@@ -76,7 +82,9 @@ def cut_log(store: Path, offset: int, segment_bytes: int = SEGMENT) -> None:
 
 
 class Followed:
-    """One store, its writer, an index in memory storage and a dispatcher; the folder can be opened again after either died."""
+    """One store, its writer, an index in memory storage and a dispatcher; the folder can be opened again after either
+    died.
+    """
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
@@ -97,7 +105,11 @@ class Followed:
         """Put messages of two topics: a key of 17, one of their own and a unique one; return their offsets."""
         offsets = []
         for number in range(self.number, self.number + count):
-            given = {"body": b"b" * (number % 60), "keys": f"k{number % KEYS}  own-{number}", "uniq_key": f"U{number:030X}"} | fields
+            given = {
+                "body": b"b" * (number % 60),
+                "keys": f"k{number % KEYS}  own-{number}",
+                "uniq_key": f"U{number:030X}",
+            } | fields
             topic = "orders" if number % 3 else "payments"
             offsets.append(self.writer.put(topic, number % 4, store_ms=NOW_MS + 20 * number, **given).offset)
         self.number += count
@@ -112,7 +124,11 @@ class Followed:
 
     def open_index(self) -> IndexService:
         return IndexService.open(
-            root=self.folder / "root", storage=self.storage.uri, storage_backend=self.storage, clock=self.clock, **self.settings
+            root=self.folder / "root",
+            storage=self.storage.uri,
+            storage_backend=self.storage,
+            clock=self.clock,
+            **self.settings,
         )
 
     def dispatcher(self, **options: Any) -> Dispatcher:

@@ -1,4 +1,6 @@
-"""RocketMQ's golden store for tests: unpacked on disk, its messages as RocketMQ's own decoder saw them, and a store made of them again."""
+"""RocketMQ's golden store for tests: unpacked on disk, its messages as RocketMQ's own decoder saw them, and a store
+made of them again.
+"""
 
 from __future__ import annotations
 
@@ -78,21 +80,40 @@ def rows() -> Iterator[tuple[str, int, str, int, int, int]]:
     for message in expected():
         if not hidden(message):
             for key in keys(message):
-                yield message["topic"], message["queueId"], key, message["offset"], message["totalSize"], message["storeTimestamp"]
+                yield (
+                    message["topic"],
+                    message["queueId"],
+                    key,
+                    message["offset"],
+                    message["totalSize"],
+                    message["storeTimestamp"],
+                )
 
 
 def write_again(root: Path) -> StoreWriter:
     """Put all golden messages into a new store and return its writer, neither flushed nor closed."""
     index_names = iter(Path(name).name for name in names("index"))
     writer = StoreWriter(
-        root, segment_bytes=SEGMENT_BYTES, queue_entries=QUEUE_ENTRIES, index=GEOMETRY, index_name=lambda: next(index_names)
+        root,
+        segment_bytes=SEGMENT_BYTES,
+        queue_entries=QUEUE_ENTRIES,
+        index=GEOMETRY,
+        index_name=lambda: next(index_names),
     )
     for message in expected():
         put = writer.put(
-            message["topic"], message["queueId"], body(message), properties=message["propertiesString"], sys_flag=message["sysFlag"],
-            flag=message["flag"], born_ms=message["bornTimestamp"], born_host=host(message["bornHost"]),
-            store_ms=message["storeTimestamp"], store_host=host(message["storeHost"]), reconsume_times=message["reconsumeTimes"],
+            message["topic"],
+            message["queueId"],
+            body(message),
+            properties=message["propertiesString"],
+            sys_flag=message["sysFlag"],
+            flag=message["flag"],
+            born_ms=message["bornTimestamp"],
+            born_host=host(message["bornHost"]),
+            store_ms=message["storeTimestamp"],
+            store_host=host(message["storeHost"]),
+            reconsume_times=message["reconsumeTimes"],
             prepared_offset=message["preparedTransactionOffset"],
-        )  # fmt: skip
+        )
         assert put == (message["offset"], message["bytes"], message["queueOffset"])
     return writer

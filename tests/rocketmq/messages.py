@@ -14,17 +14,37 @@ NOW_MS = 1_700_000_000_000
 
 
 def message(
-    offset: int = 0, *, topic: str = "TopicA", queue_id: int = 1, properties: bytes = b"", body: bytes = b"body", sys_flag: int = 0,
-    store_ms: int = NOW_MS, magic: int | None = None,
-) -> Message:  # fmt: skip
+    offset: int = 0,
+    *,
+    topic: str = "TopicA",
+    queue_id: int = 1,
+    properties: bytes = b"",
+    body: bytes = b"body",
+    sys_flag: int = 0,
+    store_ms: int = NOW_MS,
+    magic: int | None = None,
+) -> Message:
     if magic is None:
         magic = MAGIC_V1 if len(topic.encode()) < 128 else MAGIC_V2
     return Message(
-        topic=topic, queue_id=queue_id, queue_offset=7, physical_offset=offset,
-        size=message_size(sys_flag, magic, len(topic.encode()), len(body), len(properties)), magic=magic, body_crc=body_crc(body), flag=5,
-        sys_flag=sys_flag, born_ms=NOW_MS - 1, born_host=V6 if sys_flag & BORN_V6 else V4, store_ms=store_ms,
-        store_host=V6 if sys_flag & STORE_V6 else V4, reconsume_times=2, prepared_offset=9, raw_body=body, raw_properties=properties,
-    )  # fmt: skip
+        topic=topic,
+        queue_id=queue_id,
+        queue_offset=7,
+        physical_offset=offset,
+        size=message_size(sys_flag, magic, len(topic.encode()), len(body), len(properties)),
+        magic=magic,
+        body_crc=body_crc(body),
+        flag=5,
+        sys_flag=sys_flag,
+        born_ms=NOW_MS - 1,
+        born_host=V6 if sys_flag & BORN_V6 else V4,
+        store_ms=store_ms,
+        store_host=V6 if sys_flag & STORE_V6 else V4,
+        reconsume_times=2,
+        prepared_offset=9,
+        raw_body=body,
+        raw_properties=properties,
+    )
 
 
 def keyed(offset: int, number: int, **fields) -> Message:
@@ -51,7 +71,9 @@ def blank(left: int) -> bytes:
 
 
 def write_log(folder: Path, segment_bytes: int, segments: dict[int, bytes]) -> Path:
-    """Write segments (start -> content), each made as long as a segment by zeros, into a commit log folder and return it."""
+    """Write segments (start -> content), each made as long as a segment by zeros, into a commit log folder and return
+    it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for start, content in segments.items():
         (folder / segment_name(start)).write_bytes(content.ljust(segment_bytes, b"\0"))

@@ -58,7 +58,8 @@ def test_the_golden_store_byte_for_byte(tmp_path, index, storage):
     kept = {segment.start: storage.get(segment.name)[: segment.size_bytes] for segment in index.archived("broker a")}
     assert kept == {start: data for start, data in golden_store.segments().items() if start < 81_920}
     names = stored(storage)
-    assert SegmentArchiver(index, "broker a", store / "commitlog").run_once() == 0  # a fresh one compares and takes nothing
+    # a fresh one compares and takes nothing
+    assert SegmentArchiver(index, "broker a", store / "commitlog").run_once() == 0
     assert stored(storage) == names
 
 
@@ -156,7 +157,9 @@ def test_a_log_made_anew_with_other_segments_is_refused(tmp_path, index):
 def test_a_segment_deleted_while_it_is_read_leaves_nothing(tmp_path, storage, operation):
     size = 6 << 20
     folder = write_log(tmp_path / "commitlog", size, {0: full(log(3), size), size: joined(log(1, size))})
-    with open_index(tmp_path / "root", storage, upload_part_bytes=5 << 20 if operation == "begin_upload" else 16 << 20) as index:
+    with open_index(
+        tmp_path / "root", storage, upload_part_bytes=5 << 20 if operation == "begin_upload" else 16 << 20
+    ) as index:
         archiver = SegmentArchiver(index, "s", folder)
         read = index.archive
 
@@ -207,7 +210,9 @@ def test_an_archiver_goes_on_where_it_was_stopped(tmp_path, storage):
         assert starts(again) == [0]
         assert SegmentArchiver(again, "s", folder).run_once() == 1
         assert sorted(segment.name for segment in again.archived()) == stored(storage)
-        assert [storage.get(s.name)[:SEGMENT] for s in again.archived()] == [(folder / segment_name(s)).read_bytes() for s in (0, SEGMENT)]
+        assert [storage.get(s.name)[:SEGMENT] for s in again.archived()] == [
+            (folder / segment_name(s)).read_bytes() for s in (0, SEGMENT)
+        ]
 
 
 def test_a_storage_that_is_down_is_told_and_waited_out(tmp_path, index, storage):

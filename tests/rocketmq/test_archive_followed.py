@@ -1,4 +1,6 @@
-"""Archiving beside a follower: only what it has taken, and a segment that the broker has written anew replaces its copy."""
+"""Archiving beside a follower: only what it has taken, and a segment that the broker has written anew replaces its
+copy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An archiver that dies at any call to the storage, lookups beside archiving and deletion, and a storage that speaks S3."""
+"""An archiver that dies at any call to the storage, lookups beside archiving and deletion, and a storage that speaks
+S3.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class Dies(WrapperStorage):
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, StorageUnavailable])
-def test_whichever_call_fails_the_next_run_makes_it_whole(tmp_path: Path, after: bool, error: type[BaseException]) -> None:
+def test_whichever_call_fails_the_next_run_makes_it_whole(
+    tmp_path: Path, after: bool, error: type[BaseException]
+) -> None:
     size = PART + (1 << 20)
     contents = {0: full(log(3), size), size: full(log(2, size), size), 2 * size: joined(log(1, 2 * size))}
     folder = write_log(tmp_path / "commitlog", size, contents)
@@ -90,7 +94,9 @@ def test_whichever_call_fails_the_next_run_makes_it_whole(tmp_path: Path, after:
 
 
 def test_lookups_beside_archiving_and_deletion_never_miss_a_message(tmp_path: Path) -> None:
-    """A broker deletes what is archived while readers, one of them behind the log, ask for everything again and again."""
+    """A broker deletes what is archived while readers, one of them behind the log, ask for everything again and
+    again.
+    """
     store = golden_store.unpack(tmp_path / "store")
     storage = MemoryStorage()
     with open_index(tmp_path / "root", storage) as index:
@@ -108,7 +114,9 @@ def test_lookups_beside_archiving_and_deletion_never_miss_a_message(tmp_path: Pa
                 while True:
                     last = over.is_set()
                     for topic, key, wanted in asked[number::3]:
-                        answer = (reader if kind is reader else index).messages(topic, key, max_count=1000, source=source)
+                        answer = (reader if kind is reader else index).messages(
+                            topic, key, max_count=1000, source=source
+                        )
                         assert [f.message.encode() if f.message else f for f in answer.messages] == wanted
                         seen.update(f.state for f in answer.messages)
                     rounds += 1
@@ -128,12 +136,16 @@ def test_lookups_beside_archiving_and_deletion_never_miss_a_message(tmp_path: Pa
         assert len(index.archived()) == 5
 
 
-def test_on_s3_a_segment_goes_up_in_parts_and_a_message_comes_by_one_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_s3_a_segment_goes_up_in_parts_and_a_message_comes_by_one_range(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     size = 2 * PART + 1000
     messages = log(3)
-    folder = write_log(tmp_path / "store" / "commitlog", size, {0: full(messages, size), size: joined(log(1, size, first=9))})
+    folder = write_log(
+        tmp_path / "store" / "commitlog", size, {0: full(messages, size), size: joined(log(1, size, first=9))}
+    )
     with mock_aws():
         boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="bucket")
         storage = open_storage("s3://bucket/index?region=us-east-1")
@@ -141,7 +153,9 @@ def test_on_s3_a_segment_goes_up_in_parts_and_a_message_comes_by_one_range(tmp_p
             index_log(index, tmp_path / "store")
             before = index.storage.total.requests_by_kind
             assert SegmentArchiver(index, "s", folder).run_once() == 1
-            spent = {k: v - before.get(k, 0) for k, v in index.storage.total.requests_by_kind.items() if v > before.get(k, 0)}
+            spent = {
+                k: v - before.get(k, 0) for k, v in index.storage.total.requests_by_kind.items() if v > before.get(k, 0)
+            }
             assert (spent["begin_upload"], spent["upload_part"], spent["complete_upload"]) == (1, 3, 1)
             source = RocketmqMessages(None, index.segment_archive)
             for wanted in messages:

@@ -1,4 +1,6 @@
-"""Archived segments read as a log: the same entries as from the broker's files, by checked pieces, in bounded memory, damage named."""
+"""Archived segments read as a log: the same entries as from the broker's files, by checked pieces, in bounded memory,
+damage named.
+"""
 
 from __future__ import annotations
 
@@ -110,6 +112,8 @@ def test_the_table_and_the_log_must_agree(archived):
 def test_reading_a_single_message(store, archived):
     archive, segment = archived
     log = ArchivedLog(archive, segment)
-    messages = [m for m in CommitLogReader(store / "commitlog").messages(segment.start) if m.physical_offset < segment.end]
+    messages = [
+        m for m in CommitLogReader(store / "commitlog").messages(segment.start) if m.physical_offset < segment.end
+    ]
     for message in (messages[0], messages[-1], messages[len(messages) // 2]):
         assert log.read(message.physical_offset).encode() == message.encode()

@@ -164,7 +164,9 @@ def test_an_entry_of_another_slot():
 
 
 def test_a_head_that_is_not_counted_yet():
-    """The broker sets the slot before the count: whoever reads between the two misses nothing and is told of no damage."""
+    """The broker sets the slot before the count: whoever reads between the two misses nothing and is told of no
+    damage.
+    """
     file = filled(count=4)
     before = bytes(file.data[:40])
     file.put_key("T#k", 400, NOW_MS)
@@ -172,7 +174,9 @@ def test_a_head_that_is_not_counted_yet():
     assert ClassicIndexFile(file.data, SMALL).find("T#k")[-4:] == [300, 200, 100, 0]
 
 
-@pytest.mark.parametrize("geometry", [Geometry(1, 2), Geometry(3, 9), Geometry(50, 200), Geometry(7, 400), Geometry(500, 11)])
+@pytest.mark.parametrize(
+    "geometry", [Geometry(1, 2), Geometry(3, 9), Geometry(50, 200), Geometry(7, 400), Geometry(500, 11)]
+)
 def test_geometry_out_of_the_contents(geometry):
     file = ClassicIndexFile.create(geometry)
     for number in range(min(geometry.items - 1, 40)):
@@ -197,7 +201,9 @@ def test_loading_a_folder(tmp_path):
     (tmp_path / "1").mkdir()
     loaded = load_classic_index(tmp_path, SMALL)
     assert [file.header.index_count for file in loaded.files] == [4, 6]
-    assert [file.header.index_count for file in load_classic_index(tmp_path, SMALL, valid_until_ms=NOW_MS + 2000).files] == [4]
+    assert [
+        file.header.index_count for file in load_classic_index(tmp_path, SMALL, valid_until_ms=NOW_MS + 2000).files
+    ] == [4]
     assert len(load_classic_index(tmp_path, SMALL, names=["20260102030405678"]).files) == 1
     (tmp_path / "3").write_bytes(b"short")
     with pytest.raises(CorruptFile) as caught:

@@ -1,4 +1,6 @@
-"""A commit log on disk: whole, live, torn, damaged, cut, with segments gone. Nothing readable is lost, nothing unreadable is silent."""
+"""A commit log on disk: whole, live, torn, damaged, cut, with segments gone. Nothing readable is lost, nothing
+unreadable is silent.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,15 @@ class Log:
     def __init__(self, folder: Path) -> None:
         self.parts = [messages.log(12, start, first) for start, first in ((0, 0), (SEGMENT, 12), (2 * SEGMENT, 24))]
         self.parts[2] = self.parts[2][:5]
-        self.folder = messages.write_log(folder, SEGMENT, {
-            0: messages.full(self.parts[0], SEGMENT), SEGMENT: messages.full(self.parts[1], SEGMENT),
-            2 * SEGMENT: messages.joined(self.parts[2]),
-        })  # fmt: skip
+        self.folder = messages.write_log(
+            folder,
+            SEGMENT,
+            {
+                0: messages.full(self.parts[0], SEGMENT),
+                SEGMENT: messages.full(self.parts[1], SEGMENT),
+                2 * SEGMENT: messages.joined(self.parts[2]),
+            },
+        )
         self.made = [one for part in self.parts for one in part]
         self.end = self.made[-1].physical_offset + self.made[-1].size
 
@@ -135,16 +142,27 @@ def test_a_file_cut_within_the_last_message(log, chunk_bytes):
 @pytest.mark.parametrize("chunk_bytes", CHUNKS)
 @pytest.mark.parametrize(
     ("number", "at", "value"),
-    [(0, 0, b"\xff"), (3, 0, b"\0" * 8), (3, 84, b"\x70"), (11, 0, b"\0" * 8), (11, 4, b"\1\2\3\4"), (12, 28, b"\x07"), (25, 0, b"\xff"),
-     (25, 84, b"\x70")],
-)  # fmt: skip
+    [
+        (0, 0, b"\xff"),
+        (3, 0, b"\0" * 8),
+        (3, 84, b"\x70"),
+        (11, 0, b"\0" * 8),
+        (11, 4, b"\1\2\3\4"),
+        (12, 28, b"\x07"),
+        (25, 0, b"\xff"),
+        (25, 84, b"\x70"),
+    ],
+)
 def test_damage_stops_before_it_or_is_skipped_and_named(log, chunk_bytes, number, at, value):
     damaged = log.made[number]
     log.patch(damaged.physical_offset + at, value)
     reader = log.reader(chunk_bytes)
     found, error = until_error(reader.batches(), CorruptFile)
     assert offsets(found) == of(log.made[:number])
-    assert (error.file, error.offset) == (str(log.path(damaged.physical_offset // SEGMENT)), damaged.physical_offset % SEGMENT)
+    assert (error.file, error.offset) == (
+        str(log.path(damaged.physical_offset // SEGMENT)),
+        damaged.physical_offset % SEGMENT,
+    )
     assert until_error(reader.messages(), CorruptFile)[0] == log.made[:number]
     batches = list(reader.batches(skip_corrupt=True))
     assert offsets(batches) == of(log.made[:number] + log.made[number + 1 :])
@@ -253,7 +271,9 @@ def test_a_segment_deleted_while_it_is_read(log, monkeypatch):
 
 
 def test_what_the_broker_finishes_while_it_is_judged_is_no_damage(log, monkeypatch):
-    """The reader sees half a message; before it looks whether the log goes on behind, the broker completes it, and two more."""
+    """The reader sees half a message; before it looks whether the log goes on behind, the broker completes it, and two
+    more.
+    """
     more = messages.log(3, log.end, 70)
     log.patch(log.end, more[0].encode()[:30])
     real = CommitLogReader._readable_behind
@@ -309,7 +329,9 @@ def test_single_messages_list_the_folder_only_where_the_last_look_does_not_give_
 
 
 def test_messages_beside_a_writer_have_all_their_properties_or_wait(log, monkeypatch):
-    """Pages are read one by one while the broker writes: the first reading has holes of zeros, which nothing but their content shows."""
+    """Pages are read one by one while the broker writes: the first reading has holes of zeros, which nothing but their
+    content shows.
+    """
     holes, real = [log.made[14], log.made[-3], log.made[-1]], segments.pread
 
     def with_holes(path, size_bytes, position):
@@ -357,7 +379,12 @@ def test_logs_of_no_message(tmp_path, content):
 def test_empty_and_missing_folders(tmp_path):
     for folder in (tmp_path, tmp_path / "missing"):
         reader = CommitLogReader(folder)
-        assert (list(reader.batches()), list(reader.batches(0)), list(reader.messages()), reader.begin_offset()) == ([], [], [], None)
+        assert (list(reader.batches()), list(reader.batches(0)), list(reader.messages()), reader.begin_offset()) == (
+            [],
+            [],
+            [],
+            None,
+        )
         with pytest.raises(MissingOffsets):
             list(reader.batches(1))
 
@@ -386,8 +413,10 @@ def test_time_that_goes_backwards_is_taken_as_it_is(tmp_path):
     assert batch.last_store_ms == made[-1].store_ms
 
 
-@pytest.mark.parametrize(("number", "error"), [(errno.EACCES, StorageMisconfigured), (errno.EPERM, StorageMisconfigured),
-                                               (errno.EIO, StorageUnavailable)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [(errno.EACCES, StorageMisconfigured), (errno.EPERM, StorageMisconfigured), (errno.EIO, StorageUnavailable)],
+)
 def test_files_that_may_not_be_read(log, monkeypatch, number, error):
     real = os.open
 
@@ -415,10 +444,14 @@ def test_memory_is_bounded_by_the_chunk_whatever_sizes_say(tmp_path, monkeypatch
     made = messages.log(3)
     lying = bytearray(messages.keyed(sum(one.size for one in made), 3).encode())
     lying[:4] = (segment - 5_000).to_bytes(4, "big")
-    folder = messages.write_log(tmp_path / "log", segment, {0: messages.joined(made) + bytes(lying), segment: messages.blank(segment)})
+    folder = messages.write_log(
+        tmp_path / "log", segment, {0: messages.joined(made) + bytes(lying), segment: messages.blank(segment)}
+    )
     sizes = []
     real = segments.pread
-    monkeypatch.setattr(segments, "pread", lambda path, size, position: sizes.append(size) or real(path, size, position))
+    monkeypatch.setattr(
+        segments, "pread", lambda path, size, position: sizes.append(size) or real(path, size, position)
+    )
     found, error = until_error(CommitLogReader(folder, chunk_bytes=4096).batches(), CorruptFile)
     assert offsets(found) == of(made)
     assert "lies" in str(error) or "add up" in str(error)
@@ -428,7 +461,9 @@ def test_memory_is_bounded_by_the_chunk_whatever_sizes_say(tmp_path, monkeypatch
 
 def test_many_damaged_messages_do_not_cost_a_chunk_each(tmp_path, monkeypatch):
     with StoreWriter(tmp_path / "store", segment_bytes=4 << 20) as writer:
-        offsets = [writer.put("t", 0, b"b" * 1_000, keys=[f"k{n}"], store_ms=messages.NOW_MS + n).offset for n in range(2_000)]
+        offsets = [
+            writer.put("t", 0, b"b" * 1_000, keys=[f"k{n}"], store_ms=messages.NOW_MS + n).offset for n in range(2_000)
+        ]
         end = writer.next_offset
     path = tmp_path / "store" / "commitlog" / segment_name(0)
     data = bytearray(path.read_bytes())
@@ -438,7 +473,9 @@ def test_many_damaged_messages_do_not_cost_a_chunk_each(tmp_path, monkeypatch):
     path.write_bytes(data)
     read: list[int] = []
     real = segments.pread
-    monkeypatch.setattr(segments, "pread", lambda path, size, at: read.append(len(found := real(path, size, at))) or found)
+    monkeypatch.setattr(
+        segments, "pread", lambda path, size, at: read.append(len(found := real(path, size, at))) or found
+    )
     reader = CommitLogReader(path.parent, check_crc=True)
     batches = list(reader.batches(skip_corrupt=True))
     assert [skipped.begin for batch in batches for skipped in batch.skipped] == damaged

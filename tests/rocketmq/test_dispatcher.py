@@ -22,12 +22,22 @@ def test_the_golden_store_answers_as_a_scan_and_finds_what_rocketmq_finds(tmp_pa
     path = golden_store.unpack(tmp_path / "store")
     times = [message["storeTimestamp"] for message in golden_store.expected()]
     with IndexService.open(
-        root=tmp_path / "root", storage="memory://golden", storage_backend=MemoryStorage(), clock=ManualClock(max(times)), slots=50,
-        items=2_000, background=False, offset_space="commitlog",
-    ) as index:  # fmt: skip
+        root=tmp_path / "root",
+        storage="memory://golden",
+        storage_backend=MemoryStorage(),
+        clock=ManualClock(max(times)),
+        slots=50,
+        items=2_000,
+        background=False,
+        offset_space="commitlog",
+    ) as index:
         done = Dispatcher(index, StoreDirectory.open(path)).run_once()
-        assert (done.messages, done.hidden, done.end, done.state) == (170, sum(map(golden_store.hidden, golden_store.expected())),
-                                                                     golden_store.END, End.OPEN)  # fmt: skip
+        assert (done.messages, done.hidden, done.end, done.state) == (
+            170,
+            sum(map(golden_store.hidden, golden_store.expected())),
+            golden_store.END,
+            End.OPEN,
+        )
         assert done.entries == len(list(golden_store.rows()))
         model = scan(path)
         assert check(index, model) >= done.entries
@@ -41,7 +51,8 @@ def test_the_golden_store_answers_as_a_scan_and_finds_what_rocketmq_finds(tmp_pa
             answer = index.query(query["topic"], query["key"], query["begin"], end_ms, 10_000)
             mine = [item.offset for item in answer]
             assert mine == [a.offset for a in model.query(query["topic"], query["key"], query["begin"], end_ms, None)]
-            # RocketMQ rounds times to seconds from the file's begin, so only open ranges find the same; it knows prepared messages, too
+            # RocketMQ rounds times to seconds from the file's begin, so only open ranges find the same; it knows
+            # prepared messages, too
             if query["begin"] == 0 and end_ms == MAX_TIMESTAMP_MS:
                 assert set(query["phyOffsets"]) - hidden <= set(mine)
                 found += len(mine)

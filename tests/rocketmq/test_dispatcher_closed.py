@@ -1,4 +1,6 @@
-"""A store that its broker closed is complete: nobody writes its last message any more, whatever zeros are in its properties."""
+"""A store that its broker closed is complete: nobody writes its last message any more, whatever zeros are in its
+properties.
+"""
 
 from __future__ import annotations
 
@@ -49,5 +51,6 @@ def test_closed_is_a_checkpoint_and_no_mark_of_an_unclean_end(followed):
     assert not store.is_closed
     followed.writer.close()
     assert store.is_closed
-    (followed.path / "checkpoint").unlink()  # no broker that ended well leaves none: this is a part of a store, copied from a live one
+    # no broker that ended well leaves none: this is a part of a store, copied from a live one
+    (followed.path / "checkpoint").unlink()
     assert not store.is_closed

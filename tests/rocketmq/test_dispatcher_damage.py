@@ -1,4 +1,6 @@
-"""Damage and holes within a live log: nothing before them is lost, and each is named once it can't be a write under way."""
+"""Damage and holes within a live log: nothing before them is lost, and each is named once it can't be a write under
+way.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Logs that change behind the follower's back: cut by a host's crash, written anew, replaced. Always noticed, never silent."""
+"""Logs that change behind the follower's back: cut by a host's crash, written anew, replaced. Always noticed, never
+silent.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tiered_index.rocketmq.store_writer import StoreWriter
 
 
 def rewrite(followed: Followed, offset: int, count: int) -> None:
-    """Cut the log and let the broker, which comes again, write other messages; bodies of the same sizes, so that boundaries agree."""
+    """Cut the log and let the broker, which comes again, write other messages; bodies of the same sizes, so that
+    boundaries agree.
+    """
     cut_log(followed.path, offset)
     followed.writer = followed.open_writer()
     assert followed.writer.next_offset == offset
@@ -166,13 +170,17 @@ def test_a_log_that_is_moved_away_is_unavailable_not_rewritten(followed):
 
 @pytest.mark.parametrize("seed", [0, 2, 4, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 3, 5))])
 def test_a_life_with_every_kind_of_crash(tmp_path, seed):
-    """Writes, flushes, rounds and the deaths of broker, follower and host in any order: at the end nothing of the log is missing."""
+    """Writes, flushes, rounds and the deaths of broker, follower and host in any order: at the end nothing of the log
+    is missing.
+    """
     rng = random.Random(seed)
     made = Followed(tmp_path)
     dispatcher = made.dispatcher(skip_missing=True, round_bytes=SEGMENT)
     host_crashes, every = 0, set()
     for _ in range(60):
-        action = rng.choice(("write", "write", "write", "round", "round", "flush", "follower dies", "broker dies", "host dies"))
+        action = rng.choice(
+            ("write", "write", "write", "round", "round", "flush", "follower dies", "broker dies", "host dies")
+        )
         if action == "write":
             made.write(rng.randrange(1, 40), flush=rng.random() < 0.8)
         elif action == "round":
@@ -183,7 +191,11 @@ def test_a_life_with_every_kind_of_crash(tmp_path, seed):
             made.crash_index()
             dispatcher = made.dispatcher(skip_missing=True, round_bytes=SEGMENT)
         else:
-            if action == "host dies" and rng.random() < 0.3 and (offsets := sorted({e.offset for e in scan(made.path).entries})):
+            if (
+                action == "host dies"
+                and rng.random() < 0.3
+                and (offsets := sorted({e.offset for e in scan(made.path).entries}))
+            ):
                 every |= names(scan(made.path))
                 cut_log(made.path, rng.choice(offsets[-30:]))
                 host_crashes += 1
@@ -263,7 +275,9 @@ def test_what_is_written_over_little_by_little_is_read_again(followed, same_size
     (loss,) = dispatcher.run_once().losses
     assert (loss.kind, loss.begin <= cut) == ("rewritten", True)
     followed.writer.close()
-    followed.writer = StoreWriter(followed.path, segment_bytes=SEGMENT, queue_entries=50, cut=followed.writer.next_offset)
+    followed.writer = StoreWriter(
+        followed.path, segment_bytes=SEGMENT, queue_entries=50, cut=followed.writer.next_offset
+    )
     followed.number = 1_001
     followed.write(100, body=b"y" * 33)
     for _ in range(3):
@@ -272,7 +286,9 @@ def test_what_is_written_over_little_by_little_is_read_again(followed, same_size
     assert missing(followed) == set()
 
 
-def test_far_behind_only_every_so_many_rounds_are_compared_but_all_of_it_after_a_start_of_the_broker(followed, monkeypatch):
+def test_far_behind_only_every_so_many_rounds_are_compared_but_all_of_it_after_a_start_of_the_broker(
+    followed, monkeypatch
+):
     monkeypatch.setattr("tiered_index.rocketmq.follow.dispatcher._NEAR_WITNESSES", 2)
     monkeypatch.setattr("tiered_index.rocketmq.follow.dispatcher._FAR_ROUNDS", 10)
     dispatcher = followed.dispatcher()

@@ -1,4 +1,6 @@
-"""What was passed over is remembered, too: a broker that cuts its log there writes messages over it, and they are found."""
+"""What was passed over is remembered, too: a broker that cuts its log there writes messages over it, and they are
+found.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def test_what_is_written_over_a_skipped_range_is_read(followed, restart, written
     assert followed.writer.next_offset == torn
     followed.write(written, body=b"y" * 30)
     losses = [loss for _ in range(3) for done in rounds(dispatcher) for loss in done.losses]
-    assert [(loss.kind, loss.begin, loss.end) for loss in losses if loss.kind == "rewritten"] == [("rewritten", torn, SEGMENT)]
+    assert [(loss.kind, loss.begin, loss.end) for loss in losses if loss.kind == "rewritten"] == [
+        ("rewritten", torn, SEGMENT)
+    ]
     assert not_found(followed) == set()
     assert dispatcher.position in (followed.writer.next_offset, SEGMENT)
 
@@ -169,7 +173,9 @@ def test_the_time_of_the_last_message_is_known_after_a_restart_behind_a_skipped_
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_host_that_loses_pages_while_the_follower_goes_on(tmp_path, seed):
-    """Pages of the last segments are zeros after a crash, and a follower that skips may look before the broker cuts its log there."""
+    """Pages of the last segments are zeros after a crash, and a follower that skips may look before the broker cuts its
+    log there.
+    """
     rng = random.Random(seed)
     made = Followed(tmp_path)
     dispatcher = follow(made)

@@ -1,4 +1,6 @@
-"""Old bytes that a broker left where it cut its log: they prove nothing, and they make no whole message of half a new one."""
+"""Old bytes that a broker left where it cut its log: they prove nothing, and they make no whole message of half a new
+one.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ JUNK = b"\x07junk of a torn message"
 
 
 def half_over_old(followed: Followed, behind: bytes = JUNK) -> tuple[int, bytes, bytes]:
-    """Write five messages, and one more over an old one of the same lengths, up to its key; return its offset, the segment now and then."""
+    """Write five messages, and one more over an old one of the same lengths, up to its key; return its offset, the
+    segment now and then.
+    """
     followed.write(5)
     (start,) = followed.write(1, body=b"pay", keys="key-new")
     end = followed.writer.next_offset

@@ -29,7 +29,9 @@ def test_a_segment_deleted_before_it_was_read_is_reported_with_its_messages(foll
     assert dispatcher.position <= SEGMENT
     skipping = followed.dispatcher(skip_missing=True)
     losses = [loss for done in rounds(skipping) for loss in done.losses]
-    assert [(loss.kind, loss.begin, loss.end, loss.messages) for loss in losses] == [("missing", SEGMENT, 3 * SEGMENT, lost)]
+    assert [(loss.kind, loss.begin, loss.end, loss.messages) for loss in losses] == [
+        ("missing", SEGMENT, 3 * SEGMENT, lost)
+    ]
     followed.check()
     shutil.rmtree(followed.path / "consumequeue")
     assert followed.dispatcher(restart=True, skip_missing=True).run_once().losses[0].messages is None

@@ -14,7 +14,9 @@ from tiered_index.rocketmq.store_writer import StoreWriter
 
 
 def tear(followed: Followed, kept: int) -> tuple[int, bytes]:
-    """Leave only the first bytes of a message at the end of the log; return where it begins, and the segment with all of it."""
+    """Leave only the first bytes of a message at the end of the log; return where it begins, and the segment with all
+    of it.
+    """
     (start,) = followed.write(1, body=b"b" * 40)
     whole = followed.segment(0).read_bytes()
     followed.segment(0).write_bytes(whole[: start + kept].ljust(SEGMENT, b"\0"))
@@ -118,7 +120,9 @@ def test_messages_behind_damage_that_are_younger_in_the_end_show_that_it_is_dama
 
 
 def test_older_bytes_behind_a_batch_do_not_prove_its_last_message(followed):
-    """The keys of the message that stood there before would be put, and never those of the one that is being written."""
+    """The keys of the message that stood there before would be put, and never those of the one that is being
+    written.
+    """
     followed.write(5)
     (start,) = followed.write(1, body=b"new body", keys="key-new")
     end = followed.writer.next_offset

@@ -1,4 +1,6 @@
-"""A commit log folder without a segment, where something was read before: nothing is mounted there, and nothing was deleted."""
+"""A commit log folder without a segment, where something was read before: nothing is mounted there, and nothing was
+deleted.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_a_commit_log_without_segments_is_unavailable_and_the_position_stays(fol
 
 
 @pytest.mark.parametrize("part", ["consumequeue", "config", "checkpoint"])
-def test_a_commit_log_that_is_not_there_at_the_first_start_is_unavailable_beside_other_files_of_a_broker(tmp_path, followed, part):
+def test_a_commit_log_that_is_not_there_at_the_first_start_is_unavailable_beside_other_files_of_a_broker(
+    tmp_path, followed, part
+):
     store = tmp_path / "new"
     store.mkdir()
     (store / "abort").touch()

@@ -1,6 +1,8 @@
-"""RocketMQ's own files, mutated at random: no error but typed ones, no loop without an end, no memory that lengths only claim.
+"""RocketMQ's own files, mutated at random: no error but typed ones, no loop without an end, no memory that lengths only
+claim.
 
-A reader of a mutated log must find exactly the messages that decode by themselves where they stand, but for those that damage swallows.
+A reader of a mutated log must find exactly the messages that decode by themselves where they stand, but for those that
+damage swallows.
 """
 
 from __future__ import annotations
@@ -27,8 +29,29 @@ from tiered_index.rocketmq.log.store import decode_checkpoint
 
 SEGMENTS = golden_store.segments()
 STARTS = [wanted["offset"] for wanted in golden_store.expected()]
-INTERESTING = st.sampled_from([0, 1, 8, 90, 91, 127, 128, 255, 256, 16_383, 16_384, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1,
-                               0xDAA320A7, 0xDAA320AB, 0xCBD43194])  # fmt: skip
+INTERESTING = st.sampled_from(
+    [
+        0,
+        1,
+        8,
+        90,
+        91,
+        127,
+        128,
+        255,
+        256,
+        16_383,
+        16_384,
+        2**15,
+        2**16 - 1,
+        2**31 - 1,
+        2**31,
+        2**32 - 1,
+        0xDAA320A7,
+        0xDAA320AB,
+        0xCBD43194,
+    ]
+)
 # where lengths, magics and flags of a message without IPv6 hosts stand
 FIELD_POSITIONS = st.sampled_from([0, 4, 8, 12, 16, 28, 32, 36, 56, 84])
 
@@ -43,8 +66,12 @@ def mutations(draw, length=golden_store.SEGMENT_BYTES, fields=True):
             position = draw(st.sampled_from(STARTS)) % golden_store.SEGMENT_BYTES + draw(FIELD_POSITIONS)
         else:
             position = draw(st.integers(0, length - 1))
-        value = {0: st.binary(min_size=1, max_size=1), 1: st.just(b"\0" * 40), 2: INTERESTING.map(lambda n: struct.pack(">I", n)),
-                 3: INTERESTING.map(lambda n: struct.pack(">I", n))}[kind]  # fmt: skip
+        value = {
+            0: st.binary(min_size=1, max_size=1),
+            1: st.just(b"\0" * 40),
+            2: INTERESTING.map(lambda n: struct.pack(">I", n)),
+            3: INTERESTING.map(lambda n: struct.pack(">I", n)),
+        }[kind]
         made.append((position, draw(value)))
     return made
 
@@ -103,7 +130,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @settings(max_examples=settings().max_examples // 4)
-@given(st.dictionaries(st.sampled_from(sorted(SEGMENTS)), mutations(), max_size=3), st.sampled_from([6_000, 1 << 20]), st.booleans())
+@given(
+    st.dictionaries(st.sampled_from(sorted(SEGMENTS)), mutations(), max_size=3),
+    st.sampled_from([6_000, 1 << 20]),
+    st.booleans(),
+)
 @example({0: [(0, b"\xff")]}, 900, True)
 @example({0: [(420, bytes(40))], 81_920: [(2_160, bytes(40))]}, 6_000, False)
 def test_a_mutated_log_gives_every_message_that_stands_in_its_place(folder, changes, chunk_bytes, queues):
@@ -125,7 +156,11 @@ def test_a_mutated_log_gives_every_message_that_stands_in_its_place(folder, chan
         whole = readable(made[start], offset - start, start)
         if whole and offset < torn_at:
             # found, or within a blank that a mutation put before it, or within a skipped range that a false blank ended
-            assert offset in found or _behind_a_blank(made[start], offset - start) or any(a <= offset < b for a, b in swallowed)
+            assert (
+                offset in found
+                or _behind_a_blank(made[start], offset - start)
+                or any(a <= offset < b for a, b in swallowed)
+            )
         if not whole:
             assert offset not in found
 
@@ -138,7 +173,11 @@ def _behind_a_blank(data: bytes, position: int) -> bool:
 @given(st.binary(max_size=300), st.integers(0, 200), st.one_of(st.none(), st.lists(st.integers(-5, 400), max_size=5)))
 def test_any_bytes_at_all(data, extra, positions):
     whole = len(data) + extra
-    found = walk(data, segment_bytes=whole) if positions is None else message_positions(data, sorted(positions), segment_bytes=whole)
+    found = (
+        walk(data, segment_bytes=whole)
+        if positions is None
+        else message_positions(data, sorted(positions), segment_bytes=whole)
+    )
     assert 0 <= found.stop <= len(data)
     assert all(0 <= position <= len(data) - MIN_MESSAGE_BYTES for position in found.positions.tolist())
     decode_index_columns(data, 0, positions and sorted(positions), segment_bytes=whole)

@@ -1,4 +1,6 @@
-"""Decoding many messages at once equals decoding each one by itself, and stops exactly before the first that is none."""
+"""Decoding many messages at once equals decoding each one by itself, and stops exactly before the first that is
+none.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,43 @@ from tiered_index.rocketmq.log.layout import BORN_V6, STORE_V6
 from tiered_index.rocketmq.log.message import decode_message
 from tiered_index.rocketmq.log.segments import End, candidates, message_positions, walk
 
-PIECES = st.sampled_from([
-    b"KEYS\x01", b"UNIQ_KEY\x01", b"KEYS", b"UNIQ_KEY", b"\x01", b"\x02", b"\x02", b" ", b"  ", b"a", b"b", b"order-1", b"order-2",
-    b"0123456789abcdefghi", b"0123456789-bcdefghi", b"01234567", b"TAGS\x01t\x02", "é".encode(), "🚀".encode(), b"\xff", b"\xed\xa0\x80",
-    b"\0",
-])  # fmt: skip
+PIECES = st.sampled_from(
+    [
+        b"KEYS\x01",
+        b"UNIQ_KEY\x01",
+        b"KEYS",
+        b"UNIQ_KEY",
+        b"\x01",
+        b"\x02",
+        b"\x02",
+        b" ",
+        b"  ",
+        b"a",
+        b"b",
+        b"order-1",
+        b"order-2",
+        b"0123456789abcdefghi",
+        b"0123456789-bcdefghi",
+        b"01234567",
+        b"TAGS\x01t\x02",
+        "é".encode(),
+        "🚀".encode(),
+        b"\xff",
+        b"\xed\xa0\x80",
+        b"\0",
+    ]
+)
 PROPERTIES = st.lists(PIECES, max_size=14).map(b"".join)
-FIELDS = st.fixed_dictionaries({
-    "topic": st.sampled_from(["A", "TopicB", "主题", "t" * 128]), "queue_id": st.integers(0, 9), "properties": PROPERTIES,
-    "body": st.sampled_from([b"", b"body", b"\xda\xa3\x20\xa7" * 30]),
-    "sys_flag": st.sampled_from([0, 0, 0, 4, 8, 12, BORN_V6, STORE_V6, BORN_V6 | STORE_V6 | 8]), "store_ms": st.integers(0, 2**40),
-})  # fmt: skip
+FIELDS = st.fixed_dictionaries(
+    {
+        "topic": st.sampled_from(["A", "TopicB", "主题", "t" * 128]),
+        "queue_id": st.integers(0, 9),
+        "properties": PROPERTIES,
+        "body": st.sampled_from([b"", b"body", b"\xda\xa3\x20\xa7" * 30]),
+        "sys_flag": st.sampled_from([0, 0, 0, 4, 8, 12, BORN_V6, STORE_V6, BORN_V6 | STORE_V6 | 8]),
+        "store_ms": st.integers(0, 2**40),
+    }
+)
 
 
 def following(fields, start):
@@ -37,7 +65,12 @@ def following(fields, start):
 
 
 def rows_of(made):
-    return [(m.topic, m.queue_id, key, m.physical_offset, m.size, m.store_ms) for m in made if m.is_visible for key in m.index_keys]
+    return [
+        (m.topic, m.queue_id, key, m.physical_offset, m.size, m.store_ms)
+        for m in made
+        if m.is_visible
+        for key in m.index_keys
+    ]
 
 
 def rows(batch):
@@ -49,7 +82,9 @@ def test_equals_decoding_one_by_one(fields, start, data):
     made = following(fields, start)
     raw = messages.joined(made)
     at = np.cumsum([0] + [one.size for one in made])[:-1]
-    known = data.draw(st.one_of(st.none(), st.lists(st.sampled_from(at.tolist()), unique=True) if made else st.just([])))
+    known = data.draw(
+        st.one_of(st.none(), st.lists(st.sampled_from(at.tolist()), unique=True) if made else st.just([]))
+    )
     junk = data.draw(st.lists(st.integers(0, len(raw) + 10), max_size=3)) if known is not None else []
     batch = decode_index_columns(raw, start, None if known is None else sorted({*known, *junk}), check_crc=True)
     assert sorted(rows(batch)) == sorted(rows_of(made))
@@ -99,12 +134,25 @@ def test_keys_that_are_no_text_are_counted_and_become_what_the_broker_makes_of_t
 
 
 DAMAGES = {
-    "size": (0, b"\xff\xff\xff\xff"), "small size": (0, b"\0\0\0\x08"), "huge size": (0, b"\x7f\xff\xff\xff"), "magic": (4, b"\0\0\0\1"),
-    "queue id": (12, b"\x80"), "physical offset": (28, b"\x01"), "hosts": (36, b"\0\0\0\x30"), "time": (56, b"\x80"),
-    "far time": (56, b"\x7f"), "body": (84, b"\xff"), "long body": (84, b"\x7f"), "topic length": (92, b"\xff"),
-    "long topic": (92, b"\x60"), "topic": (93, b"\xff"), "blank topic": (93, b"      "), "properties": (99, b"\xff"),
-    "long properties": (99, b"\x7f\xff"), "short properties": (99, b"\0\0"),
-}  # fmt: skip
+    "size": (0, b"\xff\xff\xff\xff"),
+    "small size": (0, b"\0\0\0\x08"),
+    "huge size": (0, b"\x7f\xff\xff\xff"),
+    "magic": (4, b"\0\0\0\1"),
+    "queue id": (12, b"\x80"),
+    "physical offset": (28, b"\x01"),
+    "hosts": (36, b"\0\0\0\x30"),
+    "time": (56, b"\x80"),
+    "far time": (56, b"\x7f"),
+    "body": (84, b"\xff"),
+    "long body": (84, b"\x7f"),
+    "topic length": (92, b"\xff"),
+    "long topic": (92, b"\x60"),
+    "topic": (93, b"\xff"),
+    "blank topic": (93, b"      "),
+    "properties": (99, b"\xff"),
+    "long properties": (99, b"\x7f\xff"),
+    "short properties": (99, b"\0\0"),
+}
 
 
 @pytest.mark.parametrize("damage", sorted(DAMAGES))

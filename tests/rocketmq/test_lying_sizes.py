@@ -95,7 +95,9 @@ def test_a_message_longer_than_a_chunk_is_read(tmp_path: Path, flags: int) -> No
         assert reader.read(AT) == reader.read(AT, big.size) == big
 
 
-@pytest.mark.parametrize(("patch", "said"), [(-3, "the topic's length lies"), (0, "lengths don't add up"), (2, "lengths don't add up")])
+@pytest.mark.parametrize(
+    ("patch", "said"), [(-3, "the topic's length lies"), (0, "lengths don't add up"), (2, "lengths don't add up")]
+)
 def test_a_long_message_whose_end_lies(tmp_path: Path, asked: list[int], patch: int, said: str) -> None:
     big = message(AT, body=bytes(300_000))
     data = bytearray(big.encode())
@@ -122,7 +124,9 @@ def test_an_error_that_is_kept_keeps_no_bytes(tmp_path: Path) -> None:
     trace, frames, held = caught.value.__traceback__, 0, []
     while trace is not None:
         frames += 1
-        held += [name for name, value in trace.tb_frame.f_locals.items() if isinstance(value, bytes) or value is caught.value]
+        held += [
+            name for name, value in trace.tb_frame.f_locals.items() if isinstance(value, bytes) or value is caught.value
+        ]
         trace = trace.tb_next
     assert frames > 1
     assert held == []

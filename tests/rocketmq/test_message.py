@@ -29,7 +29,11 @@ from tiered_index.rocketmq.log.message import decode_message, message_size
 
 @pytest.mark.parametrize(
     ("hosts", "topic", "body"),
-    list(itertools.product((0, BORN_V6, STORE_V6, BORN_V6 | STORE_V6), ("T", "t" * 127, "t" * 128, "主题"), (b"", b"body" * 50))),
+    list(
+        itertools.product(
+            (0, BORN_V6, STORE_V6, BORN_V6 | STORE_V6), ("T", "t" * 127, "t" * 128, "主题"), (b"", b"body" * 50)
+        )
+    ),
 )
 def test_every_kind_comes_back(hosts, topic, body):
     made = messages.message(4096, topic=topic, body=body, sys_flag=hosts, properties=b"KEYS\x01a b\x02")

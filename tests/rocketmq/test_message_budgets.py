@@ -1,4 +1,6 @@
-"""Lookups of messages within bounds: reads of archived segments count like those of the index, and what was found is handed over."""
+"""Lookups of messages within bounds: reads of archived segments count like those of the index, and what was found is
+handed over.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tiered_index.types import IndexItem
 
 @pytest.fixture
 def archived(index, store):
-    """Return the store's messages, a question whose answers lie in several archived segments, and one that has a local one, too."""
+    """Return the store's messages, a question whose answers lie in several archived segments, and one that has a local
+    one, too.
+    """
     messages = settled(index, store)
     delete_segments(store, BEGIN_OF_LAST)
 
@@ -38,7 +42,9 @@ def ask(storage, store, question, **limits):
         before = storage.calls("get_range")
         source = RocketmqMessages(store, reader.segment_archive, threads=1)
         try:
-            answer: MessagesResult | BudgetExceeded = reader.messages(*question, max_count=1000, source=source, **limits)
+            answer: MessagesResult | BudgetExceeded = reader.messages(
+                *question, max_count=1000, source=source, **limits
+            )
         except BudgetExceeded as error:
             answer = error
         return answer, storage.calls("get_range") - before
@@ -82,7 +88,11 @@ def test_every_limit_holds_for_index_and_messages_together(archived, storage, st
             # what was found is true, and what the budget did not reach is listed with the reason
             had = [one for one in answer.messages if one.message is not None]
             assert {one.message.physical_offset for one in had} <= wanted
-            assert all(one.state == "missing" and "max_requests" in one.problem for one in answer.messages if one.message is None)
+            assert all(
+                one.state == "missing" and "max_requests" in one.problem
+                for one in answer.messages
+                if one.message is None
+            )
             if limit >= total - whole.message_requests:
                 assert len(answer.messages) == len(whole.messages)
                 assert {one.item.offset for one in had} >= {offset for offset in wanted if offset >= BEGIN_OF_LAST}
@@ -112,7 +122,9 @@ def test_what_can_be_no_bound_is_refused(index, store):
 
 
 class Slow:
-    """Answers the first call when the time is up; all its messages are of other keys, so that there is always a next page."""
+    """Answers the first call when the time is up; all its messages are of other keys, so that there is always a next
+    page.
+    """
 
     def __init__(self) -> None:
         self.calls = 0

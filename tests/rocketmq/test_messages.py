@@ -1,4 +1,6 @@
-"""Messages as the answer, compared with a scan of the commit log: from the store, from archived segments, or with a reason why not."""
+"""Messages as the answer, compared with a scan of the commit log: from the store, from archived segments, or with a
+reason why not.
+"""
 
 from __future__ import annotations
 
@@ -30,22 +32,38 @@ def test_every_golden_message_field_for_field(index, store):
         for fetched in answer.messages:
             shown = fetched.message.to_dict("hex")
             wanted = expected[shown["physical_offset"]]
-            assert {name: shown[name] for name in ("topic", "queue_id", "queue_offset", "size", "flag", "sys_flag", "body_crc")} == {
-                "topic": wanted["topic"], "queue_id": wanted["queueId"], "queue_offset": wanted["queueOffset"], "size": wanted["totalSize"],
-                "flag": wanted["flag"], "sys_flag": wanted["sysFlag"], "body_crc": wanted["bodyCrc"],
-            }  # fmt: skip
+            assert {
+                name: shown[name]
+                for name in ("topic", "queue_id", "queue_offset", "size", "flag", "sys_flag", "body_crc")
+            } == {
+                "topic": wanted["topic"],
+                "queue_id": wanted["queueId"],
+                "queue_offset": wanted["queueOffset"],
+                "size": wanted["totalSize"],
+                "flag": wanted["flag"],
+                "sys_flag": wanted["sysFlag"],
+                "body_crc": wanted["bodyCrc"],
+            }
             assert (shown["born_ms"], shown["store_ms"]) == (wanted["bornTimestamp"], wanted["storeTimestamp"])
-            assert (shown["reconsume_times"], shown["prepared_offset"]) == (wanted["reconsumeTimes"], wanted["preparedTransactionOffset"])
+            assert (shown["reconsume_times"], shown["prepared_offset"]) == (
+                wanted["reconsumeTimes"],
+                wanted["preparedTransactionOffset"],
+            )
             assert shown["born_host"] == str(golden_store.host(wanted["bornHost"]))
             assert shown["store_host"] == str(golden_store.host(wanted["storeHost"]))
             assert (shown["properties"], shown["keys"]) == (wanted["properties"], golden_store.keys(wanted))
-            assert (shown["tags"], shown["uniq_key"]) == (wanted["properties"].get("TAGS"), wanted["properties"].get("UNIQ_KEY"))
+            assert (shown["tags"], shown["uniq_key"]) == (
+                wanted["properties"].get("TAGS"),
+                wanted["properties"].get("UNIQ_KEY"),
+            )
             assert shown["msg_id"] == wanted["msgId"]
             body = golden_store.body(wanted)
             assert shown["body"] == (zlib.decompress(body) if wanted["kind"] == "zlib" else body).hex()
             json.dumps(shown)
             seen.add(shown["physical_offset"])
-    assert seen == {one["offset"] for one in golden_store.expected() if not golden_store.hidden(one) and golden_store.keys(one)}
+    assert seen == {
+        one["offset"] for one in golden_store.expected() if not golden_store.hidden(one) and golden_store.keys(one)
+    }
 
 
 def test_deleted_segments_answer_from_the_archive_with_one_request_a_message(index, store, storage):
@@ -77,7 +95,9 @@ def test_the_archive_alone_answers_without_a_store(index, store):
     messages = settled(index, store)
     source = RocketmqMessages(None, index.segment_archive)
     for topic, key in questions(messages):
-        for fetched, wanted in zip(index.messages(topic, key, source=source).messages, scan(messages, topic, key), strict=True):
+        for fetched, wanted in zip(
+            index.messages(topic, key, source=source).messages, scan(messages, topic, key), strict=True
+        ):
             if wanted.physical_offset < BEGIN_OF_LAST:
                 assert fetched.state == "archived"
                 assert same(fetched, wanted)
@@ -90,9 +110,14 @@ def test_what_the_broker_deleted_before_it_was_archived_is_expired(index, store)
     messages = index_log(index, store)
     delete_segments(store, 32_768)
     states = set()
-    for source, said in ((source_of(index, store), "no archived segment holds it"), (RocketmqMessages(store), "no archive was given")):
+    for source, said in (
+        (source_of(index, store), "no archived segment holds it"),
+        (RocketmqMessages(store), "no archive was given"),
+    ):
         for topic, key in questions(messages):
-            for fetched, wanted in zip(index.messages(topic, key, source=source).messages, scan(messages, topic, key), strict=True):
+            for fetched, wanted in zip(
+                index.messages(topic, key, source=source).messages, scan(messages, topic, key), strict=True
+            ):
                 if wanted.physical_offset < 32_768:
                     assert (fetched.state, fetched.message) == ("expired", None)
                     assert fetched.problem == f"the broker has deleted this part of its commit log, and {said}"

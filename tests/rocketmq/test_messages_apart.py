@@ -15,7 +15,12 @@ def test_keys_of_equal_hash_are_told_apart(tmp_path, storage):
     messages, offset = [], 0
     for number in range(40):
         key = ("Aa", "BB")[number % 4 == 3]
-        one = message(offset, topic="T", properties=f"KEYS\x01order-{key}\x02".encode(), store_ms=1_700_000_000_000 + 1000 * number)
+        one = message(
+            offset,
+            topic="T",
+            properties=f"KEYS\x01order-{key}\x02".encode(),
+            store_ms=1_700_000_000_000 + 1000 * number,
+        )
         messages.append(one)
         offset += one.size
     write_log(store / "commitlog", 20_000, {0: b"".join(m.encode() for m in messages)})
@@ -61,7 +66,12 @@ def test_two_stores_in_one_index_are_told_apart(tmp_path, index):
         assert SegmentArchiver(index, f"broker-{number}", store / "commitlog").run_once() == 1
         stores.append((store, messages))
     for archive_of, (_store, messages) in enumerate(stores):
-        for store, narrowed in ((None, None), (stores[0][0], None), (stores[1][0], None), (None, f"broker-{archive_of}")):
+        for store, narrowed in (
+            (None, None),
+            (stores[0][0], None),
+            (stores[1][0], None),
+            (None, f"broker-{archive_of}"),
+        ):
             source = RocketmqMessages(store, index.segment_archive, store_name=narrowed)
             for wanted in messages:
                 answer = index.messages(wanted.topic, wanted.uniq_key, source=source)

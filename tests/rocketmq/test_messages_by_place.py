@@ -16,7 +16,10 @@ from tiered_index.rocketmq.log.message import compress
 
 def test_every_message_by_its_id_local_and_archived(index, store):
     messages = settled(index, store)
-    for source, state in ((RocketmqMessages(store), "local"), (RocketmqMessages(None, index.segment_archive), "archived")):
+    for source, state in (
+        (RocketmqMessages(store), "local"),
+        (RocketmqMessages(None, index.segment_archive), "archived"),
+    ):
         for wanted in messages:
             fetched = source.by_msg_id(wanted.offset_msg_id)
             if state == "archived" and wanted.physical_offset >= BEGIN_OF_LAST:

@@ -18,7 +18,9 @@ KEPT, CUT, NEW = 10, 30, 3
 
 
 class Cut:
-    """A store of which the follower has put 40 messages; the last 30 were cut off, and 3 others were written, longer ones."""
+    """A store of which the follower has put 40 messages; the last 30 were cut off, and 3 others were written, longer
+    ones.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.made = Followed(folder)
@@ -26,7 +28,9 @@ class Cut:
         self.dispatcher = self.made.dispatcher(skip_missing=True)
         list(rounds(self.dispatcher))
         self.before = self.scan()
-        self.writer = StoreWriter(self.made.path, segment_bytes=SEGMENT, queue_entries=50, cut=self.before[KEPT].physical_offset)
+        self.writer = StoreWriter(
+            self.made.path, segment_bytes=SEGMENT, queue_entries=50, cut=self.before[KEPT].physical_offset
+        )
         self.write(NEW)
 
     def write(self, count: int, key: str = "new") -> None:
@@ -50,7 +54,9 @@ class Cut:
         return RocketmqMessages(self.made.path, root=root or self.made.folder / "root")
 
     def state(self, wanted: Message, source: RocketmqMessages | None = None) -> tuple[str, str | None]:
-        (fetched,) = self.made.index.messages(wanted.topic, wanted.uniq_key or "", source=source or self.source()).messages
+        (fetched,) = self.made.index.messages(
+            wanted.topic, wanted.uniq_key or "", source=source or self.source()
+        ).messages
         assert (fetched.message is None) is (fetched.state == "missing")
         return fetched.state, fetched.problem
 
@@ -94,7 +100,9 @@ def test_what_the_follower_has_not_read_yet_is_read_up_to_its_end(cut):
     for one in late:
         put(cut.made.index, one)
     answer = cut.made.index.messages("orders", "late", source=cut.source())
-    assert [(one.state, one.item.offset) for one in answer.messages] == [("local", one.physical_offset) for one in reversed(late)]
+    assert [(one.state, one.item.offset) for one in answer.messages] == [
+        ("local", one.physical_offset) for one in reversed(late)
+    ]
     assert len(late) == 2
 
 

@@ -1,4 +1,6 @@
-"""Damaged, lost and rewritten messages: never an answer, always with the reason, and from the archive where its copy is whole."""
+"""Damaged, lost and rewritten messages: never an answer, always with the reason, and from the archive where its copy is
+whole.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ def test_no_damaged_byte_ever_becomes_an_answer(tmp_path, index, storage):
                 assert fetched.state == "missing"
                 assert fetched.problem
         path.write_bytes(whole)
-    # what the format doesn't protect: flag, queue offset, sys flag, times below the second, hosts, counts, property values
+    # what the format doesn't protect: flag, queue offset, sys flag, times below the second, hosts, counts, property
+    # values
     checked_always = {*range(4), *range(4, 8), *range(8, 12), *range(12, 16), *range(28, 36)}
     body = wanted.encode().index(wanted.raw_body)
     checked_always |= set(range(body - 4, body + len(wanted.raw_body)))
@@ -127,10 +130,14 @@ def test_nothing_is_called_expired_while_the_log_can_not_be_read(index, store, s
     assert asked(index, wanted, source_of(index, store)).state == "expired"
 
 
-@pytest.mark.parametrize("fields", [{"queue_id": 2}, {"store_ms": golden_store.END}, {"body": b"bod", "properties": b"KEYS\x01other\x02"}])
+@pytest.mark.parametrize(
+    "fields", [{"queue_id": 2}, {"store_ms": golden_store.END}, {"body": b"bod", "properties": b"KEYS\x01other\x02"}]
+)
 def test_a_log_that_was_written_anew_gives_no_wrong_message(tmp_path, index, fields):
     store, wanted = one_message(tmp_path, index)
-    other = message(wanted.physical_offset, **{"store_ms": wanted.store_ms, "properties": wanted.raw_properties, **fields})
+    other = message(
+        wanted.physical_offset, **{"store_ms": wanted.store_ms, "properties": wanted.raw_properties, **fields}
+    )
     path = store / "commitlog" / segment_name(0)
     data = bytearray(path.read_bytes())
     data[wanted.physical_offset : wanted.physical_offset + other.size] = other.encode()

@@ -1,4 +1,6 @@
-"""A log that was written anew, page by page: each message that lies there is answered once, by its own entry and in its order."""
+"""A log that was written anew, page by page: each message that lies there is answered once, by its own entry and in its
+order.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ NOW_S = NOW_MS // 1000
 
 
 def there(offset: int, second: int, body: bytes = b"body", **fields) -> Message:
-    return message(offset, **{"properties": PROPERTIES, "body": body, "store_ms": NOW_MS + 1000 * second + 500, **fields})
+    return message(
+        offset, **{"properties": PROPERTIES, "body": body, "store_ms": NOW_MS + 1000 * second + 500, **fields}
+    )
 
 
 def pages(index, source, max_count, **options) -> list[Fetched]:
@@ -50,7 +54,9 @@ def order(fetched: Fetched) -> tuple[int, int, int]:
 
 @dataclass
 class Rewritten:
-    """A log whose places were written several times, and the entries of it all, of which some may be of no message there is now."""
+    """A log whose places were written several times, and the entries of it all, of which some may be of no message
+    there is now.
+    """
 
     live: list[Message] = field(default_factory=list)
     seconds: dict[int, set[int]] = field(default_factory=dict)
@@ -109,7 +115,11 @@ def test_every_message_is_answered_once_and_in_order_however_it_is_cut_into_page
             allow_partial = random.random() < 0.5
             asked = {"begin_ms": NOW_MS + 1000 * begin, "end_ms": NOW_MS + 1000 * end, "allow_partial": allow_partial}
             found = pages(index, source, size, **asked)
-            assert [one.message.encode() for one in found if one.message] == [one.encode() for one in expected], (begin, end, size)
+            assert [one.message.encode() for one in found if one.message] == [one.encode() for one in expected], (
+                begin,
+                end,
+                size,
+            )
             assert [order(one) for one in found] == sorted({order(one) for one in found})
             # listed as missing: only what lies in a place of which no message is answered
             answered = {one.physical_offset for one in expected}
@@ -130,7 +140,9 @@ def test_a_tail_written_anew_is_answered_once(tmp_path, index, max_count, late_s
     folder = tmp_path / "laid"
     write_log(folder / "commitlog", SEGMENT, {0: full([*first, *now], SEGMENT)})
     found = pages(index, RocketmqMessages(folder), max_count)
-    assert [one.message.encode() if one.message else None for one in found] == [one.encode() for one in reversed([*first, *now])]
+    assert [one.message.encode() if one.message else None for one in found] == [
+        one.encode() for one in reversed([*first, *now])
+    ]
     assert [one.problem for one in found] == [None] * 9
 
 
@@ -146,12 +158,16 @@ def test_an_entry_whose_message_is_archived_does_not_hide_the_one_that_lies_ther
     assert SegmentArchiver(index, "s", folder / "commitlog").run_once() == 1
     write_log(folder / "commitlog", SEGMENT, {0: full(now, SEGMENT)})
     found = pages(index, RocketmqMessages(folder, index.segment_archive), max_count)
-    assert [one.message.encode() for one in found if one.message] == [one.encode() for one in (*before[::-1], *now[::-1])]
+    assert [one.message.encode() for one in found if one.message] == [
+        one.encode() for one in (*before[::-1], *now[::-1])
+    ]
     assert [one.state for one in found] == ["archived"] * 3 + ["local"] * 3
 
 
 def test_a_page_that_is_full_in_the_middle_of_a_batch_ends_there(tmp_path, index):
-    """Two answers of one place may be more than a page takes; what is behind comes with the next one, collisions counted once."""
+    """Two answers of one place may be more than a page takes; what is behind comes with the next one, collisions
+    counted once.
+    """
     size = there(0, 0).size
     before = there(0, 100)
     other = {"properties": b"KEYS\x01order-4712\x02"}
@@ -180,7 +196,13 @@ def test_a_hidden_entry_further_down_its_page_is_answered_there(tmp_path, index)
     """After two entries of another key the index is asked for more than are wanted."""
     size = there(0, 0).size
     other = {"properties": b"KEYS\x01order-4712\x02"}
-    now = [there(0, 110, **other), there(size, 109, **other), there(2 * size, 50), there(3 * size, 90), there(4 * size, 10)]
+    now = [
+        there(0, 110, **other),
+        there(size, 109, **other),
+        there(2 * size, 50),
+        there(3 * size, 90),
+        there(4 * size, 10),
+    ]
     for one in (*now, there(2 * size, 100)):
         put(index, one, [KEY])
     folder = tmp_path / "laid"
@@ -199,4 +221,6 @@ def test_the_first_and_the_last_time_there_are_can_be_asked_for(tmp_path, index,
     assert (fetched.state, fetched.message) == ("missing", None)
     assert "another message lies there" in (fetched.problem or "")
     index.put("TopicA", 1, KEY, 0, now.size, store_ms)
-    assert [one.message.encode() if one.message else None for one in pages(index, RocketmqMessages(folder), 3)] == [now.encode()]
+    assert [one.message.encode() if one.message else None for one in pages(index, RocketmqMessages(folder), 3)] == [
+        now.encode()
+    ]

@@ -1,4 +1,6 @@
-"""A place that was written anew: the message that lies there now is the answer, also where the entry of the one before it is newer."""
+"""A place that was written anew: the message that lies there now is the answer, also where the entry of the one before
+it is newer.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def entries(index, *messages: Message) -> None:
 
 @pytest.fixture(params=["local", "archived"])
 def place(request, tmp_path, index):
-    """Return a function that makes a log in which some messages lie, and a source of them: the store's, or its archived segment's."""
+    """Return a function that makes a log in which some messages lie, and a source of them: the store's, or its archived
+    segment's.
+    """
 
     def lay(*messages: Message):
         folder = tmp_path / "laid"
@@ -55,7 +59,10 @@ def test_the_message_of_an_earlier_time_is_found(index, place, late_s, body):
     entries(index, first, before, now)
     answer = ask(index, place(first, now))
     assert stored_bytes(answer) == [first.encode(), now.encode()]  # in answer order
-    assert [fetched.item.timestamp_ms // 1000 for fetched in answer.messages] == [first.store_ms // 1000, now.store_ms // 1000]
+    assert [fetched.item.timestamp_ms // 1000 for fetched in answer.messages] == [
+        first.store_ms // 1000,
+        now.store_ms // 1000,
+    ]
     assert (answer.status, answer.collisions) == ("complete", 0)
 
 

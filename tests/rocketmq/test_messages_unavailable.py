@@ -30,7 +30,10 @@ def test_a_storage_that_is_down_is_an_error_or_named(index, store, storage):
 
 def test_a_store_that_can_not_be_read_is_an_error_unless_the_archive_has_it(index, store):
     messages = settled(index, store)
-    wanted, late = (next(m for m in messages if m.physical_offset >= at and m.is_visible and m.uniq_key) for at in (0, BEGIN_OF_LAST))
+    wanted, late = (
+        next(m for m in messages if m.physical_offset >= at and m.is_visible and m.uniq_key)
+        for at in (0, BEGIN_OF_LAST)
+    )
     shutil.rmtree(store / "commitlog")
     (store / "commitlog").write_bytes(b"no folder")
     source = source_of(index, store)
@@ -44,7 +47,9 @@ def test_a_store_that_can_not_be_read_is_an_error_unless_the_archive_has_it(inde
 
 
 def test_the_folder_is_listed_once_for_all_messages_of_a_page(index, store, monkeypatch):
-    """A broker's folder has hundreds of segments: listing them for each message would cost more than everything else."""
+    """A broker's folder has hundreds of segments: listing them for each message would cost more than everything
+    else.
+    """
     messages = index_log(index, store)
     topic, key = max(questions(messages), key=lambda question: len(scan(messages, *question)))
     listing, looks = commitlog.list_segments, []

@@ -1,4 +1,6 @@
-"""What lies further back than a round compares is compared little by little: a deep cut is noticed while the follower runs."""
+"""What lies further back than a round compares is compared little by little: a deep cut is noticed while the follower
+runs.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ ROUNDS = 2 * SEGMENT // STEP + 40
 
 @pytest.fixture
 def dispatcher(followed, monkeypatch) -> Dispatcher:
-    """A dispatcher that compares the newest 600 bytes in every round, 500 others little by little, and everything only at a start."""
+    """A dispatcher that compares the newest 600 bytes in every round, 500 others little by little, and everything only
+    at a start.
+    """
     monkeypatch.setattr(dispatching, "_NEAR_BYTES", 600)
     monkeypatch.setattr(dispatching, "_FAR_BYTES", 600)
     monkeypatch.setattr(patrol, "PATROL_BYTES", STEP)
@@ -46,7 +50,8 @@ def test_what_stays_as_it_was_is_compared_over_and_over_in_bounded_steps(followe
     begins = [offset for offset, _ in read].count(0)
     assert begins > 2
     covered = {at for offset, size in read for at in range(offset, offset + size)}
-    assert {w.begin for w in dispatcher._trail.witnesses if w.begin >= 0} <= covered  # of a blank there is only its head
+    # of a blank there is only its head
+    assert {w.begin for w in dispatcher._trail.witnesses if w.begin >= 0} <= covered
     assert len(covered) >= dispatcher.position - 200  # but for the blank between the segments
 
 

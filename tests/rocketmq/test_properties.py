@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from tiered_index.rocketmq.log.layout import delay_of_level_ms, format_properties, index_keys, java_text, parse_properties, tags_code
+from tiered_index.rocketmq.log.layout import (
+    delay_of_level_ms,
+    format_properties,
+    index_keys,
+    java_text,
+    parse_properties,
+    tags_code,
+)
 
 
 @pytest.mark.parametrize(
     ("stored", "utf16"),
     [  # what `new String(bytes, UTF_8)` of OpenJDK 17 made of them
-        ("c3a9", "00e9"), ("f09f9a80", "d83dde80"), ("eda080", "fffd"), ("eda0c0edc3", "fffdfffdfffdfffd"),
-        ("edb8f4f041e0e0", "fffdfffdfffd0041fffdfffd"), ("edbff480", "fffdfffd"), ("c09ff0f4eda0", "fffdfffdfffdfffdfffd"),
-        ("edbf41a0", "fffd0041fffd"), ("f0edb8c39f80edc3", "fffdfffd00dffffdfffdfffd"), ("ffe48041edb8f0", "fffdfffd0041fffdfffd"),
+        ("c3a9", "00e9"),
+        ("f09f9a80", "d83dde80"),
+        ("eda080", "fffd"),
+        ("eda0c0edc3", "fffdfffdfffdfffd"),
+        ("edb8f4f041e0e0", "fffdfffdfffd0041fffdfffd"),
+        ("edbff480", "fffdfffd"),
+        ("c09ff0f4eda0", "fffdfffdfffdfffdfffd"),
+        ("edbf41a0", "fffd0041fffd"),
+        ("f0edb8c39f80edc3", "fffdfffd00dffffdfffdfffd"),
+        ("ffe48041edb8f0", "fffdfffd0041fffdfffd"),
     ],
-)  # fmt: skip
+)
 def test_text_equals_java(stored, utf16):
     assert java_text(bytes.fromhex(stored)) == bytes.fromhex(utf16).decode("utf-16-be")
 

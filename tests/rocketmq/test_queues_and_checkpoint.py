@@ -11,7 +11,15 @@ from tests.rocketmq import messages
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured
 from tiered_index.rocketmq.log import consumequeue
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.consumequeue import ENTRY, ENTRY_BYTES, ConsumeQueue, QueuePositions, decode_entries, list_queues, pack_entry
+from tiered_index.rocketmq.log.consumequeue import (
+    ENTRY,
+    ENTRY_BYTES,
+    ConsumeQueue,
+    QueuePositions,
+    decode_entries,
+    list_queues,
+    pack_entry,
+)
 from tiered_index.rocketmq.log.segments import pread, segment_name
 from tiered_index.rocketmq.log.store import CHECKPOINT_BYTES, Checkpoint, decode_checkpoint
 
@@ -20,7 +28,9 @@ FILE_BYTES = PER_FILE * ENTRY_BYTES
 
 
 def write_queue(folder: Path, entries: list[tuple[int, int, int]], first: int = 0) -> ConsumeQueue:
-    """Write entries from queue offset `first`, a multiple of a file's, into files of 10, the last filled up with zeros."""
+    """Write entries from queue offset `first`, a multiple of a file's, into files of 10, the last filled up with
+    zeros.
+    """
     folder.mkdir(parents=True)
     for start in range(0, max(len(entries), 1), PER_FILE):
         content = b"".join(pack_entry(*entry) for entry in entries[start : start + PER_FILE])
@@ -136,7 +146,8 @@ def test_a_pass_reads_each_entry_once_however_it_is_cut(tmp_path, monkeypatch, r
         assert [offset for part in found for offset in part] == wanted.tolist()
         again = [positions.between(4_100, end).tolist() for end in (4_200, 9_000)]
         assert again == [[], []]
-        sought = sum(size for size in read if size == ENTRY_BYTES)  # the search for where to begin, in entries of their own
+        # the search for where to begin, in entries of their own
+        sought = sum(size for size in read if size == ENTRY_BYTES)
         assert sum(read) - sought <= (count + 4 * PER_FILE) * ENTRY_BYTES
         assert sought <= 4 * 10 * ENTRY_BYTES
 
@@ -167,7 +178,9 @@ def test_a_queue_whose_offsets_are_in_no_order_names_only_what_was_asked_for(tmp
 def test_a_queue_that_cannot_be_read_costs_only_the_walk(tmp_path):
     made = messages.log(20)
     folder = messages.write_log(tmp_path / "commitlog", 8_000, {0: messages.joined(made)})
-    queue = write_queue(tmp_path / "consumequeue" / "TopicA" / "1", [(one.physical_offset, one.size, 0) for one in made])
+    queue = write_queue(
+        tmp_path / "consumequeue" / "TopicA" / "1", [(one.physical_offset, one.size, 0) for one in made]
+    )
     path = queue.folder / segment_name(0)
     for content in (b"\xff" * FILE_BYTES, b"\x7f" * FILE_BYTES, b"\0\0\0\0\0\0\0\x05\0\0\0\x09" * 16 + b"\0" * 8, b"x"):
         path.write_bytes(content)
@@ -176,7 +189,9 @@ def test_a_queue_that_cannot_be_read_costs_only_the_walk(tmp_path):
 
 
 def test_a_checkpoint_comes_back():
-    checkpoint = Checkpoint(commit_log_ms=9_000, consume_queue_ms=8_000, index_ms=4_000, master_flushed_offset=7, confirmed_offset=-1)
+    checkpoint = Checkpoint(
+        commit_log_ms=9_000, consume_queue_ms=8_000, index_ms=4_000, master_flushed_offset=7, confirmed_offset=-1
+    )
     data = checkpoint.encode()
     assert len(data) == CHECKPOINT_BYTES
     assert decode_checkpoint(data) == checkpoint

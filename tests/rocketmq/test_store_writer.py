@@ -1,4 +1,6 @@
-"""The store writer: what it puts is read back, files roll as the broker's do, and a crash costs only what wasn't flushed."""
+"""The store writer: what it puts is read back, files roll as the broker's do, and a crash costs only what wasn't
+flushed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,15 @@ SMALL = {"segment_bytes": 2_000, "queue_entries": 4}
 
 def fill(writer: StoreWriter, count: int, first: int = 0) -> list[int]:
     return [
-        writer.put("T", number % 2, b"body", keys=f"k-{number} all", uniq_key=f"u-{number}", tags="TagA", store_ms=1000 + number).offset
+        writer.put(
+            "T",
+            number % 2,
+            b"body",
+            keys=f"k-{number} all",
+            uniq_key=f"u-{number}",
+            tags="TagA",
+            store_ms=1000 + number,
+        ).offset
         for number in range(first, first + count)
     ]
 
@@ -32,25 +42,56 @@ def read(root) -> list[tuple[int, int, int]]:
 
 
 def queue_offsets(root) -> list[int]:
-    return sorted(offset for queue in list_queues(root / "consumequeue") for offset in queue.read()[1]["offset"].tolist())
+    return sorted(
+        offset for queue in list_queues(root / "consumequeue") for offset in queue.read()[1]["offset"].tolist()
+    )
 
 
 def test_what_is_put_is_read_back(tmp_path):
     clock = ManualClock(5_000)
     body, flag = compress(b"text" * 100, "zstd")
     with StoreWriter(tmp_path / "store", clock=clock, segment_bytes=10_000, store_host=Host("fe80::1", 7)) as writer:
-        first = writer.put("TopicA", 3, body, keys=["a", "b"], tags="TagA", uniq_key="U", properties={"WAIT": "true"}, sys_flag=flag,
-                           born_host=Host("::1", 9), flag=4)  # fmt: skip
+        first = writer.put(
+            "TopicA",
+            3,
+            body,
+            keys=["a", "b"],
+            tags="TagA",
+            uniq_key="U",
+            properties={"WAIT": "true"},
+            sys_flag=flag,
+            born_host=Host("::1", 9),
+            flag=4,
+        )
         hidden = writer.put("TopicA", 3, sys_flag=TRANSACTION_PREPARED, keys="x y", store_host=Host("10.0.0.1", 5))
-        last = writer.put("主题", 0, properties="KEYS\x01only", born_ms=4, store_ms=6, reconsume_times=2, prepared_offset=hidden.offset)
+        last = writer.put(
+            "主题",
+            0,
+            properties="KEYS\x01only",
+            born_ms=4,
+            store_ms=6,
+            reconsume_times=2,
+            prepared_offset=hidden.offset,
+        )
         assert (tmp_path / "store" / "abort").exists()
     one, two, three = CommitLogReader(tmp_path / "store" / "commitlog").messages()
     assert one.body() == b"text" * 100
     assert one.properties == {"KEYS": "a b", "UNIQ_KEY": "U", "WAIT": "true", "TAGS": "TagA"}
-    assert (one.sys_flag, one.flag, one.store_host, one.born_host) == (flag | BORN_V6 | STORE_V6, 4, Host("fe80::1", 7), Host("::1", 9))
+    assert (one.sys_flag, one.flag, one.store_host, one.born_host) == (
+        flag | BORN_V6 | STORE_V6,
+        4,
+        Host("fe80::1", 7),
+        Host("::1", 9),
+    )
     assert (one.store_ms, one.born_ms, one.size, one.queue_offset) == (5_000, 5_000, first.size, 0)
     assert (two.physical_offset, two.index_keys, two.store_host) == (hidden.offset, ("x", "y"), Host("10.0.0.1", 5))
-    assert (three.topic, three.born_ms, three.store_ms, three.reconsume_times, three.prepared_offset) == ("主题", 4, 6, 2, hidden.offset)
+    assert (three.topic, three.born_ms, three.store_ms, three.reconsume_times, three.prepared_offset) == (
+        "主题",
+        4,
+        6,
+        2,
+        hidden.offset,
+    )
     assert three.raw_properties == b"KEYS\x01only"
     assert queue_offsets(tmp_path / "store") == [first.offset, last.offset]  # the prepared one is in no queue
     checkpoint = decode_checkpoint((tmp_path / "store" / "checkpoint").read_bytes())
@@ -83,7 +124,9 @@ def test_nothing_is_seen_before_a_flush(tmp_path):
 
 @pytest.mark.parametrize("torn", [0, 1, 60, 120])
 def test_a_store_is_recovered(tmp_path, torn):
-    """A writer that never closed left a torn message; the next one cuts it off and goes on, and the queues hold each message once."""
+    """A writer that never closed left a torn message; the next one cuts it off and goes on, and the queues hold each
+    message once.
+    """
     index = Geometry(5, 12)
     writer = StoreWriter(tmp_path, **SMALL, index=index)
     offsets = fill(writer, 17)
@@ -106,7 +149,9 @@ def test_a_store_is_recovered(tmp_path, torn):
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_last_message_cut_within_its_properties_is_cut_off_unless_the_store_was_closed(tmp_path, closed):
-    """Its body has its CRC and its lengths agree; only the zeros tell, which are the producer's where nobody died while writing."""
+    """Its body has its CRC and its lengths agree; only the zeros tell, which are the producer's where nobody died while
+    writing.
+    """
     writer = StoreWriter(tmp_path, **SMALL)
     fill(writer, 5)
     start = writer.put("T", 0, b"body", keys="first-key second-key", store_ms=1_700_000_000_000).offset
@@ -136,7 +181,11 @@ def test_recovery_at_the_end_of_a_segment(tmp_path):
 def test_the_golden_store_goes_on(tmp_path):
     """Recovery of RocketMQ's own files changes none of them."""
     store = golden_store.unpack(tmp_path / "store")
-    options = {"segment_bytes": golden_store.SEGMENT_BYTES, "queue_entries": golden_store.QUEUE_ENTRIES, "index": golden_store.GEOMETRY}
+    options = {
+        "segment_bytes": golden_store.SEGMENT_BYTES,
+        "queue_entries": golden_store.QUEUE_ENTRIES,
+        "index": golden_store.GEOMETRY,
+    }
     writer = StoreWriter(store, **options)
     assert writer.next_offset == golden_store.END
     writer.flush()
@@ -146,10 +195,18 @@ def test_the_golden_store_goes_on(tmp_path):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"topic": " "}, {"topic": "a/b"}, {"topic": ".."}, {"topic": "a\0b"}, {"queue_id": -1}, {"store_ms": -1}, {"body": b"x" * 1901},
-        {"keys": ["k" * 40_000]}, {"properties": "A\x01b\x02", "tags": "t"}, {"born_host": Host("nowhere", 1)},
+        {"topic": " "},
+        {"topic": "a/b"},
+        {"topic": ".."},
+        {"topic": "a\0b"},
+        {"queue_id": -1},
+        {"store_ms": -1},
+        {"body": b"x" * 1901},
+        {"keys": ["k" * 40_000]},
+        {"properties": "A\x01b\x02", "tags": "t"},
+        {"born_host": Host("nowhere", 1)},
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_refused_whole(tmp_path, wrong):
     writer = StoreWriter(tmp_path, **SMALL)
     fill(writer, 2)

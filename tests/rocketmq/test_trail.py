@@ -51,7 +51,9 @@ def test_the_trail_keeps_what_is_not_durable_and_thins_out_what_is(tmp_path):
     assert all(witness.end <= 100 for witness in trail.witnesses)
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"follower": 2}', '{"follower": 1, "source": "other", "witnesses": []}'])
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[1]", '{"follower": 2}', '{"follower": 1, "source": "other", "witnesses": []}']
+)
 def test_a_memory_that_cannot_be_read_is_named(tmp_path, content):
     trail = Trail.load(tmp_path, "rocketmq:x", Disk())
     trail.save()

@@ -1,10 +1,13 @@
 """One of those who work on a storage side by side, in a process of its own to be killed at any moment:
 
-    beside_program.py write ROOT URI COUNT     puts messages from the durable position on, and ends when all are in the storage
+    beside_program.py write ROOT URI COUNT     puts messages from the durable position on, and ends when all are in the
+                                               storage
     beside_program.py merge - URI COUNT        merges by hour, day and 30 days until its input ends
-    beside_program.py build - URI COUNT        builds one day after the other, each with mode `error`, and ends with the last
+    beside_program.py build - URI COUNT        builds one day after the other, each with mode `error`, and ends with the
+                                               last
 
-Message number n says where it belongs, so whoever looks knows what must be there. Times are past, so every window is over.
+Message number n says where it belongs, so whoever looks knows what must be there. Times are past, so every window is
+over.
 """
 
 from __future__ import annotations
@@ -37,23 +40,43 @@ Row = tuple[str, int, str, int, int, int]
 
 
 def message(number: int) -> Row:
-    """Return message `number` of the writer: topic, queue, key, offset, size, time; one of four is late by up to days."""
+    """Return message `number` of the writer: topic, queue, key, offset, size, time; one of four is late by up to
+    days.
+    """
     late = number * 7_919_000 % _SPAN_MS if number % 4 == 0 else 0
-    return (TOPIC, number % 3, f"k{number % KEYS}", number, 1 + number % 5_000, BEGIN_MS + _SPAN_MS + number * 10_000 - late)
+    return (
+        TOPIC,
+        number % 3,
+        f"k{number % KEYS}",
+        number,
+        1 + number % 5_000,
+        BEGIN_MS + _SPAN_MS + number * 10_000 - late,
+    )
 
 
 def built(number: int) -> list[Row]:
     """Return the messages of build `number`, which has a day of its own, long after the writer's."""
     begin_ms = BEGIN_MS + (100 + number) * DAY_S * 1_000
     first = _BUILT_OFFSET + number * BUILT_ROWS
-    return [(TOPIC, n % 3, f"k{n % KEYS}", n, 1 + n % 5_000, begin_ms + (n - first) * 1_000_000) for n in range(first, first + BUILT_ROWS)]
+    return [
+        (TOPIC, n % 3, f"k{n % KEYS}", n, 1 + n % 5_000, begin_ms + (n - first) * 1_000_000)
+        for n in range(first, first + BUILT_ROWS)
+    ]
 
 
 def _write(root: str, uri: str, count: int) -> None:
     with IndexService.open(
-        root=root, storage=uri, slots=64, items=150, lifecycle_interval_s=0.05, flush_interval_s=0.02, local_keep_s=0,
-        max_late_s=10**10, max_early_s=10**10, query_threads=2,
-    ) as index:  # fmt: skip
+        root=root,
+        storage=uri,
+        slots=64,
+        items=150,
+        lifecycle_interval_s=0.05,
+        flush_interval_s=0.02,
+        local_keep_s=0,
+        max_late_s=10**10,
+        max_early_s=10**10,
+        query_threads=2,
+    ) as index:
         pause = threading.Event()
         for number in range(index.durable_position("log") or 0, count):
             index.put(*message(number), source="log", source_position=number + 1)
@@ -77,7 +100,9 @@ def _merge(uri: str) -> None:
             # a day in a longer table could not be told from one that was built already
             end_s = BEGIN_MS // 1000 + 90 * DAY_S if window_s > DAY_S else 1 << 62
             try:
-                merge(storage, log, clock, MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=1 << 20, end_s=end_s))
+                merge(
+                    storage, log, clock, MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=1 << 20, end_s=end_s)
+                )
             except MergeOvertaken:
                 continue
 
@@ -90,7 +115,9 @@ def _build(uri: str, count: int) -> None:
             assert genesis is not None
             names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
             table = pa.table(dict(zip(names, map(list, zip(*built(number), strict=True)), strict=True)))
-            table = table.cast(pa.schema([(n, pa.int32() if n in ("queue_id", "size") else table.schema.field(n).type) for n in names]))
+            table = table.cast(
+                pa.schema([(n, pa.int32() if n in ("queue_id", "size") else table.schema.field(n).type) for n in names])
+            )
             plan = replace(planned(table), genesis=genesis)
             shards = shards_of(written(table, plan, storage, now_ms=SystemClock().now_ms()))
             try:

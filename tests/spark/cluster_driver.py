@@ -1,13 +1,16 @@
-"""A Spark driver that is killed while many jobs stand each at a step of its own; run as a program by test_cluster_driver_killed.py.
+"""A Spark driver that is killed while many jobs stand each at a step of its own; run as a program by
+test_cluster_driver_killed.py.
 
-    cluster_driver.py MASTER FOLDER SOURCE die      runs each kind of job whole, then once a step, and kills itself with SIGKILL
-    cluster_driver.py MASTER FOLDER SOURCE again    runs the same jobs on the storages that were left behind; the first one also before
-                                                    that, with a storage that takes nothing from tasks
+    cluster_driver.py MASTER FOLDER SOURCE die      runs each kind of job whole, then once a step, and kills itself with
+                                                    SIGKILL
+    cluster_driver.py MASTER FOLDER SOURCE again    runs the same jobs on the storages that were left behind; the first
+                                                    one also before that, with a storage that takes nothing from tasks
 
-A step is a call by which the driver changes the storage; which ones there are is seen when the job runs whole. So a job is stopped before
-its first step, and after each one, each time with a storage FOLDER/left/JOB-STEPS that begins as a copy of FOLDER/origins/JOB. One start of
-Spark does for all: the jobs are threads of one driver, and it dies once all of them stand. `FOLDER/steps.json` says what the steps were.
-With the last jobs a task stands, too: the first part of an upload is sent, and no more.
+A step is a call by which the driver changes the storage; which ones there are is seen when the job runs whole. So a job
+is stopped before its first step, and after each one, each time with a storage FOLDER/left/JOB-STEPS that begins as a
+copy of FOLDER/origins/JOB. One start of Spark does for all: the jobs are threads of one driver, and it dies once all of
+them stand. `FOLDER/steps.json` says what the steps were. With the last jobs a task stands, too: the first part of an
+upload is sent, and no more.
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ _T = TypeVar("_T")
 
 @dataclass
 class Stand:
-    """Where a job is to stand: after `steps` of them; None: nowhere. `taken` are the steps so far; `over`: it stands, or has ended."""
+    """Where a job is to stand: after `steps` of them; None: nowhere. `taken` are the steps so far; `over`: it stands,
+    or has ended.
+    """
 
     steps: int | None = None
     taken: list[tuple[str, str]] = field(default_factory=list)
@@ -141,12 +146,20 @@ class Driver:
     def __init__(self, master: str, folder: Path, source: str) -> None:
         os.environ["PYSPARK_PYTHON"] = sys.executable
         self.folder, self.left, self._source, self._gone = folder, folder / "left", source, False
-        self.spark = open_session(master, settings={
-            "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-            "spark.sql.shuffle.partitions": "2", "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
-            # small jobs are over before compiled code would pay
-            "spark.sql.codegen.wholeStage": "false", "spark.driver.extraJavaOptions": _JAVA, "spark.executor.extraJavaOptions": _JAVA,
-        })  # fmt: skip
+        self.spark = open_session(
+            master,
+            settings={
+                "spark.ui.enabled": "false",
+                "spark.driver.host": "127.0.0.1",
+                "spark.driver.bindAddress": "127.0.0.1",
+                "spark.sql.shuffle.partitions": "2",
+                "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
+                # small jobs are over before compiled code would pay
+                "spark.sql.codegen.wholeStage": "false",
+                "spark.driver.extraJavaOptions": _JAVA,
+                "spark.executor.extraJavaOptions": _JAVA,
+            },
+        )
         self.spark.sparkContext.setLogLevel("OFF")
         for module in ("build", "merge", "compact"):
             sys.modules[f"tiered_index.spark.{module}"].StorageAddress = self._address  # type: ignore[attr-defined]
@@ -161,7 +174,9 @@ class Driver:
         kind, storage = name.partition("-")[0], f"file://{self.left}/{name}"
         try:
             if kind == "merge":
-                return merge(self.spark, storage=storage, window="1d", options=MergeOptions(min_age_s=0, shard_bytes=1 << 20)).jobs
+                return merge(
+                    self.spark, storage=storage, window="1d", options=MergeOptions(min_age_s=0, shard_bytes=1 << 20)
+                ).jobs
             if kind == "compact":
                 return compact(self.spark, storage=storage).files
             mode, config = "replace" if kind == "replace" else "error", IndexConfig(slots=64, items=100_000)
@@ -209,7 +224,9 @@ class Driver:
     def again(self) -> None:
         """Run the job of each storage that is there; what becomes of it is one JSON line."""
         steps = json.loads((self.folder / "steps.json").read_text())
-        names = [f"{kind}-tasks" for kind in TASKS] + [f"{kind}-{number}" for kind in JOBS for number in range(len(steps[kind]) + 1)]
+        names = [f"{kind}-tasks" for kind in TASKS] + [
+            f"{kind}-{number}" for kind in JOBS for number in range(len(steps[kind]) + 1)
+        ]
         self._gone = True
         print(json.dumps({"name": names[0], "done": self.run(names[0])}), flush=True)
         self._gone = False

@@ -4,8 +4,8 @@
 
 Where the trouble is ``none``, what was built is also read back in every way (`cluster_reading`): the job ``read``.
 
-Executors are processes of their own. What goes wrong is decided by how tasks open their storage: `Troubled` stands for the address and
-counts openings by files in a folder, which all processes see.
+Executors are processes of their own. What goes wrong is decided by how tasks open their storage: `Troubled` stands for
+the address and counts openings by files in a folder, which all processes see.
 """
 
 from __future__ import annotations
@@ -96,12 +96,22 @@ class Troubled:
 def main(master: str, folder: Path, troubles: list[str], count: int) -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     root = str(Path(__file__).parents[2])
-    spark = open_session(master, settings={
-        "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-        "spark.executorEnv.PYTHONPATH": root, "spark.executor.memory": "1g", "spark.task.maxFailures": "4",
-        "spark.speculation": "true", "spark.speculation.interval": "200ms", "spark.speculation.multiplier": "1.1",
-        "spark.speculation.quantile": "0.5", "spark.speculation.minTaskRuntime": "500ms",
-    })  # fmt: skip
+    spark = open_session(
+        master,
+        settings={
+            "spark.ui.enabled": "false",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.executorEnv.PYTHONPATH": root,
+            "spark.executor.memory": "1g",
+            "spark.task.maxFailures": "4",
+            "spark.speculation": "true",
+            "spark.speculation.interval": "200ms",
+            "spark.speculation.multiplier": "1.1",
+            "spark.speculation.quantile": "0.5",
+            "spark.speculation.minTaskRuntime": "500ms",
+        },
+    )
     spark.sparkContext.setLogLevel("OFF")
     modules: Any = {name: sys.modules[f"tiered_index.spark.{name}"] for name in ("build", "merge")}
     planning._LEAST_BYTES = 1 << 14  # so that a few thousand entries make several tasks
@@ -128,10 +138,19 @@ def main(master: str, folder: Path, troubles: list[str], count: int) -> None:
             check(storage, table, keys=10)
             swept = sweep(storage)
             check(storage, table, keys=5)
-            line = {"trouble": trouble, "job": job, "struck": struck, "shards": done.shards, "objects": len(states(storage).objects)}
+            line = {
+                "trouble": trouble,
+                "job": job,
+                "struck": struck,
+                "shards": done.shards,
+                "objects": len(states(storage).objects),
+            }
             print(json.dumps({**line, "swept": swept}), flush=True)
             if (trouble, job) == ("none", "build"):
-                print(json.dumps({"trouble": trouble, "job": "read", **read_back(spark, storage, table, path, folder)}), flush=True)
+                print(
+                    json.dumps({"trouble": trouble, "job": "read", **read_back(spark, storage, table, path, folder)}),
+                    flush=True,
+                )
     spark.stop()
 
 

@@ -1,4 +1,6 @@
-"""What a session reads back of an index and of a commit log, on executors that are processes: every way equals the model and `query`."""
+"""What a session reads back of an index and of a commit log, on executors that are processes: every way equals the
+model and `query`.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,8 @@ def _loaded(spark: Any, storage: str, rows: list[dict[str, Any]]) -> dict[str, A
     entries = spark.read.format("tiered_index").option("maxPartitionBytes", "30k").load(storage)
     scanned = Counter(tuple(row) for row in entries.select(*columns).collect())
     assert scanned == Counter(
-        (r["topic"], hash_key(r["topic"], r["key"]), r["queue_id"], r["offset"], r["size"], r["timestamp_ms"] // 1000) for r in rows
+        (r["topic"], hash_key(r["topic"], r["key"]), r["queue_id"], r["offset"], r["size"], r["timestamp_ms"] // 1000)
+        for r in rows
     )
     order = spark.read.format("tiered_index").option("topic", "orders").option("key", "key-0").load(storage)
     with IndexReader.open(storage) as reader:

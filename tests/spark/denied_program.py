@@ -1,4 +1,5 @@
-"""Writes a DataFrame while Spark speculates, and has one of two attempts of a task denied; run as a program by test_writing_cluster.py.
+"""Writes a DataFrame while Spark speculates, and has one of two attempts of a task denied; run as a program by
+test_writing_cluster.py.
 
     denied_program.py MASTER FOLDER ENTRIES MAX_FAILURES      appends to FOLDER/index twice, prints one JSON line
 """
@@ -23,7 +24,10 @@ def _main(master: str, folder: Path, count: int, max_failures: str) -> None:
     spark.dataSource.register(HeldSource)
     uri = f"file://{folder}/index"
     tables = [messages(count, days=2), messages(count, days=2, seed=2)]
-    frames = [spark.read.parquet(write_parquet(table, folder / f"{n}.parquet")).repartition(4) for n, table in enumerate(tables)]
+    frames = [
+        spark.read.parquet(write_parquet(table, folder / f"{n}.parquet")).repartition(4)
+        for n, table in enumerate(tables)
+    ]
     options = {"slots": 64, "items": 100_000}
     frames[0].coalesce(1).write.format("tiered_index").mode("append").options(**options).save(uri)
     before = states(uri).number
@@ -35,9 +39,13 @@ def _main(master: str, folder: Path, count: int, max_failures: str) -> None:
             error = str(raised)
     stored = [tables[0]] if error else [joined(tables)]
     line = {
-        "denied": "Commit denied for partition" in error, "failed": bool(error), "failures": sum(failures),
-        "records": states(uri).number - before, "total": total(uri), "tables": len(states(uri).tables),
-    }  # fmt: skip
+        "denied": "Commit denied for partition" in error,
+        "failed": bool(error),
+        "failures": sum(failures),
+        "records": states(uri).number - before,
+        "total": total(uri),
+        "tables": len(states(uri).tables),
+    }
     check(uri, *stored, keys=10)
     line["swept"] = sweep(uri)
     check(uri, *stored, keys=5)

@@ -1,9 +1,11 @@
-"""Streams files into an index while Spark speculates, and has one of two attempts of a task denied; run by test_writing_cluster.py.
+"""Streams files into an index while Spark speculates, and has one of two attempts of a task denied; run by
+test_writing_cluster.py.
 
-    denied_streaming_program.py MASTER FOLDER ENTRIES MAX_FAILURES      prints one JSON line of what was there at each stage
+    denied_streaming_program.py MASTER FOLDER ENTRIES MAX_FAILURES      prints one JSON line of what was there at each
+                                                                        stage
 
-One checkpoint for all. Micro-batch 0 is one task, which has no twin; in micro-batch 1 an attempt is denied. Then a session that doesn't
-speculate goes on with one file more.
+One checkpoint for all. Micro-batch 0 is one task, which has no twin; in micro-batch 1 an attempt is denied. Then a
+session that doesn't speculate goes on with one file more.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def _run(spark: SparkSession, folder: Path, sink: str = "tiered_index", tasks: i
     schema = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
     source = spark.readStream.schema(schema).parquet(f"{folder}/in").repartition(tasks)
     options = {"slots": "64", "items": "100000", "checkpointLocation": f"{folder}/checkpoint"}
-    query = source.writeStream.format(sink).options(**options).trigger(availableNow=True).start(f"file://{folder}/index")
+    query = (
+        source.writeStream.format(sink).options(**options).trigger(availableNow=True).start(f"file://{folder}/index")
+    )
     try:
         query.awaitTermination()
     except StreamingQueryException as error:
@@ -38,7 +42,12 @@ def _run(spark: SparkSession, folder: Path, sink: str = "tiered_index", tasks: i
 def _stored(uri: str, *tables: pa.Table) -> dict[str, Any]:
     """Assert that the index has just these entries, sweep what is nobody's, and return figures of what is there."""
     state = states(uri)
-    line = {"record": state.number, "batches": list(state.positions.values()), "total": total(uri), "tables": len(state.tables)}
+    line = {
+        "record": state.number,
+        "batches": list(state.positions.values()),
+        "total": total(uri),
+        "tables": len(state.tables),
+    }
     check(uri, *tables, keys=10)
     line["swept"] = sweep(uri)
     check_stored(uri, *tables)

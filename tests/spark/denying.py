@@ -1,4 +1,6 @@
-"""Storages for tasks that their credentials may not use: the driver's requests pass, a task's are refused as S3 refuses them."""
+"""Storages for tasks that their credentials may not use: the driver's requests pass, a task's are refused as S3 refuses
+them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ class Denying(WrapperStorage):
 
     def _around(self, call: Call, act: Any) -> Any:
         if call.operation in self._denied:
-            answer: Any = {"Error": {"Code": "AccessDenied", "Message": "Access Denied"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+            answer: Any = {
+                "Error": {"Code": "AccessDenied", "Message": "Access Denied"},
+                "ResponseMetadata": {"HTTPStatusCode": 403},
+            }
             raise translate(ClientError(answer, call.operation), doing=call.operation, uri=self.uri, name=call.name)
         return act()
 

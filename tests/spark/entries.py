@@ -32,14 +32,16 @@ def messages(count: int, *, seed: int = 1, days: int = 2, begin_ms: int = BEGIN_
     times = np.sort(rng.integers(0, days * DAY_MS, count)) + begin_ms
     keys = np.where(rng.random(count) < hot, 0, rng.integers(1, max(2, count // 20), count))
     topic = np.where(keys == 0, 0, rng.integers(0, len(TOPICS), count))
-    return pa.table({
-        "topic": pa.array(np.array(TOPICS)[topic]),
-        "queue_id": rng.integers(0, 4, count).astype(np.int32),
-        "key": pa.array([f"key-{key}" for key in keys]),
-        "offset": np.arange(count) + seed * 10_000_000,
-        "size": rng.integers(100, 10_000, count).astype(np.int32),
-        "timestamp_ms": times,
-    })  # fmt: skip
+    return pa.table(
+        {
+            "topic": pa.array(np.array(TOPICS)[topic]),
+            "queue_id": rng.integers(0, 4, count).astype(np.int32),
+            "key": pa.array([f"key-{key}" for key in keys]),
+            "offset": np.arange(count) + seed * 10_000_000,
+            "size": rng.integers(100, 10_000, count).astype(np.int32),
+            "timestamp_ms": times,
+        }
+    )
 
 
 def write_parquet(table: pa.Table, path: Path, *, group_rows: int = 700) -> str:
@@ -49,7 +51,9 @@ def write_parquet(table: pa.Table, path: Path, *, group_rows: int = 700) -> str:
 
 
 def check(storage: str, *tables: pa.Table, keys: int = 40, pages: int = 7) -> None:
-    """Assert that a reader of `storage` answers as the model does, whole, by ranges and by pages; the hot key among them."""
+    """Assert that a reader of `storage` answers as the model does, whole, by ranges and by pages; the hot key among
+    them.
+    """
     rows: dict[tuple[str, str], list[Any]] = {}
     for table in tables:
         for row in table.to_pylist():
@@ -72,14 +76,20 @@ def check(storage: str, *tables: pa.Table, keys: int = 40, pages: int = 7) -> No
 
 
 def check_stored(storage: str, *tables: pa.Table) -> None:
-    """Assert that the objects that the log names hold each entry of the tables as often as these do, and no other ones."""
+    """Assert that the objects that the log names hold each entry of the tables as often as these do, and no other
+    ones.
+    """
     model = ReferenceModel()
     for table in tables:
         for row in table.to_pylist():
             model.put(row["topic"], row["queue_id"], row["key"], row["offset"], row["size"], row["timestamp_ms"])
     with open_storage(storage) as opened:
         published = Published(opened, sorted({entry.key for entry in model.entries}), keyed=True)
-        found = Counter(mark(entry, keyed=True) for stored in states(storage).objects.values() for entry in published.entries(stored))
+        found = Counter(
+            mark(entry, keyed=True)
+            for stored in states(storage).objects.values()
+            for entry in published.entries(stored)
+        )
     assert found == Counter(mark(entry, keyed=True) for entry in model.entries)
 
 
@@ -95,10 +105,12 @@ def total(storage: str) -> int:
 
 
 def sweep(storage: str) -> int:
-    """Delete what no record names, as if two days had gone by; return how much that was. Afterwards nothing but named objects is left.
+    """Delete what no record names, as if two days had gone by; return how much that was.
 
-    A task that Spark has given up, because its job failed or another attempt was faster, may go on for a moment: what it uploads while this
-    sweeps is swept, too. It ends where it finds its upload gone.
+    Afterwards nothing but named objects is left.
+
+    A task that Spark has given up, because its job failed or another attempt was faster, may go on for a moment: what
+    it uploads while this sweeps is swept, too. It ends where it finds its upload gone.
     """
     with open_storage(storage) as opened:
         clock = ManualClock(SystemClock().now_ms() + 2 * DAY_MS)

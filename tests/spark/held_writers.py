@@ -1,7 +1,9 @@
-"""Has Spark deny one of two attempts of a task its commit: the parts that the programs of test_writing_cluster.py have in common.
+"""Has Spark deny one of two attempts of a task its commit: the parts that the programs of test_writing_cluster.py have
+in common.
 
-Both attempts of one task have uploaded all they have. The first asks first, and its executor is stopped as soon as Spark let it commit; its
-message is large, so that it can't have reached the driver by then. The second one asks now. How far each is, files beside the index say.
+Both attempts of one task have uploaded all they have. The first asks first, and its executor is stopped as soon as
+Spark let it commit; its message is large, so that it can't have reached the driver by then. The second one asks now.
+How far each is, files beside the index say.
 """
 
 from __future__ import annotations
@@ -35,14 +37,26 @@ _MESSAGE_BYTES = 64 << 20
 
 
 def speculating_session(master: str, max_failures: str = "4", *, speculates: bool = True) -> SparkSession:
-    """Start a session that runs a task once more soon after others have ended; a task may fail fewer than `max_failures` times."""
+    """Start a session that runs a task once more soon after others have ended; a task may fail fewer than
+    `max_failures` times.
+    """
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    return open_session(master, settings={
-        "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-        "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]), "spark.executor.memory": "1g",
-        "spark.task.maxFailures": max_failures, "spark.speculation": str(speculates).lower(), "spark.speculation.interval": "200ms",
-        "spark.speculation.multiplier": "1.1", "spark.speculation.quantile": "0.5", "spark.speculation.minTaskRuntime": "500ms",
-    })  # fmt: skip
+    return open_session(
+        master,
+        settings={
+            "spark.ui.enabled": "false",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
+            "spark.executor.memory": "1g",
+            "spark.task.maxFailures": max_failures,
+            "spark.speculation": str(speculates).lower(),
+            "spark.speculation.interval": "200ms",
+            "spark.speculation.multiplier": "1.1",
+            "spark.speculation.quantile": "0.5",
+            "spark.speculation.minTaskRuntime": "500ms",
+        },
+    )
 
 
 @dataclass(frozen=True)
@@ -116,7 +130,9 @@ def _until(happened: Callable[[], bool]) -> None:
 
 @contextlib.contextmanager
 def one_is_denied(spark: SparkSession, folder: Path) -> Iterator[list[int]]:
-    """Have an attempt denied in what is written here to FOLDER/index as `held`; the list has how many attempts had failed, afterwards."""
+    """Have an attempt denied in what is written here to FOLDER/index as `held`; the list has how many attempts had
+    failed, afterwards.
+    """
     failures: list[int] = []
     holder = threading.Thread(target=_hold_the_first, args=(spark, folder, failures))
     holder.start()
@@ -127,7 +143,10 @@ def one_is_denied(spark: SparkSession, folder: Path) -> Iterator[list[int]]:
 
 
 def _hold_the_first(spark: SparkSession, folder: Path, failures: list[int]) -> None:
-    """Stop the executor of the first attempt when that may commit, until the second one has failed. A thread of the driver."""
+    """Stop the executor of the first attempt when that may commit, until the second one has failed.
+
+    A thread of the driver.
+    """
     _until((folder / "second").exists)
     stage, executor = map(int, (folder / "first").read_text().split())
     _until(lambda: _is_allowed(spark, stage))

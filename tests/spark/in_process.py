@@ -1,4 +1,6 @@
-"""What Spark does to a table, in this process: count, plan, pack, gather by partition, write. Any storage will do, with faults too."""
+"""What Spark does to a table, in this process: count, plan, pack, gather by partition, write. Any storage will do, with
+faults too.
+"""
 
 from __future__ import annotations
 
@@ -48,18 +50,24 @@ def planned(table: pa.Table, *, shards: int | str = 2, parallelism: int = 2, pie
     """Return the plan of a build of `table`; more than `piece_items` * 2 entries of a piece are too many."""
     looked_at = table.select(["topic", "timestamp_ms"]).append_column("has_key", pa.compute.is_valid(table["key"]))
     rows = [[batch.column(0)[0].as_py()] for batch in count_batches(looked_at.to_batches(), SCALE, 1_000)]
-    plan = plan_build(Census.of(rows), GENESIS, SCALE, shards=shards, parallelism=parallelism, sequence=3, max_windows=1_000)
+    plan = plan_build(
+        Census.of(rows), GENESIS, SCALE, shards=shards, parallelism=parallelism, sequence=3, max_windows=1_000
+    )
     return replace(plan, piece_items=piece_items)
 
 
 def gathered(table: pa.Table, plan: BuildPlan, *, batch_rows: int = 500) -> dict[int, pa.Table]:
     """Return the blocks of each partition as the shuffle hands them over, sorted by piece."""
-    blocks = pa.Table.from_batches([block for batch in table.to_batches(batch_rows) for block in pack_batches([batch], plan)])
+    blocks = pa.Table.from_batches(
+        [block for batch in table.to_batches(batch_rows) for block in pack_batches([batch], plan)]
+    )
     partitions = blocks["partition"].to_numpy()
     return {int(p): blocks.filter(pa.array(partitions == p)).sort_by("piece") for p in np.unique(partitions)}
 
 
-def written(table: pa.Table, plan: BuildPlan, storage: Storage, *, now_ms: int = BEGIN_MS + 10 * DAY_MS) -> list[PartitionResult]:
+def written(
+    table: pa.Table, plan: BuildPlan, storage: Storage, *, now_ms: int = BEGIN_MS + 10 * DAY_MS
+) -> list[PartitionResult]:
     """Return what the tasks of all partitions return."""
     results = []
     for blocks in gathered(table, plan).values():
@@ -81,4 +89,6 @@ def build_here(uri: str, *tables: pa.Table) -> None:
         assert genesis is not None
         for table in tables:
             plan = replace(planned(table), genesis=genesis)
-            publish_tables(plan, shards_of(written(table, plan, storage, now_ms=SystemClock().now_ms())), "error", storage, log)
+            publish_tables(
+                plan, shards_of(written(table, plan, storage, now_ms=SystemClock().now_ms())), "error", storage, log
+            )

@@ -1,11 +1,14 @@
-"""Publishes builds and runs merges in processes that are killed at a chosen call of the storage, or that race each other.
+"""Publishes builds and runs merges in processes that are killed at a chosen call of the storage, or that race each
+other.
 
-One JSON document a line comes in, and one goes out. Each job runs in a fork of this process, which has everything imported and no threads.
+One JSON document a line comes in, and one goes out. Each job runs in a fork of this process, which has everything
+imported and no threads.
 
-    {"job": "publish", "uri": ..., "build": FILE, "mode": ...} or {"job": "merge", "uri": ...}, each with "nth" and "when"
-    {"job": "race", "uri": ..., "builds": [FILE, ...], "mode": ...}
+    {"job": "publish", "uri": ..., "build": FILE, "mode": ...} or {"job": "merge", "uri": ...}, each with "nth" and
+    "when" {"job": "race", "uri": ..., "builds": [FILE, ...], "mode": ...}
 
-The answer of the first two is {"killed": ...}, of a race {"outcomes": [...]}; nth 0 kills nobody and answers {"calls": [...]} too.
+The answer of the first two is {"killed": ...}, of a race {"outcomes": [...]}; nth 0 kills nobody and answers {"calls":
+[...]} too.
 """
 
 from __future__ import annotations
@@ -33,7 +36,16 @@ from tiered_index.storage.wrappers import Call, WrapperStorage
 __all__ = ["REFUSED", "WRITES"]
 
 REFUSED = 3
-WRITES = ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "abort_upload", "delete", "delete_many")
+WRITES = (
+    "put",
+    "put_if_absent",
+    "begin_upload",
+    "upload_part",
+    "complete_upload",
+    "abort_upload",
+    "delete",
+    "delete_many",
+)
 _T = TypeVar("_T")
 
 
@@ -116,7 +128,9 @@ def _race(task: dict[str, Any], answer: Path) -> dict[str, Any]:
             os.read(start[0], 1)  # which ends when the parent closes the other end
             _publish(storage, build, task["mode"])
 
-    pids = [_forked(lambda build=build: one(build), answer.with_suffix(f".{n}")) for n, build in enumerate(task["builds"])]  # type: ignore[misc]
+    pids = [
+        _forked(lambda build=build: one(build), answer.with_suffix(f".{n}")) for n, build in enumerate(task["builds"])
+    ]  # type: ignore[misc]
     for _ in pids:
         os.read(ready[0], 1)
     os.close(start[1])

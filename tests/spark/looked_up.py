@@ -1,4 +1,6 @@
-"""What Spark does to keys in a bulk lookup, in this process: pack, search task by task, answer. Any storage will do, with faults too."""
+"""What Spark does to keys in a bulk lookup, in this process: pack, search task by task, answer. Any storage will do,
+with faults too.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +50,21 @@ def plan_of(state: LogState, lookups: Sequence[Lookup], **options: Any) -> Looku
     lows = [q.begin_ms or 0 for q in lookups]
     highs = [2**60 if q.end_ms is None else q.end_ms for q in lookups]
     chosen: dict[str, Any] = {
-        "parallelism": 2, "max_count": 64, "allow_partial": False, "settings": SETTINGS, "prices": PriceTable(), **options,
-    }  # fmt: skip
+        "parallelism": 2,
+        "max_count": 64,
+        "allow_partial": False,
+        "settings": SETTINGS,
+        "prices": PriceTable(),
+        **options,
+    }
     bounds = [chosen.pop(name, None) for name in ("max_requests", "max_bytes")]
     rows = chosen.pop("rows", len(lookups))
     plan = plan_lookup(
-        state, sorted({q.topic for q in lookups}), (min(lows, default=0) // 1000, max(highs, default=0) // 1000), rows, **chosen
+        state,
+        sorted({q.topic for q in lookups}),
+        (min(lows, default=0) // 1000, max(highs, default=0) // 1000),
+        rows,
+        **chosen,
     )
     return bounded(plan, counts_of(plan, lookups), *bounds) if bounds != [None, None] else plan
 
@@ -63,11 +74,16 @@ def counts_of(plan: LookupPlan, lookups: Sequence[Lookup]) -> Any:
     topics, keys, begins, ends = _columns(lookups)
     rows = pa.record_batch({"topic": topics, "key": keys, "begin": begins, "end": ends})
     parts = [rows.slice(0, len(lookups) // 2), rows.slice(len(lookups) // 2)]
-    return total_counts(plan, [cell.as_py() for part in parts for found in count_questions([part], plan) for cell in found.column(0)])
+    return total_counts(
+        plan, [cell.as_py() for part in parts for found in count_questions([part], plan) for cell in found.column(0)]
+    )
 
 
-def looked_up(storage: Storage, plan: LookupPlan, lookups: Sequence[Lookup], *, batch_rows: int = 64, accepted: bool = False) -> LookedUp:
-    """Return what a bulk lookup of `lookups` answers; nothing where an object was missing, unless the plan was `accepted` before.
+def looked_up(
+    storage: Storage, plan: LookupPlan, lookups: Sequence[Lookup], *, batch_rows: int = 64, accepted: bool = False
+) -> LookedUp:
+    """Return what a bulk lookup of `lookups` answers; nothing where an object was missing, unless the plan was
+    `accepted` before.
 
     Then the tasks run as Spark runs them for blocks that it lost: nobody looks at their reports.
     """
@@ -116,6 +132,8 @@ def _check_alike(nested: dict[bytes, dict[str, Any]], flat: Iterable[dict[str, A
 
 def _columns(lookups: Sequence[Lookup]) -> tuple[Any, Any, Any, Any]:
     return (
-        pa.array([q.topic for q in lookups], pa.string()), pa.array([q.key for q in lookups], pa.string()),
-        pa.array([q.begin_ms for q in lookups], pa.int64()), pa.array([q.end_ms for q in lookups], pa.int64()),
-    )  # fmt: skip
+        pa.array([q.topic for q in lookups], pa.string()),
+        pa.array([q.key for q in lookups], pa.string()),
+        pa.array([q.begin_ms for q in lookups], pa.int64()),
+        pa.array([q.end_ms for q in lookups], pa.int64()),
+    )

@@ -2,8 +2,9 @@
 
     racing_driver.py MASTER FOLDER ME OTHER SOURCE ROUND...
 
-A round is NAME:MODE:NUMBER,...: the command builds from SOURCE into the storage FOLDER/NAME. Before it puts one of the log records of these
-numbers, it waits until the other program is about to put a record of the same number. How the command ends is one JSON line a round.
+A round is NAME:MODE:NUMBER,...: the command builds from SOURCE into the storage FOLDER/NAME. Before it puts one of the
+log records of these numbers, it waits until the other program is about to put a record of the same number. How the
+command ends is one JSON line a round.
 """
 
 from __future__ import annotations
@@ -93,7 +94,18 @@ def main(master: str, folder: Path, me: str, other: str, source: str, rounds: li
             return Address(StorageAddress(uri, options), meeting, os.getpid())
 
         module.StorageAddress = address
-        arguments = ["spark", "build", "--source", source, "--storage", f"file://{folder}/{name}", "--shards", "2", "--mode", mode]
+        arguments = [
+            "spark",
+            "build",
+            "--source",
+            source,
+            "--storage",
+            f"file://{folder}/{name}",
+            "--shards",
+            "2",
+            "--mode",
+            mode,
+        ]
         settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.sql.shuffle.partitions": "2"}
         conf = [text for setting in settings.items() for text in ("--conf", "=".join(setting))]
         out, error = io.StringIO(), io.StringIO()
@@ -103,7 +115,10 @@ def main(master: str, folder: Path, me: str, other: str, source: str, rounds: li
                 run([*arguments, "--slots", "64", "--master", master, *conf, "--json", "--quiet"])
             except SystemExit as ended:
                 code = ended.code
-        print(json.dumps({"name": name, "code": code, "said": json.loads((out if code == 0 else error).getvalue())}), flush=True)
+        print(
+            json.dumps({"name": name, "code": code, "said": json.loads((out if code == 0 else error).getvalue())}),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""A live writer, builds, merges that fail and die, and sweeps on one storage, in threads, and readers that check all the while.
+"""A live writer, builds, merges that fail and die, and sweeps on one storage, in threads, and readers that check all
+the while.
 
-Where the writer's setting is ``compaction = "spark"``, jobs compact what it stages, two at once, and fail and die, too. The clock moves on
-meanwhile, so that it also compacts files itself.
+Where the writer's setting is ``compaction = "spark"``, jobs compact what it stages, two at once, and fail and die, too.
+The clock moves on meanwhile, so that it also compacts files itself.
 
-What the readers are checked against are two ledgers: `own` knows what the writer accepted, `stored` what was published. Times are all in
-one window of 30 days but for those of the build that replaces itself, which lie in the next. The clock moves only while nothing is being
-uploaded, so that no sweep takes away what is about to be published.
+What the readers are checked against are two ledgers: `own` knows what the writer accepted, `stored` what was published.
+Times are all in one window of 30 days but for those of the build that replaces itself, which lie in the next. The clock
+moves only while nothing is being uploaded, so that no sweep takes away what is about to be published.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ MONTH_END_MS = (NOW_MS // _MONTH_MS + 1) * _MONTH_MS
 
 
 def check_records(log: StorageLog) -> None:
-    """Each object was added once and removed once at most, each merge added what it removed, and the state is what is left."""
+    """Each object was added once and removed once at most, each merge added what it removed, and the state is what is
+    left.
+    """
     counts: dict[str, int] = {}
     gone: set[str] = set()
     for number in range(1, log.refresh().number + 1):
@@ -90,16 +93,26 @@ class Spread(Source):
 
 def as_table(messages: list[Message]) -> pa.Table:
     """Return messages as a build takes them, a row a key."""
-    rows = [(m.topic, m.queue_id, key, m.offset, m.size, m.timestamp_ms) for m in messages for key in dict.fromkeys(m.keys)]
+    rows = [
+        (m.topic, m.queue_id, key, m.offset, m.size, m.timestamp_ms) for m in messages for key in dict.fromkeys(m.keys)
+    ]
     topic, queue_id, key, offset, size, timestamp_ms = map(list, zip(*rows, strict=True))
-    return pa.table({
-        "topic": topic, "queue_id": pa.array(queue_id, pa.int32()), "key": key, "offset": offset, "size": pa.array(size, pa.int32()),
-        "timestamp_ms": timestamp_ms,
-    })  # fmt: skip
+    return pa.table(
+        {
+            "topic": topic,
+            "queue_id": pa.array(queue_id, pa.int32()),
+            "key": key,
+            "offset": offset,
+            "size": pa.array(size, pa.int32()),
+            "timestamp_ms": timestamp_ms,
+        }
+    )
 
 
 class Dated(WrapperStorage):
-    """A storage whose objects and uploads are as old as `clock` says; a large object is as old as the beginning of its upload."""
+    """A storage whose objects and uploads are as old as `clock` says; a large object is as old as the beginning of its
+    upload.
+    """
 
     def __init__(self, inner: Storage, clock: ManualClock) -> None:
         super().__init__(inner)
@@ -180,9 +193,19 @@ class Beside:
         self.crew = Crew(self.seed)
         self._uploads = _Uploads()
         self.service = IndexService.open(
-            root=self.root, storage_backend=self.storage, clock=self.clock, slots=64, items=60, background=False, query_threads=2,
-            local_keep_s=0, max_late_s=10**10, max_early_s=10**10, refresh_interval_s=0, **self.settings,
-        )  # fmt: skip
+            root=self.root,
+            storage_backend=self.storage,
+            clock=self.clock,
+            slots=64,
+            items=60,
+            background=False,
+            query_threads=2,
+            local_keep_s=0,
+            max_late_s=10**10,
+            max_early_s=10**10,
+            refresh_interval_s=0,
+            **self.settings,
+        )
 
     def log(self, storage: Storage | None = None) -> StorageLog:
         """Return a view of the log of its own."""
@@ -247,7 +270,9 @@ class Beside:
         self.crew.stop.wait(_PAUSE_S)
 
     def build(self, source: Source, builds: int, *, mode: str) -> None:
-        """Build again and again, on a storage that fails now and then; with `replace` each build has what the one before had and more."""
+        """Build again and again, on a storage that fails now and then; with `replace` each build has what the one
+        before had and more.
+        """
         messages: list[Message] = []
         for _ in range(builds):
             fresh = source.messages(30)
@@ -369,7 +394,9 @@ class Beside:
             done = [
                 self.crew.begin("write", self.write, Spread(self.seed, 1), rounds),
                 self.crew.begin("append", lambda: self.build(Spread(self.seed, 2), builds, mode="append")),
-                self.crew.begin("replace", lambda: self.build(Spread(self.seed, 3, begins), builds // 2, mode="replace")),
+                self.crew.begin(
+                    "replace", lambda: self.build(Spread(self.seed, 3, begins), builds // 2, mode="replace")
+                ),
             ]
             self.crew.wait_for(done)
             self.crew.finish()
@@ -395,7 +422,9 @@ class Beside:
         state = self.log().state
         assert sum(stored.count for stored in state.objects.values()) == self.stored.entries
         published = Published(self.storage, KEYS, keyed=True)
-        found = Counter(mark(entry, keyed=True) for stored in state.objects.values() for entry in published.entries(stored))
+        found = Counter(
+            mark(entry, keyed=True) for stored in state.objects.values() for entry in published.entries(stored)
+        )
         assert found == Counter(mark(entry, keyed=True) for entry in self._entries())
         with self.reader() as reader:
             assert self.stored.check_whole(reader.query) == self.stored.entries

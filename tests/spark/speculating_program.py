@@ -2,7 +2,8 @@
 
     speculating_program.py MASTER FOLDER ENTRIES       writes FOLDER/m.parquet to FOLDER/index, prints one JSON line
 
-The first attempt of one task waits at its end until another attempt got as far, so that both have everything uploaded or about to be.
+The first attempt of one task waits at its end until another attempt got as far, so that both have everything uploaded
+or about to be.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def _main(master: str, folder: Path, count: int) -> None:
 
     frame = spark.read.parquet(source).repartition(4)
     uri = f"file://{folder}/index"
-    frame.mapInArrow(held, frame.schema).write.format("tiered_index").mode("append").options(slots=64, items=100_000).save(uri)
+    frame.mapInArrow(held, frame.schema).write.format("tiered_index").mode("append").options(
+        slots=64, items=100_000
+    ).save(uri)
     line = {"total": total(uri), "tables": len(states(uri).tables), "twice": second.exists()}
     check(uri, table, keys=10)
     line["swept"] = sweep(uri)

@@ -2,7 +2,8 @@
 
     streaming_program.py MASTER FOLDER ENDLESS|UP-TO-NOW [MARK]
 
-FOLDER has `store`, and gets `index` and `checkpoint`. Where the file MARK isn't there, the first task makes it, and fails.
+FOLDER has `store`, and gets `index` and `checkpoint`. Where the file MARK isn't there, the first task makes it, and
+fails.
 """
 
 from __future__ import annotations
@@ -26,13 +27,24 @@ def entries_of(spark: SparkSession, store: str, max_bytes: str) -> DataFrame:
     """Return a commit log's entries as a stream."""
     log = spark.readStream.format("rocketmq_commitlog").options(body="none", maxBytesPerTrigger=max_bytes).load(store)
     named = {"offset": "physical_offset", "size": "store_size", "timestamp_ms": "store_timestamp"}
-    return log.filter("visible").select("topic", "queue_id", "keys", *(F.col(old).alias(new) for new, old in named.items()))
+    return log.filter("visible").select(
+        "topic", "queue_id", "keys", *(F.col(old).alias(new) for new, old in named.items())
+    )
 
 
 def start(entries: DataFrame, folder: Path, *, endless: bool, **options: object) -> StreamingQuery:
     """Start the query into FOLDER/index."""
-    settings = {"slots": "64", "items": "100000", "offsetSpace": "commitlog", **{name: str(value) for name, value in options.items()}}
-    sink = entries.writeStream.format("tiered_index").options(**settings).option("checkpointLocation", str(folder / "checkpoint"))
+    settings = {
+        "slots": "64",
+        "items": "100000",
+        "offsetSpace": "commitlog",
+        **{name: str(value) for name, value in options.items()},
+    }
+    sink = (
+        entries.writeStream.format("tiered_index")
+        .options(**settings)
+        .option("checkpointLocation", str(folder / "checkpoint"))
+    )
     return (sink if endless else sink.trigger(availableNow=True)).start(f"file://{folder}/index")
 
 
@@ -53,7 +65,9 @@ def failing_once(entries: DataFrame, mark: Path) -> DataFrame:
 
 def _main(master: str, folder: Path, how: str, mark: str | None) -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = open_session(master, settings={"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.memory": "1g"})
+    spark = open_session(
+        master, settings={"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.memory": "1g"}
+    )
     spark.sparkContext.setLogLevel("OFF")
     register(spark)
     entries = entries_of(spark, str(folder / "store"), "10k")

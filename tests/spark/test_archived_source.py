@@ -37,7 +37,9 @@ def archived(tmp_path_factory):
             with StoreWriter(path, segment_bytes=25_000) as writer:
                 for n in range(500):
                     body = b"x" * (n % 90)
-                    writer.put("orders", number, body, keys=[f"k-{n % 9}", f"{number}-{n}"], store_ms=BEGIN_MS + n * 700_000)
+                    writer.put(
+                        "orders", number, body, keys=[f"k-{n % 9}", f"{number}-{n}"], store_ms=BEGIN_MS + n * 700_000
+                    )
             closed = closed_segments(path / "commitlog")
             stores.closed_bytes += sum(segment.file_size for segment in closed)
             SegmentArchiver(index, name, path / "commitlog").run_once()
@@ -52,7 +54,9 @@ def answers(storage):
     with IndexReader.open(storage) as reader:
         asked = [*(f"k-{n}" for n in range(9)), "0-5", "1-17", "0-299"]
         found = {key: reader.query("orders", key, max_count=1_000).items for key in asked}
-    return {key: [(i.timestamp_ms, i.offset, i.queue_id, i.size, i.topic_id) for i in items] for key, items in found.items()}
+    return {
+        key: [(i.timestamp_ms, i.offset, i.queue_id, i.size, i.topic_id) for i in items] for key, items in found.items()
+    }
 
 
 def test_archived_segments_and_the_files_give_one_index(spark, archived, tmp_path):
@@ -77,7 +81,11 @@ def test_archived_segments_and_the_files_give_one_index(spark, archived, tmp_pat
 
 def test_sources_that_are_no_archive(spark, archived, storage, tmp_path):
     for source, error, message in (
-        (f"archive:{archived.uri}?store=nobody", InvalidArgument, "of store 'nobody'; stores with some: 'broker a', 'broker-b'"),
+        (
+            f"archive:{archived.uri}?store=nobody",
+            InvalidArgument,
+            "of store 'nobody'; stores with some: 'broker a', 'broker-b'",
+        ),
         ("archive:/tmp", InvalidArgument, "archive:STORAGE-URI"),
         (f"archive:{archived.uri}?store=", InvalidArgument, "given once, and not empty"),
         ([f"archive:{archived.uri}", archived.folders[0]], InvalidArgument, "stands beside others"),
@@ -98,7 +106,9 @@ def test_a_damaged_archived_segment_fails_or_is_passed_over(spark, archived, sto
             with pytest.raises(CorruptFile, match="does not match its CRC32") as caught:
                 build(spark, f"archive:{archived.uri}?store=broker%20a", storage=storage, config=CONFIG)
             assert caught.value.file == segment.name
-            result = build(spark, f"archive:{archived.uri}?store=broker%20a", storage=storage, config=CONFIG, skip_corrupt=True)
+            result = build(
+                spark, f"archive:{archived.uri}?store=broker%20a", storage=storage, config=CONFIG, skip_corrupt=True
+            )
         finally:
             stored.delete(segment.name)
             stored.put(segment.name, data)

@@ -47,7 +47,13 @@ def sound(spark: Any, table: pa.Table, tmp_path_factory: pytest.TempPathFactory)
     """A built index of two days, in `index`, and what it was built of, in `source.parquet`."""
     folder = tmp_path_factory.mktemp("audited")
     source = write_parquet(table, folder / "source.parquet")
-    build(spark, source, storage=f"file://{folder}/index", shards=2, config=IndexConfig(slots=64, items=100_000, max_late_s=10**10))
+    build(
+        spark,
+        source,
+        storage=f"file://{folder}/index",
+        shards=2,
+        config=IndexConfig(slots=64, items=100_000, max_late_s=10**10),
+    )
     return folder
 
 
@@ -115,7 +121,12 @@ def delete_it(index: Path, stored: StoredObject) -> None:
 
 
 def miscount(index: Path, stored: StoredObject) -> None:
-    _rewritten(index, lambda record: replace(record, add=tuple(replace(o, count=o.count + (o.name == stored.name)) for o in record.add)))
+    _rewritten(
+        index,
+        lambda record: replace(
+            record, add=tuple(replace(o, count=o.count + (o.name == stored.name)) for o in record.add)
+        ),
+    )
 
 
 def name_a_shard_twice(index: Path, stored: StoredObject) -> None:
@@ -152,7 +163,9 @@ DEFECTS: dict[str, tuple[Callable[[Path, StoredObject], None], str]] = {
 
 
 @pytest.mark.parametrize(("seed", "part"), DEFECTS.values(), ids=DEFECTS.keys())
-def test_a_seeded_defect_is_found_once(spark: Any, copy: Path, seed: Callable[[Path, StoredObject], None], part: str) -> None:
+def test_a_seeded_defect_is_found_once(
+    spark: Any, copy: Path, seed: Callable[[Path, StoredObject], None], part: str
+) -> None:
     stored = newest(copy)
     seed(copy, stored)
     result = audited(spark, copy)
@@ -168,7 +181,9 @@ def test_a_damaged_log_is_a_finding(spark: Any, copy: Path) -> None:
     assert what == "objects" and "not compared with its source" in str(error) and result.differences is None
 
 
-def test_what_index_and_source_disagree_about_is_told_once_each(spark: Any, sound: Path, table: pa.Table, tmp_path: Path) -> None:
+def test_what_index_and_source_disagree_about_is_told_once_each(
+    spark: Any, sound: Path, table: pa.Table, tmp_path: Path
+) -> None:
     """Ten entries that the index lacks, ten that the source lacks, ten with another time and ten with another size."""
     lacking = table.slice(10).to_pylist()
     for row in lacking[:10]:
@@ -199,7 +214,9 @@ def test_what_index_and_source_disagree_about_is_told_once_each(spark: Any, soun
 
 
 def test_what_damage_hides_is_not_missing(spark: Any, copy: Path, table: pa.Table, tmp_path: Path) -> None:
-    """Nor wrong: the index has one of the entries at another time, out of bounds, as it has what was put twice under other clocks."""
+    """Nor wrong: the index has one of the entries at another time, out of bounds, as it has what was put twice under
+    other clocks.
+    """
     stored = newest(copy)
     shard = Target.of(stored, 64)
     damage_an_item(copy, stored)
@@ -209,11 +226,19 @@ def test_what_damage_hides_is_not_missing(spark: Any, copy: Path, table: pa.Tabl
     source = write_parquet(pa.Table.from_pylist(rows, table.schema), tmp_path / "source.parquet")
     result = audited(spark, copy, source, begin_ms=BEGIN_MS + DAY_MS)
     assert len(result.report.findings) == 1
-    assert result.differences is not None and result.differences.findings == 0 and 1 < result.differences.unproven <= stored.count
+    assert (
+        result.differences is not None
+        and result.differences.findings == 0
+        and 1 < result.differences.unproven <= stored.count
+    )
 
 
-def test_a_damaged_shard_hides_nothing_of_another(spark: Any, sound: Path, copy: Path, table: pa.Table, tmp_path: Path) -> None:
-    """Entries that the index never had: those of the slots of a sound shard are missing, whatever a shard of the same day lost."""
+def test_a_damaged_shard_hides_nothing_of_another(
+    spark: Any, sound: Path, copy: Path, table: pa.Table, tmp_path: Path
+) -> None:
+    """Entries that the index never had: those of the slots of a sound shard are missing, whatever a shard of the same
+    day lost.
+    """
     stored = newest(copy)
     shard = Target.of(stored, 64)
     damage_an_item(copy, stored)
@@ -235,9 +260,13 @@ def test_a_damaged_filter_hides_nothing(spark: Any, sound: Path, copy: Path) -> 
 
 def test_entries_under_another_topic_are_wrong(spark: Any, tmp_path: Path) -> None:
     """All checksums and hashes are right, and yet no look-up would find the entries."""
-    two = pa.Table.from_pylist([{**row, "topic": ("a", "b")[n % 2]} for n, row in enumerate(messages(100).to_pylist())], messages(1).schema)
+    two = pa.Table.from_pylist(
+        [{**row, "topic": ("a", "b")[n % 2]} for n, row in enumerate(messages(100).to_pylist())], messages(1).schema
+    )
     source = write_parquet(two, tmp_path / "source.parquet")
-    build(spark, source, storage=f"file://{tmp_path}/index", window="30d", config=IndexConfig(slots=64, max_late_s=10**10))
+    build(
+        spark, source, storage=f"file://{tmp_path}/index", window="30d", config=IndexConfig(slots=64, max_late_s=10**10)
+    )
     assert audited(spark, tmp_path / "index", source).status == "ok"
 
     def exchanged(data: bytes) -> bytes:
@@ -265,14 +294,17 @@ def test_what_is_merged_and_swept_during_an_audit_is_not_missing(
         sweep(f"file://{copy}")
         return compare(*arguments)
 
-    monkeypatch.setattr(sys.modules["tiered_index.spark.audit.audit"], "compare", after_a_merge)  # `spark.audit` is the function, too
+    # `spark.audit` is the function, too
+    monkeypatch.setattr(sys.modules["tiered_index.spark.audit.audit"], "compare", after_a_merge)
     result = audited(spark, copy, str(sound / "source.parquet"))
     assert (result.status, result.report.findings) == ("incomplete", [])
     assert len(result.report.unchecked) == 4 and "run it again" in str(result.report.unchecked[0][1])
     assert result.differences is not None and (result.differences.findings, result.differences.unproven) == (0, COUNT)
 
 
-def test_what_damage_found_late_hides_is_not_missing(spark: Any, sound: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_damage_found_late_hides_is_not_missing(
+    spark: Any, sound: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Objects of both days lose a run each between the check and the comparison."""
     compare = differences.compare
 
@@ -284,7 +316,9 @@ def test_what_damage_found_late_hides_is_not_missing(spark: Any, sound: Path, co
     monkeypatch.setattr(sys.modules["tiered_index.spark.audit.audit"], "compare", after_damage)
     result = audited(spark, copy, str(sound / "source.parquet"))
     assert (result.status, len(result.report.unchecked)) == ("incomplete", 4)
-    assert result.differences is not None and result.differences.findings == 0 and 0 < result.differences.unproven < COUNT
+    assert (
+        result.differences is not None and result.differences.findings == 0 and 0 < result.differences.unproven < COUNT
+    )
 
 
 def test_an_object_that_goes_before_what_is_missing_is_sought_in_it_is_told(
@@ -295,8 +329,16 @@ def test_an_object_that_goes_before_what_is_missing_is_sought_in_it_is_told(
     rows[0]["timestamp_ms"] += DAY_MS
     source = write_parquet(pa.Table.from_pylist(rows, table.schema), tmp_path / "source.parquet")
     slot = hash_key(rows[0]["topic"], rows[0]["key"]) % 64
-    first_day = [stored for stored in states(f"file://{copy}").objects.values() if stored.second_max < (BEGIN_MS + DAY_MS) // 1000]
-    [holder] = [target.stored for target in (Target.of(stored, 64) for stored in first_day) if target.base_low <= slot < target.base_high]
+    first_day = [
+        stored
+        for stored in states(f"file://{copy}").objects.values()
+        if stored.second_max < (BEGIN_MS + DAY_MS) // 1000
+    ]
+    [holder] = [
+        target.stored
+        for target in (Target.of(stored, 64) for stored in first_day)
+        if target.base_low <= slot < target.base_high
+    ]
     paired = differences.paired
 
     def after_its_end(*arguments: Any) -> Any:
@@ -309,7 +351,9 @@ def test_an_object_that_goes_before_what_is_missing_is_sought_in_it_is_told(
     assert [name for name, _ in result.report.unchecked] == [holder.name]
 
 
-def test_a_part_of_the_time_is_compared(spark: Any, sound: Path, table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_the_time_is_compared(
+    spark: Any, sound: Path, table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing outside of it is read, if nothing differs."""
     monkeypatch.setattr(differences, "paired", None)
     first = table.filter(pa.compute.less(table["timestamp_ms"], BEGIN_MS + DAY_MS))
@@ -329,7 +373,11 @@ def test_the_report_is_one_parquet_file(spark: Any, copy: Path, tmp_path: Path) 
     write_report(result, f"file://{tmp_path}/elsewhere/report.parquet")
     for path in (tmp_path / "report.parquet", tmp_path / "elsewhere" / "report.parquet"):
         (row,) = pq.read_table(path).to_pylist()
-        assert (row["kind"], row["part"]) == ("finding", "run") and row["object"] == newest(copy).name and row["byte_offset"] is not None
+        assert (
+            (row["kind"], row["part"]) == ("finding", "run")
+            and row["object"] == newest(copy).name
+            and row["byte_offset"] is not None
+        )
     with pytest.raises(InvalidArgument, match=r"report\.parquet"):
         write_report(result, str(tmp_path / "report.csv"))
 
@@ -355,13 +403,17 @@ def _run(capfd: Any, *arguments: object) -> tuple[int, str, str]:
     return ended.value.code, printed.out, printed.err
 
 
-def test_the_command_tells_what_was_found_and_how_it_ended(spark: Any, sound: Path, copy: Path, tmp_path: Path, capfd: Any) -> None:
+def test_the_command_tells_what_was_found_and_how_it_ended(
+    spark: Any, sound: Path, copy: Path, tmp_path: Path, capfd: Any
+) -> None:
     source = sound / "source.parquet"
     code, out, _ = _run(capfd, "--storage", f"file://{sound}/index", "--source", source, "--quiet")
     assert code == 0 and f"source: {COUNT:,} entries, index: {COUNT:,}; 0 missing, 0 extra, 0 wrong" in out
     damage_an_item(copy, newest(copy))
     code, out, _ = _run(capfd, "--storage", f"file://{copy}", "--report", tmp_path / "found.parquet", "--quiet")
-    assert code == 1 and f"FINDING {newest(copy).name}: run" in out and len(pq.read_table(tmp_path / "found.parquet")) == 1
+    assert (
+        code == 1 and f"FINDING {newest(copy).name}: run" in out and len(pq.read_table(tmp_path / "found.parquet")) == 1
+    )
     code, out, _ = _run(capfd, "--storage", f"file://{copy}", "--json", "--quiet")
     document = json.loads(out)
     assert (code, document["status"], len(document["findings"]), document["differences"]) == (1, "findings", 1, None)
@@ -377,7 +429,9 @@ def test_the_command_tells_what_was_found_and_how_it_ended(spark: Any, sound: Pa
         (("--storage", "file:///tmp/x", "--report", "audit.csv"), "audit.csv"),
     ],
 )
-def test_options_that_can_not_be_are_refused_before_spark_starts(arguments: tuple[str, ...], named: str, capfd: Any) -> None:
+def test_options_that_can_not_be_are_refused_before_spark_starts(
+    arguments: tuple[str, ...], named: str, capfd: Any
+) -> None:
     code, _, err = _run(capfd, *arguments)
     assert code == 2 and named in err
 
@@ -388,20 +442,34 @@ def test_a_wrong_second_beyond_a_bound_is_wrong_and_told_once(
     """Over both bounds, in both directions; what lies outside on both sides is never told, whatever it is."""
     times = table["timestamp_ms"].to_numpy() // 1000
     begin_s, end_s = int(times[1000]), int(times[2000])
-    by_s = dict.fromkeys([*range(990, 996), *range(1980, 1986)], 7_000) | dict.fromkeys([*range(1010, 1016), *range(2005, 2011)], -7_000)
+    by_s = dict.fromkeys([*range(990, 996), *range(1980, 1986)], 7_000) | dict.fromkeys(
+        [*range(1010, 1016), *range(2005, 2011)], -7_000
+    )
     outside = dict.fromkeys((100, 101, 2500, 2501), 60)
-    source = [{**row, "timestamp_ms": row["timestamp_ms"] + 1000 * (by_s | outside).get(n, 0)} for n, row in enumerate(table.to_pylist())]
+    source = [
+        {**row, "timestamp_ms": row["timestamp_ms"] + 1000 * (by_s | outside).get(n, 0)}
+        for n, row in enumerate(table.to_pylist())
+    ]
     first, inside, last = source[0], source[1500], source[-1]
-    again = [{**one, "timestamp_ms": inside["timestamp_ms"]} for one in source[200:203]]  # inside, too: the index has the one outside only
+    # inside, too: the index has the one outside only
+    again = [{**one, "timestamp_ms": inside["timestamp_ms"]} for one in source[200:203]]
     added = [{**one, "offset": 10**9 + n} for n, one in enumerate([first, last, inside, inside])]
     dropped = {300, 301, 2600, 1600, 1601, 1602}
     messages = [row for n, row in enumerate(source) if n not in dropped] + again + added
     path = write_parquet(pa.Table.from_pylist(messages, table.schema), tmp_path / "other.parquet")
     found = audited(spark, sound / "index", path, begin_ms=begin_s * 1000, end_ms=end_s * 1000 + 999).differences
-    assert found is not None and (found.counts, found.unproven, found.unsought) == ({"missing": 5, "extra": 3, "wrong": 24}, 0, 0)
+    assert found is not None and (found.counts, found.unproven, found.unsought) == (
+        {"missing": 5, "extra": 3, "wrong": 24},
+        0,
+        0,
+    )
     base = table["offset"][0].as_py()
     by_kind = {kind: sorted(d.offset - base for d in found.listed if d.kind == kind) for kind in found.counts}
-    assert by_kind["wrong"] == sorted(by_s) and by_kind["extra"] == [1600, 1601, 1602] and by_kind["missing"][:3] == [200, 201, 202]
+    assert (
+        by_kind["wrong"] == sorted(by_s)
+        and by_kind["extra"] == [1600, 1601, 1602]
+        and by_kind["missing"][:3] == [200, 201, 202]
+    )
     names = {stored.name for stored in states(f"file://{sound}/index").objects.values()}
     for d in found.listed:
         if d.kind == "wrong":

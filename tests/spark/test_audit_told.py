@@ -20,11 +20,17 @@ from tiered_index.spark.audit.report import check_report_name, report_table
 def difference(kind: str, offset: int, **more: Any) -> Difference:
     expected = None if kind == "extra" else {"second": 1_700_000_000, "size": 10, **more}
     found = None if kind == "missing" else {"second": 1_700_000_060, "size": 10, **more}
-    return Difference(kind, "orders", "order-7", 5, 0, offset, expected, found, None if found is None else "data/a.index")
+    return Difference(
+        kind, "orders", "order-7", 5, 0, offset, expected, found, None if found is None else "data/a.index"
+    )
 
 
-def result_of(listed: list[Difference], counts: dict[str, int], report: Report | None = None, **more: Any) -> AuditResult:
-    compared = Differences({"missing": 0, "extra": 0, "wrong": 0} | counts, tuple(listed), more.pop("unproven", 0), 100, 100, **more)
+def result_of(
+    listed: list[Difference], counts: dict[str, int], report: Report | None = None, **more: Any
+) -> AuditResult:
+    compared = Differences(
+        {"missing": 0, "extra": 0, "wrong": 0} | counts, tuple(listed), more.pop("unproven", 0), 100, 100, **more
+    )
     return AuditResult(report or Report(), compared, 100, 1, 3)
 
 
@@ -45,7 +51,10 @@ def test_the_summary_shows_each_kind_and_counts_what_it_leaves_out(monkeypatch: 
     listed = [difference("missing", n) for n in range(30)] + [difference("wrong", 77)]
     code, out = told(monkeypatch, capfd, result_of(listed, {"missing": 50, "wrong": 1}, report, unproven=4, unsought=9))
     assert code == 1
-    assert "WRONG orders order-7: queue 0, offset 77, 2023-11-14T22:13:20Z, 10 bytes; the index says time 2023-11-14T22:14:20Z" in out
+    assert (
+        "WRONG orders order-7: queue 0, offset 77, 2023-11-14T22:13:20Z, 10 bytes; the index says time "
+        "2023-11-14T22:14:20Z" in out
+    )
     assert out.count("MISSING ") == 20 and "and 30 further missing" in out and "further wrong" not in out
     assert out.count("NOT CHECKED ") == 20 and "and 5 further not checked" in out
     assert "4 entries of the source may have lain in damaged objects" in out and "9 " in out
@@ -63,7 +72,9 @@ def test_nothing_between_the_bounds_is_told(monkeypatch: pytest.MonkeyPatch, cap
     assert code == 0 and "nothing was compared" in out
 
 
-def test_further_columns_of_bytes_and_numbers_that_are_none_are_json(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+def test_further_columns_of_bytes_and_numbers_that_are_none_are_json(
+    monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
     result = result_of([difference("wrong", 1, tag=b"\xff\x00", weight=float("nan"))], {"wrong": 1})
     code, out = told(monkeypatch, capfd, result, "--json")
 
@@ -81,19 +92,27 @@ def test_the_report_says_what_it_does_not_list() -> None:
     rows = report_table(result).to_pylist()
     assert [row["kind"] for row in rows] == ["missing", "note", "note", "note"]
     assert [row["problem"] for row in rows[1:]] == [
-        "39 further missing entries are not listed", "2 further extra entries are not listed",
+        "39 further missing entries are not listed",
+        "2 further extra entries are not listed",
         "3 entries of the source may have lain in damaged objects: unproven",
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(
-    "uri", ["s3://bucket/audits/r.parquet", "s3a://bucket/r.parquet?endpoint_url=http://host:9000&region=x", "file:///tmp/r.parquet"]
+    "uri",
+    [
+        "s3://bucket/audits/r.parquet",
+        "s3a://bucket/r.parquet?endpoint_url=http://host:9000&region=x",
+        "file:///tmp/r.parquet",
+    ],
 )
 def test_a_report_may_go_to_any_storage(uri: str) -> None:
     check_report_name(uri)
 
 
-@pytest.mark.parametrize("uri", ["foo://b/r.parquet", "s3://r.parquet", "s3://bucket/r.csv?region=r.parquet", "memory://x/r.parquet"])
+@pytest.mark.parametrize(
+    "uri", ["foo://b/r.parquet", "s3://r.parquet", "s3://bucket/r.csv?region=r.parquet", "memory://x/r.parquet"]
+)
 def test_a_report_that_can_not_be_written_is_refused_before_anything_is_read(uri: str) -> None:
     with pytest.raises(InvalidArgument, match="report"):
         check_report_name(uri)
@@ -106,7 +125,10 @@ def test_a_report_that_can_not_be_written_is_refused_before_anything_is_read(uri
         ({"end_ms": 1.5}, "end_ms"),
         ({"most_listed": -1}, "most_listed"),
         ({"most_listed": "all"}, "most_listed"),
-        ({"begin_ms": 1_700_000_060_000, "end_ms": 1_700_000_000_000}, "begin_ms 1700000060000 lies after end_ms 1700000000000"),
+        (
+            {"begin_ms": 1_700_000_060_000, "end_ms": 1_700_000_000_000},
+            "begin_ms 1700000060000 lies after end_ms 1700000000000",
+        ),
     ],
 )
 def test_options_of_another_kind_are_refused(options: dict[str, Any], named: str, tmp_path: Path) -> None:
@@ -114,9 +136,24 @@ def test_options_of_another_kind_are_refused(options: dict[str, Any], named: str
         audit(None, storage=f"file://{tmp_path}", **options)  # type: ignore[arg-type]
 
 
-def test_bounds_the_wrong_way_round_are_refused_in_times_before_spark_starts(capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_the_wrong_way_round_are_refused_in_times_before_spark_starts(
+    capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys.modules["tiered_index.cli.spark.audit"], "spark_of", None)
     with pytest.raises(SystemExit) as ended:
-        run(["spark", "audit", "--storage", "file:///tmp/x", "--source", "s.parquet", "--begin", "2030-01-01", "--end", "2029-01-01"])
+        run(
+            [
+                "spark",
+                "audit",
+                "--storage",
+                "file:///tmp/x",
+                "--source",
+                "s.parquet",
+                "--begin",
+                "2030-01-01",
+                "--end",
+                "2029-01-01",
+            ]
+        )
     assert ended.value.code == 2
     assert "--begin 2030-01-01T00:00:00Z lies after --end 2029-01-01T00:00:00Z" in capfd.readouterr().err

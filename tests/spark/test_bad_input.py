@@ -15,7 +15,14 @@ from tests.spark.denying import DenyingAddress
 from tests.spark.entries import BEGIN_MS, check, messages, states, write_parquet
 from tiered_index import IndexConfig
 from tiered_index.cli.main import run
-from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch, StorageMisconfigured
+from tiered_index.errors import (
+    ConfigError,
+    CorruptFile,
+    InvalidArgument,
+    NotAnIndex,
+    SchemaMismatch,
+    StorageMisconfigured,
+)
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.service.answers.topics import assigned_topic_id
@@ -29,11 +36,19 @@ from tiered_index.spark.executors import StorageAddress, typed_errors
 from tiered_index.spark.windows import WindowScale
 
 BAD_FRAMES = {
-    "missing": ("topic string, queue_id int, offset long, size int, timestamp_ms long", {}, "column 'key' is missing; the source has"),
+    "missing": (
+        "topic string, queue_id int, offset long, size int, timestamp_ms long",
+        {},
+        "column 'key' is missing; the source has",
+    ),
     "missing_named": (None, {"key": "order_id"}, r"column 'order_id' \(key\) is missing"),
     "text_offset": (None, {"offset": "key"}, r"column 'key' \(offset\) is string; integers are needed"),
     "number_key": (None, {"key": "size"}, r"column 'size' \(key\) is int; text or a list of text is needed"),
-    "double_time": ("topic string, queue_id int, key string, offset long, size int, timestamp_ms double", {}, "'timestamp_ms' is double"),
+    "double_time": (
+        "topic string, queue_id int, key string, offset long, size int, timestamp_ms double",
+        {},
+        "'timestamp_ms' is double",
+    ),
     "unknown_field": (None, {"kye": "key"}, "'kye' is no field of an entry"),
 }
 PLAIN = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
@@ -85,7 +100,12 @@ def test_values_that_no_entry_can_have(change, message):
 
 
 def test_a_topic_id_is_optional_row_by_row():
-    rows = [{**ROW, "topic": "a", "topic_id": 7}, {**ROW, "topic": "b"}, {**ROW, "topic": "a"}, {**ROW, "topic": "b", "topic_id": 8}]
+    rows = [
+        {**ROW, "topic": "a", "topic_id": 7},
+        {**ROW, "topic": "b"},
+        {**ROW, "topic": "a"},
+        {**ROW, "topic": "b", "topic_id": 8},
+    ]
     (blocks,) = look(rows)
     dtype = IndexConfig(slots=64, items=100).layout().schema.item
     items = np.concatenate([np.frombuffer(cell, dtype) for cell in blocks["items"].to_pylist()])
@@ -97,9 +117,13 @@ def test_a_topic_id_is_optional_row_by_row():
 
 def test_clocks_that_are_all_wrong_make_few_windows():
     times = pa.array(range(0, 253_402_300_799_000, 253_402_300_799_000 // 200_000), pa.int64())
-    table = pa.table({"topic": pa.array(["t"] * len(times)), "timestamp_ms": times, "has_key": pa.array([True] * len(times))})
+    table = pa.table(
+        {"topic": pa.array(["t"] * len(times)), "timestamp_ms": times, "has_key": pa.array([True] * len(times))}
+    )
     scale = WindowScale(60, BEGIN_MS // 1000, BEGIN_MS // 1000 + 86_400)
-    census = Census.of([[batch.column(0)[0].as_py()] for batch in count_batches(table.to_batches(10_000), scale, 1_000)])
+    census = Census.of(
+        [[batch.column(0)[0].as_py()] for batch in count_batches(table.to_batches(10_000), scale, 1_000)]
+    )
     assert census.quarantined == census.entries == len(times) and len(census.windows) == 118
 
 
@@ -298,19 +322,36 @@ def test_missing_java_and_missing_pyspark(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match="is Java 11"):
         session_module.check_java()
     run = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.modules['pyspark'] = None; sys.modules['pyspark.errors'] = None\n"
-         "from tiered_index.cli.main import run; run(sys.argv[1:])", "spark", "merge", "--storage", "file:///nowhere/at/all"],
-        capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}, timeout=60,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.modules['pyspark'] = None; sys.modules['pyspark.errors'] = None\n"
+            "from tiered_index.cli.main import run; run(sys.argv[1:])",
+            "spark",
+            "merge",
+            "--storage",
+            "file:///nowhere/at/all",
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+        timeout=60,
+    )
     assert run.returncode == 2
     assert "pip install 'tiered_index[spark]'" in run.stderr
 
 
 def test_errors_of_tasks_keep_their_class_and_their_text():
-    text = "tiered_index.rocketmq.log.commitlog.MissingOffsets: store: deleted before they were read: commit log offsets 0 to 9"
+    text = (
+        "tiered_index.rocketmq.log.commitlog.MissingOffsets: store: deleted before they were read: commit log "
+        "offsets 0 to 9"
+    )
     with pytest.raises(CorruptFile, match="store: deleted before"), typed_errors("reading"):
         raise RuntimeError(text)
-    text = "org.apache.spark.SparkException: Job aborted\nTraceback\ntiered_index.errors.CorruptFile: data/x: bad at byte 4\n\tat org"
+    text = (
+        "org.apache.spark.SparkException: Job aborted\nTraceback\ntiered_index.errors.CorruptFile: data/x: bad at "
+        "byte 4\n\tat org"
+    )
     with pytest.raises(CorruptFile, match=r"data/x: bad at byte 4 \(reading\)") as caught, typed_errors("reading"):
         raise RuntimeError(text)
     assert caught.value.file == "data/x"

@@ -97,11 +97,16 @@ def test_the_same_rows_are_a_repeat_however_they_are_cut() -> None:
     run(storage, 4, [whole])
     before = log.refresh()
     for parts, more in (
-        ([whole], {}), (by_topic, {}), ([shuffled.slice(0, 90), shuffled.slice(0, 0), shuffled.slice(90)], {}),
-        ([shuffled], {"scale": replace(SCALE, window_s=3_600)}), ([whole], {"scale": replace(SCALE, plausible_max=10**9 + 5)}),
-    ):  # fmt: skip
+        ([whole], {}),
+        (by_topic, {}),
+        ([shuffled.slice(0, 90), shuffled.slice(0, 0), shuffled.slice(90)], {}),
+        ([shuffled], {"scale": replace(SCALE, window_s=3_600)}),
+        ([whole], {"scale": replace(SCALE, plausible_max=10**9 + 5)}),
+    ):
         told = run(storage, 4, parts, **more)
-        assert sum(part.content.entries for part in told) == 400 and all(part.shards for part in told if part.content.entries)
+        assert sum(part.content.entries for part in told) == 400 and all(
+            part.shards for part in told if part.content.entries
+        )
         assert log.refresh() == before and {info.name for info in storage.list("data/")} == set(before.objects)
 
 
@@ -123,22 +128,29 @@ ROW = TABLE.slice(7, 1).to_pylist()[0]
 OTHERS = {
     "more": pa.concat_tables([TABLE, messages(30, seed=2)]),
     "fewer": TABLE.slice(0, 399),
-    "topic": {"topic": "elsewhere"}, "key": {"key": "of nobody"},
-    "queue": {"queue_id": ROW["queue_id"] + 1}, "size": {"size": ROW["size"] + 1},
-    "offset": {"offset": ROW["offset"] + 1}, "second": {"timestamp_ms": ROW["timestamp_ms"] + 1_000},
-}  # fmt: skip
+    "topic": {"topic": "elsewhere"},
+    "key": {"key": "of nobody"},
+    "queue": {"queue_id": ROW["queue_id"] + 1},
+    "size": {"size": ROW["size"] + 1},
+    "offset": {"offset": ROW["offset"] + 1},
+    "second": {"timestamp_ms": ROW["timestamp_ms"] + 1_000},
+}
 
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_other_rows_under_the_last_number_are_refused_and_taken_back(case: str) -> None:
-    """As from a checkpoint one batch older than the index: that batch is planned anew, up to where the source ends now."""
+    """As from a checkpoint one batch older than the index: that batch is planned anew, up to where the source ends
+    now.
+    """
     storage, log = an_index()
     run(storage, 4, [TABLE])
     before, change = log.refresh(), OTHERS[case]
     if isinstance(change, dict):
         changed = pa.Table.from_pylist([{**ROW, **change}], TABLE.schema)
         change = pa.concat_tables([TABLE.slice(0, 7), changed, TABLE.slice(8)])
-    with pytest.raises(InvalidArgument, match=r"micro-batch 4 of this query already, of 400 entries, and .* its checkpoint is older"):
+    with pytest.raises(
+        InvalidArgument, match=r"micro-batch 4 of this query already, of 400 entries, and .* its checkpoint is older"
+    ):
         run(storage, 4, [change])
     assert log.refresh() == before and {info.name for info in storage.list("data/")} == set(before.objects)
     run(storage, 5, [change])
@@ -146,7 +158,9 @@ def test_other_rows_under_the_last_number_are_refused_and_taken_back(case: str) 
 
 
 @pytest.mark.parametrize("earlier", [{}, {"spark:q": 3}])
-def test_a_batch_that_no_record_tells_of_is_known_by_its_number(monkeypatch: pytest.MonkeyPatch, earlier: dict[str, int]) -> None:
+def test_a_batch_that_no_record_tells_of_is_known_by_its_number(
+    monkeypatch: pytest.MonkeyPatch, earlier: dict[str, int]
+) -> None:
     """Records of earlier versions don't say what a batch held; they may stand behind ones that do."""
     storage, log = an_index()
     for number in earlier.values():

@@ -1,4 +1,6 @@
-"""`tiered-index bench spark`: what it measures is what it says. Never how fast. The whole command is of `make test-cluster`."""
+"""`tiered-index bench spark`: what it measures is what it says. Never how fast. The whole command is of `make
+test-cluster`.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +51,18 @@ def test_amounts_follow_from_the_setting():
 
 @pytest.fixture(scope="module")
 def made(spark, tmp_path_factory):
-    """The folder with the index and the tuned Parquet files of the same messages, and the hashes of the keys that are asked for."""
+    """The folder with the index and the tuned Parquet files of the same messages, and the hashes of the keys that are
+    asked for.
+    """
     folder = tmp_path_factory.mktemp("bench")
     source = message_frame(spark, AMOUNTS.entries, AMOUNTS.days, 2)
-    built = build(spark, source, storage=f"file://{folder}/index", window="1d", config=IndexConfig(slots=64, items=2_000, max_late_s=1e10))
+    built = build(
+        spark,
+        source,
+        storage=f"file://{folder}/index",
+        window="1d",
+        config=IndexConfig(slots=64, items=2_000, max_late_s=1e10),
+    )
     assert (built.entries, len(built.windows)) == (AMOUNTS.entries, AMOUNTS.days)
     write_parquet(source, folder / TUNED, TUNED, AMOUNTS.days, AMOUNTS.a_day)
     keys = asked_keys(AMOUNTS)
@@ -72,9 +82,13 @@ def test_messages_are_where_their_numbers_say(made):
 def test_keys_of_bulk_lookups_are_of_whom_they_say():
     assert counts_of((10, 5_000), 3_840, 4) == [(SPREAD, 10), (SPREAD, 1_920), (NEWEST, 10), (NEWEST, 480)]
     spread, newest = AskedKeys(SPREAD, 384, 3_840, 4), AskedKeys(NEWEST, 480, 3_840, 4)
-    assert spread.range_ms is None and newest.range_ms == ((BEGIN_S + 3 * DAY_S) * 1000, (BEGIN_S + 4 * DAY_S) * 1000 - 1)
+    assert spread.range_ms is None and newest.range_ms == (
+        (BEGIN_S + 3 * DAY_S) * 1000,
+        (BEGIN_S + 4 * DAY_S) * 1000 - 1,
+    )
     assert spread.numbers[1:3].tolist() == [11, 21] and newest.numbers[1:3].tolist() == [2_883, 2_885]
-    # one key in twenty is of no message; every 15th message has a key that all days hold: 32 of the odd ones of the newest day
+    # one key in twenty is of no message; every 15th message has a key that all days hold: 32 of the odd ones of the
+    # newest day
     assert (spread.numbers >= ABSENT).sum() == 20 and (newest.numbers >= ABSENT).sum() == 24
     assert newest.numbers[newest.numbers < ABSENT].max() == 3_839
     assert spread.held.sum() == 384 - 20 and newest.held.sum() == 480 - 24 - 32
@@ -139,10 +153,26 @@ def test_gets_equal_the_windows_in_range():
 @pytest.mark.slow
 def test_the_whole_command(tmp_path):
     def run(*arguments: str) -> dict[str, object]:
-        command = [str(Path(sys.executable).with_name("tiered-index")), "bench", "spark", "--rounds", "1", "--quick", "--json", *arguments]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("TIERED_INDEX_", "AWS_"))}
+        command = [
+            str(Path(sys.executable).with_name("tiered-index")),
+            "bench",
+            "spark",
+            "--rounds",
+            "1",
+            "--quick",
+            "--json",
+            *arguments,
+        ]
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("TIERED_INDEX_", "AWS_"))
+        }
         done = subprocess.run(
-            [*command, "--root-dir", str(tmp_path)], capture_output=True, text=True, timeout=600, env=environment, check=False
+            [*command, "--root-dir", str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            env=environment,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         assert list(tmp_path.iterdir()) == []
@@ -150,12 +180,17 @@ def test_the_whole_command(tmp_path):
 
     measured = run("--entries", "4096", "--master", "local[1]", "--master", "local-cluster[2,1,1024]")
     figures = {figure["name"]: figure["median"] for figure in measured["figures"]}  # type: ignore[attr-defined]
-    assert {name for name in figures if name.startswith("spark build")} == {"spark build, local[1]", "spark build, local-cluster[2,1,1024]"}
+    assert {name for name in figures if name.startswith("spark build")} == {
+        "spark build, local[1]",
+        "spark build, local-cluster[2,1,1024]",
+    }
     assert figures["lookups of the year that cost other than one GET a window in range"] == 0
     assert figures["tiered_index: bytes an entry"] > 32
     assert [table["title"].split(":")[0].split(" of ")[0] for table in measured["tables"]] == [  # type: ignore[attr-defined]
-        "seconds, median", "requests and bytes a lookup", "GETs a lookup",
-    ]  # fmt: skip
+        "seconds, median",
+        "requests and bytes a lookup",
+        "GETs a lookup",
+    ]
     assert spark_page.rates(measured).count("\n") == 8
     assert "DuckDB, Parquet, tuned" in spark_page.lookups(measured)
     assert set(inputs_of(spark_page.inputs(measured))) == {"build", "merge", "bytes an entry"}

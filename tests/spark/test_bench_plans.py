@@ -1,4 +1,6 @@
-"""Plans that `tiered-index bench spark-lookup` compares: the used one reads what a lookup reads, the others what is counted by hand."""
+"""Plans that `tiered-index bench spark-lookup` compares: the used one reads what a lookup reads, the others what is
+counted by hand.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ ABSENT = [f"absent{n}" for n in range(200)]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Two shards of a table, whose slots are finer or coarser than a file's, and a file; most keys are in one of them, some in both."""
+    """Two shards of a table, whose slots are finer or coarser than a file's, and a file; most keys are in one of them,
+    some in both.
+    """
     job = plan_module._job
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_module, "_job", lambda *given: job(*given[:-1], 1 << 17))
@@ -65,9 +69,11 @@ def settings_of(gap):
 def test_the_used_plan_is_what_a_lookup_reads(made, monkeypatch, keys, gap, limits):
     if limits is not None:
         for module, name, value in (
-            (search, "WINDOW_BYTES", limits[0]), (plans, "WINDOW_BYTES", limits[0]),
-            (cold_path, "MAX_SPAN_BYTES", limits[1]), (plans, "MAX_SPAN_BYTES", limits[1]),
-        ):  # fmt: skip
+            (search, "WINDOW_BYTES", limits[0]),
+            (plans, "WINDOW_BYTES", limits[0]),
+            (cold_path, "MAX_SPAN_BYTES", limits[1]),
+            (plans, "MAX_SPAN_BYTES", limits[1]),
+        ):
             monkeypatch.setattr(module, name, value)
     (costs,) = plan_costs(made.storage, made.state, [asked(keys)], settings_of(gap))
     used = costs[0]
@@ -79,7 +85,9 @@ def test_the_used_plan_is_what_a_lookup_reads(made, monkeypatch, keys, gap, limi
     if not gap:
         # of more than one range an object and filters of all, or without filters of the file and of two shards
         objects = len(made.state.objects)
-        assert (used.requests > objects, used.opening_requests) == ((True, 2 * objects) if len(keys) > 2 else (False, 3))
+        assert (used.requests > objects, used.opening_requests) == (
+            (True, 2 * objects) if len(keys) > 2 else (False, 3)
+        )
 
 
 def test_units_and_gaps_read_the_more_the_larger_they_are(made):
@@ -151,8 +159,10 @@ def test_units_are_counted_as_by_hand(made, monkeypatch, unit):
 def test_several_numbers_of_keys_are_counted_at_once(made):
     settings = settings_of(0)
     both = plan_costs(made.storage, made.state, [asked(HELD), asked(HELD[:3])], settings)
-    assert both == [*plan_costs(made.storage, made.state, [asked(HELD)], settings), *plan_costs(made.storage, made.state, [asked(HELD[:3])],
-                    settings)]  # fmt: skip
+    assert both == [
+        *plan_costs(made.storage, made.state, [asked(HELD)], settings),
+        *plan_costs(made.storage, made.state, [asked(HELD[:3])], settings),
+    ]
     assert both[0][0].read_bytes > both[1][0].read_bytes > 0
 
 

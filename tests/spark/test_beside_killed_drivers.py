@@ -1,6 +1,8 @@
-"""The process that publishes a build, or merges, is killed at each of its calls to the storage; and builds that race in processes.
+"""The process that publishes a build, or merges, is killed at each of its calls to the storage; and builds that race in
+processes.
 
-The old state or the new one, whatever the moment; running it again does what is left; leftovers, unfinished uploads among them, are swept.
+The old state or the new one, whatever the moment; running it again does what is left; leftovers, unfinished uploads
+among them, are swept.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def built(uri: str, table: pa.Table, path: Path, *, shards: int = 1) -> int:
-    """Write what the tasks of a build write, keep what the driver publishes in a file, and return how many shards that are."""
+    """Write what the tasks of a build write, keep what the driver publishes in a file, and return how many shards that
+    are.
+    """
     with open_storage(uri) as storage:
         log = StorageLog(storage, SystemClock())
         genesis = log.create(planned(table).genesis).genesis
@@ -81,13 +85,17 @@ def built(uri: str, table: pa.Table, path: Path, *, shards: int = 1) -> int:
 def test_a_driver_killed_at_each_call_of_publish(program: Program, tmp_path: Path) -> None:
     origin, first, second = tmp_path / "origin", tmp_path / "first", tmp_path / "second"
     old = built(f"file://{origin}", TABLE, first)
-    assert program(job="publish", uri=f"file://{origin}", build=str(first), mode="error", nth=0, when="")["killed"] is False
+    assert (
+        program(job="publish", uri=f"file://{origin}", build=str(first), mode="error", nth=0, when="")["killed"]
+        is False
+    )
     new = built(f"file://{origin}", OTHER, second, shards=2)
     kept = TABLE.filter(pa.compute.greater_equal(TABLE["timestamp_ms"], _second_day()))
     whole = tmp_path / "whole"
     shutil.copytree(origin, whole)
     calls = program(job="publish", uri=f"file://{whole}", build=str(second), mode="replace", nth=0, when="")["calls"]
-    assert calls.count("complete_upload") == calls.count("head") == new == 2 and calls.count("get_suffix") == 1  # the log's end
+    # the log's end
+    assert calls.count("complete_upload") == calls.count("head") == new == 2 and calls.count("get_suffix") == 1
     assert calls.count("put_if_absent") == 1 and "put" in calls
     published = 0
     for nth in range(1, len(calls) + 1):
@@ -127,7 +135,9 @@ def test_a_merge_killed_in_the_middle_and_run_again(program: Program, tmp_path: 
     """What was published before stays, the rest is done by the next run, and nothing is done twice."""
     origin = tmp_path / "origin"
     uri = f"file://{origin}"
-    with IndexService.open(root=tmp_path / "root", storage=uri, slots=64, items=100, background=False, max_late_s=10**10) as index:
+    with IndexService.open(
+        root=tmp_path / "root", storage=uri, slots=64, items=100, background=False, max_late_s=10**10
+    ) as index:
         for batch in TABLE.to_batches(70):
             index.put_batch(batch)
             index.flush()
@@ -185,6 +195,8 @@ def test_builds_of_one_window_at_once_by_processes(program: Program, tmp_path: P
             # each one behind another replaced what that had published: the last one's is there
             assert outcomes == [0, 0, 0] and total(uri) == 180 and len(state.objects) == 1
             (name,) = state.objects
-            (last,) = {n for n, path in enumerate(paths) if name in {s.stored.name for s in pickle.loads(path.read_bytes())[1]}}
+            (last,) = {
+                n for n, path in enumerate(paths) if name in {s.stored.name for s in pickle.loads(path.read_bytes())[1]}
+            }
             check(uri, rows[last], keys=5)
         assert sweep(uri) == {"error": 2, "append": 0, "replace": 2}[mode]

@@ -35,7 +35,9 @@ def test_a_parquet_file_becomes_tables_that_answer_as_the_live_engine_does(spark
     assert sum(entries for _, _, entries in result.windows) == total(storage) == 6_000
     assert result.shards == len(states(storage).objects) == 6
     check(storage, table)
-    with IndexService.open(root=tmp_path / "live", storage=f"file://{tmp_path}/live-storage", config=None, background=False) as live:
+    with IndexService.open(
+        root=tmp_path / "live", storage=f"file://{tmp_path}/live-storage", config=None, background=False
+    ) as live:
         live.put_batch(table.combine_chunks().to_batches()[0])
         live.flush()
         with IndexReader.open(storage) as reader:
@@ -68,7 +70,14 @@ def test_a_dataframe_with_names_of_its_own_lists_of_keys_and_timestamps(spark, s
     rows = [(f"o-{n % 7}", [f"c-{n % 3}", f"c-{n % 3}", f"d-{n}"], n, BEGIN_MS / 1000 + n) for n in range(200)]
     frame = spark.createDataFrame(rows, "order_id string, customers array<string>, pos long, second double")
     frame = frame.withColumn("at", F.timestamp_seconds("second"))
-    columns = {"key": "customers", "offset": "pos", "timestamp_ms": "at", "topic": F.lit("orders"), "queue_id": F.lit(2), "size": F.lit(9)}
+    columns = {
+        "key": "customers",
+        "offset": "pos",
+        "timestamp_ms": "at",
+        "topic": F.lit("orders"),
+        "queue_id": F.lit(2),
+        "size": F.lit(9),
+    }
     assert build(spark, frame, storage=storage, columns=columns, config=config).entries == 400
     with IndexReader.open(storage) as reader:
         found = reader.query("orders", "c-1", max_count=1_000).items
@@ -113,7 +122,10 @@ def test_source_and_index_in_s3_without_any_hadoop_library(spark, s3, config, tm
     assert counted.bytes_read > 0 and counted.bytes_written == 0
     assert (written.task_requests["put"], written.bytes_written) == (built.shards, built.written_bytes)
     assert (published.task_requests, published.driver_requests["head"] >= built.shards) == ({}, True)
-    assert build(spark, f"{base}/in/lines/m.ndjson.gz{query}", storage=storage, config=config, mode="append").entries == 200
+    assert (
+        build(spark, f"{base}/in/lines/m.ndjson.gz{query}", storage=storage, config=config, mode="append").entries
+        == 200
+    )
     check(storage.replace("s3a", "s3"), table, more, keys=8)
     with IndexReader.open(storage.replace("s3a", "s3")) as reader:
         ids = {i.topic_id for i in reader.query("orders", "key-0", max_count=2_000).items}
@@ -166,7 +178,9 @@ def test_times_that_cannot_be_right_go_to_quarantine_and_are_counted(spark, stor
     check(storage, table, later, keys=100)
 
 
-@pytest.mark.parametrize("wrong", [[0, 5_000, 253_402_300_799_000], list(range(0, 300_000, 1_000))], ids=["some", "all"])
+@pytest.mark.parametrize(
+    "wrong", [[0, 5_000, 253_402_300_799_000], list(range(0, 300_000, 1_000))], ids=["some", "all"]
+)
 def test_wrong_clocks_of_a_source_that_is_built_again_are_known(spark, storage, config, tmp_path, wrong):
     table = messages(300)
     at = table.schema.get_field_index("timestamp_ms")

@@ -1,4 +1,6 @@
-"""Live writers, builds, merges and sweeps at once on one storage: no entry is lost, doubled, or missed by a reader for a moment."""
+"""Live writers, builds, merges and sweeps at once on one storage: no entry is lost, doubled, or missed by a reader for
+a moment.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ def run(folder: Path, uri: str, seed: int, *, rounds: int, builds: int, **settin
     print(f"seed {seed}: {beside.stored.entries} entries, {dict(seen)}")
     assert (seen["append"], seen["replace"]) == (builds, builds // 2)
     short = builds < 8
-    assert seen["published"] > rounds // 3 and seen["merged"] >= (1 if short else 5) and seen["swept"] >= (1 if short else 20)
+    assert (
+        seen["published"] > rounds // 3
+        and seen["merged"] >= (1 if short else 5)
+        and seen["swept"] >= (1 if short else 20)
+    )
     assert short or (seen["merge in trouble"] and seen["build in trouble"])
     assert seen["lookups"] >= 50 and seen["standing"] >= 20
     return beside
@@ -57,7 +63,11 @@ def test_nothing_is_lost_or_doubled_where_jobs_compact(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "seed"), [("file", 12), ("memory", 13), ("sqlite", 14)])
 def test_nothing_is_lost_or_doubled_where_jobs_compact_for_long(tmp_path: Path, kind: str, seed: int) -> None:
-    uris = {"file": f"file://{tmp_path}/store", "memory": f"memory://beside-{seed}", "sqlite": f"sqlite://{tmp_path}/store.db"}
+    uris = {
+        "file": f"file://{tmp_path}/store",
+        "memory": f"memory://beside-{seed}",
+        "sqlite": f"sqlite://{tmp_path}/store.db",
+    }
     beside = run(tmp_path / "root", uris[kind], seed, rounds=50, builds=8, **STAGING)
     check_jobs(beside)
     assert beside.seen["compaction in trouble"]
@@ -66,7 +76,11 @@ def test_nothing_is_lost_or_doubled_where_jobs_compact_for_long(tmp_path: Path, 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "seed"), [("file", 2), ("memory", 3), ("memory", 4), ("sqlite", 5)])
 def test_nothing_is_lost_or_doubled_for_long(tmp_path: Path, kind: str, seed: int) -> None:
-    uris = {"file": f"file://{tmp_path}/store", "memory": f"memory://beside-{seed}", "sqlite": f"sqlite://{tmp_path}/store.db"}
+    uris = {
+        "file": f"file://{tmp_path}/store",
+        "memory": f"memory://beside-{seed}",
+        "sqlite": f"sqlite://{tmp_path}/store.db",
+    }
     run(tmp_path / "root", uris[kind], seed, rounds=120, builds=24)
 
 

@@ -1,9 +1,11 @@
-"""Drivers of builds, merges and compactions on a cluster of two executors, killed before and after each step: the old state or the new one.
+"""Drivers of builds, merges and compactions on a cluster of two executors, killed before and after each step: the old
+state or the new one.
 
-A step is a call by which the driver changes the storage; they are those that each kind of job takes when nothing disturbs it (see
-`cluster_driver`), so that a new one is covered by itself. Before and after a call that only reads, the storage is the same, so a job is
-killed before its first step, and after each: after one is before the next. Two kinds of builds do, one that creates the index and one
-that replaces a table: ``append`` differs from them by what it does not remove. Each job is a thread of one driver, which is killed once.
+A step is a call by which the driver changes the storage; they are those that each kind of job takes when nothing
+disturbs it (see `cluster_driver`), so that a new one is covered by itself. Before and after a call that only reads, the
+storage is the same, so a job is killed before its first step, and after each: after one is before the next. Two kinds
+of builds do, one that creates the index and one that replaces a table: ``append`` differs from them by what it does not
+remove. Each job is a thread of one driver, which is killed once.
 """
 
 from __future__ import annotations
@@ -62,9 +64,14 @@ def origins(folder: Path) -> None:
     build_here(f"file://{folder}/replace", OLDER)
     for name, by in (("merge", "local"), ("compact", "spark")):
         with IndexService.open(
-            root=folder / f"root-{name}", storage=f"file://{folder}/{name}", slots=64, items=1_000, background=False, compaction=by,
+            root=folder / f"root-{name}",
+            storage=f"file://{folder}/{name}",
+            slots=64,
+            items=1_000,
+            background=False,
+            compaction=by,
             max_late_s=10**10,
-        ) as index:  # fmt: skip
+        ) as index:
             for table in WRITTEN:
                 index.put_batch(table)
                 index.flush()
@@ -107,9 +114,14 @@ def test_drivers_that_are_killed(tmp_path: Path, tell: Tell) -> None:
     origins(tmp_path / "origins")
     code, out, error = driver(tmp_path, source, "die")
     assert code == -signal.SIGKILL, (out, error[-3000:])
-    steps = {kind: [tuple(step) for step in taken] for kind, taken in json.loads((tmp_path / "steps.json").read_text()).items()}
+    steps = {
+        kind: [tuple(step) for step in taken]
+        for kind, taken in json.loads((tmp_path / "steps.json").read_text()).items()
+    }
     assert list(steps) == list(JOBS) == list(KINDS)
-    names = [f"{kind}-tasks" for kind in TASKS] + [f"{kind}-{number}" for kind in JOBS for number in range(len(steps[kind]) + 1)]
+    names = [f"{kind}-tasks" for kind in TASKS] + [
+        f"{kind}-{number}" for kind in JOBS for number in range(len(steps[kind]) + 1)
+    ]
     uploading = 0
     for name in names:
         kind, _, at = name.partition("-")
@@ -168,7 +180,9 @@ def _check_state(uri: str, kind: str, records: int) -> None:
     if kind == "merge":
         assert (len(state.files), len(state.tables)) == (2 - records, records)
     else:
-        assert len(state.tables if kind != "compact" else state.files) == {"build": 1, "replace": 1, "compact": 2}[kind] * bool(tables)
+        assert len(state.tables if kind != "compact" else state.files) == {"build": 1, "replace": 1, "compact": 2}[
+            kind
+        ] * bool(tables)
     if tables:
         check(uri, *tables, keys=2)
 

@@ -1,4 +1,6 @@
-"""Compaction by Spark: what a writer has staged comes into the log by one record, and the writer adopts it; by code and by command."""
+"""Compaction by Spark: what a writer has staged comes into the log by one record, and the writer adopts it; by code and
+by command.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def test_staged_files_come_by_one_record_and_the_writer_adopts_them(spark, stora
     assert states(storage).number == report.log_number == before + 1
     assert told[-1][0] == "compact" and told[-1][1] >= told[-1][2] > 0
     assert {stage.name for stage in report.metrics.stages} == {"plan and publish", "compact"}
-    assert total(storage) == 1_200 and report.written_bytes == sum(o.size_bytes for o in states(storage).objects.values())
+    assert total(storage) == 1_200 and report.written_bytes == sum(
+        o.size_bytes for o in states(storage).objects.values()
+    )
     # the plan knew what it would cost
     assert dict(planned.requests) == dict(report.requests) == report.metrics.requests
     assert planned.cost_usd == pytest.approx(report.cost_usd) and planned.cost_usd > 0
@@ -66,7 +70,9 @@ def test_the_command_tells_what_is_left_and_what_is_damaged(spark, storage, writ
     assert planned["cost_usd"] > 0 and "metrics" not in planned
     first, second = (handle.file_id for handle in index.files()[:2])
     with open_storage(storage) as opened:
-        names = {info.name.split("/")[1]: info.name for info in opened.list("staging/") if info.name.endswith(".entries")}
+        names = {
+            info.name.split("/")[1]: info.name for info in opened.list("staging/") if info.name.endswith(".entries")
+        }
         whole = opened.get(names[first])
         opened.put(names[first], whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
     # something that no task can read

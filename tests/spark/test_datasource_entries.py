@@ -1,4 +1,6 @@
-"""The data source `tiered_index`: every stored entry, by options and by pushed filters, at one log position, in few requests."""
+"""The data source `tiered_index`: every stored entry, by options and by pushed filters, at one log position, in few
+requests.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +54,16 @@ def load(session, uri, **options):
 
 def found(frame):
     """Return the rows of a frame, without the key, and how often each comes."""
-    return Counter((r.topic, r.key_hash, r.queue_id, r.offset, r.size, int(r.timestamp.timestamp())) for r in frame.collect())
+    return Counter(
+        (r.topic, r.key_hash, r.queue_id, r.offset, r.size, int(r.timestamp.timestamp())) for r in frame.collect()
+    )
 
 
 def expected(rows, keep=lambda row: True):
     kept = filter(keep, rows)
-    return Counter((r["topic"], hash_key(r["topic"], r["key"]), r["queue_id"], r["offset"], r["size"], seconds(r)) for r in kept)
+    return Counter(
+        (r["topic"], hash_key(r["topic"], r["key"]), r["queue_id"], r["offset"], r["size"], seconds(r)) for r in kept
+    )
 
 
 def seconds(row):
@@ -73,7 +79,8 @@ def test_a_scan_gives_every_stored_entry(session, written):
 
 CASES = {
     "key": (
-        "topic = 'orders' and key = 'key-0' and size > 5000", {"topic": "orders", "key": "key-0"},
+        "topic = 'orders' and key = 'key-0' and size > 5000",
+        {"topic": "orders", "key": "key-0"},
         lambda r: (r["topic"], r["key"]) == ("orders", "key-0") and r["size"] > 5000,
     ),
     "keys": ("key in ('key-7', 'key-8', 'nobody')", {}, lambda r: r["key"] in ("key-7", "key-8")),
@@ -83,7 +90,7 @@ CASES = {
         {"TOPIC": "payments", "beginMs": str(BEGIN_MS + DAY_MS), "endms": str(BEGIN_MS + 2 * DAY_MS)},
         lambda r: r["topic"] == "payments" and DAY_MS <= seconds(r) * 1000 - BEGIN_MS < 2 * DAY_MS,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -103,7 +110,9 @@ def test_a_lookup_gives_what_query_answers_and_repeated_entries(session, written
     uri, _ = written
     rows = load(session, uri, topic="orders", key="key-0").collect()
     with IndexReader.open(uri) as reader:
-        answers = [(i.queue_id, i.offset, i.size, i.timestamp_ms) for i in reader.query("orders", "key-0", max_count=100_000)]
+        answers = [
+            (i.queue_id, i.offset, i.size, i.timestamp_ms) for i in reader.query("orders", "key-0", max_count=100_000)
+        ]
     given = Counter((r.queue_id, r.offset, r.size, int(r.timestamp.timestamp() * 1000)) for r in rows)
     assert set(given) == set(answers) and len(answers) < len(rows)
     assert max(given.values()) == 2
@@ -112,13 +121,18 @@ def test_a_lookup_gives_what_query_answers_and_repeated_entries(session, written
 def test_filters_on_one_frame_do_not_disturb_each_other(session, written):
     uri, rows = written
     frame = load(session, uri)
-    late, topic = frame.filter(f"timestamp >= timestamp_millis({BEGIN_MS + 2 * DAY_MS})"), frame.filter("topic = 'payments'")
+    late, topic = (
+        frame.filter(f"timestamp >= timestamp_millis({BEGIN_MS + 2 * DAY_MS})"),
+        frame.filter("topic = 'payments'"),
+    )
     expected_late = expected(rows, lambda r: r["timestamp_ms"] >= BEGIN_MS + 2 * DAY_MS)
     expected_topic = expected(rows, lambda r: r["topic"] == "payments")
     assert found(late) == expected_late
     assert found(late.union(topic).union(frame)) == expected_late + expected_topic + expected(rows)
     by_key = [load(session, uri, topic="orders", key=key) for key in ("key-0", "key-7")]
-    assert found(by_key[0].union(by_key[1])) == expected(rows, lambda r: r["topic"] == "orders" and r["key"] in ("key-0", "key-7"))
+    assert found(by_key[0].union(by_key[1])) == expected(
+        rows, lambda r: r["topic"] == "orders" and r["key"] in ("key-0", "key-7")
+    )
 
 
 def test_what_spark_does_with_filters_of_one_frame(session, written):
@@ -150,14 +164,31 @@ def test_pushdown_that_the_configuration_forbids_is_an_error(session, written):
 
 def test_errors_and_schemas_of_the_user_reach_spark(session, written):
     uri, _ = written
-    with pytest.raises(InvalidArgument, match="unknown option 'begin'; the options are path, topic, key, beginMs"), typed_errors("reading"):
+    with (
+        pytest.raises(InvalidArgument, match="unknown option 'begin'; the options are path, topic, key, beginMs"),
+        typed_errors("reading"),
+    ):
         load(session, uri, begin="1")
-    with pytest.raises(SchemaMismatch, match="'offset' was wanted as string, and it is bigint"), typed_errors("reading"):
+    with (
+        pytest.raises(SchemaMismatch, match="'offset' was wanted as string, and it is bigint"),
+        typed_errors("reading"),
+    ):
         session.read.format("tiered_index").schema("topic string, offset string").load(uri).collect()
-    rows = session.read.format("tiered_index").schema("size int, topic string").option("topic", "orders").load(uri).collect()
+    rows = (
+        session.read.format("tiered_index")
+        .schema("size int, topic string")
+        .option("topic", "orders")
+        .load(uri)
+        .collect()
+    )
     assert {row.topic for row in rows} == {"orders"} and rows[0].__fields__ == ["size", "topic"]
     # in any case of letters, as in Spark
-    frame = session.read.format("tiered_index").schema("OFFSET long, Key string, TIMESTAMP timestamp").option("pushdown", "on").load(uri)
+    frame = (
+        session.read.format("tiered_index")
+        .schema("OFFSET long, Key string, TIMESTAMP timestamp")
+        .option("pushdown", "on")
+        .load(uri)
+    )
     rows = frame.filter("key = 'key-0'").collect()
     assert rows[0].__fields__ == ["OFFSET", "Key", "TIMESTAMP"] and {row.Key for row in rows} == {"key-0"}
 
@@ -177,7 +208,10 @@ def test_an_index_that_is_merged_between_planning_and_reading(session, tmp_path)
     with open_storage(uri) as storage:
         for name in files:
             storage.delete(name)
-    with pytest.raises(StorageUnavailable, match=r"was removed .* at log position \d+; load the index again"), typed_errors("reading"):
+    with (
+        pytest.raises(StorageUnavailable, match=r"was removed .* at log position \d+; load the index again"),
+        typed_errors("reading"),
+    ):
         frame.collect()
     assert len(load(session, uri).collect()) == 300
     key = load(session, uri, topic="orders", key="key-0")

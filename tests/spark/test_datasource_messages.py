@@ -1,4 +1,6 @@
-"""The data source `rocketmq_commitlog`: messages in batch, of a store and of an archive, and as a stream that stops and goes on."""
+"""The data source `rocketmq_commitlog`: messages in batch, of a store and of an archive, and as a stream that stops and
+goes on.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,18 @@ def fill(folder, count=300, first=0, **settings):
     """Write messages `first` and on into a store."""
     with StoreWriter(folder, segment_bytes=SEGMENT, **settings) as writer:
         return [
-            writer.put("orders", n % 3, b"body %d" % n, keys=[f"k-{n}", "all"], tags="tag", uniq_key=f"u-{n}", store_ms=BEGIN_MS + n * 1000,
-                       born_ms=BEGIN_MS - 5)
+            writer.put(
+                "orders",
+                n % 3,
+                b"body %d" % n,
+                keys=[f"k-{n}", "all"],
+                tags="tag",
+                uniq_key=f"u-{n}",
+                store_ms=BEGIN_MS + n * 1000,
+                born_ms=BEGIN_MS - 5,
+            )
             for n in range(first, first + count)
-        ]  # fmt: skip
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +70,9 @@ def batch(path, **options):
     """Return the rows of each partition."""
     made = source(path, **options)
     reader = made.reader(made.schema())
-    return [pa.Table.from_batches(found).to_pylist() for part in reader.partitions() if (found := list(reader.read(part)))]
+    return [
+        pa.Table.from_batches(found).to_pylist() for part in reader.partitions() if (found := list(reader.read(part)))
+    ]
 
 
 def rows_of(parts):
@@ -86,13 +98,27 @@ def test_every_message_is_a_row(filled):
     rows, messages = rows_of(parts), messages_of(filled)
     assert len(rows) == 300
     for row, message in zip(rows, messages, strict=True):
-        assert (row["topic"], row["queue_id"], row["queue_offset"]) == (message.topic, message.queue_id, message.queue_offset)
-        assert (row["physical_offset"], row["store_size"], row["visible"]) == (message.physical_offset, message.size, True)
+        assert (row["topic"], row["queue_id"], row["queue_offset"]) == (
+            message.topic,
+            message.queue_id,
+            message.queue_offset,
+        )
+        assert (row["physical_offset"], row["store_size"], row["visible"]) == (
+            message.physical_offset,
+            message.size,
+            True,
+        )
         assert row["store_timestamp"].timestamp() * 1000 == message.store_ms
-        assert (row["keys"], row["tags"], dict(row["properties"])) == (list(message.index_keys), "tag", message.properties)
+        assert (row["keys"], row["tags"], dict(row["properties"])) == (
+            list(message.index_keys),
+            "tag",
+            message.properties,
+        )
         assert row["body"] == message.raw_body
     assert rows_of(batch(filled / "commitlog")) == rows
-    assert rows_of(batch(f"file://{filled}", body="none")) == [{k: v for k, v in row.items() if k != "body"} for row in rows]
+    assert rows_of(batch(f"file://{filled}", body="none")) == [
+        {k: v for k, v in row.items() if k != "body"} for row in rows
+    ]
     assert list(source(filled).reader(source(filled).schema()).read(InputPartition(None))) == []
 
 
@@ -127,17 +153,25 @@ def test_damage_is_named_or_passed_over(store):
 
 def test_segments_of_an_archive(store, tmp_path):
     uri = f"file://{tmp_path}/storage"
-    with IndexService.open(root=tmp_path / "root", storage=uri, slots=64, background=False, offset_space="commitlog") as index:
+    with IndexService.open(
+        root=tmp_path / "root", storage=uri, slots=64, background=False, offset_space="commitlog"
+    ) as index:
         closed = closed_segments(store / "commitlog")
         SegmentArchiver(index, "broker", store / "commitlog").run_once()
     expected = [row for row in rows_of(batch(store)) if row["physical_offset"] < closed[-1].end]
     archive = f"archive:{uri}"
     assert rows_of(batch(archive)) == rows_of(batch(archive, store="broker")) == expected and len(expected) < 300
-    name, data = next((o, f) for o in (tmp_path / "storage").rglob("*") if o.is_file() and (f := o.read_bytes())[:400].find(b"body 0") > 0)
+    name, data = next(
+        (o, f)
+        for o in (tmp_path / "storage").rglob("*")
+        if o.is_file() and (f := o.read_bytes())[:400].find(b"body 0") > 0
+    )
     name.write_bytes(data[:300] + bytes([data[300] ^ 1]) + data[301:])
     with pytest.raises(CorruptFile, match="a piece of an archived segment does not match its CRC32"):
         batch(archive)
-    assert rows_of(batch(archive, skipCorrupt="true")) == [row for row in expected if row["physical_offset"] >= closed[0].end]
+    assert rows_of(batch(archive, skipCorrupt="true")) == [
+        row for row in expected if row["physical_offset"] >= closed[0].end
+    ]
     with pytest.raises(InvalidArgument, match="no archived segments of store 'other'; stores with some: 'broker'"):
         batch(archive, store="other")
     with pytest.raises(InvalidArgument, match="a stream follows a local commit log"):
@@ -160,7 +194,12 @@ def asked(lines):
     assert all(line["requests"] == sum(line["requests_by_kind"].values()) and line["elapsed_ms"] >= 0 for line in every)
     tasks = lines.get("task", [])
     sums = sum(line["requests"] for line in every), sum(line["bytes"] for line in every)
-    return (*sums, sum(line["rows"] for line in tasks), sum(line["files"] for line in tasks), {line["ended"] for line in every})
+    return (
+        *sums,
+        sum(line["rows"] for line in tasks),
+        sum(line["files"] for line in tasks),
+        {line["ended"] for line in every},
+    )
 
 
 def test_what_is_read_of_local_files_is_told(store, tmp_path, monkeypatch):
@@ -172,10 +211,15 @@ def test_what_is_read_of_local_files_is_told(store, tmp_path, monkeypatch):
     rows, files = rows_of(batch(store, explain=f"file://{folder}")), len(segments(store))
     lines = told(folder)
     assert {kind: len(lines[kind]) for kind in lines} == {"plan": 1, "task": files}
-    assert asked(lines) == (len(looks) + len(reads), sum(map(len, reads)), len(rows), files, {"whole"}) and len(rows) == 300
+    assert (
+        asked(lines) == (len(looks) + len(reads), sum(map(len, reads)), len(rows), files, {"whole"})
+        and len(rows) == 300
+    )
     assert sum(map(len, reads)) >= sum(row["store_size"] for row in rows)
     assert lines["plan"][0]["requests_by_kind"] == {"list": 1}
-    assert {(line["index"], line["log_number"], line["cost_usd"]) for kind in lines.values() for line in kind} == {(None, None, 0)}
+    assert {(line["index"], line["log_number"], line["cost_usd"]) for kind in lines.values() for line in kind} == {
+        (None, None, 0)
+    }
     # an attempt that fails, and one that nobody listens to any more
     path = segments(store)[0].path
     path.write_bytes(b"\xff" * 100 + path.read_bytes()[100:])
@@ -194,7 +238,9 @@ def test_what_is_read_of_local_files_is_told(store, tmp_path, monkeypatch):
 
 def test_what_is_asked_of_an_archive_is_told(store, tmp_path):
     uri, folder = f"file://{tmp_path}/storage", tmp_path / "explained"
-    with IndexService.open(root=tmp_path / "root", storage=uri, slots=64, background=False, offset_space="commitlog") as index:
+    with IndexService.open(
+        root=tmp_path / "root", storage=uri, slots=64, background=False, offset_space="commitlog"
+    ) as index:
         closed = closed_segments(store / "commitlog")
         SegmentArchiver(index, "broker", store / "commitlog").run_once()
     rows = rows_of(batch(f"archive:{uri}", explain=f"file://{folder}"))
@@ -202,7 +248,9 @@ def test_what_is_asked_of_an_archive_is_told(store, tmp_path):
     requests, read, *others = asked(lines)
     assert others == [len(rows), len(closed), {"whole"}] and rows
     assert read > sum(segment.file_size for segment in closed)
-    assert {(line["index"], line["log_number"]) for kind in lines.values() for line in kind} == {(uri, states(uri).number)}
+    assert {(line["index"], line["log_number"]) for kind in lines.values() for line in kind} == {
+        (uri, states(uri).number)
+    }
     [plan] = lines["plan"]
     # the table of each segment, and its pieces as one range
     assert all(line["requests_by_kind"] == {"get_suffix": 1, "get_range": 1} for line in lines["task"])
@@ -229,7 +277,10 @@ def test_places_that_take_no_lines(store, tmp_path):
 
 def test_bad_options_and_places(filled, tmp_path):
     for options, message in (
-        ({"bodies": "none"}, "unknown option 'bodies'; the options are path, body, skipCorrupt, store, maxBytesPerTrigger, explain"),
+        (
+            {"bodies": "none"},
+            "unknown option 'bodies'; the options are path, body, skipCorrupt, store, maxBytesPerTrigger, explain",
+        ),
         ({"body": "half"}, "body is plain or stored or none"),
         ({"skipCorrupt": "yes"}, "skipCorrupt is false or true"),
         ({"maxBytesPerTrigger": "-1"}, "maxBytesPerTrigger is a number of bytes"),
@@ -290,7 +341,8 @@ def test_a_stream_takes_bounded_bites_and_goes_on_where_it_was(store):
 def test_a_stream_passes_blanks_and_damage_that_are_longer_than_a_bite(tmp_path):
     with StoreWriter(tmp_path / "s", segment_bytes=SEGMENT) as writer:
         puts = [
-            writer.put("t", 0, bytes(size), keys="k", store_ms=BEGIN_MS + n) for n, size in enumerate((9, 15_000, 9, 9, 18_000, 9, 18_000))
+            writer.put("t", 0, bytes(size), keys="k", store_ms=BEGIN_MS + n)
+            for n, size in enumerate((9, 15_000, 9, 9, 18_000, 9, 18_000))
         ]
     stream = Stream(tmp_path / "s", maxBytesPerTrigger="300")
     # a batch without rows is one that ended at a segment's end
@@ -301,7 +353,11 @@ def test_a_stream_passes_blanks_and_damage_that_are_longer_than_a_bite(tmp_path)
     path.write_bytes(data[:200] + b"\xff" * (len(data) - 200))
     skipping = Stream(tmp_path / "s", maxBytesPerTrigger="300", skipCorrupt="true")
     passed = [offsets(skipping.step()) for _ in range(20)]
-    assert [offset for bite in passed for offset in bite] == offsets(rows_of(batch(tmp_path / "s", skipCorrupt="true"))) != taken
+    assert (
+        [offset for bite in passed for offset in bite]
+        == offsets(rows_of(batch(tmp_path / "s", skipCorrupt="true")))
+        != taken
+    )
     assert passed[-1] == [] and skipping.start["position"] == puts[-1].offset + puts[-1].size
 
 

@@ -1,4 +1,6 @@
-"""The data source `tiered_index` without a session: what Spark's workers call, called here. Filters, schemas, requests, damage."""
+"""The data source `tiered_index` without a session: what Spark's workers call, called here. Filters, schemas, requests,
+damage.
+"""
 
 from __future__ import annotations
 
@@ -98,16 +100,25 @@ def scan(uri, *filters, source=ApartEntrySource, columns=None, **options):
 def rows_of(tables):
     rows = [row for table in tables for row in table.to_pylist()]
     return Counter(
-        (r["topic"], r["key_hash"], r["key"], r["queue_id"], r["offset"], r["size"], int(r["timestamp"].timestamp())) for r in rows
+        (r["topic"], r["key_hash"], r["key"], r["queue_id"], r["offset"], r["size"], int(r["timestamp"].timestamp()))
+        for r in rows
     )
 
 
 def expected(rows, keep=lambda r: True, keyed=False):
     return Counter(
-        (r["topic"], hash_key(r["topic"], r["key"]), r["key"] if keyed else None, r["queue_id"], r["offset"], r["size"],
-         r["timestamp_ms"] // 1000)
-        for r in rows if keep(r)
-    )  # fmt: skip
+        (
+            r["topic"],
+            hash_key(r["topic"], r["key"]),
+            r["key"] if keyed else None,
+            r["queue_id"],
+            r["offset"],
+            r["size"],
+            r["timestamp_ms"] // 1000,
+        )
+        for r in rows
+        if keep(r)
+    )
 
 
 def at(ms):
@@ -117,25 +128,46 @@ def at(ms):
 KEY, TOPIC, HASH, TIME = ("key",), ("topic",), ("key_hash",), ("timestamp",)
 MIDDLE = BEGIN_MS + DAY_MS
 CASES = {
-    "key_and_topic": ([IsNotNull(KEY), EqualTo(KEY, "key-0"), EqualTo(TOPIC, "orders")], lambda r: (r["topic"], r["key"]) == ORDERS),
+    "key_and_topic": (
+        [IsNotNull(KEY), EqualTo(KEY, "key-0"), EqualTo(TOPIC, "orders")],
+        lambda r: (r["topic"], r["key"]) == ORDERS,
+    ),
     "key_of_any_topic": ([EqualNullSafe(KEY, "key-7")], lambda r: r["key"] == "key-7"),
-    "keys": ([In(KEY, ["key-7", "nobody's", None, ""]), In(TOPIC, ["orders", "payments"])],
-             lambda r: r["key"] == "key-7" and r["topic"] in ("orders", "payments")),
+    "keys": (
+        [In(KEY, ["key-7", "nobody's", None, ""]), In(TOPIC, ["orders", "payments"])],
+        lambda r: r["key"] == "key-7" and r["topic"] in ("orders", "payments"),
+    ),
     "keys_twice": ([In(KEY, ["key-7", "key-8"]), In(KEY, ["key-8", "key-9"])], lambda r: r["key"] == "key-8"),
     "two_keys": ([EqualTo(KEY, "key-7"), EqualTo(KEY, "key-8")], lambda r: False),
-    "key_and_hash": ([In(KEY, ["key-7", "key-0"]), EqualTo(HASH, hash_key(*ORDERS))], lambda r: (r["topic"], r["key"]) == ORDERS),
-    "key_and_time": ([EqualTo(KEY, "key-0"), LessThanOrEqual(TIME, at(MIDDLE))],
-                     lambda r: r["key"] == "key-0" and r["timestamp_ms"] // 1000 <= MIDDLE // 1000),
+    "key_and_hash": (
+        [In(KEY, ["key-7", "key-0"]), EqualTo(HASH, hash_key(*ORDERS))],
+        lambda r: (r["topic"], r["key"]) == ORDERS,
+    ),
+    "key_and_time": (
+        [EqualTo(KEY, "key-0"), LessThanOrEqual(TIME, at(MIDDLE))],
+        lambda r: r["key"] == "key-0" and r["timestamp_ms"] // 1000 <= MIDDLE // 1000,
+    ),
     "key_of_no_time": ([EqualTo(KEY, "key-0"), LessThan(TIME, at(-5_000))], lambda r: False),
     "hashes": ([In(HASH, [hash_key(*ORDERS), 5, -1])], lambda r: hash_key(r["topic"], r["key"]) == hash_key(*ORDERS)),
     "topic": ([EqualTo(TOPIC, "überweisung")], lambda r: r["topic"] == "überweisung"),
     "no_topic": ([EqualTo(TOPIC, "nothing")], lambda r: False),
-    "between": ([GreaterThanOrEqual(TIME, at(MIDDLE)), LessThan(TIME, at(MIDDLE + 3_600_500))],
-                lambda r: MIDDLE // 1000 <= r["timestamp_ms"] // 1000 <= (MIDDLE + 3_600_500) // 1000),
+    "between": (
+        [GreaterThanOrEqual(TIME, at(MIDDLE)), LessThan(TIME, at(MIDDLE + 3_600_500))],
+        lambda r: MIDDLE // 1000 <= r["timestamp_ms"] // 1000 <= (MIDDLE + 3_600_500) // 1000,
+    ),
     "after": ([GreaterThan(TIME, at(MIDDLE + 500))], lambda r: r["timestamp_ms"] // 1000 >= MIDDLE // 1000),
-    "left_to_spark": ([Not(EqualTo(TOPIC, "orders")), EqualTo(("size",), 5), IsNull(KEY), Not(EqualTo(TIME, at(5))),
-                       StringStartsWith(TOPIC, "o"), EqualTo(TIME, dt.datetime(2020, 1, 1))], lambda r: True),
-}  # fmt: skip
+    "left_to_spark": (
+        [
+            Not(EqualTo(TOPIC, "orders")),
+            EqualTo(("size",), 5),
+            IsNull(KEY),
+            Not(EqualTo(TIME, at(5))),
+            StringStartsWith(TOPIC, "o"),
+            EqualTo(TIME, dt.datetime(2020, 1, 1)),
+        ],
+        lambda r: True,
+    ),
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -156,7 +188,9 @@ def test_each_entry_is_in_one_partition(written):
     assert len(cut) > 8 and rows_of(cut) == expected(rows)
     state = states(uri)
     giant = scan(uri, EqualTo(HASH, hash_key(*ORDERS)), maxPartitionBytes="10k")
-    assert len(plan_tasks(state, Selection(hashes=frozenset([hash_key(*ORDERS)])), 10_000)[0].parts) < len(state.objects)
+    assert len(plan_tasks(state, Selection(hashes=frozenset([hash_key(*ORDERS)])), 10_000)[0].parts) < len(
+        state.objects
+    )
     assert sum(len(table) for table in giant) == sum((r["topic"], r["key"]) == ORDERS for r in rows)
 
 
@@ -186,29 +220,48 @@ def extended(tmp_path):
 def test_extended_schemas_and_some_columns(extended):
     uri = extended
     (table,) = scan(uri, key="k")
-    assert table.to_pylist() == [{
-        "topic": "t", "key_hash": hash_key("t", "k"), "key": "k", "queue_id": 1, "offset": 5, "size": 9,
-        "timestamp": at(BASE_MS // 1000 * 1000), "region": 7, "price": 2.5, "tag": b"ab",
-    }]  # fmt: skip
+    assert table.to_pylist() == [
+        {
+            "topic": "t",
+            "key_hash": hash_key("t", "k"),
+            "key": "k",
+            "queue_id": 1,
+            "offset": 5,
+            "size": 9,
+            "timestamp": at(BASE_MS // 1000 * 1000),
+            "region": 7,
+            "price": 2.5,
+            "tag": b"ab",
+        }
+    ]
     assert scan(uri, columns=["price", "topic"])[0].to_pylist() == [{"price": 2.5, "topic": "t"}]
 
 
 def test_keys_whose_hashes_collide(tmp_path):
-    """RocketMQ's entries have no fingerprint: what one key's lookup finds another one's finds, too, and `IN` gives both."""
+    """RocketMQ's entries have no fingerprint: what one key's lookup finds another one's finds, too, and `IN` gives
+    both.
+    """
     uri = f"file://{tmp_path}/storage"
-    with IndexService.open(root=tmp_path / "root", storage=uri, preset="rocketmq", slots=64, items=100, background=False) as index:
+    with IndexService.open(
+        root=tmp_path / "root", storage=uri, preset="rocketmq", slots=64, items=100, background=False
+    ) as index:
         for offset, key in enumerate(("Aa", "BB", "Aa", "C#")):
             index.put("t", 0, key, offset, 1, BEGIN_MS)
         index.seal()
         index.run_lifecycle()
-    by_key = {key: Counter(r["offset"] for table in scan(uri, EqualTo(KEY, key)) for r in table.to_pylist()) for key in ("Aa", "BB")}
+    by_key = {
+        key: Counter(r["offset"] for table in scan(uri, EqualTo(KEY, key)) for r in table.to_pylist())
+        for key in ("Aa", "BB")
+    }
     assert by_key["Aa"] == by_key["BB"] and len(by_key["Aa"]) >= 3
     both = Counter((r["key"], r["offset"]) for table in scan(uri, In(KEY, ["Aa", "BB"])) for r in table.to_pylist())
     assert both == Counter((key, offset) for key, offsets in by_key.items() for offset in offsets.elements())
     assert sum(len(table) for table in scan(uri)) == 4
 
 
-@pytest.mark.parametrize("pushed", [EqualTo(KEY, "k"), StringStartsWith(KEY, "k"), Not(EqualTo(KEY, "k")), IsNotNull(KEY)])
+@pytest.mark.parametrize(
+    "pushed", [EqualTo(KEY, "k"), StringStartsWith(KEY, "k"), Not(EqualTo(KEY, "k")), IsNotNull(KEY)]
+)
 def test_filters_that_need_an_unknown_key_are_refused(written, pushed):
     uri, _ = written
     with pytest.raises(InvalidArgument, match=r"not their texts.*option\('key'"):
@@ -221,7 +274,9 @@ def test_filters_that_need_an_unknown_key_are_refused(written, pushed):
 
 @pytest.mark.parametrize("mode", ["auto", "on", "off"])
 def test_only_pushdown_on_asks_for_filters(written, mode):
-    """Spark refuses a reader that takes filters where its configuration is off, and tells so: without any, `key =` would find nothing."""
+    """Spark refuses a reader that takes filters where its configuration is off, and tells so: without any, `key =`
+    would find nothing.
+    """
     uri, _ = written
     made = EntrySource({"path": uri, "pushdown": mode})
     assert (type(made.reader(made.schema())).pushFilters is not DataSourceReader.pushFilters) == (mode == "on")
@@ -238,7 +293,9 @@ def test_a_schema_of_the_user_may_have_other_letters(extended):
         reader = made.reader(whole)
     list(reader.pushFilters([EqualTo(("KEY",), "k"), EqualTo(("Topic",), "t")]))
     [found] = [batch for part in reader.partitions() for batch in reader.read(part)]
-    assert found.to_pylist() == [{"REGION": 7, "Offset": 5, "KEY": "k", "Topic": "t", "TimeStamp": at(BASE_MS // 1000 * 1000)}]
+    assert found.to_pylist() == [
+        {"REGION": 7, "Offset": 5, "KEY": "k", "Topic": "t", "TimeStamp": at(BASE_MS // 1000 * 1000)}
+    ]
     with pytest.raises(InvalidArgument, match="not their texts"):
         scan(uri, EqualTo(("KEY",), "k"), source=EntrySource)
 
@@ -276,14 +333,21 @@ def stored(s3, tmp_path, monkeypatch):
         uri = f"s3a://{bucket}/index?endpoint_url={proxy.endpoint_url}"
         put(uri.replace("s3a", "s3"), tmp_path / "root", table, rows=300)
         proxy.reset()
-        yield uri, table.to_pylist(), proxy, [f"{bucket}/index/{name}" for name in states(uri.replace("s3a", "s3")).objects]
+        yield (
+            uri,
+            table.to_pylist(),
+            proxy,
+            [f"{bucket}/index/{name}" for name in states(uri.replace("s3a", "s3")).objects],
+        )
 
 
 def test_a_lookup_reads_a_directory_and_a_range_of_each_file(stored):
     uri, rows, proxy, files = stored
     assert len(files) == 3
     proxy.reset()
-    assert rows_of(scan(uri, EqualTo(KEY, "key-0"), EqualTo(TOPIC, "orders"))) == expected(rows, lambda r: r["key"] == "key-0", keyed=True)
+    assert rows_of(scan(uri, EqualTo(KEY, "key-0"), EqualTo(TOPIC, "orders"))) == expected(
+        rows, lambda r: r["key"] == "key-0", keyed=True
+    )
     counts = proxy.counts()
     assert {key: count.requests for (method, ranged, key), count in counts.items() if ranged} == dict.fromkeys(files, 2)
     proxy.reset()
@@ -321,7 +385,9 @@ def test_what_is_explained_is_what_the_proxy_counts(stored, tmp_path):
         assert all(line["requests"] == sum(line["requests_by_kind"].values()) for line in every)
         assert sum(line["rows"] for line in every) == found and (kept is None or found == kept)
         known = uri.replace("s3a", "s3")
-        assert {(line["index"], line["log_number"], line["ended"]) for line in every} == {(known, states(known).number, "whole")}
+        assert {(line["index"], line["log_number"], line["ended"]) for line in every} == {
+            (known, states(known).number, "whole")
+        }
         assert sum(line["files"] for line in lines["task"]) == len(files)
     # an attempt that fails, and one that nobody listens to any more
     proxy.fault = times(100, Action(flip_byte=0), lambda request: request.key == files[0])
@@ -356,6 +422,8 @@ def test_damage_and_denial_name_the_object(stored):
     with pytest.raises(CorruptFile, match=files[1].partition("/index/")[2]):
         scan(uri)
     body = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
-    proxy.fault = lambda request: Action(answer=Answer(403, body, {"Content-Type": "application/xml"})) if request.key == files[2] else None
+    proxy.fault = lambda request: (
+        Action(answer=Answer(403, body, {"Content-Type": "application/xml"})) if request.key == files[2] else None
+    )
     with pytest.raises(StorageMisconfigured, match=files[2].partition("/index/")[2]):
         scan(uri)

@@ -1,4 +1,6 @@
-"""Commit logs through Spark itself: a batch as a source of `build`, and a query that is stopped, goes on from its checkpoint, and fails."""
+"""Commit logs through Spark itself: a batch as a source of `build`, and a query that is stopped, goes on from its
+checkpoint, and fails.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,25 @@ AS_ENTRIES = {"key": "keys", "offset": "physical_offset", "size": "store_size", 
 
 def fill(folder, count, first=0):
     with StoreWriter(folder, segment_bytes=20_000) as writer:
-        return [writer.put("orders", 0, b"body", keys=[f"k-{n % 9}"], store_ms=BEGIN_MS + n * 1000) for n in range(first, first + count)]
+        return [
+            writer.put("orders", 0, b"body", keys=[f"k-{n % 9}"], store_ms=BEGIN_MS + n * 1000)
+            for n in range(first, first + count)
+        ]
 
 
 def test_rows_are_what_a_build_takes(spark, tmp_path):
     register(spark)
     fill(tmp_path / "store", 250)
     rows = spark.read.format("rocketmq_commitlog").load(str(tmp_path / "store"))
-    entries = entry_frame(rows.filter("visible"), AS_ENTRIES, KEYED_SCHEMA).withColumn("timestamp_ms", F.unix_millis("timestamp_ms"))
+    entries = entry_frame(rows.filter("visible"), AS_ENTRIES, KEYED_SCHEMA).withColumn(
+        "timestamp_ms", F.unix_millis("timestamp_ms")
+    )
     names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
-    expected = [row for batch in CommitLogReader(tmp_path / "store" / "commitlog").batches() for row in batch.columns.to_pylist()]
+    expected = [
+        row
+        for batch in CommitLogReader(tmp_path / "store" / "commitlog").batches()
+        for row in batch.columns.to_pylist()
+    ]
     found = [tuple(row[name] for name in names) for row in entries.collect()]
     assert sorted(found) == sorted(tuple(row[name] for name in names) for row in expected) and len(found) == 250
 

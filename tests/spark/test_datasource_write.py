@@ -1,4 +1,6 @@
-"""DataFrames written through Spark: appended, overwritten by window, refused; tasks that fail once; micro-batches that are repeated."""
+"""DataFrames written through Spark: appended, overwritten by window, refused; tasks that fail once; micro-batches that
+are repeated.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +51,19 @@ def test_append_and_overwrite_by_window(session, storage):
 def test_lists_of_keys_timestamps_and_times_that_are_wrong_on_s3(session, s3):
     place = f"{s3.new_bucket()}/index?endpoint_url={s3.endpoint_url}"
     storage = f"s3://{place}"
-    at = F.when(F.col("id") == 7, F.timestamp_seconds(F.lit(9_000_000_000))).otherwise(F.timestamp_seconds(F.col("id") + BEGIN_MS // 1000))
+    at = F.when(F.col("id") == 7, F.timestamp_seconds(F.lit(9_000_000_000))).otherwise(
+        F.timestamp_seconds(F.col("id") + BEGIN_MS // 1000)
+    )
     keys = F.when(F.col("id") % 4 == 3, F.lit(None)).when(F.col("id") % 4 == 2, F.array(F.lit(None).cast("string")))
     keys = keys.otherwise(F.array(F.lit("a"), F.concat(F.lit("k-"), F.col("id")), F.lit("a"), F.lit(None)))
     frame = session.range(8).select(
-        F.lit("t").alias("topic"), keys.alias("keys"), F.lit(0).alias("queue_id"), F.col("id").alias("offset"),
-        F.lit(5).alias("size"), at.alias("timestamp_ms"),
-    )  # fmt: skip
+        F.lit("t").alias("topic"),
+        keys.alias("keys"),
+        F.lit(0).alias("queue_id"),
+        F.col("id").alias("offset"),
+        F.lit(5).alias("size"),
+        at.alias("timestamp_ms"),
+    )
     frame = frame.withColumn("keys", F.when(F.col("offset") == 7, F.array(F.lit("late"))).otherwise(F.col("keys")))
     write(frame.coalesce(1), f"s3a://{place}", window="1h")
     with IndexReader.open(storage) as reader:
@@ -71,7 +79,11 @@ def test_lists_of_keys_timestamps_and_times_that_are_wrong_on_s3(session, s3):
 BAD = {
     "missing": (lambda f: f.drop("size"), InvalidArgument, "column 'size' is missing; the DataFrame has"),
     "unknown": (lambda f: f.withColumn("colour", F.lit(1)), InvalidArgument, "column 'colour' is no field of an entry"),
-    "type": (lambda f: f.withColumn("offset", F.col("offset").cast("string")), InvalidArgument, "column 'offset' is string; integers are"),
+    "type": (
+        lambda f: f.withColumn("offset", F.col("offset").cast("string")),
+        InvalidArgument,
+        "column 'offset' is string; integers are",
+    ),
     "null": (lambda f: f.withColumn("size", F.lit(None).cast("int")), InvalidArgument, "column 'size' has .* nulls"),
 }
 
@@ -103,14 +115,17 @@ def test_options_are_those_of_the_index(session, storage):
     with pytest.raises(InvalidArgument, match="build windows that are as long"):
         write(frame, storage, "overwrite", window="1h")
     assert total(storage) == 50
-    # a table is refused by the driver, which took the uploads back, and what has too many windows before anything is sent
+    # a table is refused by the driver, which took the uploads back, and what has too many windows before anything is
+    # sent
     assert sweep(storage) == 0
 
 
 def micro_batches(session, frame_folder, uri, checkpoint, change=lambda frame: frame):
     schema = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
     source = change(session.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(frame_folder)))
-    writer = source.writeStream.format("tiered_index").options(slots=64, items=100_000, checkpointLocation=str(checkpoint))
+    writer = source.writeStream.format("tiered_index").options(
+        slots=64, items=100_000, checkpointLocation=str(checkpoint)
+    )
     query = writer.trigger(availableNow=True).start(uri)
     try:
         with typed_errors("streaming"):
@@ -173,8 +188,13 @@ def test_register_warns_by_the_settings_of_its_session(caplog):
     settings = {"spark.speculation": "true", "spark.task.maxFailures": "1"}
     formats = []
     conf = SimpleNamespace(get=settings.get, set=settings.__setitem__, isModifiable=lambda name: True)
-    register(SimpleNamespace(conf=conf, dataSource=SimpleNamespace(register=lambda source: formats.append(source.name()))))
-    assert formats == ["tiered_index", "rocketmq_commitlog"] and settings["spark.sql.python.filterPushdown.enabled"] == "true"
+    register(
+        SimpleNamespace(conf=conf, dataSource=SimpleNamespace(register=lambda source: formats.append(source.name())))
+    )
+    assert (
+        formats == ["tiered_index", "rocketmq_commitlog"]
+        and settings["spark.sql.python.filterPushdown.enabled"] == "true"
+    )
     [record] = caplog.records
     assert record.levelname == "WARNING" and "maxFailures is 1" in record.getMessage()
 
@@ -193,7 +213,11 @@ def test_a_query_of_many_micro_batches_is_warned_of_denied_attempts_once(spark, 
     table = messages(30)
     spark.createDataFrame(table).repartition(2).write.parquet(str(tmp_path / "in"))
     session = spark.newSession()
-    for name, value in (("sql.legacy.setCommandRejectsSparkCoreConfs", "false"), ("speculation", "true"), ("task.maxFailures", "1")):
+    for name, value in (
+        ("sql.legacy.setCommandRejectsSparkCoreConfs", "false"),
+        ("speculation", "true"),
+        ("task.maxFailures", "1"),
+    ):
         session.conf.set(f"spark.{name}", value)
     register(session)
     micro_batches(session, tmp_path / "in", storage, tmp_path / "checkpoint")

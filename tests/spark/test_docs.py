@@ -1,4 +1,7 @@
-"""The program of docs/spark.md runs, README's jobs "On Spark" print what it shows, links hold. This process has a session already."""
+"""The program of docs/spark.md runs, README's jobs "On Spark" print what it shows, links hold.
+
+This process has a session already.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,9 @@ def test_every_page_about_spark_is_linked_and_links_lead_somewhere():
             page = (docs / (target or name)).resolve()
             assert page.is_file(), f"{name} leads to {target}"
             heads = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE) if anchor else []
-            assert not anchor or anchor in {re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads}, f"{name}: #{anchor}"
+            assert not anchor or anchor in {re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads}, (
+                f"{name}: #{anchor}"
+            )
 
 
 def test_the_jobs_of_the_readme_print_what_it_shows(spark, tmp_path, monkeypatch, capfd):
@@ -54,4 +59,6 @@ def test_the_jobs_of_the_readme_print_what_it_shows(spark, tmp_path, monkeypatch
             subprocess.run(["bash", "-euc", command], cwd=tmp_path, check=True)
             printed = capfd.readouterr()
         options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-        assert doctest.OutputChecker().check_output(expected or "\n", printed.out or "\n", options), f"$ {command}\n{printed.out}"
+        assert doctest.OutputChecker().check_output(expected or "\n", printed.out or "\n", options), (
+            f"$ {command}\n{printed.out}"
+        )

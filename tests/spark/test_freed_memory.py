@@ -64,7 +64,11 @@ print(json.dumps({"arenas": arenas() - before, "grown": most - begun, "kept": re
 @pytest.mark.parametrize("way", ["between", "plain"])
 def test_what_a_task_freed_goes_back(tmp_path, way):
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, way, str(tmp_path / "arenas")], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", PROGRAM, way, str(tmp_path / "arenas")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

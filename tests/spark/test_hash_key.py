@@ -1,4 +1,6 @@
-"""`hash_key` in all its forms: Python's scalar and vectorised ones, Spark's columns and SQL, DuckDB's SQL. All equal Java's."""
+"""`hash_key` in all its forms: Python's scalar and vectorised ones, Spark's columns and SQL, DuckDB's SQL. All equal
+Java's.
+"""
 
 from __future__ import annotations
 

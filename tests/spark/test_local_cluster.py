@@ -1,7 +1,8 @@
-"""Builds and merges on executors that are processes of their own, and fail: each result counts once, leftovers are swept. All is read back.
+"""Builds and merges on executors that are processes of their own, and fail: each result counts once, leftovers are
+swept. All is read back.
 
-The programs run apart, for a process has one Spark at a time. Speculation needs executors on different hosts, since Spark never runs two
-attempts on one: it is tested on a cluster of two workers on loopback addresses.
+The programs run apart, for a process has one Spark at a time. Speculation needs executors on different hosts, since
+Spark never runs two attempts on one: it is tested on a cluster of two workers on loopback addresses.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def run(master: str, folder: Path, entries: int, *troubles: str) -> list[dict[st
     assert ended.returncode == 0, ended.stderr[-3000:]
     lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
     jobs = {trouble: ("build", "read", "merge") if trouble == "none" else ("build", "merge") for trouble in troubles}
-    assert [(line["trouble"], line["job"]) for line in lines] == [(trouble, job) for trouble in troubles for job in jobs[trouble]]
+    assert [(line["trouble"], line["job"]) for line in lines] == [
+        (trouble, job) for trouble in troubles for job in jobs[trouble]
+    ]
     for line in lines:
         assert line["job"] == "read" or line["objects"] == line["shards"]
     return lines
@@ -45,8 +48,10 @@ def session(tmp_path_factory):
 @pytest.mark.slow
 def test_failing_tasks_and_a_killed_executor(tmp_path):
     built, merged = run("local-cluster[2,1,1024]", tmp_path, 3_000, "executor")
-    assert built["struck"] == merged["struck"] == ["a", "b", "killed"]  # two tasks failed, then an executor was killed in a third
-    assert built["swept"] >= 1 and merged["swept"] > built["objects"]  # what the dead one left, and what the merge replaced
+    # two tasks failed, then an executor was killed in a third
+    assert built["struck"] == merged["struck"] == ["a", "b", "killed"]
+    # what the dead one left, and what the merge replaced
+    assert built["swept"] >= 1 and merged["swept"] > built["objects"]
 
 
 @pytest.mark.slow
@@ -61,7 +66,10 @@ def test_killed_workers_failing_tasks_and_nothing_at_all(session):
 def test_lookups_audits_and_data_sources(session):
     """Each equals the model and `query`, or the program ends with what differs."""
     (told,) = (line for line in session if line["job"] == "read")
-    assert sum(told["statuses"].values()) == told["lookups"] >= 30 and told["statuses"].keys() == {"complete", "truncated"}
+    assert sum(told["statuses"].values()) == told["lookups"] >= 30 and told["statuses"].keys() == {
+        "complete",
+        "truncated",
+    }
     assert told["tasks"] >= 2 and told["objects"] >= 4
     assert (told["audit"], told["differences"]) == ("ok", {"missing": 0, "extra": 0, "wrong": 0})
     assert told["scanned"] == 3_000 and told["partitions"] >= 2 and told["of_key"] > 500
@@ -85,12 +93,33 @@ def two_hosts(folder: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"spark://127.0.0.1:{free.getsockname()[1]}"
-    environment = {**os.environ, "SPARK_HOME": str(home), "SPARK_WORKER_DIR": str(folder), "PYSPARK_PYTHON": sys.executable}
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "SPARK_WORKER_DIR": str(folder),
+        "PYSPARK_PYTHON": sys.executable,
+    }
     start = str(home / "bin" / "spark-class")
     deploy = "org.apache.spark.deploy"
-    commands = [[start, f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", url.rpartition(":")[2], "--webui-port", "0"]]
+    commands = [
+        [start, f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", url.rpartition(":")[2], "--webui-port", "0"]
+    ]
     for host in ("127.0.0.2", "127.0.0.3"):
-        commands.append([start, f"{deploy}.worker.Worker", "--host", host, "--cores", "1", "--memory", "1g", "--webui-port", "0", url])
+        commands.append(
+            [
+                start,
+                f"{deploy}.worker.Worker",
+                "--host",
+                host,
+                "--cores",
+                "1",
+                "--memory",
+                "1g",
+                "--webui-port",
+                "0",
+                url,
+            ]
+        )
     processes = []
     try:
         for command in commands:

@@ -1,4 +1,6 @@
-"""Bulk lookups on Spark: rows in, answers out, as a reader's; bad keys, files that can't be read, an index that is merged meanwhile."""
+"""Bulk lookups on Spark: rows in, answers out, as a reader's; bad keys, files that can't be read, an index that is
+merged meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, sweep, write
 from tiered_index import IndexConfig, IndexReader, IndexService, KeyedIndexItem, column
 from tiered_index.cli.main import run
 from tiered_index.cli.times import format_time, parse_time
-from tiered_index.errors import BudgetExceeded, ConfigError, CorruptFile, InvalidArgument, NotAnIndex, StorageError, StorageUnavailable
+from tiered_index.errors import (
+    BudgetExceeded,
+    ConfigError,
+    CorruptFile,
+    InvalidArgument,
+    NotAnIndex,
+    StorageError,
+    StorageUnavailable,
+)
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import build, look_up, lookup, merge
 from tiered_index.spark.lookup.keys import keys_of
@@ -41,7 +51,13 @@ def index(spark, tmp_path_factory):
         writer.seal()
         writer.run_lifecycle()
     more = messages(400, seed=5)
-    build(spark, write_parquet(more, folder / "m.parquet"), storage=storage, window="1d", config=IndexConfig(slots=64, items=100_000))
+    build(
+        spark,
+        write_parquet(more, folder / "m.parquet"),
+        storage=storage,
+        window="1d",
+        config=IndexConfig(slots=64, items=100_000),
+    )
     return storage
 
 
@@ -53,10 +69,15 @@ def copied(index, tmp_path):
 
 
 ROWS = [
-    ("orders", "key-0", None, None, 1), ("orders", "key-0", None, None, 2), ("orders", "key-0", BEGIN_MS, BEGIN_MS + DAY_MS, 3),
-    ("orders", "key-7", None, BEGIN_MS + 2 * DAY_MS, 4), ("überweisung", "key-7", None, None, 5), ("orders", "nobody", None, None, 6),
-    ("nowhere", "key-0", None, None, 7), *(("payments", f"key-{n}", None, None, 100 + n) for n in range(40)),
-]  # fmt: skip
+    ("orders", "key-0", None, None, 1),
+    ("orders", "key-0", None, None, 2),
+    ("orders", "key-0", BEGIN_MS, BEGIN_MS + DAY_MS, 3),
+    ("orders", "key-7", None, BEGIN_MS + 2 * DAY_MS, 4),
+    ("überweisung", "key-7", None, None, 5),
+    ("orders", "nobody", None, None, 6),
+    ("nowhere", "key-0", None, None, 7),
+    *(("payments", f"key-{n}", None, None, 100 + n) for n in range(40)),
+]
 
 
 def check(storage, rows, max_count):
@@ -69,14 +90,18 @@ def check(storage, rows, max_count):
         for topic, key, begin, end, number in ROWS:
             answer = reader.query(topic, key, begin, end, max_count=max_count)
             mine = sorted((row for row in found[number]), key=lambda row: row["position"] or 0)
-            assert {(row["topic"], row["key"], row["status"], row["failed"]) for row in mine} == {(topic, key, answer.status, None)}
+            assert {(row["topic"], row["key"], row["status"], row["failed"]) for row in mine} == {
+                (topic, key, answer.status, None)
+            }
             entries = [tuple(row[name] for name in ENTRY) for row in mine if row["position"] is not None]
             assert entries == [tuple(getattr(item, name) for name in ENTRY) for item in answer]
 
 
 def test_answers_are_a_readers(spark, index):
     told = []
-    result = look_up(spark, spark.createDataFrame(ROWS, KEYS), storage=index, max_count=5, progress=lambda *said: told.append(said))
+    result = look_up(
+        spark, spark.createDataFrame(ROWS, KEYS), storage=index, max_count=5, progress=lambda *said: told.append(said)
+    )
     check(index, [row.asDict() for row in result.frame.collect()], 5)
     assert (result.rows, result.skipped_null, result.plans, result.failed) == (len(ROWS), 0, 1, ())
     # a repeated row is one lookup
@@ -111,13 +136,20 @@ def test_no_keys_and_no_files_in_range(spark, index):
 
 
 def test_rows_with_nulls_are_named_or_counted(spark, index):
-    frame = spark.createDataFrame([("orders", "key-1", None, None, 1), ("orders", None, None, None, 2), (None, "k", None, None, 3)], KEYS)
+    frame = spark.createDataFrame(
+        [("orders", "key-1", None, None, 1), ("orders", None, None, None, 2), (None, "k", None, None, 3)], KEYS
+    )
     with pytest.raises(InvalidArgument, match=r"column 'topic' has 1 null[ ;]"):
         lookup(spark, frame, storage=index)
     with pytest.raises(InvalidArgument, match=r"column 'key' has 1 null[ ;]"):
         lookup(spark, frame.where("topic is not null"), storage=index)
     with pytest.raises(InvalidArgument, match=r"column 'order' \(key\) has 1 null[ ;]"):
-        lookup(spark, frame.where("topic is not null").withColumnRenamed("key", "order"), storage=index, columns={"key": "order"})
+        lookup(
+            spark,
+            frame.where("topic is not null").withColumnRenamed("key", "order"),
+            storage=index,
+            columns={"key": "order"},
+        )
     result = look_up(spark, frame, storage=index, skip_null=True)
     assert (result.rows, result.skipped_null) == (1, 2)
     assert {row["id"] for row in result.frame.collect()} == {1}
@@ -141,7 +173,9 @@ def test_columns_of_entries_that_have_names_of_answers(spark, tmp_path):
         writer.seal()
         writer.run_lifecycle()
     keys = spark.createDataFrame([("orders", "key-1")], "topic string, key string")
-    with pytest.raises(InvalidArgument, match=r"entries have a column 'status', .* name of a column of answers: look up with nested"):
+    with pytest.raises(
+        InvalidArgument, match=r"entries have a column 'status', .* name of a column of answers: look up with nested"
+    ):
         lookup(spark, keys, storage=storage)
     [row] = lookup(spark, keys, storage=storage, nested=True).collect()
     assert (row.status, row.entries[0].status, row.entries[0].Region) == ("complete", 3, 4)
@@ -161,7 +195,11 @@ BAD = {
     "number": ("topic string, key int", {}, "column 'key' is int; text is needed"),
     "fraction": ("topic string, key string, end_ms double", {}, "column 'end_ms' is double; integers"),
     "local time": ("topic string, key string, begin_ms timestamp_ntz", {}, "column 'begin_ms' is timestamp_ntz"),
-    "clash": ("topic string, key string, Offset int", {}, "column 'Offset' of the keys has the name of a column of answers"),
+    "clash": (
+        "topic string, key string, Offset int",
+        {},
+        "column 'Offset' of the keys has the name of a column of answers",
+    ),
     "twice": ("topic string, key string, a int, A int", {}, "two columns 'a'"),
     "key twice": ("topic string, key string, key string", {}, "two columns 'key'"),
 }
@@ -197,10 +235,20 @@ def test_bad_calls_and_bad_rows(spark, index, tmp_path):
         ask(storage=f"file://{tmp_path}/nothing")
     with pytest.raises(InvalidArgument, match="begin_ms 5000 is after end_ms 4000"):
         ask([("orders", "key-1", 5000, 4000, 1)])
-    with pytest.raises(InvalidArgument, match=r"column 'key': the key '' of topic 'orders' is 0 UTF-16 code units long"):
+    with pytest.raises(
+        InvalidArgument, match=r"column 'key': the key '' of topic 'orders' is 0 UTF-16 code units long"
+    ):
         ask([("orders", "key-1", None, None, 1), ("orders", "", None, None, 1)])
-    with pytest.raises(InvalidArgument, match=r"column 'k' \(key\): the key 'x{40}\.\.\.' of topic 'orders' is 40,000 UTF-16 code units"):
-        lookup(spark, spark.createDataFrame([("orders", "x" * 40_000)], "topic string, k string"), storage=index, columns={"key": "k"})
+    with pytest.raises(
+        InvalidArgument,
+        match=r"column 'k' \(key\): the key 'x{40}\.\.\.' of topic 'orders' is 40,000 UTF-16 code units",
+    ):
+        lookup(
+            spark,
+            spark.createDataFrame([("orders", "x" * 40_000)], "topic string, k string"),
+            storage=index,
+            columns={"key": "k"},
+        )
     with pytest.raises(BudgetExceeded, match="this task's share of max_requests=3 for all"):
         ask(max_requests=3)
 
@@ -208,7 +256,9 @@ def test_bad_calls_and_bad_rows(spark, index, tmp_path):
 def test_a_dry_runs_figures_as_bounds(spark, index):
     frame = spark.createDataFrame(ROWS, KEYS)
     planned = look_up(spark, frame, storage=index, dry_run=True)
-    found = look_up(spark, frame, storage=index, max_count=5, max_requests=planned.requests, max_bytes=planned.bytes_read)
+    found = look_up(
+        spark, frame, storage=index, max_count=5, max_requests=planned.requests, max_bytes=planned.bytes_read
+    )
     assert 0 < found.requests <= planned.requests and 0 < found.bytes_read <= planned.bytes_read
     check(index, [row.asDict() for row in found.frame.collect()], 5)
     found.release()
@@ -287,7 +337,10 @@ def test_many_objects_that_are_lost_are_one_partial_answer(spark, copied, monkey
 
 
 def test_answers_whose_blocks_spark_lost(spark, copied):
-    """They are read anew. What a merge and a sweep removed meanwhile is an error: the rest would be a short answer, called complete."""
+    """They are read anew.
+
+    What a merge and a sweep removed meanwhile is an error: the rest would be a short answer, called complete.
+    """
     found = look_up(spark, spark.createDataFrame(ROWS, KEYS), storage=copied, max_count=5)
     found.release()
     # another frame each time: one that was used has what it shuffled
@@ -316,30 +369,55 @@ def told(spark, index, capfd):
 
 
 def test_bounds_that_are_text(told, index, tmp_path):
-    """All is text in CSV, whatever the column is called: milliseconds and ISO 8601 mean what they mean to other commands."""
+    """All is text in CSV, whatever the column is called: milliseconds and ISO 8601 mean what they mean to other
+    commands.
+    """
     since = ["", str(BEGIN_MS + DAY_MS), format_time(BEGIN_MS + DAY_MS), "2023-11-16", "2023-11-16 08:00:00+08:00"]
     keys = tmp_path / "keys.csv"
     keys.write_text("order_id,since\n" + "".join(f"key-0,{text}\n" for text in since))
-    arguments = ("--column", "key=order_id", "--column", "begin_ms=since", "--topic", "orders", "--max", "1000", "--nested")
+    arguments = (
+        "--column",
+        "key=order_id",
+        "--column",
+        "begin_ms=since",
+        "--topic",
+        "orders",
+        "--max",
+        "1000",
+        "--nested",
+    )
     told("--keys", str(keys), *arguments, "--out", str(tmp_path / "out"))
     rows = pq.read_table(tmp_path / "out").to_pylist()
     # null is no bound; the column itself is carried through
     assert sorted(row["since"] or "" for row in rows) == sorted(since)
     with IndexReader.open(index) as reader:
         for row in rows:
-            answer = reader.query("orders", "key-0", None if row["since"] is None else parse_time(row["since"]), max_count=1000)
+            answer = reader.query(
+                "orders", "key-0", None if row["since"] is None else parse_time(row["since"]), max_count=1000
+            )
             assert [entry["offset"] for entry in row["entries"]] == [item.offset for item in answer]
     assert len({len(row["entries"]) for row in rows}) > 1
     keys.write_text("order_id,begin_ms\nkey-0,2023-11-16\nkey-1,yesterday\n")
-    error = told("--keys", str(keys), "--column", "key=order_id", "--topic", "orders", "--dry-run", code=2)["error"]["message"]
-    assert "column 'begin_ms': 'yesterday' is neither epoch milliseconds nor an ISO 8601 time" in error and "Spark" not in error
+    error = told("--keys", str(keys), "--column", "key=order_id", "--topic", "orders", "--dry-run", code=2)["error"][
+        "message"
+    ]
+    assert (
+        "column 'begin_ms': 'yesterday' is neither epoch milliseconds nor an ISO 8601 time" in error
+        and "Spark" not in error
+    )
 
 
 def test_the_command(told, index, tmp_path):
     keys = tmp_path / "keys.ndjson"
-    keys.write_text("".join(json.dumps(dict(zip(("topic", "key", "begin_ms", "end_ms", "id"), row, strict=True))) + "\n" for row in ROWS))
+    keys.write_text(
+        "".join(
+            json.dumps(dict(zip(("topic", "key", "begin_ms", "end_ms", "id"), row, strict=True))) + "\n" for row in ROWS
+        )
+    )
     planned = told("--keys", str(keys), "--dry-run")
-    assert (planned["status"], planned["rows"], planned["lookups"]) == ("planned", len(ROWS), {}) and planned["requests"] > 0
+    assert (planned["status"], planned["rows"], planned["lookups"]) == ("planned", len(ROWS), {}) and planned[
+        "requests"
+    ] > 0
     out = tmp_path / "answers"
     done = told("--keys", str(keys), "--out", str(out), "--max", "5")
     assert (done["status"], sum(done["lookups"].values()), done["failed"]) == ("done", len(ROWS) - 1, [])
@@ -353,5 +431,8 @@ def test_the_command(told, index, tmp_path):
     assert told(*arguments, "--out", stored)["rows"] == 2
     assert "holds objects already" in told(*arguments, "--out", stored, code=2)["error"]["message"]
     assert "no place for the answers" in told(*arguments, code=2)["error"]["message"]
-    assert "by --column and for all rows" in told(*arguments, "--column", "topic=order_id", "--dry-run", code=2)["error"]["message"]
+    assert (
+        "by --column and for all rows"
+        in told(*arguments, "--column", "topic=order_id", "--dry-run", code=2)["error"]["message"]
+    )
     assert "no such file" in told("--keys", str(tmp_path / "none.csv"), "--dry-run", code=2)["error"]["message"]

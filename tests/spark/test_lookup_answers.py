@@ -1,4 +1,6 @@
-"""Bulk lookups answer as a reader does, whatever the files: in this process, task by task. Requests are counted, faults are scripted."""
+"""Bulk lookups answer as a reader does, whatever the files: in this process, task by task. Requests are counted, faults
+are scripted.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,13 @@ from tiered_index.spark.lookup.questions import QUESTION, PackedBatch, distinct,
 from tiered_index.testing.storage_faults import FaultStorage
 
 
-@pytest.fixture(params=[("native", None), ("rocketmq", None), ("native", RegionItem)], ids=["native", "rocketmq", "further columns"])
+@pytest.fixture(
+    params=[("native", None), ("rocketmq", None), ("native", RegionItem)], ids=["native", "rocketmq", "further columns"]
+)
 def life(request, tmp_path, monkeypatch):
-    """Files, a table of shards and of parts of a giant slot, a giant key, a quarantine file, keys whose hashes collide."""
+    """Files, a table of shards and of parts of a giant slot, a giant key, a quarantine file, keys whose hashes
+    collide.
+    """
     preset, item_type = request.param
     monkeypatch.setattr(task_module, "PIECE_ITEMS", 200)
     monkeypatch.setattr(plan_module, "_job", lambda *given, job=plan_module._job: job(*given[:-1], 1 << 14))
@@ -61,12 +67,14 @@ def lookups_of(made, *, max_count=64):
     names = [*sorted(made.asked), ("t", "nobody"), ("nowhere", "k1"), ("t", "xAa"), ("other", "xBB")]
     ranges = [*made.ranges(), (BASE_MS + HOUR_MS, BASE_MS + 5 * HOUR_MS), (BASE_MS - 500 * DAY_MS, BASE_MS)]
     # a range that ends where a file begins
-    edge = Lookup(topic="t", key="xAa", begin_ms=BASE_MS + 4 * DAY_MS - 2000, end_ms=BASE_MS + 4 * DAY_MS, max_count=max_count)
+    edge = Lookup(
+        topic="t", key="xAa", begin_ms=BASE_MS + 4 * DAY_MS - 2000, end_ms=BASE_MS + 4 * DAY_MS, max_count=max_count
+    )
     return [edge] + [
         Lookup(topic=t, key=k, begin_ms=b, end_ms=e, max_count=max_count)
         for number, (t, k) in enumerate(names)
         for b, e in (ranges if number % 5 == 0 else ranges[number % 7 : number % 7 + 1])
-    ]  # fmt: skip
+    ]
 
 
 def entries_of(result):
@@ -97,7 +105,9 @@ def test_answers_equal_a_readers(life, max_count):
 
 
 def test_answers_of_small_pieces(life, monkeypatch):
-    """Windows of a run, rows that go as soon as they come, batches that make too many pairs, filters at any price: nothing changes."""
+    """Windows of a run, rows that go as soon as they come, batches that make too many pairs, filters at any price:
+    nothing changes.
+    """
     monkeypatch.setattr(search, "WINDOW_BYTES", 1)
     monkeypatch.setattr(search, "_CHUNK", 16)
     monkeypatch.setattr(search, "_ALONE", 0)
@@ -118,18 +128,30 @@ def test_answers_of_small_pieces(life, monkeypatch):
 @pytest.mark.parametrize(
     ("rows", "parallelism", "max_count", "partitions", "answerers"),
     [
-        (0, 2, 64, 1, 1), (3, 2, 64, 1, 1), (32_000, 2, 64, 4, 4), (1_000_000, 2, 64, 125, 4), (1_000_000, 64, 64, 125, 125),
-        (1_000_000, 2, 1_000, 1_909, 4), (100_000, 2, 2**31 - 2, 1_000, 4), (200_000_000, 8, 64, 10_000, 200),
+        (0, 2, 64, 1, 1),
+        (3, 2, 64, 1, 1),
+        (32_000, 2, 64, 4, 4),
+        (1_000_000, 2, 64, 125, 4),
+        (1_000_000, 64, 64, 125, 125),
+        (1_000_000, 2, 1_000, 1_909, 4),
+        (100_000, 2, 2**31 - 2, 1_000, 4),
+        (200_000_000, 8, 64, 10_000, 200),
     ],
-)  # fmt: skip
-def test_partitions_bound_memory_and_tasks_that_answer_are_few(life, rows, parallelism, max_count, partitions, answerers):
+)
+def test_partitions_bound_memory_and_tasks_that_answer_are_few(
+    life, rows, parallelism, max_count, partitions, answerers
+):
     plan = plan_of(life.state, [Lookup(topic="t", key="k")], rows=rows, parallelism=parallelism, max_count=max_count)
     assert (plan.partitions, plan.answerers) == (partitions, answerers)
 
 
 def test_ranges_of_one_key_are_of_many_partitions():
     questions = np.zeros(1_000, QUESTION)
-    questions["key_hash"], questions["second_min"], questions["second_max"] = 7, 1_700_000_000, 1_700_000_000 + np.arange(1_000)
+    questions["key_hash"], questions["second_min"], questions["second_max"] = (
+        7,
+        1_700_000_000,
+        1_700_000_000 + np.arange(1_000),
+    )
     often = np.bincount(routes(questions, 20), minlength=20)
     assert often.min() > 20 and often.max() < 100
     questions["second_min"] += np.arange(1_000)
@@ -141,7 +163,9 @@ def test_each_object_is_opened_once_and_ranges_are_read_once(life):
     recorder = Recorder(life.storage)
     plan = plan_of(life.state, lookups)
     found = looked_up(recorder, plan, lookups)
-    directories = [read.name for read in recorder.reads if read.start == life.state.objects[read.name].directory_position]
+    directories = [
+        read.name for read in recorder.reads if read.start == life.state.objects[read.name].directory_position
+    ]
     assert sorted(directories) == sorted(life.state.objects)
     assert found.requests == len(recorder.reads) == len(recorder.operations)
     assert sum(report.bytes_read for report in found.reports) == recorder.delivered
@@ -225,7 +249,9 @@ def test_an_object_that_a_merge_removed_ends_the_plan(life):
 
 @pytest.mark.parametrize("allow_partial", [False, True])
 def test_blocks_that_are_made_again_are_never_short(life, allow_partial):
-    """Spark lost what tasks had found, and runs them again after objects were removed: an error, no answer that lacks entries."""
+    """Spark lost what tasks had found, and runs them again after objects were removed: an error, no answer that lacks
+    entries.
+    """
     lookups = lookups_of(life)
     plan = plan_of(life.state, lookups, allow_partial=allow_partial)
     check(life, looked_up(life.storage, plan, lookups), lookups)
@@ -247,7 +273,10 @@ def test_what_fails_when_blocks_are_made_again_is_named(life):
     again = looked_up(storage, plan, lookups, accepted=True)
     assert {status for status, _, _ in again.answers.values()} >= {"partial"}
     for question, (status, entries, failed) in again.answers.items():
-        assert failed == [{"file": stored.file_id, "error": "no answer"}] or (status, entries) == whole.answers[question][:2]
+        assert (
+            failed == [{"file": stored.file_id, "error": "no answer"}]
+            or (status, entries) == whole.answers[question][:2]
+        )
 
 
 def faulty(made, error):
@@ -258,7 +287,9 @@ def faulty(made, error):
     return storage, made.state.objects[name]
 
 
-@pytest.mark.parametrize("error", [StorageMisconfigured("403 denied"), StorageUnavailable("no answer")], ids=["denied", "down"])
+@pytest.mark.parametrize(
+    "error", [StorageMisconfigured("403 denied"), StorageUnavailable("no answer")], ids=["denied", "down"]
+)
 def test_a_file_that_cannot_be_read_fails_or_is_named(life, error):
     lookups = lookups_of(life)
     storage, stored = faulty(life, error)
@@ -271,7 +302,9 @@ def test_a_file_that_cannot_be_read_fails_or_is_named(life, error):
         whole = reader.query_many(lookups)
         for lookup, result in zip(lookups, whole, strict=True):
             status, entries, why = found.of(lookup)
-            touched = (lookup.begin_ms or 0) // 1000 <= stored.second_max and (lookup.end_ms or 2**60) // 1000 >= stored.second_min
+            touched = (lookup.begin_ms or 0) // 1000 <= stored.second_max and (
+                lookup.end_ms or 2**60
+            ) // 1000 >= stored.second_min
             if touched:
                 assert (status, why) == ("partial", [{"file": stored.file_id, "error": str(error)}])
             else:
@@ -300,7 +333,10 @@ def test_damage_is_corrupt(life):
 def test_bounds_are_shared_out(life):
     lookups = lookups_of(life)
     free = looked_up(life.storage, plan_of(life.state, lookups), lookups)
-    for name, most in (("max_requests", free.requests // 2), ("max_bytes", sum(r.bytes_read for r in free.reports) // 2)):
+    for name, most in (
+        ("max_requests", free.requests // 2),
+        ("max_bytes", sum(r.bytes_read for r in free.reports) // 2),
+    ):
         recorder = Recorder(life.storage)
         with pytest.raises(BudgetExceeded):
             looked_up(recorder, plan_of(life.state, lookups, **{name: most}), lookups)
@@ -321,7 +357,9 @@ def test_questions_hold_what_a_batch_does():
     assert batch.part(found["topic"] == 0).topics == ["ü"]
     with pytest.raises(InvalidArgument, match=r"column 'key': the key '' of topic 't' is 0 UTF-16 code units long"):
         plan_columns(["ü", "t"], ["k", ""])
-    with pytest.raises(InvalidArgument, match=r"the key 'x{40}\.\.\.' of topic 'ü' is 32,768 UTF-16 code units long; 1\.\.32,767 are"):
+    with pytest.raises(
+        InvalidArgument, match=r"the key 'x{40}\.\.\.' of topic 'ü' is 32,768 UTF-16 code units long; 1\.\.32,767 are"
+    ):
         plan_columns(["t", "ü"], ["k", "x" * 32_768])
     with pytest.raises(InvalidArgument, match="is new"):
         plan_columns(["unseen"], ["k"])
@@ -341,7 +379,7 @@ def of_hours(made, count):
         "one": [Lookup(topic="t", key="k1")],
         "two hours": [Lookup(topic="t", key="k1", begin_ms=begin, end_ms=begin + HOUR_MS - 1) for begin in begins],
         "nothing": [Lookup(topic="t", key="k1", begin_ms=0, end_ms=1000)],
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("gap", [0, 1 << 18])
@@ -354,7 +392,10 @@ def test_bounds_that_are_a_dry_runs_figures_are_enough(tmp_path, gap):
         most = {"max_requests": sum(cost[0] for cost in costs), "max_bytes": sum(cost[1] for cost in costs)}
         plan = plan_of(made.state, lookups, settings=settings, **most)
         # all is shared out, and tasks without a question have no share
-        assert tuple(plan.limits) == (tuple(costs) if name != "nothing" else ((0, 0),) * len(plan.tasks)) and len(plan.tasks) < HOURS
+        assert (
+            tuple(plan.limits) == (tuple(costs) if name != "nothing" else ((0, 0),) * len(plan.tasks))
+            and len(plan.tasks) < HOURS
+        )
         recorder = Recorder(made.storage)
         check(made, looked_up(recorder, plan, lookups), lookups)
         assert len(recorder.reads) <= most["max_requests"] and recorder.delivered <= most["max_bytes"], name
@@ -379,8 +420,14 @@ def test_shares_add_up_and_are_named(life):
 
 
 def test_times_of_text():
-    texts = pa.array(["2023-11-14T22:13:20Z", None, "1700000000000", "2023-11-15 06:13:20+08:00", "2023-11-14T22:13:20Z"])
-    assert questions.times_of(texts, "'since' (begin_ms)").to_pylist() == [1_700_000_000_000, None, *[1_700_000_000_000] * 3]
+    texts = pa.array(
+        ["2023-11-14T22:13:20Z", None, "1700000000000", "2023-11-15 06:13:20+08:00", "2023-11-14T22:13:20Z"]
+    )
+    assert questions.times_of(texts, "'since' (begin_ms)").to_pylist() == [
+        1_700_000_000_000,
+        None,
+        *[1_700_000_000_000] * 3,
+    ]
     assert questions.times_of(texts.slice(1, 1), "'begin_ms'").to_pylist() == [None]
     # a cut text is none either
     for text in ("yesterday", "", "1e3", "-5", "2023-11-14" + " " * 60 + "x"):

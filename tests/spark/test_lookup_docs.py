@@ -22,7 +22,9 @@ BEGIN_MS = 1_700_000_000_000
 
 
 def test_the_programs_of_the_page_run(spark):
-    programs = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "spark-lookup.md").read_text(), re.MULTILINE | re.DOTALL)
+    programs = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "spark-lookup.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     assert len(programs) == 2
     for program in programs:
         exec(compile(program, "docs/spark-lookup.md", "exec"), {})
@@ -69,7 +71,19 @@ def test_messages_are_joined(spark, store, tmp_path):
 
 @pytest.mark.slow
 def test_the_benchmark(spark, tmp_path, capfd):
-    amounts = ("--quick", "--entries", "4096", "--slots", "100", "--items", "2000", "--rounds", "1", "--root-dir", str(tmp_path))
+    amounts = (
+        "--quick",
+        "--entries",
+        "4096",
+        "--slots",
+        "100",
+        "--items",
+        "2000",
+        "--rounds",
+        "1",
+        "--root-dir",
+        str(tmp_path),
+    )
     with pytest.raises(SystemExit) as ended:
         run(["bench", "spark-lookup", *amounts, "--json", "--quiet"])
     captured = capfd.readouterr()
@@ -78,7 +92,9 @@ def test_the_benchmark(spark, tmp_path, capfd):
     figures = {figure["name"]: figure["median"] for figure in document["figures"]}
     assert len(figures) == 8 and all(value > 0 for value in figures.values())
     ((keys, found, requests, *_), (most, *_)) = document["tables"][0]["rows"]
-    assert (keys, most) == (1000, 2048) and 900 < found <= 1000 and requests == figures["lookup of 1,000 keys: requests"]
+    assert (
+        (keys, most) == (1000, 2048) and 900 < found <= 1000 and requests == figures["lookup of 1,000 keys: requests"]
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -94,17 +110,28 @@ def test_lookups_at_scale(tmp_path, capfd):
     # of every row: keys, asked for, found, objects, requests, MiB read, part of the index, workers, Java, compared
     rows = table["rows"]
     assert [row[:3] for row in rows] == [
-        [400, "of all days", 380], [2048, "of all days", 1945], [400, "of the newest day", 380], [512, "of the newest day", 486],
-    ]  # fmt: skip
+        [400, "of all days", 380],
+        [2048, "of all days", 1945],
+        [400, "of the newest day", 380],
+        [512, "of the newest day", 486],
+    ]
     # a day's range is one table's: fewer objects, and no more than that table's part of the index
     assert [row[3] for row in rows] == [rows[0][3], rows[0][3], rows[0][3] // 4, rows[0][3] // 4]
     assert all(row[4] >= 2 * row[3] for row in rows)
     assert all(0 < row[6] < 1 / 3 for row in rows[2:]) and all(0.5 < row[6] <= 1 for row in rows[:2])
-    assert all(int(peak) > 50 for row in rows for peak in row[7].split()) and [row[9] for row in rows] == [400, 2000, 400, 512]
+    assert all(int(peak) > 50 for row in rows for peak in row[7].split()) and [row[9] for row in rows] == [
+        400,
+        2000,
+        400,
+        512,
+    ]
     assert [figure["median"] for figure in document["figures"]] == pytest.approx([row[6] for row in rows], abs=1e-4)
     assert spark_page.bulk(document).count("\n") == 8
-    # of every plan: keys, unit, gap, requests, MiB read, part of the index, two prices, seconds, and requests and MiB of the rest
-    assert [row[:3] for row in plans["rows"][::16]] == [[count, "16 KiB, as looked up", "256 KiB"] for count in (2048, 400)]
+    # of every plan: keys, unit, gap, requests, MiB read, part of the index, two prices, seconds, and requests and MiB
+    # of the rest
+    assert [row[:3] for row in plans["rows"][::16]] == [
+        [count, "16 KiB, as looked up", "256 KiB"] for count in (2048, 400)
+    ]
     for used, looked_up in ((plans["rows"][0], rows[1]), (plans["rows"][16], rows[0])):
         assert used[3] + used[9] == looked_up[4] and used[4] + used[10] == pytest.approx(looked_up[5], abs=0.02)
     assert len(plans["rows"]) == 32 and spark_page.plans(document).count("\n") == 36

@@ -1,4 +1,6 @@
-"""Files of keys and answers: CSV is what was written, or an error with its line; a file's name is its name, whatever stands in it."""
+"""Files of keys and answers: CSV is what was written, or an error with its line; a file's name is its name, whatever
+stands in it.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,26 @@ from tiered_index.storage.s3.options import S3Options
 
 S3 = S3Options()
 KEYS = [
-    'say "hi"', 'x,"y"', '"', '""', '\\"', "a\\", "\\n", "line\nbreak", "line\r\nbreak", "line\rbreak", '"\n,', " spaces ", "#no comment",
-    "über", "😀", "null", "NaN", "007", "1e3",
-]  # fmt: skip
+    'say "hi"',
+    'x,"y"',
+    '"',
+    '""',
+    '\\"',
+    "a\\",
+    "\\n",
+    "line\nbreak",
+    "line\r\nbreak",
+    "line\rbreak",
+    '"\n,',
+    " spaces ",
+    "#no comment",
+    "über",
+    "😀",
+    "null",
+    "NaN",
+    "007",
+    "1e3",
+]
 HOSTILE = "my keys [1]{a,b}*?\\ü%20#'x'"
 # would be Spark's reading of a part of it as a pattern
 DECOYS = ("k1", "my keys 1")
@@ -47,7 +66,9 @@ def test_keys_of_csv_are_those_that_were_written(spark, tmp_path):
         for end in ("\r\n", "\n") if quoting == csv.QUOTE_ALL else ("\r\n",):
             zipped = number == 1
             path = tmp_path / f"{number}{len(end)}.csv{'.gz' if zipped else ''}"
-            with (gzip.open if zipped else open)(path, "wt", newline="", encoding="utf-8-sig" if number else "utf-8") as file:
+            with (gzip.open if zipped else open)(
+                path, "wt", newline="", encoding="utf-8-sig" if number else "utf-8"
+            ) as file:
                 writer = csv.writer(file, quoting=quoting, lineterminator=end)
                 writer.writerow(["topic", "key", "from"])
                 writer.writerows([f"of, {path.name}", key, str(place)] for place, key in enumerate(KEYS))
@@ -81,7 +102,9 @@ def test_csv_files_without_rows(spark, tmp_path):
 def test_csv_files_of_a_folder_have_one_header(spark, tmp_path):
     (tmp_path / "a.csv").write_text("topic,key\nt,k\n")
     (tmp_path / "b.csv").write_text("key,topic\nk,t\n")
-    with pytest.raises(InvalidArgument, match=r"/b\.csv has other columns than \S+/a\.csv: \['key', 'topic'\] instead of \['topic', "):
+    with pytest.raises(
+        InvalidArgument, match=r"/b\.csv has other columns than \S+/a\.csv: \['key', 'topic'\] instead of \['topic', "
+    ):
         rows(spark, tmp_path)
 
 
@@ -91,7 +114,10 @@ def test_headers_that_differ(tmp_path, header):
     (tmp_path / "b.csv").write_text(f"{header}\n" + ",".join("k" * len(header.split(","))) + "\n")
     with pytest.raises(InvalidArgument) as caught:
         read_csv(tmp_path / "a.csv", tmp_path / "b.csv")
-    assert f"{tmp_path}/b.csv has other columns than {tmp_path}/a.csv: {header.split(',')} instead of ['topic', 'key']" in str(caught.value)
+    assert (
+        f"{tmp_path}/b.csv has other columns than {tmp_path}/a.csv: {header.split(',')} instead of ['topic', 'key']"
+        in str(caught.value)
+    )
 
 
 BAD_CSV = {
@@ -104,7 +130,10 @@ BAD_CSV = {
     "large": (b"topic,key\nt," + b"k" * 131_073 + b"\n", "line 2: a cell has more than 131,072 characters"),
     "latin-1": ("topic,key\nt,k\nt,über\n".encode("latin-1"), "line 3 is not UTF-8: invalid start byte"),
     "utf-16": (codecs.BOM_UTF16_LE + "topic,key\nt,k\n".encode("utf-16-le"), "line 1 is not UTF-8: invalid start byte"),
-    "a cell that is cut": (b"key\nline\rbreak\n", "line 2: a line ends with \\r alone, or a cell with \\r has no quotes"),
+    "a cell that is cut": (
+        b"key\nline\rbreak\n",
+        "line 2: a line ends with \\r alone, or a cell with \\r has no quotes",
+    ),
 }
 
 
@@ -126,7 +155,9 @@ def test_spark_tells_the_line_of_bad_csv(spark, tmp_path):
 
 def test_a_compressed_csv_file_that_breaks_off(tmp_path):
     path = tmp_path / "k.csv.gz"
-    path.write_bytes(gzip.compress(b"topic,key\n" + b"".join(b"t,%d\n" % (n * 2654435761) for n in range(20_000)))[:-20_000])
+    path.write_bytes(
+        gzip.compress(b"topic,key\n" + b"".join(b"t,%d\n" % (n * 2654435761) for n in range(20_000)))[:-20_000]
+    )
     with pytest.raises(CorruptFile) as caught:
         read_csv(path)
     assert str(path) in str(caught.value) and "end-of-stream" in str(caught.value)
@@ -224,7 +255,9 @@ def test_ndjson_keys_are_what_was_written(spark, tmp_path):
             rows(spark, tmp_path)
 
 
-@pytest.mark.parametrize(("line", "message"), [('{"topic": "t"} {"topic": "u"}', "more than one value"), (HALF, "no Unicode")])
+@pytest.mark.parametrize(
+    ("line", "message"), [('{"topic": "t"} {"topic": "u"}', "more than one value"), (HALF, "no Unicode")]
+)
 def test_messages_of_two_in_a_line_are_told(spark, tmp_path, line, message):
     (tmp_path / "m.ndjson").write_text(f"\n{line}\n")
     with pytest.raises(InvalidArgument, match=rf"m\.ndjson: line 2 is {message}"):
@@ -250,22 +283,31 @@ def test_bad_parquet_keys_are_told_with_their_file(spark, tmp_path):
     ("told", "kind", "text"),
     [
         (
-            "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///d/bad%20ü%20%5B1%5D,%20x.json.  SQLSTATE: KD001\n"
-            "Caused by: x: [MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed", InvalidArgument,
+            "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///d/bad%20ü%20%5B1%5D,%20x.json.  "
+            "SQLSTATE: KD001\n"
+            "Caused by: x: [MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed",
+            InvalidArgument,
             "reading: file:///d/bad ü [1], x.json has a line that is no NDJSON",
         ),
         (
-            "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///d/my%20x.json.  SQLSTATE: KD001\n", CorruptFile,
+            "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///d/my%20x.json.  SQLSTATE: KD001\n",
+            CorruptFile,
             "file:///d/my x.json: can't be read (reading)",
         ),
         (
             "[FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER] Encountered error while reading file file:/d/a%20b c.parquet. "
-            "Could not read footer.", CorruptFile, "file:/d/a%20b c.parquet: can't be read as Parquet (reading)",
+            "Could not read footer.",
+            CorruptFile,
+            "file:/d/a%20b c.parquet: can't be read as Parquet (reading)",
         ),
-        ("file:/d/a.x is not a Parquet file. Expected magic number", CorruptFile, "file:/d/a.x: can't be read as Parquet (reading)"),
+        (
+            "file:/d/a.x is not a Parquet file. Expected magic number",
+            CorruptFile,
+            "file:/d/a.x: can't be read as Parquet (reading)",
+        ),
         ("[MALFORMED_RECORD_IN_PARSING.X] Malformed", InvalidArgument, "reading: a file has a line that is no NDJSON"),
     ],
-)  # fmt: skip
+)
 def test_files_that_spark_names(told, kind, text):
     with pytest.raises(kind) as caught, typed_errors("reading"):
         raise RuntimeError(told)

@@ -58,7 +58,10 @@ def test_cursors_and_readers_survive_a_merge(spark, storage, written):
 
 def test_commands_build_and_merge_as_json(spark, storage, tmp_path, capfd):
     table = messages(300)
-    path = write_parquet(table.rename_columns(["topic", "queue_id", "order_id", "offset", "size", "timestamp_ms"]), tmp_path / "m.parquet")
+    path = write_parquet(
+        table.rename_columns(["topic", "queue_id", "order_id", "offset", "size", "timestamp_ms"]),
+        tmp_path / "m.parquet",
+    )
 
     def told(*arguments, code=0):
         capfd.readouterr()
@@ -96,11 +99,22 @@ def test_commands_build_and_merge_as_json(spark, storage, tmp_path, capfd):
     assert "is no multiple of" in told("merge", "--tiers", "1h,90m", "--dry-run", code=2)["error"]["message"]
     merged = told("merge", "--tiers", "1d,30d")
     days, month = merged["tiers"]
-    assert (merged["status"], days["tables"], days["entries"], month["tables"], month["sources"]) == ("merged", 2, 300, 1, 2)
+    assert (merged["status"], days["tables"], days["entries"], month["tables"], month["sources"]) == (
+        "merged",
+        2,
+        300,
+        1,
+        2,
+    )
     assert merged["log_number"] == states(storage).number
     for tier in merged["tiers"]:
         driven, ran = tier["metrics"]["stages"]
-        assert (driven["name"], ran["name"], driven["entries"], ran["entries"]) == ("plan and publish", "merge", 300, 300)
+        assert (driven["name"], ran["name"], driven["entries"], ran["entries"]) == (
+            "plan and publish",
+            "merge",
+            300,
+            300,
+        )
         assert ran["requests"]["driver"] == driven["requests"]["tasks"] == {} and driven["tasks"] == 0 < ran["tasks"]
         assert (ran["requests"]["tasks"]["put"], ran["bytes_written"]) == (tier["shards"], tier["written_bytes"])
         assert driven["requests"]["driver"]["head"] >= tier["shards"]

@@ -1,4 +1,6 @@
-"""A line of NDJSON that is no message: the column is named, what it has and what is needed, whether Spark or a task reads the file."""
+"""A line of NDJSON that is no message: the column is named, what it has and what is needed, whether Spark or a task
+reads the file.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,12 @@ WRONG = {
     "fraction": ({"size": 1.5}, "column 'size' has '1.5', a fraction; integers are needed"),
     "truth": ({"queue_id": True}, "column 'queue_id' has 'true', a truth value; integers are needed"),
     "list": ({"keys": "k"}, "column 'keys' has 'k', text; a list of text is needed"),
-    "time": ({"timestamp_ms": "2024-01-01"}, "column 'timestamp_ms' has '2024-01-01', text; integers (epoch milliseconds) are needed"),
+    "time": (
+        {"timestamp_ms": "2024-01-01"},
+        "column 'timestamp_ms' has '2024-01-01', text; integers (epoch milliseconds) are needed",
+    ),
     "large": ({"offset": 2**63}, "column 'offset' has '9223372036854775808', a number; integers are needed"),
-}  # fmt: skip
+}
 
 
 class Stored:
@@ -87,16 +92,26 @@ def test_spark_names_the_column_of_a_local_file(spark, storage, config, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("value", "token", "shown"), [("1.5", "VALUE_NUMBER_FLOAT", "'1.5', a fraction"), ("{", "START_OBJECT", "'{', an object"),
-                                  ("a\nb", "VALUE_STRING", r"'a\nb', text"), ("x", "SOME_TOKEN", "'x', SOME_TOKEN")],
-)  # fmt: skip
+    ("value", "token", "shown"),
+    [
+        ("1.5", "VALUE_NUMBER_FLOAT", "'1.5', a fraction"),
+        ("{", "START_OBJECT", "'{', an object"),
+        ("a\nb", "VALUE_STRING", r"'a\nb', text"),
+        ("x", "SOME_TOKEN", "'x', SOME_TOKEN"),
+    ],
+)
 def test_what_spark_says(value, token, shown):
     text = (
-        "[MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed records\nCaused by: org.apache.spark.SparkRuntimeException: "
-        f"[CANNOT_PARSE_JSON_FIELD] Cannot parse the field name 'size' and the value {value} of the JSON token type {token} to target"
+        "[MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed records\nCaused by: "
+        "org.apache.spark.SparkRuntimeException: "
+        f"[CANNOT_PARSE_JSON_FIELD] Cannot parse the field name 'size' and the value {value} of the JSON token type "
+        f"{token} to target"
         ' Spark data type "BIGINT". SQLSTATE: 2203G'
     )
     assert told_by_spark(text) == f"column 'size' has {shown}; integers are needed"
-    with pytest.raises(InvalidArgument, match=r"reading: file:///d/m\.json: column 'size' has"), typed_errors("reading"):
+    with (
+        pytest.raises(InvalidArgument, match=r"reading: file:///d/m\.json: column 'size' has"),
+        typed_errors("reading"),
+    ):
         raise RuntimeError(f"reading file file:///d/m.json. {text}")
     assert told_by_spark("MALFORMED_RECORD_IN_PARSING") is None

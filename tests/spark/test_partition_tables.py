@@ -1,4 +1,6 @@
-"""What a task of a write does, and its driver, in this process: tables of windows from spooled batches, commits struck at every request."""
+"""What a task of a write does, and its driver, in this process: tables of windows from spooled batches, commits struck
+at every request.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ from tiered_index.spark.build import plan as plan_module
 from tiered_index.spark.build import shards as shards_module
 from tiered_index.spark.build.publishing import BatchContent, MicroBatch, publish_batch, publish_shards
 from tiered_index.spark.datasource import writing
-from tiered_index.spark.datasource.writing import EntryColumns, EntryStreamWriter, EntryWriter, PartitionJob, Written, write_tables
+from tiered_index.spark.datasource.writing import (
+    EntryColumns,
+    EntryStreamWriter,
+    EntryWriter,
+    PartitionJob,
+    Written,
+    write_tables,
+)
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.model import Answer, ReferenceModel
@@ -72,7 +81,9 @@ def left_over(storage: Storage, clock: ManualClock) -> int:
 
 
 @pytest.mark.parametrize("small", [False, True])
-def test_a_task_writes_a_table_for_each_window(monkeypatch: pytest.MonkeyPatch, clock: ManualClock, small: bool) -> None:
+def test_a_task_writes_a_table_for_each_window(
+    monkeypatch: pytest.MonkeyPatch, clock: ManualClock, small: bool
+) -> None:
     if small:  # several rounds of packing, pieces and hot keys that are spooled once more
         monkeypatch.setattr(shards_module, "_HELD_ITEMS", 256)
         monkeypatch.setattr(shards_module, "_BLOCK_ITEMS", 16)
@@ -84,23 +95,45 @@ def test_a_task_writes_a_table_for_each_window(monkeypatch: pytest.MonkeyPatch, 
     assert (len(shards) > 3) == small and len({shard.stored.shard.table for shard in shards}) == 3
     publish_shards(shards, "append", storage, log)
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
-        for topic, key in (("orders", "key-0"), *zip(TABLE["topic"].to_pylist()[:60:3], TABLE["key"].to_pylist()[:60:3], strict=True)):
+        for topic, key in (
+            ("orders", "key-0"),
+            *zip(TABLE["topic"].to_pylist()[:60:3], TABLE["key"].to_pylist()[:60:3], strict=True),
+        ):
             model = ReferenceModel()
             for row in TABLE.filter((pc.field("topic") == topic) & (pc.field("key") == key)).to_pylist():
                 model.put(topic, row["queue_id"], key, row["offset"], row["size"], row["timestamp_ms"])
-            assert [Answer.of(item) for item in reader.query(topic, key, max_count=10_000)] == model.query(topic, key, max_count=None)
+            assert [Answer.of(item) for item in reader.query(topic, key, max_count=10_000)] == model.query(
+                topic, key, max_count=None
+            )
     assert left_over(storage, clock) == 0
 
 
 def test_a_list_of_keys_is_an_entry_for_each_different_one() -> None:
-    kinds = [("topic", "string"), ("keys", "array<string>"), ("timestamp_ms", "timestamp"), ("size", "int"), ("offset", "bigint")]
+    kinds = [
+        ("topic", "string"),
+        ("keys", "array<string>"),
+        ("timestamp_ms", "timestamp"),
+        ("size", "int"),
+        ("offset", "bigint"),
+    ]
     columns = EntryColumns.of([*kinds, ("queue_id", "smallint")], KEYED_SCHEMA)
     keys = pa.array([["a", "b", None, "a"], [], None, ["c"]], pa.list_(pa.string()))
     number = pa.array([0, 1, 2, 3])
-    batch = pa.record_batch({"topic": pa.array(list("wxyz")), "keys": keys, "timestamp_ms": number, "size": number, "offset": number,
-                             "queue_id": number})  # fmt: skip
+    batch = pa.record_batch(
+        {
+            "topic": pa.array(list("wxyz")),
+            "keys": keys,
+            "timestamp_ms": number,
+            "size": number,
+            "offset": number,
+            "queue_id": number,
+        }
+    )
     [entries] = columns.batches([batch.slice(3), batch.slice(0, 3)][1:])
-    assert sorted(zip(entries["topic"].to_pylist(), entries["key"].to_pylist(), strict=True)) == [("w", "a"), ("w", "b")]
+    assert sorted(zip(entries["topic"].to_pylist(), entries["key"].to_pylist(), strict=True)) == [
+        ("w", "a"),
+        ("w", "b"),
+    ]
     [entries] = columns.batches([batch.slice(1)])
     assert entries.to_pylist() == [{"topic": "z", "queue_id": 3, "key": "c", "offset": 3, "size": 3, "timestamp_ms": 3}]
 
@@ -108,7 +141,11 @@ def test_a_list_of_keys_is_an_entry_for_each_different_one() -> None:
 BAD = {
     "null": ("size", pa.nulls(2_000, pa.int32()), "column 'size' has 300 nulls"),
     "no_topic": ("topic", pa.nulls(2_000, pa.string()), "column 'topic' has .* nulls in rows that have a key"),
-    "no_time": ("timestamp_ms", pa.nulls(2_000, pa.int64()), "column 'timestamp_ms' has .* nulls in rows that have a key"),
+    "no_time": (
+        "timestamp_ms",
+        pa.nulls(2_000, pa.int64()),
+        "column 'timestamp_ms' has .* nulls in rows that have a key",
+    ),
     "large": ("size", pa.array([1 << 40] * 2_000), "size 1099511627776 in row 0 is outside"),
     "year": ("timestamp_ms", pa.array([1 << 50] * 2_000), "timestamp_ms 1125899906842624 is outside"),
 }
@@ -130,11 +167,17 @@ def test_a_batch_is_in_the_log_once_and_what_came_again_is_taken_back(clock: Man
     objects = dict(log.state.objects)
     assert not publish_batch(written(TABLE, storage), FIRST, storage, StorageLog(storage, clock))
     assert publish_batch(written(TABLE.slice(0, 10), storage), SECOND, storage, log)
-    # a driver that was held up while another one went on, or a checkpoint that was copied back: not known to hold the same messages
+    # a driver that was held up while another one went on, or a checkpoint that was copied back: not known to hold the
+    # same messages
     writer = a_writer(EntryStreamWriter, storage)
-    with pytest.raises(InvalidArgument, match="has micro-batch 1 of this query already, and 0 comes now: its checkpoint is older"):
+    with pytest.raises(
+        InvalidArgument, match="has micro-batch 1 of this query already, and 0 comes now: its checkpoint is older"
+    ):
         writer.commit([Written(tuple(written(TABLE, storage)), "q", FIRST.content)], 0)
-    assert sum(stored.count for stored in log.refresh().objects.values()) == 2_010 and objects.items() <= log.state.objects.items()
+    assert (
+        sum(stored.count for stored in log.refresh().objects.values()) == 2_010
+        and objects.items() <= log.state.objects.items()
+    )
     assert left_over(storage, clock) == 0
 
 
@@ -216,7 +259,9 @@ def test_abort_takes_back_what_is_certainly_not_published(clock: ManualClock, ki
         writer.commit(messages, *number)
     writer.abort(messages, *number)
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
-        assert len(reader.query("orders", "key-0", max_count=10_000).items) == sum(key == "key-0" for key in TABLE["key"].to_pylist())
+        assert len(reader.query("orders", "key-0", max_count=10_000).items) == sum(
+            key == "key-0" for key in TABLE["key"].to_pylist()
+        )
 
 
 def test_a_task_that_fails_takes_back_what_it_uploaded(clock: ManualClock) -> None:
@@ -231,7 +276,9 @@ def test_a_task_that_fails_takes_back_what_it_uploaded(clock: ManualClock) -> No
     assert write_tables([], job(storage)).shards == ()
 
 
-@pytest.mark.parametrize(("lie", "what"), [({"read_checksum": 1}, "other entries"), ({"shards": ()}, "another number of entries")])
+@pytest.mark.parametrize(
+    ("lie", "what"), [({"read_checksum": 1}, "other entries"), ({"shards": ()}, "another number of entries")]
+)
 def test_tables_that_are_not_what_was_read_are_refused(monkeypatch: pytest.MonkeyPatch, lie: Any, what: str) -> None:
     storage = MemoryStorage()
     real = writing.write_blocks

@@ -25,7 +25,9 @@ from tiered_index.testing.model import Answer, ReferenceModel
 ITEM = GENESIS.layout.schema.item
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("1h", 3600), ("1d", 86400), ("90s", 90), ("15 m", 900), (7, 7), ("30D", 30 * 86400)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("1h", 3600), ("1d", 86400), ("90s", 90), ("15 m", 900), (7, 7), ("30D", 30 * 86400)]
+)
 def test_lengths_of_windows(text, seconds):
     assert window_seconds(text) == seconds
 
@@ -53,9 +55,13 @@ def test_every_entry_has_one_piece_within_its_shard_and_its_partition():
     edges = [table.base_slots(n, 1) for table in plan.tables[:1] for n in range(table.pieces)]
     assert edges[0][0] == 0 and edges[-1][1] == 64 and all(a[1] == b[0] for a, b in itertools.pairwise(edges))
     seconds = table["timestamp_ms"].to_numpy() // 1000
-    hashes = np.array([key_hash(t, k) for t, k in zip(table["topic"].to_pylist(), table["key"].to_pylist(), strict=True)], np.int32)
+    hashes = np.array(
+        [key_hash(t, k) for t, k in zip(table["topic"].to_pylist(), table["key"].to_pylist(), strict=True)], np.int32
+    )
     pieces, begins = plan.pieces_of(seconds, hashes)
-    for piece, begin, second, hash32 in list(zip(pieces.tolist(), begins.tolist(), seconds.tolist(), hashes.tolist(), strict=True))[::97]:
+    for piece, begin, second, hash32 in list(
+        zip(pieces.tolist(), begins.tolist(), seconds.tolist(), hashes.tolist(), strict=True)
+    )[::97]:
         mine = plan.tables[plan.table_of(piece)]
         assert mine.window.begin_s == begin <= second < begin + 86400
         low, high = mine.base_slots(piece - mine.first_piece, 1)
@@ -89,7 +95,11 @@ def test_blocks_carry_every_entry_once_and_their_checksum():
 @pytest.mark.parametrize("shards", [1, 4])
 def test_shards_answer_as_the_model_whatever_the_size_of_pieces(piece_items, shards):
     table = messages(3_000, days=2)
-    plan, storage, clock = planned(table, shards=shards, piece_items=piece_items), MemoryStorage(), ManualClock(BEGIN_MS)
+    plan, storage, clock = (
+        planned(table, shards=shards, piece_items=piece_items),
+        MemoryStorage(),
+        ManualClock(BEGIN_MS),
+    )
     results = written(table, plan, storage, now_ms=BEGIN_MS)
     log = StorageLog(storage, clock)
     log.create(plan.genesis)
@@ -108,7 +118,9 @@ def test_shards_answer_as_the_model_whatever_the_size_of_pieces(piece_items, sha
                     model.put("orders", row["queue_id"], key, row["offset"], row["size"], row["timestamp_ms"])
             for begin, end in ((None, None), (BEGIN_MS + DAY_MS // 3, BEGIN_MS + DAY_MS), (BEGIN_MS + DAY_MS, None)):
                 found = reader.query("orders", key, begin, end, max_count=10_000)
-                assert [Answer.of(item) for item in found.items] == model.query("orders", key, begin, end, max_count=None)
+                assert [Answer.of(item) for item in found.items] == model.query(
+                    "orders", key, begin, end, max_count=None
+                )
 
 
 @pytest.mark.parametrize(("span", "most"), [(1, 10), (1000, 37), (86_400, 200), (2**31 - 1, 100)])

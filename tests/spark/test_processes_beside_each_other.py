@@ -1,4 +1,6 @@
-"""A writer, a merger and builds in processes of their own, killed now and then, on one storage: nothing is lost, nothing doubled."""
+"""A writer, a merger and builds in processes of their own, killed now and then, on one storage: nothing is lost,
+nothing doubled.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Role:
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(self._command, cwd=_ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            self._command, cwd=_ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def kill(self) -> None:
         """Kill it and start it again; nothing where it has ended."""
@@ -89,7 +93,9 @@ def _number(uri: str) -> int:
 
 
 def check(reader: IndexReader, log: StorageLog, key: int) -> int:
-    """Ask for everything under a key: all that the log promised before is there, each once; return the promised position."""
+    """Ask for everything under a key: all that the log promised before is there, each once; return the promised
+    position.
+    """
     state = log.refresh()
     position = state.positions.get("log", 0)
     result = reader.query(TOPIC, f"k{key}", max_count=10**6)
@@ -99,7 +105,11 @@ def check(reader: IndexReader, log: StorageLog, key: int) -> int:
     missing = set(range(key, position, KEYS)) - set(found)
     assert not missing, f"{len(missing)} of {position} promised are missing, such as {sorted(missing)[:3]}"
     for item in result:
-        expected = message(item.offset) if item.offset < MESSAGES else built((item.offset - 10**9) // BUILT_ROWS)[item.offset % BUILT_ROWS]
+        expected = (
+            message(item.offset)
+            if item.offset < MESSAGES
+            else built((item.offset - 10**9) // BUILT_ROWS)[item.offset % BUILT_ROWS]
+        )
         assert (item.queue_id, item.size, item.timestamp_ms) == (expected[1], expected[4], expected[5] // 1000 * 1000)
     return position
 
@@ -113,13 +123,16 @@ def model() -> ReferenceModel:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "seed"), [("s3", 1), ("sqlite", 2), ("file", 3)])
-def test_kills_now_and_then(tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int) -> None:
+def test_kills_now_and_then(
+    tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int
+) -> None:
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
     uri = {
         "s3": f"s3://{s3.new_bucket()}/index?endpoint_url={s3.endpoint_url}" if kind == "s3" else "",
-        "sqlite": f"sqlite://{tmp_path}/store.db", "file": f"file://{tmp_path}/store",
-    }[kind]  # fmt: skip
+        "sqlite": f"sqlite://{tmp_path}/store.db",
+        "file": f"file://{tmp_path}/store",
+    }[kind]
     rng, asked = random.Random(seed), 0
     with roles(tmp_path / "root", uri) as running, open_storage(uri) as storage:
         log = StorageLog(storage, SystemClock())
@@ -140,12 +153,17 @@ def test_kills_now_and_then(tmp_path: Path, s3: S3Server, monkeypatch: pytest.Mo
         assert state.positions == {"log": MESSAGES}
         check_records(log)
         published = Published(storage, [f"k{key}" for key in range(KEYS)], keyed=True)
-        found = Counter(mark(entry, keyed=True) for stored in state.objects.values() for entry in published.entries(stored))
+        found = Counter(
+            mark(entry, keyed=True) for stored in state.objects.values() for entry in published.entries(stored)
+        )
     expected = model()
     once = Counter(mark(entry, keyed=True) for entry in expected.entries)
     # what was durable when the writer was killed, and not yet confirmed, is put once more
     twice = found - once
-    print(f"{kind}, seed {seed}: {asked} lookups, {state.number} records, kills {kills}, {twice.total()} entries put again")
+    print(
+        f"{kind}, seed {seed}: {asked} lookups, {state.number} records, kills {kills}, {twice.total()} entries put "
+        f"again"
+    )
     assert set(found) == set(once)
     assert twice.total() == 0 or (kills["write"] and max(place[4] for place in twice) < MESSAGES)
     assert min(kills["write"], kills["merge"]) >= 2 and asked > 20

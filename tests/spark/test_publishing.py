@@ -1,4 +1,6 @@
-"""The end of a build, struck at every request: the old state or the new one, and nothing that the sweep doesn't find."""
+"""The end of a build, struck at every request: the old state or the new one, and nothing that the sweep doesn't
+find.
+"""
 
 from __future__ import annotations
 

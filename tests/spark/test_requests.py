@@ -1,4 +1,6 @@
-"""What Spark's tasks ask of an S3 server, seen from outside: a proxy counts what a lookup reports, and refuses one shard."""
+"""What Spark's tasks ask of an S3 server, seen from outside: a proxy counts what a lookup reports, and refuses one
+shard.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ from tiered_index.spark.executors import typed_errors
 from tiered_index.storage.opening import open_storage
 from tiered_index.testing.counting_proxy import Action, CountingProxy, Exchange, counting_proxy
 
-ROWS = [("orders", "key-0"), ("payments", "key-7"), ("orders", "nobody's"), *(("orders", f"key-{n}") for n in range(20, 60))]
+ROWS = [
+    ("orders", "key-0"),
+    ("payments", "key-7"),
+    ("orders", "nobody's"),
+    *(("orders", f"key-{n}") for n in range(20, 60)),
+]
 
 
 @dataclass(frozen=True)
@@ -115,7 +122,9 @@ def test_the_data_source_explains_what_the_proxy_counts(spark: Any, stored: Stor
     lines = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
     assert sum(line["requests"] for line in lines) == len(seen)
     tasks = [line for line in lines if line["kind"] == "task"]
-    assert len(tasks) < len(lines) and len({(line["stage"], line["partition"], line["attempt"]) for line in tasks}) == len(tasks)
+    assert len(tasks) < len(lines) and len(
+        {(line["stage"], line["partition"], line["attempt"]) for line in tasks}
+    ) == len(tasks)
     of_objects = [exchange for exchange in seen if "/data/" in exchange.key]
     assert sum(line["bytes"] for line in tasks) == sum(exchange.bytes for exchange in of_objects) > 0
     assert (sum(line["rows"] for line in tasks), {line["ended"] for line in lines}) == (found, {"whole"})
@@ -144,4 +153,7 @@ def test_a_shard_that_is_denied_is_named(spark: Any, stored: Stored, capfd: Any)
     document = json.loads(capfd.readouterr().out)
     assert (ended.value.code, document["status"], document["findings"]) == (3, "incomplete", [])
     (unchecked,) = document["unchecked"]
-    assert (unchecked["what"], unchecked["type"]) == (name, "StorageMisconfigured") and "grant s3:GetObject" in unchecked["message"]
+    assert (unchecked["what"], unchecked["type"]) == (
+        name,
+        "StorageMisconfigured",
+    ) and "grant s3:GetObject" in unchecked["message"]

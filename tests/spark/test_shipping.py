@@ -1,4 +1,6 @@
-"""Executors whose Python has what the package depends on but not the package: the driver ships it. On a cluster of processes."""
+"""Executors whose Python has what the package depends on but not the package: the driver ships it. On a cluster of
+processes.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,31 @@ def test_executors_get_the_package_from_the_driver(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"PYSPARK_PYTHON": str(worker), "SPARK_LOCAL_IP": "127.0.0.1"}
     script = "import numpy, pyarrow, boto3, pydantic, pyspark, importlib.util as u; print(u.find_spec('tiered_index'))"
-    found = subprocess.run([worker, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [worker, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
     assert found.stdout.strip() == "None"
     table, storage = messages(800), f"file://{tmp_path}/storage"
     source = write_parquet(table, tmp_path / "m.parquet")
 
     def spark(*arguments):
-        command = [sys.executable, "-c", "from tiered_index.cli.main import run; run()", "spark", *arguments, "--storage", storage]
-        cluster = ["--master", "local-cluster[2,1,1024]", "--conf", "spark.executor.memory=1g", "--conf", "spark.ui.enabled=false"]
+        command = [
+            sys.executable,
+            "-c",
+            "from tiered_index.cli.main import run; run()",
+            "spark",
+            *arguments,
+            "--storage",
+            storage,
+        ]
+        cluster = [
+            "--master",
+            "local-cluster[2,1,1024]",
+            "--conf",
+            "spark.executor.memory=1g",
+            "--conf",
+            "spark.ui.enabled=false",
+        ]
         command += [*cluster, "--conf", "spark.driver.host=127.0.0.1", "--json", "--quiet"]
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400)
 
@@ -68,7 +87,8 @@ def test_what_is_shipped_are_the_modules_and_the_same_bytes_each_time(tmp_path):
     assert "tiered_index/__init__.py" in names and "tiered_index/spark/build/build.py" in names
     assert all(name.startswith("tiered_index/") and name.endswith(".py") for name in names)
     script = (
-        f"import sys; sys.path[:0] = [{str(first)!r}]; import tiered_index.spark.build.shards as s, tiered_index as t; print(t.__file__)"
+        f"import sys; sys.path[:0] = [{str(first)!r}]; import tiered_index.spark.build.shards as s, "
+        f"tiered_index as t; print(t.__file__)"
     )
     ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert ran.stdout.strip() == f"{first}/tiered_index/__init__.py", ran.stderr

@@ -1,4 +1,6 @@
-"""From a commit log to an index that is looked up in meanwhile: the query fails, is killed and begun again; nothing is lost or doubled."""
+"""From a commit log to an index that is looked up in meanwhile: the query fails, is killed and begun again; nothing is
+lost or doubled.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class Broker:
 
 
 def test_the_program_of_the_page_runs(spark: Any) -> None:
-    [program] = re.findall(r"^```python\n(.*?)^```", (_ROOT / "docs" / "spark-streaming.md").read_text(), re.MULTILINE | re.DOTALL)
+    [program] = re.findall(
+        r"^```python\n(.*?)^```", (_ROOT / "docs" / "spark-streaming.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     exec(compile(program, "docs/spark-streaming.md", "exec"), {})
 
 
@@ -106,7 +110,9 @@ def test_a_checkpoint_that_is_one_batch_older_than_the_index(spark: Any, tmp_pat
     assert (checkpoint / "commits" / "0").exists() and states(uri) == before
     restore()
     broker.fill(50)
-    with pytest.raises(InvalidArgument, match=r"has micro-batch 0 of this query already, of 200 entries.*checkpoint is older"):
+    with pytest.raises(
+        InvalidArgument, match=r"has micro-batch 0 of this query already, of 200 entries.*checkpoint is older"
+    ):
         run()
     assert states(uri) == before and sweep(uri) == 0
     shutil.rmtree(checkpoint)
@@ -164,7 +170,9 @@ def _program(folder: Path, how: str, *mark: str) -> Any:
     """Run the program in a group of processes that is killed in the end."""
     command = [sys.executable, "-m", "tests.spark.streaming_program", "local[2,2]", str(folder), how, *mark]
     environment = {**os.environ, "PYTHONPATH": str(_ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
-    with subprocess.Popen(command, cwd=_ROOT, env=environment, start_new_session=True, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, cwd=_ROOT, env=environment, start_new_session=True, stderr=subprocess.DEVNULL
+    ) as process:
         try:
             yield process
         finally:

@@ -33,7 +33,10 @@ def session(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 def test_each_cell_prints_what_the_page_shows(session: Any) -> None:
     page = _PAGE.read_text()
     cells = _CELL.findall(page)
-    assert len(cells) == page.count("```python\n") and sum(bool(expected) for _, expected in cells) == page.count("```text\n") >= 15
+    assert (
+        len(cells) == page.count("```python\n")
+        and sum(bool(expected) for _, expected in cells) == page.count("```text\n") >= 15
+    )
     names: dict[str, Any] = {}
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     try:
@@ -41,7 +44,9 @@ def test_each_cell_prints_what_the_page_shows(session: Any) -> None:
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 exec(compile(cell, str(_PAGE), "exec"), names)
             shown = printed.getvalue()
-            assert doctest.OutputChecker().check_output(expected.strip() or "\n", shown.strip() or "\n", options), f"{cell}\n{shown}"
+            assert doctest.OutputChecker().check_output(expected.strip() or "\n", shown.strip() or "\n", options), (
+                f"{cell}\n{shown}"
+            )
     finally:
         if "index" in names:
             names["index"].close()

@@ -1,6 +1,8 @@
-"""Two Spark applications build the same window at once: what the log says of them is what their mode promises, and nothing is lost.
+"""Two Spark applications build the same window at once: what the log says of them is what their mode promises, and
+nothing is lost.
 
-Both are ready before either publishes: each waits before it puts the record of a certain number until the other one is about to do so, too.
+Both are ready before either publishes: each waits before it puts the record of a certain number until the other one is
+about to do so, too.
 """
 
 from __future__ import annotations
@@ -54,9 +56,21 @@ def run_both(folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
         processes = {}
         for me, other in (("a", "b"), ("b", "a")):
             source = write_parquet(SOURCES[me], folder / f"{me}.parquet")
-            command = [sys.executable, "-m", "tests.spark.racing_driver", "local[1]", str(folder), me, other, source, *rounds]
+            command = [
+                sys.executable,
+                "-m",
+                "tests.spark.racing_driver",
+                "local[1]",
+                str(folder),
+                me,
+                other,
+                source,
+                *rounds,
+            ]
             pipe = subprocess.PIPE
-            processes[me] = stack.enter_context(subprocess.Popen(command, cwd=_ROOT, env=environment, stdout=pipe, stderr=pipe, text=True))
+            processes[me] = stack.enter_context(
+                subprocess.Popen(command, cwd=_ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
+            )
             stack.callback(processes[me].kill)
         for me, process in processes.items():
             out, error = process.communicate(timeout=_PATIENCE_S)
@@ -67,7 +81,9 @@ def run_both(folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def check_all(uri: str, *tables: pa.Table) -> None:
-    """Assert that the tables' entries are there, each as often as in them, and no other ones; and that lookups answer with them."""
+    """Assert that the tables' entries are there, each as often as in them, and no other ones; and that lookups answer
+    with them.
+    """
     check_stored(uri, *tables)
     assert total(uri) == sum(table.num_rows for table in tables)
     check(uri, *tables, keys=5)

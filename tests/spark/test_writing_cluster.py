@@ -1,4 +1,5 @@
-"""DataFrames and streams are written to an index on two hosts, on which Spark runs one task twice: what Spark takes counts once.
+"""DataFrames and streams are written to an index on two hosts, on which Spark runs one task twice: what Spark takes
+counts once.
 
 One attempt of two may commit; the other is denied, and counts as a failure of its task.
 """
@@ -64,7 +65,8 @@ def test_a_micro_batch_of_which_an_attempt_is_denied_its_commit_is_published_onc
     assert (line["first"], line["error"], line["last"]) == ("", "", "")
     before, disturbed, ended = line["begun"], line["disturbed"], line["ended"]
     assert (before["batches"], before["total"], before["swept"]) == ([0], 2_000, 0)
-    # one record, of one attempt of each of the four tasks, each of which met both days; the denied one's tables are swept
+    # one record, of one attempt of each of the four tasks, each of which met both days; the denied one's tables are
+    # swept
     assert disturbed["record"] == before["record"] + 1 and disturbed["tables"] == before["tables"] + 8
     assert (disturbed["batches"], disturbed["total"]) == ([1], 4_000)
     assert disturbed["swept"] >= 2
@@ -80,9 +82,12 @@ def test_a_query_that_failed_by_a_denied_commit_goes_on_from_its_checkpoint(tmp_
     assert (before["batches"], before["total"]) == ([0], 2_000)
     # though one attempt of each task had all uploaded
     assert {**disturbed, "swept": 0} == {**before, "swept": 0}
-    assert disturbed["swept"] == 4  # of the two attempts of one task; what the other tasks uploaded, the query itself took back
+    # of the two attempts of one task; what the other tasks uploaded, the query itself took back
+    assert disturbed["swept"] == 4
     assert (line["first"], line["last"]) == ("", "")
-    # two records: the batch that failed, and the file that came after; the program compares the entries stored, one by one
+    # two records: the batch that failed, and the file that came after; the program compares the entries stored, one by
+    # one
     assert (ended["record"], ended["batches"], ended["total"]) == (before["record"] + 2, [2], 6_000)
     assert ended["swept"] == 0
-    assert line["log"].count("spark.task.maxFailures is 1") == 1  # of two sessions, one of which speculated, and of four micro-batches
+    # of two sessions, one of which speculated, and of four micro-batches
+    assert line["log"].count("spark.task.maxFailures is 1") == 1

@@ -1,4 +1,6 @@
-"""Options of a write on an index that is there: given ones must be its own. What the driver does first, without a session."""
+"""Options of a write on an index that is there: given ones must be its own. What the driver does first, without a
+session.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,14 @@ from tiered_index.spark.datasource.writing import WRITE_OPTIONS, prepared
 from tiered_index.storage.opening import open_storage
 
 COLUMNS = StructType()
-for _name, _kind in (("topic", StringType()), ("queue_id", IntegerType()), ("key", StringType()), ("offset", LongType()),
-                     ("size", IntegerType()), ("timestamp_ms", LongType())):  # fmt: skip
+for _name, _kind in (
+    ("topic", StringType()),
+    ("queue_id", IntegerType()),
+    ("key", StringType()),
+    ("offset", LongType()),
+    ("size", IntegerType()),
+    ("timestamp_ms", LongType()),
+):
     COLUMNS = COLUMNS.add(_name, _kind)
 
 
@@ -54,4 +62,8 @@ def test_an_index_is_created_as_the_options_say(storage: str) -> None:
     prepare(storage, items="77")
     with open_storage(storage) as opened:
         genesis = StorageLog(opened, SystemClock()).open().genesis
-    assert genesis is not None and (genesis.layout.slots, genesis.layout.items, genesis.offset_space) == (65, 77, "commitlog")
+    assert genesis is not None and (genesis.layout.slots, genesis.layout.items, genesis.offset_space) == (
+        65,
+        77,
+        "commitlog",
+    )

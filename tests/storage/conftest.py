@@ -37,7 +37,9 @@ def storage(path: Path) -> Iterator[SqliteStorage]:
 
 @pytest.fixture
 def small_rows(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Let rows hold 1,000 bytes and transactions two rows, so that small objects have many of both; return a row's size."""
+    """Let rows hold 1,000 bytes and transactions two rows, so that small objects have many of both; return a row's
+    size.
+    """
     monkeypatch.setattr(bodies, "CHUNK_BYTES", 1000)
     monkeypatch.setattr(bodies, "_ROWS_A_TRANSACTION", 2)
     return 1000

@@ -99,7 +99,9 @@ def scripted_server(host: str = "127.0.0.1") -> Iterator[ScriptedServer]:
             if chunked := "Transfer-Encoding" in answer.headers:
                 self.close_connection = True
             else:
-                self.send_header("Content-Length", str(len(answer.body) if answer.announced is None else answer.announced))
+                self.send_header(
+                    "Content-Length", str(len(answer.body) if answer.announced is None else answer.announced)
+                )
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(answer.body)

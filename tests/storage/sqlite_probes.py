@@ -1,4 +1,6 @@
-"""What tests of `SqliteStorage` look through: the database itself, a clock that interrupts, a moment between two transactions."""
+"""What tests of `SqliteStorage` look through: the database itself, a clock that interrupts, a moment between two
+transactions.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ FAR_FUTURE_MS = 1 << 60
 
 
 class HookedClock(ManualClock):
-    """Calls `hook` with 1, 2, ... whenever the time is asked for, which a put does once a transaction and once for the name."""
+    """Calls `hook` with 1, 2, ...
+
+    whenever the time is asked for, which a put does once a transaction and once for the name.
+    """
 
     def __init__(self, hook: Callable[[int], None]) -> None:
         super().__init__()

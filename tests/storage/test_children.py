@@ -1,4 +1,6 @@
-"""The storages below a storage, on every backend: each once, in order of name, whatever else lies there and however names interleave."""
+"""The storages below a storage, on every backend: each once, in order of name, whatever else lies there and however
+names interleave.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,27 @@ from tiered_index.storage.s3.storage import S3Options, S3Storage
 from tiered_index.storage.sqlite.storage import SqliteStorage
 from tiered_index.storage.wrappers import MeteredStorage
 
-NEIGHBOURS = ("a", "a-b", "a.b", "a0", "a0b", "a-", "a.", "aa", "A", "b", "0", "-", "_", "...", ".hidden", "a+b", "a=b", "a@b", "x" * 60)
+NEIGHBOURS = (
+    "a",
+    "a-b",
+    "a.b",
+    "a0",
+    "a0b",
+    "a-",
+    "a.",
+    "aa",
+    "A",
+    "b",
+    "0",
+    "-",
+    "_",
+    "...",
+    ".hidden",
+    "a+b",
+    "a=b",
+    "a@b",
+    "x" * 60,
+)
 # "-" and "." sort before "/", "0" right behind it
 
 
@@ -40,7 +62,9 @@ def database(tmp_path: Path) -> Iterator[Storage]:
 
 @pytest.fixture
 def bucket(s3_environment: S3Server) -> Iterator[Storage]:
-    with S3Storage(s3_environment.new_bucket(), "some/prefix", S3Options(endpoint_url=s3_environment.endpoint_url)) as storage:
+    with S3Storage(
+        s3_environment.new_bucket(), "some/prefix", S3Options(endpoint_url=s3_environment.endpoint_url)
+    ) as storage:
         yield storage
 
 

@@ -67,7 +67,9 @@ class TestSqliteStorage(StorageConformance):
 
 
 class TestS3Storage(StorageConformance):
-    """Against moto's server, which has one constant date for every upload's start: only the listing by age is adapted to that."""
+    """Against moto's server, which has one constant date for every upload's start: only the listing by age is adapted
+    to that.
+    """
 
     def test_uploads_are_listed_by_prefix_and_age(self, storage: Storage, another: Storage) -> None:
         handles = [storage.begin_upload(name) for name in ("data/a", "data/b", "data/b", "other")]

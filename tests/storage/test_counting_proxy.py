@@ -37,7 +37,9 @@ def storage(s3_environment: S3Server, proxy: CountingProxy) -> Iterator[S3Storag
     storage.close()
 
 
-def test_every_kind_of_call_passes_and_is_counted_as_the_meter_counts_it(storage: S3Storage, proxy: CountingProxy) -> None:
+def test_every_kind_of_call_passes_and_is_counted_as_the_meter_counts_it(
+    storage: S3Storage, proxy: CountingProxy
+) -> None:
     metered = MeteredStorage(storage)
     metered.put("a", DATA)
     metered.put_if_absent("b=1/c@d+e", b"x")
@@ -62,9 +64,9 @@ def test_every_kind_of_call_passes_and_is_counted_as_the_meter_counts_it(storage
     assert counts["DELETE", False, f"{bucket}/pre fix/a"] == Count(1, 0)
     assert counts["GET", False, bucket].requests == counts["POST", False, bucket].requests == 1
     assert sum(count.requests for count in counts.values()) == metered.total.requests == len(proxy.exchanges)
-    assert sum(e.bytes for e in proxy.exchanges if e.method == "GET" and e.status in (200, 206) and e.key != bucket) == (
-        metered.total.bytes_read
-    )
+    assert sum(
+        e.bytes for e in proxy.exchanges if e.method == "GET" and e.status in (200, 206) and e.key != bucket
+    ) == (metered.total.bytes_read)
     assert proxy.reset()
     assert proxy.counts() == {}
 
@@ -81,11 +83,20 @@ def test_what_the_client_sent_arrives_unchanged() -> None:
         upstream.answers(Answer(200, b"body", {"X-Odd": "a, b", "ETag": '"e"'}))
         client = http.client.HTTPConnection(proxy.endpoint_url.removeprefix("http://"), timeout=30)
         for _ in range(2):
-            headers = {"Host": "elsewhere.example", "Authorization": "AWS4 x=y", "X-Amz-Meta-A": "v", "Range": "bytes=0-3"}
+            headers = {
+                "Host": "elsewhere.example",
+                "Authorization": "AWS4 x=y",
+                "X-Amz-Meta-A": "v",
+                "Range": "bytes=0-3",
+            }
             client.request("PUT", "/bucket/a%20b/c?x=1&y=%2F", body=b"\0\xff" * 500, headers=headers)
             answer = client.getresponse()
             assert (answer.status, answer.read()) == (200, b"body")
-            assert (answer.getheader("X-Odd"), answer.getheader("ETag"), answer.getheader("Content-Length")) == ("a, b", '"e"', "4")
+            assert (answer.getheader("X-Odd"), answer.getheader("ETag"), answer.getheader("Content-Length")) == (
+                "a, b",
+                '"e"',
+                "4",
+            )
         client.close()
         assert proxy.connections == 1
         assert proxy.counts() == {("PUT", True, "bucket/a b/c"): Count(2, 8)}
@@ -109,7 +120,9 @@ def test_many_clients_at_once_are_counted_exactly(storage: S3Storage, proxy: Cou
 
 
 @contextlib.contextmanager
-def plain(proxy: CountingProxy, storage: S3Storage, *, method: str = "GET", span: str = "") -> Iterator[http.client.HTTPResponse]:
+def plain(
+    proxy: CountingProxy, storage: S3Storage, *, method: str = "GET", span: str = ""
+) -> Iterator[http.client.HTTPResponse]:
     """Send a request by hand, so that no client library looks at the answer."""
     operation = {"GET": "get_object", "DELETE": "delete_object"}[method]
     url = storage.client.generate_presigned_url(operation, {"Bucket": storage.bucket, "Key": "pre fix/a"})
@@ -167,7 +180,9 @@ def test_an_answer_that_drips_is_whole(stored: S3Storage, proxy: CountingProxy) 
 
 def test_a_lost_answer_leaves_the_work_done(stored: S3Storage, proxy: CountingProxy) -> None:
     held: list[str] = []
-    proxy.fault = times(1, Action(lose_answer=True, hold=lambda: held.append("answered")), lambda request: request.method == "DELETE")
+    proxy.fault = times(
+        1, Action(lose_answer=True, hold=lambda: held.append("answered")), lambda request: request.method == "DELETE"
+    )
     with pytest.raises(http.client.RemoteDisconnected), plain(proxy, stored, method="DELETE"):
         pass
     assert held == ["answered"]
@@ -199,7 +214,9 @@ def test_signatures_hold() -> None:
 
         def before_send(request: object, **_: object) -> None:
             headers = request.headers  # type: ignore[attr-defined]
-            plain = {name.lower(): value.decode() if isinstance(value, bytes) else value for name, value in headers.items()}
+            plain = {
+                name.lower(): value.decode() if isinstance(value, bytes) else value for name, value in headers.items()
+            }
             signed.append((request.url, plain))  # type: ignore[attr-defined]
 
         client.meta.events.register("before-send.s3", before_send)

@@ -35,7 +35,10 @@ for n in range(40):
 
 
 def test_one_of_racing_processes_wins_each_name(tmp_path: Path) -> None:
-    racers = [subprocess.Popen([sys.executable, "-c", _RACE, str(tmp_path), letter], stdout=subprocess.PIPE, text=True) for letter in "abc"]
+    racers = [
+        subprocess.Popen([sys.executable, "-c", _RACE, str(tmp_path), letter], stdout=subprocess.PIPE, text=True)
+        for letter in "abc"
+    ]
     wins = {letter: racer.communicate(timeout=60)[0].split() for letter, racer in zip("abc", racers, strict=True)}
     assert [racer.returncode for racer in racers] == [0, 0, 0]
     assert sorted(int(n) for won in wins.values() for n in won) == list(range(40))
@@ -57,7 +60,10 @@ def test_an_upload_goes_on_in_another_process(tmp_path: Path) -> None:
         "print(part.etag)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path), json.dumps(handle.to_json())], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script, str(tmp_path), json.dumps(handle.to_json())],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     here = storage.upload_part(handle, 1, b"from here, ")
     storage.complete_upload(handle, [PartInfo(2, done.stdout.strip(), 10), here])
@@ -67,7 +73,13 @@ def test_an_upload_goes_on_in_another_process(tmp_path: Path) -> None:
 def test_files_that_are_not_objects_are_neither_listed_nor_touched(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     storage.put("a/b", b"x")
-    foreign = [tmp_path / "with blank", tmp_path / "percent%", tmp_path / "a%" / "ü", tmp_path / "plain" / "file", tmp_path / "%%"]
+    foreign = [
+        tmp_path / "with blank",
+        tmp_path / "percent%",
+        tmp_path / "a%" / "ü",
+        tmp_path / "plain" / "file",
+        tmp_path / "%%",
+    ]
     for path in foreign:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"foreign")
@@ -123,7 +135,12 @@ def test_reading_makes_nothing(tmp_path: Path) -> None:
 def test_a_file_in_the_folders_place_is_a_set_up_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     storage = LocalStorage(tmp_path / "file")
-    for call in (lambda: storage.put("a", b"x"), lambda: storage.get("a"), lambda: list(storage.list()), lambda: storage.head("a")):
+    for call in (
+        lambda: storage.put("a", b"x"),
+        lambda: storage.get("a"),
+        lambda: list(storage.list()),
+        lambda: storage.head("a"),
+    ):
         with pytest.raises(StorageMisconfigured):
             call()
 

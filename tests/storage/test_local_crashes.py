@@ -80,7 +80,9 @@ def delete(storage: Storage) -> None:
 
 def upload(storage: Storage) -> None:
     handle = storage.begin_upload("data/object")
-    parts = [storage.upload_part(handle, number, NEW[start : start + 20_000]) for number, start in ((2, 20_000), (1, 0))]
+    parts = [
+        storage.upload_part(handle, number, NEW[start : start + 20_000]) for number, start in ((2, 20_000), (1, 0))
+    ]
     storage.complete_upload(handle, parts)
 
 
@@ -190,7 +192,9 @@ def test_a_file_system_without_hard_links_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("operation", [put, put_if_absent, upload], ids=lambda operation: operation.__name__)
-def test_data_is_synced_before_it_is_named_and_every_new_name_after(tmp_path: Path, operation: Callable[[Storage], None]) -> None:
+def test_data_is_synced_before_it_is_named_and_every_new_name_after(
+    tmp_path: Path, operation: Callable[[Storage], None]
+) -> None:
     disk = FaultyDisk(0)
     root = tmp_path / "new" / "root"
     operation(LocalStorage(root, disk=disk))

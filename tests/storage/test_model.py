@@ -149,7 +149,9 @@ class SqliteModel(StorageModel):
             shutil.rmtree(self.folder)
 
 
-_SETTINGS = settings(max_examples=80, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_SETTINGS = settings(
+    max_examples=80, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 TestMemoryModel = MemoryModel.TestCase
 TestMemoryModel.settings = _SETTINGS
 TestLocalModel = LocalModel.TestCase

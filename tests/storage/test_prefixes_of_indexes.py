@@ -1,4 +1,6 @@
-"""A prefix whose children are indexes, by URI, on every backend that has prefixes; foreign objects and folders lie beside them."""
+"""A prefix whose children are indexes, by URI, on every backend that has prefixes; foreign objects and folders lie
+beside them.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def file(tmp_path: Path) -> Uri:
 @pytest.fixture
 def s3(s3_environment: S3Server) -> Uri:
     bucket = s3_environment.new_bucket()
-    return lambda below: f"s3://{bucket}/some/cluster{below}?endpoint_url={s3_environment.endpoint_url}&addressing_style=path"
+    return lambda below: (
+        f"s3://{bucket}/some/cluster{below}?endpoint_url={s3_environment.endpoint_url}&addressing_style=path"
+    )
 
 
 @pytest.fixture

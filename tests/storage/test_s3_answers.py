@@ -53,7 +53,10 @@ def waits() -> list[float]:
 
 @pytest.fixture(params=["ordinary", "lean"])
 def s3(
-    request: pytest.FixtureRequest, running: tuple[ScriptedServer, S3Storage], scripted: ScriptedServer, waits: list[float]
+    request: pytest.FixtureRequest,
+    running: tuple[ScriptedServer, S3Storage],
+    scripted: ScriptedServer,
+    waits: list[float],
 ) -> S3Storage:
     """A storage whose ranges are read through the client's method, or, after a first one, by lean requests."""
     _, opened = running
@@ -84,7 +87,9 @@ WRONG_RANGES = {
 
 
 @pytest.mark.parametrize("answer", WRONG_RANGES.values(), ids=WRONG_RANGES.keys())
-def test_a_range_that_is_not_what_was_asked_is_never_returned(s3: S3Storage, scripted: ScriptedServer, answer: Answer) -> None:
+def test_a_range_that_is_not_what_was_asked_is_never_returned(
+    s3: S3Storage, scripted: ScriptedServer, answer: Answer
+) -> None:
     scripted.answers(answer)
     with pytest.raises(StorageUnavailable, match=r"bytes 10-29 of 'object'"):
         s3.get_range("object", 10, 20)
@@ -147,7 +152,12 @@ def test_suffix_answers_are_verified(s3: S3Storage, scripted: ScriptedServer) ->
     assert s3.get_suffix("object", 5000) == (DATA, 1024)
     scripted.answers(Answer(200, DATA))  # a server may answer so where the object is no longer than asked
     assert s3.get_suffix("object", 1024) == (DATA, 1024)
-    for wrong in (Answer(200, DATA), part(DATA, 1003, 1023), part(DATA, 1005, 1024), part(DATA, 1004, 1024, total=1030)):
+    for wrong in (
+        Answer(200, DATA),
+        part(DATA, 1003, 1023),
+        part(DATA, 1005, 1024),
+        part(DATA, 1004, 1024, total=1030),
+    ):
         scripted.answers(wrong)
         with pytest.raises(StorageUnavailable):
             s3.get_suffix("object", 20)
@@ -182,7 +192,9 @@ def test_put_if_absent_sends_the_condition_and_reads_412(s3: S3Storage, scripted
     assert all(any(name.lower() == "x-amz-checksum-crc32" for name in request.headers) for request in scripted.requests)
 
 
-def test_a_conditional_conflict_is_repeated_within_a_bound(s3: S3Storage, scripted: ScriptedServer, waits: list[float]) -> None:
+def test_a_conditional_conflict_is_repeated_within_a_bound(
+    s3: S3Storage, scripted: ScriptedServer, waits: list[float]
+) -> None:
     conflict = error(409, "ConditionalRequestConflict")
     scripted.answers(conflict, conflict, Answer(200, headers={"ETag": '"x"'}))
     s3.put_if_absent("log/1", b"data")
@@ -222,9 +234,15 @@ ERRORS: dict[str, tuple[Answer, type[TieredIndexError]]] = {
 
 
 @pytest.mark.parametrize(("answer", "kind"), ERRORS.values(), ids=ERRORS.keys())
-@pytest.mark.parametrize("read", [lambda s: s.get("object"), lambda s: s.get_range("object", 0, 1), lambda s: s.get_suffix("object", 1)])
+@pytest.mark.parametrize(
+    "read", [lambda s: s.get("object"), lambda s: s.get_range("object", 0, 1), lambda s: s.get_suffix("object", 1)]
+)
 def test_errors_say_what_to_do_next(
-    s3: S3Storage, scripted: ScriptedServer, answer: Answer, kind: type[TieredIndexError], read: Callable[[Storage], object]
+    s3: S3Storage,
+    scripted: ScriptedServer,
+    answer: Answer,
+    kind: type[TieredIndexError],
+    read: Callable[[Storage], object],
 ) -> None:
     scripted.answers(answer)
     with pytest.raises(kind) as caught:
@@ -237,7 +255,9 @@ def test_errors_say_what_to_do_next(
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 500, 503])
-@pytest.mark.parametrize("read", [lambda s: s.get("object"), lambda s: s.get_range("object", 0, 1), lambda s: s.get_suffix("object", 1)])
+@pytest.mark.parametrize(
+    "read", [lambda s: s.get("object"), lambda s: s.get_range("object", 0, 1), lambda s: s.get_suffix("object", 1)]
+)
 def test_an_error_page_that_breaks_off_is_unavailable(
     s3: S3Storage, scripted: ScriptedServer, status: int, read: Callable[[Storage], object]
 ) -> None:
@@ -270,7 +290,9 @@ def test_a_lost_connection_and_a_dead_server_are_unavailable(s3: S3Storage, scri
             call()
 
 
-def test_botocore_repeats_within_its_bound(scripted: ScriptedServer, s3: S3Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_botocore_repeats_within_its_bound(
+    scripted: ScriptedServer, s3: S3Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     scripted.answers(error(503, "SlowDown"), error(503, "SlowDown"), Answer(200, b"fine"))
     with S3Storage("bucket", "", S3Options(endpoint_url=scripted.endpoint_url, max_attempts=3)) as storage:
@@ -303,7 +325,10 @@ def test_a_head_of_a_missing_bucket_is_not_a_missing_object(s3: S3Storage, scrip
 
 
 def listing(*keys: str, token: str = "") -> Answer:
-    items = "".join(f"<Contents><Key>{key}</Key><Size>1</Size><LastModified>2026-11-01T00:00:00Z</LastModified></Contents>" for key in keys)
+    items = "".join(
+        f"<Contents><Key>{key}</Key><Size>1</Size><LastModified>2026-11-01T00:00:00Z</LastModified></Contents>"
+        for key in keys
+    )
     more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>" if token else ""
     return Answer(200, f"<?xml version='1.0'?><ListBucketResult>{items}{more}</ListBucketResult>".encode())
 
@@ -353,7 +378,9 @@ def test_an_upload_that_is_gone_is_told_from_a_passing_fault(s3: S3Storage, scri
         with pytest.raises(ObjectNotFound):
             call()
     s3.abort_upload(HANDLE)
-    scripted.script = lambda request: error(404, "NoSuchUpload") if request.method == "GET" else error(500, "InternalError")
+    scripted.script = lambda request: (
+        error(404, "NoSuchUpload") if request.method == "GET" else error(500, "InternalError")
+    )
     with pytest.raises(ObjectNotFound):
         s3.complete_upload(HANDLE, parts)
     scripted.answers(error(500, "InternalError"))
@@ -377,7 +404,8 @@ def test_completing_repeats_each_parts_checksum(s3: S3Storage, scripted: Scripte
 
 def test_uploads_are_listed_over_pages_by_age(s3: S3Storage, scripted: ScriptedServer) -> None:
     def page(key: str, day: int, more: str = "") -> Answer:
-        upload = f"<Upload><Key>pre/fix/{key}</Key><UploadId>u</UploadId><Initiated>2026-11-0{day}T00:00:00Z</Initiated></Upload>"
+        began = f"<Initiated>2026-11-0{day}T00:00:00Z</Initiated>"
+        upload = f"<Upload><Key>pre/fix/{key}</Key><UploadId>u</UploadId>{began}</Upload>"
         return Answer(200, f"<ListMultipartUploadsResult>{upload}{more}</ListMultipartUploadsResult>".encode())
 
     more = "<IsTruncated>true</IsTruncated><NextKeyMarker>k</NextKeyMarker><NextUploadIdMarker>u</NextUploadIdMarker>"

@@ -83,7 +83,10 @@ WRITES: tuple[Callable[[S3Storage], object], ...] = (
 
 def test_past_the_deadline_nothing_is_sent(s3: S3Storage, scripted: ScriptedServer, waits: Waits) -> None:
     for call in (*READS, *WRITES):
-        with deadline_at(waits.deadline_in(0)), pytest.raises(BudgetExceeded, match=r"timeout_s was reached while .*s3://bucket"):
+        with (
+            deadline_at(waits.deadline_in(0)),
+            pytest.raises(BudgetExceeded, match=r"timeout_s was reached while .*s3://bucket"),
+        ):
             call(s3)
     assert scripted.requests == []
 
@@ -114,10 +117,15 @@ def test_within_the_deadline_repeats_go_on_as_without(s3: S3Storage, scripted: S
         s3.get("object")
 
 
-def test_repeats_of_bodies_and_of_requests_share_the_deadline(s3: S3Storage, scripted: ScriptedServer, waits: Waits) -> None:
+def test_repeats_of_bodies_and_of_requests_share_the_deadline(
+    s3: S3Storage, scripted: ScriptedServer, waits: Waits
+) -> None:
     cut = Answer(206, DATA[:5], {"Content-Range": "bytes 0-9/1024"}, announced=10)
     scripted.answers(cut, SLOW_DOWN, cut)  # waits: 2 s of ours, 1 s of botocore's, and the next would be 4 s of ours
-    with deadline_at(waits.deadline_in(6)), pytest.raises(BudgetExceeded, match=r"timeout_s .*bytes 0-9 of 'object'.* broke off"):
+    with (
+        deadline_at(waits.deadline_in(6)),
+        pytest.raises(BudgetExceeded, match=r"timeout_s .*bytes 0-9 of 'object'.* broke off"),
+    ):
         s3.get_range("object", 0, 10)
     assert len(scripted.requests) == 3
     assert waits.waited == [2, 1]
@@ -126,13 +134,18 @@ def test_repeats_of_bodies_and_of_requests_share_the_deadline(s3: S3Storage, scr
         assert s3.get_range("object", 0, 10) == DATA[:10]
 
 
-def test_an_attempt_that_a_wait_left_no_time_for_is_not_sent(s3: S3Storage, scripted: ScriptedServer, waits: Waits) -> None:
+def test_an_attempt_that_a_wait_left_no_time_for_is_not_sent(
+    s3: S3Storage, scripted: ScriptedServer, waits: Waits
+) -> None:
     """A wait that took longer than it should: the check before the attempt finds the deadline behind it."""
 
     scripted.answers(SLOW_DOWN)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: waits.sleep(seconds + LEFT_S)))
-        with deadline_at(waits.deadline_in(LEFT_S)), pytest.raises(BudgetExceeded, match=r"reading .*'object'.*while sending GetObject"):
+        with (
+            deadline_at(waits.deadline_in(LEFT_S)),
+            pytest.raises(BudgetExceeded, match=r"reading .*'object'.*while sending GetObject"),
+        ):
             s3.get_range("object", 0, 10)
     assert len(scripted.requests) == 1
 

@@ -1,4 +1,5 @@
-"""Reads of an `S3Storage` over a network that spoils answers: right bytes after a passing fault, else an error that says what to do.
+"""Reads of an `S3Storage` over a network that spoils answers: right bytes after a passing fault, else an error that
+says what to do.
 
 The server behind the proxy is real enough to do its work; `test_s3_answers` scripts the answers that no server gives.
 """
@@ -35,7 +36,9 @@ def proxy(server: S3Server) -> Iterator[CountingProxy]:
 @pytest.fixture
 def s3(s3_environment: S3Server, proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Storage]:
     monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: None))
-    options = S3Options(endpoint_url=proxy.endpoint_url, max_attempts=ATTEMPTS, transfer_attempts=ATTEMPTS, read_timeout_s=20)
+    options = S3Options(
+        endpoint_url=proxy.endpoint_url, max_attempts=ATTEMPTS, transfer_attempts=ATTEMPTS, read_timeout_s=20
+    )
     storage = S3Storage(s3_environment.new_bucket(), "pre/fix", options, sleep=lambda seconds: None)
     proxy.fault = None
     storage.put("object", DATA)
@@ -56,7 +59,8 @@ PASSING: dict[str, tuple[Action, int]] = {
     "a lost answer": (Action(lose_answer=True), ATTEMPTS),
     "a body that ends early": (Action(cut_at=500), ATTEMPTS),
     "an empty body": (Action(cut_at=0), ATTEMPTS),
-    "a connection reset in the body": (Action(cut_at=500, reset=True), ATTEMPTS * ATTEMPTS),  # which may meet the headers
+    # which may meet the headers
+    "a connection reset in the body": (Action(cut_at=500, reset=True), ATTEMPTS * ATTEMPTS),
 }
 
 
@@ -97,8 +101,12 @@ WRONG_RANGES: dict[str, Action] = {
     "fewer bytes": Action(ask_range="bytes=100-1000"),
     "more bytes": Action(ask_range="bytes=100-1100"),
     "another start": Action(ask_range="bytes=101-1100"),
-    "fewer bytes than Content-Range says": Action(ask_range="bytes=100-1000", headers={"Content-Range": f"bytes 100-1099/{SIZE}"}),
-    "more bytes than Content-Range says": Action(ask_range="bytes=100-2000", headers={"Content-Range": f"bytes 100-1099/{SIZE}"}),
+    "fewer bytes than Content-Range says": Action(
+        ask_range="bytes=100-1000", headers={"Content-Range": f"bytes 100-1099/{SIZE}"}
+    ),
+    "more bytes than Content-Range says": Action(
+        ask_range="bytes=100-2000", headers={"Content-Range": f"bytes 100-1099/{SIZE}"}
+    ),
     "a Content-Range of other bytes": Action(headers={"Content-Range": f"bytes 0-999/{SIZE}"}),
 }
 
@@ -126,7 +134,9 @@ def test_a_whole_object_instead_of_a_range_is_refused_at_once(s3: S3Storage, pro
     assert s3.get_range("object", 100, 1000) == DATA[100:1100]
 
 
-def test_wrong_bytes_of_the_right_length_pass_in_a_range_but_not_in_a_whole_object(s3: S3Storage, proxy: CountingProxy) -> None:
+def test_wrong_bytes_of_the_right_length_pass_in_a_range_but_not_in_a_whole_object(
+    s3: S3Storage, proxy: CountingProxy
+) -> None:
     """Nothing in a range's answer tells: the checksums of trailer and slot groups do, above the storage."""
     proxy.fault = lambda request: Action(flip_byte=10)
     spoiled = s3.get_range("object", 100, 1000)
@@ -144,7 +154,9 @@ def test_credentials_that_expire_between_two_requests_say_so(s3: S3Storage, prox
     assert s3.get_range("object", 0, 10) == DATA[:10]
     proxy.reset()
     for status, code in ((403, "ExpiredToken"), (400, "ExpiredToken"), (400, "TokenRefreshRequired")):
-        proxy.fault = lambda request, status=status, code=code: Action(answer=error(status, code, "The provided token has expired."))
+        proxy.fault = lambda request, status=status, code=code: Action(
+            answer=error(status, code, "The provided token has expired.")
+        )
         for read, _ in READS.values():
             with pytest.raises(StorageMisconfigured, match=r"'object'.*have expired: renew them"):
                 read(s3)
@@ -184,7 +196,12 @@ def test_an_object_that_goes_or_shrinks_between_two_ranges(s3: S3Storage, proxy:
 
 
 def test_parallel_reads_over_a_bad_network_get_their_own_bytes(s3: S3Storage, proxy: CountingProxy) -> None:
-    actions = (Action(cut_at=20), Action(lose_answer=True), Action(answer=error(503, "SlowDown")), Action(ask_range="bytes=0-63"))
+    actions = (
+        Action(cut_at=20),
+        Action(lose_answer=True),
+        Action(answer=error(503, "SlowDown")),
+        Action(ask_range="bytes=0-63"),
+    )
     repeated: set[str] = set()
     struck = 0
 

@@ -1,4 +1,6 @@
-"""Lean GETs of ranges: the same requests and errors as botocore's own, and botocore's repeats and redirects where one fails."""
+"""Lean GETs of ranges: the same requests and errors as botocore's own, and botocore's repeats and redirects where one
+fails.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,11 @@ def test_the_first_range_goes_the_ordinary_way_and_the_next_ones_are_lean(script
     assert len({request.path for request in scripted.requests}) == 1
     assert scripted.connections <= 1
     ordinary, after = scripted.requests[0].headers, scripted.requests[1].headers
-    assert (after["User-Agent"], after["Range"], after["Host"]) == (ordinary["User-Agent"], ordinary["Range"], ordinary["Host"])
+    assert (after["User-Agent"], after["Range"], after["Host"]) == (
+        ordinary["User-Agent"],
+        ordinary["Range"],
+        ordinary["Host"],
+    )
     storage.close()
 
 
@@ -128,8 +134,12 @@ def test_a_refusal_is_one_request(lean: S3Storage, scripted: ScriptedServer, wai
     assert waits == []
 
 
-@pytest.mark.parametrize("fault", [error(503, "SlowDown"), error(500, "InternalError"), Answer(429), Answer(502, b"<html>no</html>")])
-def test_a_passing_fault_is_handed_over_after_a_wait(lean: S3Storage, scripted: ScriptedServer, waits: list[float], fault: Answer) -> None:
+@pytest.mark.parametrize(
+    "fault", [error(503, "SlowDown"), error(500, "InternalError"), Answer(429), Answer(502, b"<html>no</html>")]
+)
+def test_a_passing_fault_is_handed_over_after_a_wait(
+    lean: S3Storage, scripted: ScriptedServer, waits: list[float], fault: Answer
+) -> None:
     scripted.answers(fault, part(DATA, 0, 10))
     heard = Heard()
     with listening(heard):
@@ -171,7 +181,9 @@ def test_while_the_service_fails_nothing_is_lean(scripted: ScriptedServer) -> No
         assert [is_lean(request.headers) for request in scripted.requests] == [False, True, True]
 
 
-def test_without_credentials_nothing_is_waited_for(lean: S3Storage, scripted: ScriptedServer, waits: list[float]) -> None:
+def test_without_credentials_nothing_is_waited_for(
+    lean: S3Storage, scripted: ScriptedServer, waits: list[float]
+) -> None:
     lean.client._request_signer._credentials = None
     with pytest.raises(StorageMisconfigured, match="AWS_ACCESS_KEY_ID"):
         lean.get_range(NAME, 0, 10)
@@ -179,7 +191,11 @@ def test_without_credentials_nothing_is_waited_for(lean: S3Storage, scripted: Sc
 
 
 def test_a_lost_connection_is_handed_over(lean: S3Storage, scripted: ScriptedServer, waits: list[float]) -> None:
-    faults: list[Exception] = [ReadTimeoutError(endpoint_url="u"), EndpointConnectionError(endpoint_url="u"), OSError("reset")]
+    faults: list[Exception] = [
+        ReadTimeoutError(endpoint_url="u"),
+        EndpointConnectionError(endpoint_url="u"),
+        OSError("reset"),
+    ]
 
     def lose(**about: Any) -> None:
         if faults and is_lean(about["request"].headers):
@@ -209,7 +225,9 @@ def test_a_status_that_is_neither_is_left_to_botocore(lean: S3Storage, scripted:
 
 
 def test_another_region_is_found_once(lean: S3Storage, scripted: ScriptedServer, waits: list[float]) -> None:
-    """The service says where the bucket is; botocore follows, and lean requests are signed for that region from then on."""
+    """The service says where the bucket is; botocore follows, and lean requests are signed for that region from then
+    on.
+    """
 
     def script(request: Any) -> Answer:
         if "/eu-west-3/" in request.headers.get("Authorization", ""):
@@ -249,7 +267,12 @@ def test_credentials_are_asked_for_by_each_request(scripted: ScriptedServer, mon
     def renewed() -> dict[str, str]:
         rounds.append(1)
         expires = datetime.now(UTC) + timedelta(seconds=1)  # due at once: botocore renews those that end within minutes
-        return {"access_key": f"AKIA{len(rounds)}", "secret_key": "s", "token": f"token-{len(rounds)}", "expiry_time": expires.isoformat()}
+        return {
+            "access_key": f"AKIA{len(rounds)}",
+            "secret_key": "s",
+            "token": f"token-{len(rounds)}",
+            "expiry_time": expires.isoformat(),
+        }
 
     session = boto3.Session()
     session._session._credentials = RefreshableCredentials.create_from_metadata(renewed(), renewed, "test")

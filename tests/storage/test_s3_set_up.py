@@ -44,7 +44,11 @@ def test_a_missing_bucket_is_named_by_every_call(options: S3Options) -> None:
 def test_no_credentials(options: S3Options, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    for name in ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_WEB_IDENTITY_TOKEN_FILE"):
+    for name in (
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+    ):
         monkeypatch.delenv(name, raising=False)
     with S3Storage("bucket", "", options) as storage, pytest.raises(StorageMisconfigured, match="AWS_ACCESS_KEY_ID"):
         storage.get("a")
@@ -65,7 +69,9 @@ def test_an_unknown_profile(options: S3Options) -> None:
 
 
 def test_a_profile_is_used(s3_environment: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config").write_text(f"[profile work]\nregion = eu-west-3\nendpoint_url = {s3_environment.endpoint_url}\n")
+    (tmp_path / "config").write_text(
+        f"[profile work]\nregion = eu-west-3\nendpoint_url = {s3_environment.endpoint_url}\n"
+    )
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     with S3Storage("bucket", "", S3Options(profile="work")) as storage:
@@ -73,7 +79,9 @@ def test_a_profile_is_used(s3_environment: S3Server, tmp_path: Path, monkeypatch
         assert storage.client.meta.endpoint_url == s3_environment.endpoint_url
 
 
-def test_the_environments_endpoint_is_used_path_style(s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environments_endpoint_is_used_path_style(
+    s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # localhost, not an address: only then would boto3 put the bucket's name before the host.
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_environment.endpoint_url.replace("127.0.0.1", "localhost"))
     bucket = s3_environment.new_bucket()
@@ -99,7 +107,10 @@ def test_the_uri_reopens_the_same_place_and_holds_no_secret(s3_environment: S3Se
 
 
 def test_a_prefix_shows_only_its_own(storage: S3Storage) -> None:
-    with S3Storage(storage.bucket, "/index/one/", storage.options) as one, S3Storage(storage.bucket, "index/on", storage.options) as on:
+    with (
+        S3Storage(storage.bucket, "/index/one/", storage.options) as one,
+        S3Storage(storage.bucket, "index/on", storage.options) as on,
+    ):
         one.put("a", b"1")
         on.put("a", b"2")
         assert [info.name for info in one.list()] == ["a"]

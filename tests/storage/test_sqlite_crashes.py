@@ -1,4 +1,6 @@
-"""What SIGKILL leaves in a database file, at any moment of a call: old or new, and nothing that a sweep does not find."""
+"""What SIGKILL leaves in a database file, at any moment of a call: old or new, and nothing that a sweep does not
+find.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,8 @@ def test_a_process_killed_in_a_big_put_loses_nothing_it_acknowledged(tmp_path: P
     path = tmp_path / "objects.db"
     with child(BIG_WRITER, path) as process:
         assert process.stdout
-        said = [process.stdout.readline() for _ in range(5)]  # ends with: the second put of the big object is being made
+        # ends with: the second put of the big object is being made
+        said = [process.stdout.readline() for _ in range(5)]
         assert said[-1] == "writing\n"
         time.sleep(delay_s)
         os.kill(process.pid, signal.SIGKILL)

@@ -13,12 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.storage.sqlite_probes import FAR_FUTURE_MS, count, raw
-from tiered_index.errors import (
-    CorruptFile,
-    DiskFull,
-    StorageMisconfigured,
-    UnsupportedVersion,
-)
+from tiered_index.errors import CorruptFile, DiskFull, StorageMisconfigured, UnsupportedVersion
 from tiered_index.storage.sqlite import connections
 from tiered_index.storage.sqlite.connections import APPLICATION_ID
 from tiered_index.storage.sqlite.storage import SqliteStorage
@@ -157,7 +152,8 @@ def test_what_is_forbidden_is_misconfigured() -> None:
             for suffix in ("-wal", "-shm"):
                 Path(f"{path}{suffix}").chmod(0o444)
             with unprivileged(), SqliteStorage(path) as forbidden:
-                assert forbidden.get("object") == b"x"  # beside its writer, a database may be read by who may not write it
+                # beside its writer, a database may be read by who may not write it
+                assert forbidden.get("object") == b"x"
                 with pytest.raises(StorageMisconfigured, match=r"objects\.db.*permissions"):
                     forbidden.put("object", b"y")
                 with SqliteStorage(folder / "new.db") as new, pytest.raises(StorageMisconfigured, match=r"new\.db"):

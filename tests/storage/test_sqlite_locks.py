@@ -14,11 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.storage.sqlite_probes import HookedClock, raw
-from tiered_index.errors import (
-    InvalidArgument,
-    ObjectNotFound,
-    StorageUnavailable,
-)
+from tiered_index.errors import InvalidArgument, ObjectNotFound, StorageUnavailable
 from tiered_index.storage.sqlite import connections
 from tiered_index.storage.sqlite.storage import SqliteStorage
 
@@ -28,7 +24,11 @@ def test_a_locked_database_is_unavailable_for_writers_and_readable(storage: Sqli
     with SqliteStorage(path, busy_timeout_s=0.3) as waiting, raw(path) as other:
         other.execute("BEGIN IMMEDIATE")
         began_s = time.monotonic()
-        for write in (lambda: waiting.put("object", b"new"), lambda: waiting.put_if_absent("b", b""), lambda: waiting.begin_upload("c")):
+        for write in (
+            lambda: waiting.put("object", b"new"),
+            lambda: waiting.put_if_absent("b", b""),
+            lambda: waiting.begin_upload("c"),
+        ):
             with pytest.raises(StorageUnavailable, match=r"locked.*objects\.db|objects\.db.*locked"):
                 write()
         assert 0.9 <= time.monotonic() - began_s < 10
@@ -86,7 +86,12 @@ def test_passing_faults_are_repeated_a_bounded_number_of_times(path: Path) -> No
         with pytest.raises(StorageUnavailable, match="locked"):
             pool.write("acting", busy_until(1000))
         assert calls == 8
-        assert pool.read("looking", lambda c: c.execute("SELECT name FROM sqlite_master WHERE name = 't'").fetchall(), list) == []
+        assert (
+            pool.read(
+                "looking", lambda c: c.execute("SELECT name FROM sqlite_master WHERE name = 't'").fetchall(), list
+            )
+            == []
+        )
 
 
 def _open_files(path: Path) -> int:
@@ -108,7 +113,8 @@ def test_connections_are_few_and_closed(path: Path) -> None:
             with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(lambda _: storage._pool.read("reading", read, lambda: None), range(threads)))
             after.append(_open_files(path))
-        # 40 databases and 40 logs at the peak; SQLite keeps a closed database's descriptor for the next one while others have locks
+        # 40 databases and 40 logs at the peak; SQLite keeps a closed database's descriptor for the next one while
+        # others have locks
         assert threads < after[0] < 2 * threads
         assert after == [after[0]] * 3
         entered, release = threading.Event(), threading.Event()
@@ -134,12 +140,16 @@ def test_connections_are_few_and_closed(path: Path) -> None:
 def test_a_commit_waits_for_the_disk(storage: SqliteStorage) -> None:
     storage.put("object", b"x")
     settings = storage._pool.read(
-        "looking", lambda c: [c.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "journal_mode")], list
+        "looking",
+        lambda c: [c.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "journal_mode")],
+        list,
     )
     assert settings == [2, "wal"]  # 2: FULL
 
 
-def test_a_listing_keeps_nobody_from_writing(storage: SqliteStorage, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_keeps_nobody_from_writing(
+    storage: SqliteStorage, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tiered_index.storage.sqlite.storage._PAGE", 2)
     for name in "abcdef":
         storage.put(name, b"x")

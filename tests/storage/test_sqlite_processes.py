@@ -32,7 +32,11 @@ print(*won)
 def test_racing_processes_have_one_winner_from_the_first_byte_of_the_file(tmp_path: Path) -> None:
     """The database itself is made in the race, too."""
     path, rounds = tmp_path / "objects.db", 60
-    with child(RACER, path, "a", rounds) as a, child(RACER, path, "b", rounds) as b, child(RACER, path, "c", rounds) as c:
+    with (
+        child(RACER, path, "a", rounds) as a,
+        child(RACER, path, "b", rounds) as b,
+        child(RACER, path, "c", rounds) as c,
+    ):
         racers = {"a": a, "b": b, "c": c}
         for process in racers.values():
             assert process.stdout

@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.storage.sqlite_probes import FAR_FUTURE_MS, HookedClock, after_batch, count, raw
-from tiered_index.errors import (
-    CorruptFile,
-    ObjectExists,
-    ObjectNotFound,
-    StorageUnavailable,
-)
+from tiered_index.errors import CorruptFile, ObjectExists, ObjectNotFound, StorageUnavailable
 from tiered_index.storage.base import ByteRange
 from tiered_index.storage.sqlite.connections import CHUNK_BYTES
 from tiered_index.storage.sqlite.storage import SqliteStorage
@@ -34,7 +29,11 @@ def test_an_object_has_rows_of_a_mebibyte(storage: SqliteStorage, path: Path) ->
     data = random.Random(2).randbytes(2 * CHUNK_BYTES + 1)
     storage.put("object", data)
     with raw(path) as connection:
-        assert connection.execute("SELECT length(data) FROM chunks ORDER BY id").fetchall() == [(CHUNK_BYTES,), (CHUNK_BYTES,), (1,)]
+        assert connection.execute("SELECT length(data) FROM chunks ORDER BY id").fetchall() == [
+            (CHUNK_BYTES,),
+            (CHUNK_BYTES,),
+            (1,),
+        ]
     assert storage.get("object") == data
 
 
@@ -42,7 +41,9 @@ def test_a_read_touches_only_the_rows_it_needs(storage: SqliteStorage, path: Pat
     data = random.Random(3).randbytes(5 * small_rows)
     storage.put("object", data)
     with raw(path) as connection:
-        connection.execute("DELETE FROM chunks WHERE id = (SELECT chunk FROM pieces WHERE start = ?)", (2 * small_rows,))
+        connection.execute(
+            "DELETE FROM chunks WHERE id = (SELECT chunk FROM pieces WHERE start = ?)", (2 * small_rows,)
+        )
     assert storage.get_range("object", 0, 2 * small_rows) == data[: 2 * small_rows]
     assert storage.get_range("object", 3 * small_rows, 2 * small_rows) == data[3 * small_rows :]
     for start, length in ((2 * small_rows, 1), (2 * small_rows - 1, 2), (0, len(data)), (3 * small_rows - 1, 2)):
@@ -73,7 +74,9 @@ def test_completing_an_upload_writes_no_row_again(storage: SqliteStorage, path: 
         assert storage.get_range("object", start, 600) == data[start : start + 600]
 
 
-def test_what_is_replaced_aborted_or_deleted_leaves_no_rows(storage: SqliteStorage, path: Path, small_rows: int) -> None:
+def test_what_is_replaced_aborted_or_deleted_leaves_no_rows(
+    storage: SqliteStorage, path: Path, small_rows: int
+) -> None:
     big = bytes(9 * small_rows)
     for data in (big, b"small", big, b"", big):
         storage.put("object", data)
@@ -117,10 +120,13 @@ def test_a_big_object_is_invisible_until_its_last_transaction(path: Path, small_
             storage.put("object", bytes(7 * small_rows))
         assert reader.get("object") == bytes(7 * small_rows)
     assert {(data, tuple(names)) for data, names, _ in seen} == {(b"old", ("object",))}
-    assert sorted({chunks for *_, chunks in seen}) == [1, 3, 5, 7]  # transactions that were committed while it was invisible
+    # transactions that were committed while it was invisible
+    assert sorted({chunks for *_, chunks in seen}) == [1, 3, 5, 7]
 
 
-def test_what_a_losing_put_wrote_is_removed(storage: SqliteStorage, path: Path, small_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_losing_put_wrote_is_removed(
+    storage: SqliteStorage, path: Path, small_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with SqliteStorage(path) as winner:
         after_batch(storage, 2, lambda: winner.put_if_absent("object", b"winner"), monkeypatch)
         with pytest.raises(ObjectExists):
@@ -129,7 +135,9 @@ def test_what_a_losing_put_wrote_is_removed(storage: SqliteStorage, path: Path, 
     assert [count(path, table) for table in ("chunks", "drafts")] == [1, 0]
 
 
-def test_a_sweep_takes_old_drafts_and_leaves_young_ones_and_objects(storage: SqliteStorage, path: Path, small_rows: int) -> None:
+def test_a_sweep_takes_old_drafts_and_leaves_young_ones_and_objects(
+    storage: SqliteStorage, path: Path, small_rows: int
+) -> None:
     storage.put("object", bytes(3 * small_rows))
     handle = storage.begin_upload("uploading")
     part = storage.upload_part(handle, 1, bytes(300 * small_rows))
@@ -169,12 +177,16 @@ def test_a_writer_whose_draft_was_swept_publishes_nothing(
 def test_a_writer_meets_a_sweep_that_is_half_done(
     storage: SqliteStorage, path: Path, small_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Removal takes several transactions; the first one must already end the draft, or its writer would name what is left."""
+    """Removal takes several transactions; the first one must already end the draft, or its writer would name what is
+    left.
+    """
 
     def sweep_some() -> None:
         with raw(path) as connection:
             (body,) = connection.execute("SELECT body FROM drafts").fetchone()
-        assert storage._pool.write("removing", lambda connection: storage._bodies._remove_some(connection, body)) is True
+        assert (
+            storage._pool.write("removing", lambda connection: storage._bodies._remove_some(connection, body)) is True
+        )
 
     after_batch(storage, 6, sweep_some, monkeypatch)
     with pytest.raises(StorageUnavailable, match="swept"):

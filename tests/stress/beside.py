@@ -1,7 +1,8 @@
 """A process that reads a root beside its writer, again and again: `python -m tests.stress.beside ROOT SHARED`.
 
-Writer and reader share three numbers in a mapped file: how many messages are flushed for sure, how many puts have begun, and whether to
-stop. Each answer must hold the first and nothing beyond the second. The last line on stdout is a JSON document of what was seen.
+Writer and reader share three numbers in a mapped file: how many messages are flushed for sure, how many puts have
+begun, and whether to stop. Each answer must hold the first and nothing beyond the second. The last line on stdout is a
+JSON document of what was seen.
 """
 
 from __future__ import annotations
@@ -118,7 +119,9 @@ def _main(root: Path, shared: Shared) -> None:
         if not troubles:
             _ask(kept, shared, random.Random(9), seen)
         left = census(root)
-    print(json.dumps({"seen": seen, "troubles": troubles, "most": most, "below": left.below, "mappings": left.mappings}))
+    print(
+        json.dumps({"seen": seen, "troubles": troubles, "most": most, "below": left.below, "mappings": left.mappings})
+    )
 
 
 if __name__ == "__main__":

@@ -43,7 +43,11 @@ def open_index(tmp_path: Path, disk: UnsyncedDisk) -> Iterator[Callable[..., Ind
     opened = []
 
     def make(root: str = "root", **settings: Any) -> IndexService:
-        opened.append(IndexService.open(root=tmp_path / root, **{"disk": disk, "slots": 7, "items": 64, "query_threads": 2, **settings}))
+        opened.append(
+            IndexService.open(
+                root=tmp_path / root, **{"disk": disk, "slots": 7, "items": 64, "query_threads": 2, **settings}
+            )
+        )
         return opened[-1]
 
     yield make

@@ -1,4 +1,6 @@
-"""Threads of one test: each works until it is done or somebody says stop; the first trouble stops all and is raised at the end."""
+"""Threads of one test: each works until it is done or somebody says stop; the first trouble stops all and is raised at
+the end.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Crew:
 
     def begin(self, name: str, work: Callable[..., Any], *arguments: Any) -> threading.Thread:
         """Run `work(*arguments)` in a thread."""
-        thread = threading.Thread(target=self._guarded, args=(name, work, arguments), name=f"stress-{name}", daemon=True)
+        thread = threading.Thread(
+            target=self._guarded, args=(name, work, arguments), name=f"stress-{name}", daemon=True
+        )
         self._threads.append(thread)
         thread.start()
         return thread

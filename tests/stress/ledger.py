@@ -1,7 +1,8 @@
 """What was put and what was acknowledged: every answer must lie between the two.
 
-An entry is noted as offered before its put begins and as acknowledged after it returned. An answer holds at least what was acknowledged
-before the lookup began and at most what was offered when it ended, in answer order and each once. Threads: any number of both kinds.
+An entry is noted as offered before its put begins and as acknowledged after it returned. An answer holds at least what
+was acknowledged before the lookup began and at most what was offered when it ended, in answer order and each once.
+Threads: any number of both kinds.
 """
 
 from __future__ import annotations
@@ -106,15 +107,20 @@ class Ledger:
         assert not strange, f"never put: {strange[:3]} in {where}"
         found = set(rows)
         missing = [
-            row for row in known
-            if row not in found and _within(row, lookup) and (after is None or row > after)
+            row
+            for row in known
+            if row not in found
+            and _within(row, lookup)
+            and (after is None or row > after)
             and (result.status == "complete" or row < rows[-1])
-        ]  # fmt: skip
+        ]
         assert not missing, f"{len(missing)} missing, such as {missing[:3]}: {where}"
         return rows
 
     def check_pages(self, ask: Callable[..., QueryResult], lookup: Lookup) -> int:
-        """Ask page after page with cursors and check that all pages together are one answer; return how many pages that took."""
+        """Ask page after page with cursors and check that all pages together are one answer; return how many pages that
+        took.
+        """
         since, after, cursor, pages = self.moment(lookup.topic, lookup.key), None, None, 0
         while True:
             result = ask(lookup.topic, lookup.key, lookup.begin_ms, lookup.end_ms, lookup.max_count, cursor)
@@ -127,9 +133,13 @@ class Ledger:
             assert pages <= len(self._keys[lookup.topic, lookup.key].offered) + 1, "pages without end"
 
     def check_whole(self, ask: Callable[..., QueryResult]) -> int:
-        """At rest: every key answers as the model does, refused puts being none of it; return how many entries were compared."""
+        """At rest: every key answers as the model does, refused puts being none of it; return how many entries were
+        compared.
+        """
         names = self.names
-        assert len({key_hash(*name) for name in names}) == len(names), "keys of one hash would answer for each other in preset rocketmq"
+        assert len({key_hash(*name) for name in names}) == len(names), (
+            "keys of one hash would answer for each other in preset rocketmq"
+        )
         compared = 0
         for topic, key in names:
             model = ReferenceModel()

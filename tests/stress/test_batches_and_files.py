@@ -1,4 +1,6 @@
-"""Batches larger than a file, files that fill in the middle of a batch, and messages of several keys at a file's end."""
+"""Batches larger than a file, files that fill in the middle of a batch, and messages of several keys at a file's
+end.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,17 @@ def put(service: IndexService, ledger: Ledger, messages: list[Message], *, batch
 @given(items=st.integers(2, 24), preset=st.sampled_from(["native", "rocketmq"]), steps=_STEPS)
 @example(items=2, preset="native", steps=[(40, 5, True)])  # a file an entry
 @example(items=11, preset="rocketmq", steps=[(10, 1, True), (10, 1, True), "flush"])  # full to the entry, twice
-@example(items=11, preset="native", steps=[(9, 1, False), "flush", (1, 9, False), "flush", (2, 9, False)])  # keys on both sides of an end
+# keys on both sides of an end
+@example(items=11, preset="native", steps=[(9, 1, False), "flush", (1, 9, False), "flush", (2, 9, False)])
 def test_every_size_of_batch_fills_every_size_of_file(disk, tmp_path_factory, items, preset, steps):
     storage, ledger = MemoryStorage(), Ledger()
-    settled = {"root": tmp_path_factory.mktemp("root"), "storage_backend": storage, "disk": disk, "background": False, "query_threads": 2}
+    settled = {
+        "root": tmp_path_factory.mktemp("root"),
+        "storage_backend": storage,
+        "disk": disk,
+        "background": False,
+        "query_threads": 2,
+    }
     service = IndexService.open(slots=5, items=items, preset=preset, local_keep_s=0.0, **settled)
     try:
         entries = last = 0

@@ -1,4 +1,6 @@
-"""The same calls at once from several threads: flush beside flush, seal beside seal, rounds of the life cycle beside each other."""
+"""The same calls at once from several threads: flush beside flush, seal beside seal, rounds of the life cycle beside
+each other.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,11 @@ def test_rounds_of_the_life_cycle_do_each_step_once(service, storage, eager_swit
 
 def test_everything_at_once_from_two_threads_each(service, eager_switches):
     ledger, source, crew = Ledger(), Source(4, 1), Crew(4)
-    threads = [crew.repeat(f"{name}-{n}", getattr(service, name)) for name in ("flush", "seal", "run_lifecycle") for n in (1, 2)]
+    threads = [
+        crew.repeat(f"{name}-{n}", getattr(service, name))
+        for name in ("flush", "seal", "run_lifecycle")
+        for n in (1, 2)
+    ]
     for _ in range(60):
         put(service, ledger, source, 25)
         if crew.troubles:

@@ -1,7 +1,8 @@
-"""A call that had passed its check when `close` began, and is to be made only after it, must find that the index is closed.
+"""A call that had passed its check when `close` began, and is to be made only after it, must find that the index is
+closed.
 
-It took disk space in a root that was no longer locked and kept its descriptors, or compacted, uploaded and deleted there beside the
-next writer.
+It took disk space in a root that was no longer locked and kept its descriptors, or compacted, uploaded and deleted
+there beside the next writer.
 """
 
 from __future__ import annotations

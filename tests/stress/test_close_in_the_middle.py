@@ -1,7 +1,7 @@
 """`close()` while puts, flushes, seals, life-cycle rounds and lookups are under way.
 
-Each of them ends well or says that the index is closed; what was acknowledged is durable when `close` returns; nothing stays open, and the
-root can be opened at once.
+Each of them ends well or says that the index is closed; what was acknowledged is durable when `close` returns; nothing
+stays open, and the root can be opened at once.
 """
 
 from __future__ import annotations
@@ -61,9 +61,17 @@ def close_in_the_middle(folder, disk, seed, *, background):
     """Return how many entries had been acknowledged."""
     storage, ledger, crew, seen, ends = MemoryStorage(), Ledger(), Crew(seed), Counter(), []
     settings = {
-        "root": folder / "root", "storage_backend": storage, "disk": disk, "slots": 7, "items": 16, "query_threads": 2, "local_keep_s": 0.0,
-        "buffer_max_entries": 300, "flush_interval_s": 0.002, "lifecycle_interval_s": 0.002,
-    }  # fmt: skip
+        "root": folder / "root",
+        "storage_backend": storage,
+        "disk": disk,
+        "slots": 7,
+        "items": 16,
+        "query_threads": 2,
+        "local_keep_s": 0.0,
+        "buffer_max_entries": 300,
+        "flush_interval_s": 0.002,
+        "lifecycle_interval_s": 0.002,
+    }
     with contextlib.ExitStack() as undo:
         service = IndexService.open(background=background, **settings)
         undo.callback(service.abandon)
@@ -108,7 +116,9 @@ def test_close_in_the_middle_of_everything(tmp_path, disk, eager_switches, backg
 @pytest.mark.slow
 @pytest.mark.parametrize("background", [True, False], ids=["workers", "by hand"])
 def test_close_in_the_middle_of_everything_many_times(tmp_path, disk, eager_switches, background):
-    acknowledged = [close_in_the_middle(tmp_path / str(seed), disk, seed, background=background) for seed in range(100, 180)]
+    acknowledged = [
+        close_in_the_middle(tmp_path / str(seed), disk, seed, background=background) for seed in range(100, 180)
+    ]
     print(f"acknowledged before the close: {min(acknowledged)} to {max(acknowledged)} entries")
     assert max(acknowledged) > 100
     left = census(tmp_path)

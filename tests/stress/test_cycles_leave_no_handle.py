@@ -1,6 +1,8 @@
-"""Whatever is opened and closed again leaves no descriptor, no mapping and no thread behind, and waits for no garbage collection.
+"""Whatever is opened and closed again leaves no descriptor, no mapping and no thread behind, and waits for no garbage
+collection.
 
-Cycles of every kind over every storage; writers and readers in which one call that could take a handle, or use one, fails.
+Cycles of every kind over every storage; writers and readers in which one call that could take a handle, or use one,
+fails.
 """
 
 from __future__ import annotations
@@ -146,9 +148,14 @@ def commands(place: Place) -> None:
 
 
 KINDS = (
-    a_writer_in_the_background, rounds_of_the_life_cycle, a_writer_that_is_abandoned, readers, opens_that_fail, lookups_that_time_out,
+    a_writer_in_the_background,
+    rounds_of_the_life_cycle,
+    a_writer_that_is_abandoned,
+    readers,
+    opens_that_fail,
+    lookups_that_time_out,
     commands,
-)  # fmt: skip
+)
 
 
 @pytest.fixture(autouse=True)
@@ -172,7 +179,11 @@ def place(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         return Place(folder, f"s3://{server.new_bucket()}/index?endpoint_url={server.endpoint_url}")
-    uris = {"file": f"file://{folder}/store", "sqlite": f"sqlite:///{folder}/store.db", "memory": f"memory://{tmp_path.name}"}
+    uris = {
+        "file": f"file://{folder}/store",
+        "sqlite": f"sqlite:///{folder}/store.db",
+        "memory": f"memory://{tmp_path.name}",
+    }
     return Place(folder, uris[scheme])
 
 
@@ -205,14 +216,18 @@ def cycles_leave_nothing(place: Place, cycle: Callable[[Place], None], number: i
     indirect=["place"],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_cycles_leave_nothing_open(place: Place, cycle: Callable[[Place], None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_cycles_leave_nothing_open(
+    place: Place, cycle: Callable[[Place], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     cycles_leave_nothing(place, cycle, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cycle", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("place", STORAGES, indirect=True)
-def test_hundreds_of_cycles_leave_nothing_open(place: Place, cycle: Callable[[Place], None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_hundreds_of_cycles_leave_nothing_open(
+    place: Place, cycle: Callable[[Place], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     cycles_leave_nothing(place, cycle, 300 if not place.uri.startswith("s3") else 50)
 
 
@@ -233,13 +248,30 @@ def test_a_close_lets_go_of_what_was_recovered_whoever_still_has_the_object(plac
 
 
 class FailingCall:
-    """Within the block the `nth` call of those that take or use a handle raises `error`; `met` says whether there was one."""
+    """Within the block the `nth` call of those that take or use a handle raises `error`; `met` says whether there was
+    one.
+    """
 
     CALLS = (
-        (os, "open"), (os, "fstat"), (os, "pread"), (os, "pwrite"), (os, "ftruncate"), (os, "posix_fallocate"), (os, "replace"),
-        (os, "link"), (os, "unlink"), (os, "scandir"), (os, "listdir"), (os, "statvfs"), (os, "fsync"), (fcntl, "flock"),
-        (mmap, "mmap"), (io, "open"), (sqlite3, "connect"), (threading.Thread, "start"),
-    )  # fmt: skip
+        (os, "open"),
+        (os, "fstat"),
+        (os, "pread"),
+        (os, "pwrite"),
+        (os, "ftruncate"),
+        (os, "posix_fallocate"),
+        (os, "replace"),
+        (os, "link"),
+        (os, "unlink"),
+        (os, "scandir"),
+        (os, "listdir"),
+        (os, "statvfs"),
+        (os, "fsync"),
+        (fcntl, "flock"),
+        (mmap, "mmap"),
+        (io, "open"),
+        (sqlite3, "connect"),
+        (threading.Thread, "start"),
+    )
 
     def __init__(self, nth: int, error: Callable[[], BaseException]) -> None:
         self._left = nth

@@ -1,6 +1,7 @@
 """A process may have few descriptors open: 1,024, as Linux says by default, and here a quarter of that.
 
-Files that wait for compaction, for the storage or for their retirement must not use them up, and a root of more files must open.
+Files that wait for compaction, for the storage or for their retirement must not use them up, and a root of more files
+must open.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ REPOSITORY = Path(tests.__file__).parent.parent
 SCRIPT = """
 import resource, sys
 limit = int(sys.argv[4])
-# the soft limit may be raised to the hard one: that must not be so high that the files could keep all they had when they were written
+# the soft limit may be raised to the hard one: the files could not keep all that they had when they were written
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (limit, 3 * limit if hard == resource.RLIM_INFINITY else min(3 * limit, hard)))
+hard = 3 * limit if hard == resource.RLIM_INFINITY else min(3 * limit, hard)
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 from tests.stress.conftest import UnsyncedDisk
 from tiered_index import IndexReader, IndexService
 from tiered_index.storage.memory import MemoryStorage
@@ -53,7 +55,8 @@ print("well")
 
 
 @pytest.mark.parametrize(
-    ("files", "limit"), [pytest.param(300, 256, id="few"), pytest.param(1200, 1024, id="default", marks=pytest.mark.slow)]
+    ("files", "limit"),
+    [pytest.param(300, 256, id="few"), pytest.param(1200, 1024, id="default", marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded"])
 def test_more_files_than_the_limit_wait(tmp_path, state, files, limit):

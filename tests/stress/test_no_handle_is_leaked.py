@@ -81,7 +81,9 @@ def erase(service):
 def run(open_index, folder, rounds, lookups):
     storage, seen, rng = MemoryStorage(), Counter(), random.Random(5)
     seen["threads before"] = census(folder).threads
-    service = open_index(storage_backend=storage, items=ITEMS, background=False, local_keep_s=0.0, query_threads=QUERY_THREADS)
+    service = open_index(
+        storage_backend=storage, items=ITEMS, background=False, local_keep_s=0.0, query_threads=QUERY_THREADS
+    )
     source = Source(5, 1, bad_clocks=False)
     counts = []
     with IndexReader.open(storage_backend=storage, query_threads=QUERY_THREADS, refresh_interval_s=0) as cold:
@@ -108,8 +110,8 @@ def one_round_cold(cold, ledger, seen, lookups, number):
 
 def check(counts, seen):
     print(f"{seen['lookups']:,} lookups: {counts[0]} at first, {counts[-1]} at last")
-    # from the first round on nothing grows but the pools of the two, which start a thread where none is idle: when that is nobody can say;
-    # beside them are the service's own two
+    # from the first round on nothing grows but the pools of the two, which start a thread where none is idle: when that
+    # is nobody can say; beside them are the service's own two
     assert len({(count.descriptors, count.below, count.mappings) for count in counts[1:]}) == 1, counts
     assert max(count.threads for count in counts) <= seen["threads before"] + 2 * QUERY_THREADS + 2, counts
     # one active file at most: its entries, their mapping, its journal, and the next one's reserved space

@@ -1,6 +1,8 @@
-"""Writes that never stop: threads put, flush, seal and run the life cycle beside the background workers while others look.
+"""Writes that never stop: threads put, flush, seal and run the life cycle beside the background workers while others
+look.
 
-Every answer during the run holds what was acknowledged before it and nothing that was not put; at the end every key answers as the model.
+Every answer during the run holds what was acknowledged before it and nothing that was not put; at the end every key
+answers as the model.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def settle(service: IndexService) -> None:
     assert {handle.place for handle in service.files()} == {"storage"}
 
 
-def run(service: IndexService, ledger: Ledger, seed: int, messages: int, *, largest: int = 3 * ITEMS, bounded: bool = False) -> Counter:
+def run(
+    service: IndexService, ledger: Ledger, seed: int, messages: int, *, largest: int = 3 * ITEMS, bounded: bool = False
+) -> Counter:
     """Run all kinds of threads until two writers have put `messages` each; return what was done."""
     seen = Counter(readers=2)
     crew = Crew(seed)
@@ -56,7 +60,9 @@ def run(service: IndexService, ledger: Ledger, seed: int, messages: int, *, larg
     writers = [
         crew.begin(
             f"writer-{number}",
-            lambda n: write(service, ledger, Source(seed, n), messages, crew.stop, largest=largest, seen=seen, bounded=bounded),
+            lambda n: write(
+                service, ledger, Source(seed, n), messages, crew.stop, largest=largest, seen=seen, bounded=bounded
+            ),
             number,
         )
         for number in (1, 2)

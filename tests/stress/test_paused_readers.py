@@ -1,4 +1,6 @@
-"""A reader that stands still inside a search while its file moves on: nothing is deleted under it, it answers right, then the file goes."""
+"""A reader that stands still inside a search while its file moves on: nothing is deleted under it, it answers right,
+then the file goes.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def check(answers):
 @pytest.mark.parametrize("ask", ASK)
 @pytest.mark.parametrize("state", ["unsealed", "compacted"])
 def test_a_file_stays_while_a_reader_is_inside(service, storage, tmp_path, monkeypatch, state, ask):
-    """Compacted, uploaded and retired under a reader: its file's local copies of this moment and before stay until it has ended."""
+    """Compacted, uploaded and retired under a reader: its file's local copies of this moment and before stay until it
+    has ended.
+    """
     if state == "compacted":
         compact_only(service, storage)
     before = files_below(tmp_path / "root")

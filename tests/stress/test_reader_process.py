@@ -1,5 +1,6 @@
-"""Another process reads the root while the writer rolls, compacts, uploads and retires: every answer is complete, holds what was flushed
-when it was asked, and nothing that was not put."""
+"""Another process reads the root while the writer rolls, compacts, uploads and retires: every answer is complete, holds
+what was flushed when it was asked, and nothing that was not put.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +56,12 @@ def write_on(service, shared, crew, rolls, rng):
 
 def run(open_index, folder, rolls, seed, *, keep_bytes=0, commands=2):
     service = open_index(
-        storage=f"file://{folder}/store", items=ITEMS, background=False, local_keep_s=10**6, local_keep_bytes=keep_bytes, disk=None
+        storage=f"file://{folder}/store",
+        items=ITEMS,
+        background=False,
+        local_keep_s=10**6,
+        local_keep_bytes=keep_bytes,
+        disk=None,
     )
     root, shared, crew = folder / "root", Shared.make(folder / "shared"), Crew(seed)
     command = python("tests.stress.beside", root, folder / "shared")

@@ -1,7 +1,7 @@
 """A file counts as sealed only when its seal is written.
 
-A round of the life cycle that came in between compacted it and closed its descriptors under the seal, which then wrote to None, or to
-whichever file got the number next.
+A round of the life cycle that came in between compacted it and closed its descriptors under the seal, which then wrote
+to None, or to whichever file got the number next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A second process that wants to write the same root is refused and told who has it; when the first one is killed it gets in at once."""
+"""A second process that wants to write the same root is refused and told who has it; when the first one is killed it
+gets in at once.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def ingest(folder: Path) -> tuple[int, dict]:
     line = {"topic": "t", "queue_id": 0, "keys": ["k"], "offset": 100, "size": 1, "timestamp_ms": 1_700_000_000_000}
     source.write_text(json.dumps(line) + "\n")
     command = [sys.executable, "-m", "tiered_index.cli", "ingest", source, "--root", folder / "root", "--json"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=PATIENCE_S, cwd=REPOSITORY, check=False)
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=PATIENCE_S, cwd=REPOSITORY, check=False
+    )
     return done.returncode, json.loads(done.stderr.splitlines()[-1])["error"] if done.returncode else {}
 
 
@@ -54,7 +58,9 @@ def offsets(index) -> list[int]:
 @pytest.fixture
 def open_here(tmp_path):
     """Open the root in this process."""
-    return lambda: IndexService.open(root=tmp_path / "root", storage=f"file://{tmp_path}/store", background=False, query_threads=2)
+    return lambda: IndexService.open(
+        root=tmp_path / "root", storage=f"file://{tmp_path}/store", background=False, query_threads=2
+    )
 
 
 def test_a_second_process_is_refused_and_reading_is_not(open_here, tmp_path):

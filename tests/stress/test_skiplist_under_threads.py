@@ -1,7 +1,7 @@
 """`TimeRangeSkipList` under threads that insert, remove and scan with the switch interval lowered.
 
-Beside `tests/property/test_skiplist.py` (nothing is missed): what a scan yields is in order and was in the list at some moment of it, a
-scan that begins after a removal never meets the node, and rest finds the list whole.
+Beside `tests/property/test_skiplist.py` (nothing is missed): what a scan yields is in order and was in the list at some
+moment of it, a scan that begins after a removal never meets the node, and rest finds the list whole.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def scan(crew, tested, rng, steady, counts):
             assert last is None or node.key > last, f"out of order or twice: {node.key} after {last}"
             last = node.key
             seen.append(handle)
-        missing = {h.number for h in steady if h.begin <= high and h.end >= low} - {h.number for h in seen if h in steady}
+        missing = {h.number for h in steady if h.begin <= high and h.end >= low} - {
+            h.number for h in seen if h in steady
+        }
         assert not missing, f"[{low}, {high}] misses {missing}"
         counts.append(len(seen))
 
@@ -85,7 +87,9 @@ def test_scans_are_in_order_and_complete_beside_changes(eager_switches, seed):
     crew, counts = Crew(seed), []
     for number in range(2):
         crew.begin(f"scan-{number}", scan, crew, tested, random.Random(10 * seed + number), frozenset(steady), counts)
-    changers = [crew.begin(f"change-{n}", churn, crew, tested, random.Random(50 * seed + n), nodes, 2500) for n in range(3)]
+    changers = [
+        crew.begin(f"change-{n}", churn, crew, tested, random.Random(50 * seed + n), nodes, 2500) for n in range(3)
+    ]
     crew.wait_for(changers)
     crew.finish()
     assert counts

@@ -20,7 +20,9 @@ PUT_AT_ONCE = 200
 
 @pytest.fixture
 def many_descriptors() -> Iterator[None]:
-    """As many as the system allows: each sealed file keeps some open until it is compacted, each local one its mapping's."""
+    """As many as the system allows: each sealed file keeps some open until it is compacted, each local one its
+    mapping's.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     yield

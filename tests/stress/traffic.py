@@ -1,5 +1,6 @@
-"""Traffic of several threads on one index: messages of one to four keys, batches larger than a file, late times and bad clocks, and lookups
-of every kind, each checked against the ledger. Everything follows from seeds."""
+"""Traffic of several threads on one index: messages of one to four keys, batches larger than a file, late times and bad
+clocks, and lookups of every kind, each checked against the ledger. Everything follows from seeds.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ class Source:
         if self._bad_clocks and rng.random() < 0.01:
             timestamp_ms = _BAD_CLOCK_MS + 1000 * rng.randrange(50)
         keys = [rng.choice(KEYS) for _ in range(rng.choice((1, 1, 1, 2, 4)))]
-        return Message(rng.choice(TOPICS), rng.randrange(4), tuple(keys), next(self._offsets), rng.randrange(1, 5000), timestamp_ms)
+        return Message(
+            rng.choice(TOPICS), rng.randrange(4), tuple(keys), next(self._offsets), rng.randrange(1, 5000), timestamp_ms
+        )
 
     def messages(self, count: int) -> list[Message]:
         """Return the next `count`."""
@@ -53,16 +56,25 @@ class Source:
 
 def batch_of(messages: list[Message], *, arrow: bool) -> Any:
     """Return messages as `put_batch` takes them, one row a key."""
-    rows = [(m.topic, m.queue_id, key, m.offset, m.size, m.timestamp_ms) for m in messages for key in dict.fromkeys(m.keys)]
+    rows = [
+        (m.topic, m.queue_id, key, m.offset, m.size, m.timestamp_ms) for m in messages for key in dict.fromkeys(m.keys)
+    ]
     names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
     columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
     return pa.record_batch(columns) if arrow else columns
 
 
 def write(
-    service: IndexService, ledger: Ledger, source: Source, count: int, stop: threading.Event, *, largest: int, seen: Counter[str],
+    service: IndexService,
+    ledger: Ledger,
+    source: Source,
+    count: int,
+    stop: threading.Event,
+    *,
+    largest: int,
+    seen: Counter[str],
     bounded: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Put `count` messages, alone or in batches of up to `largest`; pushed back only where the buffer is `bounded`."""
     rng, left = source.rng, count
     while left > 0 and not stop.is_set():
@@ -112,7 +124,9 @@ def look(index: Any, ledger: Ledger, rng: random.Random, seen: Counter[str]) -> 
     else:
         lookup = _lookup(rng, ALL if kind == "whole" else rng.randrange(1, 40))
         since = ledger.moment(lookup.topic, lookup.key)
-        ledger.check(lookup, index.query(lookup.topic, lookup.key, lookup.begin_ms, lookup.end_ms, lookup.max_count), since)
+        ledger.check(
+            lookup, index.query(lookup.topic, lookup.key, lookup.begin_ms, lookup.end_ms, lookup.max_count), since
+        )
 
 
 def _lookup(rng: random.Random, max_count: int) -> Lookup:

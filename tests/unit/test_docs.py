@@ -1,4 +1,7 @@
-"""docs/settings.md says what `IndexConfig` takes. Run this file as a program to rewrite the table after a change of settings."""
+"""docs/settings.md says what `IndexConfig` takes.
+
+Run this file as a program to rewrite the table after a change of settings.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,13 @@ _BEGIN, _END = "<!-- generated: settings -->\n", "<!-- end -->\n"
 
 
 def _shown(value: Any) -> str:
-    return "" if value is None else f"`{value:,}`" if isinstance(value, int | float) and not isinstance(value, bool) else f"`{value}`"
+    return (
+        ""
+        if value is None
+        else f"`{value:,}`"
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else f"`{value}`"
+    )
 
 
 def table() -> str:
@@ -28,7 +37,9 @@ def table() -> str:
     for table, kind in (("s3", S3Options), ("prices", PriceTable)):
         for option in dataclasses.fields(kind):
             variable = f"TIERED_INDEX_{table.upper()}__{option.name.upper()}"
-            lines.append(f"| `{table}.{option.name}` | {_shown(option.default)} | `{variable}` | see `{kind.__name__}` |")
+            lines.append(
+                f"| `{table}.{option.name}` | {_shown(option.default)} | `{variable}` | see `{kind.__name__}` |"
+            )
     return "\n".join(lines) + "\n"
 
 

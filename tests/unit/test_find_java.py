@@ -1,4 +1,6 @@
-"""deploy/find-java.sh: the Java that is there, Debian's package where it may be installed, else what to do. With stubs on PATH."""
+"""deploy/find-java.sh: the Java that is there, Debian's package where it may be installed, else what to do. With stubs
+on PATH.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,16 @@ class Host:
         self.java(installs, "java-of-the-package")
         known = " ".join(packages)
         self.stub("apt-cache", f'for known in {known}; do [ "$2" != "$known" ] || echo "$2 | 1.0 | archive"; done')
-        self.stub("apt-get", f'echo "$@" >>{self.log}\ncase "$1" in install) cp {self.bin}/java-of-the-package {self.bin}/java;; esac')
+        self.stub(
+            "apt-get",
+            f'echo "$@" >>{self.log}\ncase "$1" in install) cp {self.bin}/java-of-the-package {self.bin}/java;; esac',
+        )
 
     def run(self, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [str(self.bin / "bash"), str(_SCRIPT)]
-        return subprocess.run(command, env={"PATH": str(self.bin), **environment}, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            command, env={"PATH": str(self.bin), **environment}, capture_output=True, text=True, timeout=60, check=False
+        )
 
     @property
     def installed(self) -> list[str]:
@@ -97,7 +104,11 @@ def test_no_package_no_rights_and_no_apt(tmp_path: Path) -> None:
     host.java("11.0.2")
     host.apt("default-jre")
     done = host.run()
-    assert (done.returncode, host.installed) == (1, []) and "Java 11 was found" in done.stderr and "openjdk-21-jre-headless" in done.stderr
+    assert (
+        (done.returncode, host.installed) == (1, [])
+        and "Java 11 was found" in done.stderr
+        and "openjdk-21-jre-headless" in done.stderr
+    )
     host.apt("openjdk-17-jre-headless")
     host.stub("id", "echo 1000")
     assert host.run().returncode == 1 and host.installed == []

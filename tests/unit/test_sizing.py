@@ -33,10 +33,20 @@ def test_inputs_are_what_the_code_has():
 
 
 def test_arithmetic_by_hand():
-    given = {**_GIVEN, "build": 100_000, "merge": 50_000, "bytes an entry": 32, "keys a message": 2, "executors": 4, "executor hour": 0.1}
+    given = {
+        **_GIVEN,
+        "build": 100_000,
+        "merge": 50_000,
+        "bytes an entry": 32,
+        "keys a message": 2,
+        "executors": 4,
+        "executor hour": 0.1,
+    }
     year = sizing(given, 1e9)
     assert year["entries a year"] == 2e9
-    assert (year["executor hours a year, build"], year["executor hours a year, merge"]) == pytest.approx((5.5556, 11.1111), rel=1e-4)
+    assert (year["executor hours a year, build"], year["executor hours a year, merge"]) == pytest.approx(
+        (5.5556, 11.1111), rel=1e-4
+    )
     assert year["minutes a day on the executors"] == pytest.approx(16.6667 * 60 / 365 / 4, rel=1e-4)
     assert year["GiB at the year's end"] == pytest.approx(64e9 / 2**30)
     # 13 windows of 4.92e9 bytes, 19 shards each
@@ -46,11 +56,16 @@ def test_arithmetic_by_hand():
     assert (year["GETs a lookup of the year"], year["GETs a lookup of the year, not merged"]) == (27, 8_760)
     assert year["dollars a month: storage, at the year's end"] == pytest.approx(59.6 * 0.023, rel=1e-3)
     assert year["dollars a month: lookups"] == pytest.approx(10_000 * 365 / 12 * 27 * 0.0004 / 1000)
-    assert year["dollars a month"] == pytest.approx(sum(value for name, value in year.items() if name.startswith("dollars a month:")))
+    assert year["dollars a month"] == pytest.approx(
+        sum(value for name, value in year.items() if name.startswith("dollars a month:"))
+    )
 
 
 def test_storage_costs_less_behind_its_tiers():
-    at = {name: sizing(_GIVEN, messages)["dollars a month: storage, at the year's end"] for name, messages in SIZES.items()}
+    at = {
+        name: sizing(_GIVEN, messages)["dollars a month: storage, at the year's end"]
+        for name, messages in SIZES.items()
+    }
     assert at["100 bn"] == pytest.approx(100 * at["1 bn"])
     huge = sizing(_GIVEN, 1e14)
     assert huge["dollars a month: storage, at the year's end"] == pytest.approx(

@@ -1,9 +1,10 @@
 """The bytes of one file: on the local disk or in a storage, read by ranges. One thread.
 
-The kinds of index files: compacted and shards with a trailer, unsealed with a journal, and RocketMQ's own without either.
+The kinds of index files: compacted and shards with a trailer, unsealed with a journal, and RocketMQ's own without
+either.
 
-Each tells what it is (`describe`), yields its items with what vouches for them (`items`), and finds its defects (`findings`).
-One thread; memory: a piece of items at a time, for unsealed files the whole file's map.
+Each tells what it is (`describe`), yields its items with what vouches for them (`items`), and finds its defects
+(`findings`). One thread; memory: a piece of items at a time, for unsealed files the whole file's map.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.cli.session import Session
-from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, ObjectNotFound, StorageMisconfigured, TieredIndexError
+from tiered_index.errors import (
+    ConfigError,
+    CorruptFile,
+    InvalidArgument,
+    ObjectNotFound,
+    StorageMisconfigured,
+    TieredIndexError,
+)
 from tiered_index.format.foreign import HEAD_SIZE, FileKind, ForeignCompacted, ForeignUnsealed, Read, recognise
 from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Header, Layout, Preset, read_header
@@ -33,20 +41,14 @@ from tiered_index.storage.base import ByteRange, Storage, check_name
 from tiered_index.storage.disk import absolute_path
 from tiered_index.storage.opening import open_storage
 
-__all__ = [
-    "Array",
-    "Contents",
-    "FileBytes",
-    "contents_of",
-    "object_bytes",
-    "opened",
-    "path_bytes",
-]
+__all__ = ["Array", "Contents", "FileBytes", "contents_of", "object_bytes", "opened", "path_bytes"]
 
 
 @dataclass(frozen=True)
 class FileBytes:
-    """One file: `name` is its path or its object's name; `path` is None for an object. `read` returns exactly what is asked for."""
+    """One file: `name` is its path or its object's name; `path` is None for an object. `read` returns exactly what is
+    asked for.
+    """
 
     name: str
     size_bytes: int
@@ -110,7 +112,9 @@ def object_bytes(storage: Storage, name: str) -> FileBytes:
         size = storage.head(name).size_bytes
     except ObjectNotFound as error:
         raise InvalidArgument(f"neither a local file nor an object in {storage.uri}: {name}") from error
-    return FileBytes(name, size, lambda position, length: storage.get_range(name, position, min(length, size - position)))
+    return FileBytes(
+        name, size, lambda position, length: storage.get_range(name, position, min(length, size - position))
+    )
 
 
 Array = npt.NDArray[Any]
@@ -119,7 +123,10 @@ _PIECE_ITEMS = 1 << 16
 
 
 class Contents(Protocol):
-    """One file, opened. `begin_ms` is what its items' `time_diff_s` count from; `checksummed`: whether its bytes prove themselves."""
+    """One file, opened.
+
+    `begin_ms` is what its items' `time_diff_s` count from; `checksummed`: whether its bytes prove themselves.
+    """
 
     layout: Layout
     begin_ms: int
@@ -133,15 +140,19 @@ class Contents(Protocol):
     def findings(self) -> list[Finding]: ...
 
 
-def contents_of(file: FileBytes, slots: int | None = None, items: int | None = None, preset: str | None = None) -> Contents:
+def contents_of(
+    file: FileBytes, slots: int | None = None, items: int | None = None, preset: str | None = None
+) -> Contents:
     """Return what is in `file`; `slots` and `items` are the geometry of an unsealed file without a journal.
 
     Raises `CorruptFile`, `InvalidArgument` where the geometry is needed.
     """
     kind = recognise(
-        file.read(0, min(HEAD_SIZE, file.size_bytes)), file.read(max(0, file.size_bytes - TAIL_SIZE), min(TAIL_SIZE, file.size_bytes)),
-        file.size_bytes, file.name,
-    )  # fmt: skip
+        file.read(0, min(HEAD_SIZE, file.size_bytes)),
+        file.read(max(0, file.size_bytes - TAIL_SIZE), min(TAIL_SIZE, file.size_bytes)),
+        file.size_bytes,
+        file.name,
+    )
     if kind.state == "shard":
         return _Shard(file)
     if kind.has_trailer:
@@ -173,9 +184,12 @@ def _describe_header(header: Header) -> dict[str, Any]:
 def _describe_layout(layout: Layout) -> dict[str, Any]:
     schema = layout.schema
     return {
-        "preset": layout.preset.name, "schema": schema.name, "slots": layout.slots, "items": layout.items,
+        "preset": layout.preset.name,
+        "schema": schema.name,
+        "slots": layout.slots,
+        "items": layout.items,
         "item_bytes": schema.item.itemsize,
-    }  # fmt: skip
+    }
 
 
 class _Compacted:
@@ -189,7 +203,9 @@ class _Compacted:
         self.file = file.name
         size = file.size_bytes
         tail = Tail.decode(file.read(size - TAIL_SIZE, TAIL_SIZE), file.name, size)
-        self._trailer: Trailer = parse_trailer(file.read(tail.directory_position, size - tail.directory_position), file.name, size)
+        self._trailer: Trailer = parse_trailer(
+            file.read(tail.directory_position, size - tail.directory_position), file.name, size
+        )
         self._meta = self._trailer.metadata
         self.layout = self._meta.layout
         self.begin_ms = self._meta.begin_ms // 1000 * 1000
@@ -206,23 +222,39 @@ class _Compacted:
         groups, meta, tail = self._trailer.directory.groups, self._meta, self._trailer.tail
         used = groups["length"][groups["count"] > 0]
         return {
-            "kind": self._kind, "header": _describe_header(header), "layout": _describe_layout(self.layout),
+            "kind": self._kind,
+            "header": _describe_header(header),
+            "layout": _describe_layout(self.layout),
             "metadata": {
-                "file_id": meta.file_id, "count": meta.count, "begin_ms": meta.second_min * 1000, "end_ms": meta.second_max * 1000,
-                "lane": meta.lane, "offset_space": meta.offset_space, "writer": meta.writer, "slots_in_use": meta.slots_in_use,
-                "slot_base": meta.slot_base, "slot_range": list(meta.slot_range),
-                "topics": [list(pair) for pair in meta.topics], "source_positions": meta.source_positions, **meta.more,
+                "file_id": meta.file_id,
+                "count": meta.count,
+                "begin_ms": meta.second_min * 1000,
+                "end_ms": meta.second_max * 1000,
+                "lane": meta.lane,
+                "offset_space": meta.offset_space,
+                "writer": meta.writer,
+                "slots_in_use": meta.slots_in_use,
+                "slot_base": meta.slot_base,
+                "slot_range": list(meta.slot_range),
+                "topics": [list(pair) for pair in meta.topics],
+                "source_positions": meta.source_positions,
+                **meta.more,
             },
             "trailer": {
-                "position": tail.position, "filter_bytes": tail.filter_length, "directory_bytes": tail.directory_length,
+                "position": tail.position,
+                "filter_bytes": tail.filter_length,
+                "directory_bytes": tail.directory_length,
                 "metadata_bytes": tail.metadata_length,
             },
             "directory": {
-                "groups": len(groups), "groups_in_use": len(used), "blocks": len(self._trailer.directory.blocks),
-                "group_bytes_median": int(np.median(used)) if len(used) else 0, "group_bytes_max": int(used.max()) if len(used) else 0,
+                "groups": len(groups),
+                "groups_in_use": len(used),
+                "blocks": len(self._trailer.directory.blocks),
+                "group_bytes_median": int(np.median(used)) if len(used) else 0,
+                "group_bytes_max": int(used.max()) if len(used) else 0,
                 **self._longest_slot(),
             },
-        }  # fmt: skip
+        }
 
     def _longest_slot(self) -> dict[str, int]:
         table = np.frombuffer(self._file.read(HEADER_SIZE, SLOT_SIZE * self.layout.slots), ">i4").reshape(-1, 2)
@@ -271,15 +303,24 @@ class _Unsealed:
         journal = self._journal
         begin_s, end_s = journal.seconds or (None, None)
         return {
-            "kind": "unsealed", "header": _describe_header(read_header(self._file.read(0, HEADER_SIZE), self._file.name)),
+            "kind": "unsealed",
+            "header": _describe_header(read_header(self._file.read(0, HEADER_SIZE), self._file.name)),
             "layout": _describe_layout(self.layout),
             "journal": {
-                "file_id": journal.file_id, "count": journal.count, "batches": len(journal.batches), "sealed": journal.sealed,
-                "begin_ms": begin_s * 1000 if begin_s is not None else None, "end_ms": end_s * 1000 if end_s is not None else None,
-                "lane": journal.lane, "offset_space": journal.offset_space, "sequence": journal.sequence, "created_ms": journal.created_ms,
-                "topics": [list(pair) for pair in self.topics], "source_positions": journal.positions,
+                "file_id": journal.file_id,
+                "count": journal.count,
+                "batches": len(journal.batches),
+                "sealed": journal.sealed,
+                "begin_ms": begin_s * 1000 if begin_s is not None else None,
+                "end_ms": end_s * 1000 if end_s is not None else None,
+                "lane": journal.lane,
+                "offset_space": journal.offset_space,
+                "sequence": journal.sequence,
+                "created_ms": journal.created_ms,
+                "topics": [list(pair) for pair in self.topics],
+                "source_positions": journal.positions,
             },
-        }  # fmt: skip
+        }
 
     def items(self) -> Iterator[Array]:
         entries = verified_entries(self._map, self._journal, self._file.name)
@@ -309,9 +350,11 @@ class _Bare:
     def describe(self) -> dict[str, Any]:
         bare = self._bare
         return {
-            "kind": "compacted without trailer", "header": _describe_header(bare.header), "layout": _describe_layout(self.layout),
+            "kind": "compacted without trailer",
+            "header": _describe_header(bare.header),
+            "layout": _describe_layout(self.layout),
             "metadata": {"count": bare.count},
-        }  # fmt: skip
+        }
 
     def items(self) -> Iterator[Array]:
         return self._bare.items(self._read)
@@ -334,9 +377,11 @@ class _BareUnsealed:
     def describe(self) -> dict[str, Any]:
         begin_ms, end_ms = self._table.interval_ms or (None, None)
         return {
-            "kind": "unsealed without journal", "header": _describe_header(self._table.header), "layout": _describe_layout(self.layout),
+            "kind": "unsealed without journal",
+            "header": _describe_header(self._table.header),
+            "layout": _describe_layout(self.layout),
             "metadata": {"count": self._table.count, "begin_ms": begin_ms, "end_ms": end_ms},
-        }  # fmt: skip
+        }
 
     def items(self) -> Iterator[Array]:
         return self._table.items()

@@ -1,11 +1,12 @@
 """What a lookup cost and what it could not read, for people.
 
-The table has a line of figures for each file that was read or failed, the file's time range below it, and one for all that were skipped for
-the same reason. It is 100 columns wide; its columns add up to the totals below it.
+The table has a line of figures for each file that was read or failed, the file's time range below it, and one for all
+that were skipped for the same reason. It is 100 columns wide; its columns add up to the totals below it.
 
 What one command may spend: its options, what is left of them after each page, and the answers until it is spent.
 
-The bounds are of the whole command: those of requests and bytes begin with the first lookup, the time with opening the index.
+The bounds are of the whole command: those of requests and bytes begin with the first lookup, the time with opening the
+index.
 """
 
 from __future__ import annotations
@@ -55,9 +56,13 @@ def print_failed(out: Printer, failed: Iterable[FileReport]) -> None:
 
 def print_not_read(out: Printer, failed: Sequence[object]) -> None:
     """Print on stderr, for people, which files an error is about."""
-    reports = list({(report.source, report.file): report for report in failed if isinstance(report, FileReport)}.values())
+    reports = list(
+        {(report.source, report.file): report for report in failed if isinstance(report, FileReport)}.values()
+    )
     for report in reports[:_FEW]:
-        out.error_line(f"not read: {report.file} ({report.place}{_of_source(report)}), {_between(report)}".removesuffix(", "))
+        out.error_line(
+            f"not read: {report.file} ({report.place}{_of_source(report)}), {_between(report)}".removesuffix(", ")
+        )
     if len(reports) > _FEW:
         out.error_line(f"not read: {len(reports) - _FEW:,} more (--json names them)")
 
@@ -88,14 +93,18 @@ def _print_explain(out: Printer, pages: Sequence[Explain], prices_as_of: str, *,
     read, failed = (len({(f.source, f.file) for f in files if f.outcome == outcome}) for outcome in ("read", "failed"))
     requests, cost_usd = sum(page.requests for page in pages), sum(page.cost_usd for page in pages)
     out.line(
-        f"{several}{counted(read, 'file')} read, {len(skipped):,} skipped, {f'{failed:,} failed, ' if failed else ''}{more}"
-        f"{counted(requests, 'request')}, {human_bytes(sum(page.bytes for page in pages))}, {sum(page.elapsed_ms for page in pages):.1f} ms"
+        f"{several}{counted(read, 'file')} read, {len(skipped):,} skipped, "
+        f"{f'{failed:,} failed, ' if failed else ''}{more}"
+        f"{counted(requests, 'request')}, {human_bytes(sum(page.bytes for page in pages))}, "
+        f"{sum(page.elapsed_ms for page in pages):.1f} ms"
     )
     out.line(f"{cost_usd * 1e6:.2f} USD a million such look-ups at the prices of {prices_as_of}")
 
 
 def _by_file(reports: Iterable[FileReport]) -> list[FileReport]:
-    """Return the reports of all pages, those of one file, place and outcome together; a file that was read was not skipped."""
+    """Return the reports of all pages, those of one file, place and outcome together; a file that was read was not
+    skipped.
+    """
     of_files: dict[tuple[str | None, str], list[FileReport]] = {}
     for report in reports:
         of_files.setdefault((report.source, report.file), []).append(report)
@@ -106,7 +115,10 @@ def _by_file(reports: Iterable[FileReport]) -> list[FileReport]:
         for report in several:
             kind = first if _is_skipped(report) else report
             of_kind.setdefault((kind.place, kind.outcome), []).append(report)
-        rows += [_sum([replace(same[0], place=place, outcome=outcome), *same[1:]]) for (place, outcome), same in of_kind.items()]
+        rows += [
+            _sum([replace(same[0], place=place, outcome=outcome), *same[1:]])
+            for (place, outcome), same in of_kind.items()
+        ]
     return rows
 
 
@@ -133,7 +145,9 @@ def _sum(reports: Sequence[FileReport]) -> FileReport:
 def _print_file(out: Printer, file: FileReport) -> None:
     kind = ("skipped", f"by {file.outcome.removeprefix(_SKIPPED)}") if _is_skipped(file) else (file.outcome, file.place)
     cost, ms = f"{file.cost_usd * 1e6:.2f}", f"{file.elapsed_ms:.2f}"
-    _print_row(out, file.file, [*kind, f"{file.requests:,}", f"{file.bytes / 1024:,.1f}", cost, ms, f"{file.matched:,}"])
+    _print_row(
+        out, file.file, [*kind, f"{file.requests:,}", f"{file.bytes / 1024:,.1f}", cost, ms, f"{file.matched:,}"]
+    )
     if below := _between(file) + _of_source(file):
         out.line(f"  {below.removeprefix(', ')}")
 
@@ -142,7 +156,10 @@ def _print_row(out: Printer, file: str, cells: Sequence[str]) -> None:
     if len(file) > _FILE_WIDTH:  # an object's whole name
         out.line(file)
         file = ""
-    padded = [f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True)]
+    padded = [
+        f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}"
+        for cell, (_, width) in zip(cells, _COLUMNS, strict=True)
+    ]
     out.line("  ".join([f"{file:<{_FILE_WIDTH}}", *padded]))
 
 
@@ -169,11 +186,23 @@ _MOMENT_S = 1e-6
 
 MaxRequests = Annotated[
     int | None,
-    typer.Option("--max-requests", metavar="N", help="Requests to the storage at most.", show_default=False, rich_help_panel=_PANEL),
+    typer.Option(
+        "--max-requests",
+        metavar="N",
+        help="Requests to the storage at most.",
+        show_default=False,
+        rich_help_panel=_PANEL,
+    ),
 ]
 MaxBytes = Annotated[
     int | None,
-    typer.Option("--max-bytes", metavar="BYTES", help="Bytes read from the storage at most.", show_default=False, rich_help_panel=_PANEL),
+    typer.Option(
+        "--max-bytes",
+        metavar="BYTES",
+        help="Bytes read from the storage at most.",
+        show_default=False,
+        rich_help_panel=_PANEL,
+    ),
 ]
 Timeout = Annotated[
     float | None,
@@ -187,13 +216,20 @@ Timeout = Annotated[
 ]
 CacheDir = Annotated[
     Path | None,
-    typer.Option("--cache-dir", metavar="DIR", help="Local cache of directories and filters, for later commands, too.", show_default=False),
+    typer.Option(
+        "--cache-dir",
+        metavar="DIR",
+        help="Local cache of directories and filters, for later commands, too.",
+        show_default=False,
+    ),
 ]
 R = TypeVar("R", QueryResult, MessagesResult)
 
 
 class Allowance:
-    """What is left to a command; its time runs from the making. Raises `InvalidArgument` for a bound that can't be one."""
+    """What is left to a command; its time runs from the making. Raises `InvalidArgument` for a bound that can't be
+    one.
+    """
 
     def __init__(self, max_requests: int | None, max_bytes: int | None, timeout_s: float | None) -> None:
         limits = LookupLimits(max_requests, max_bytes, timeout_s)
@@ -219,12 +255,19 @@ class Allowance:
 class Pages(Generic[R]):
     """The answers of a command, page by page; with `every` up to the end.
 
-    `open_ask` opens the index and returns what answers one page, by ``cursor`` and the bounds. Where the allowance doesn't reach, what was
-    found is the last page, and `exceeded` is the error, to be raised when the pages are shown. `nothing` is an answer without any.
+    `open_ask` opens the index and returns what answers one page, by ``cursor`` and the bounds. Where the allowance
+    doesn't reach, what was found is the last page, and `exceeded` is the error, to be raised when the pages are shown.
+    `nothing` is an answer without any.
     """
 
     def __init__(
-        self, open_ask: Callable[[], Callable[..., R]], nothing: R, cursor: str | None, allowance: Allowance, *, every: bool
+        self,
+        open_ask: Callable[[], Callable[..., R]],
+        nothing: R,
+        cursor: str | None,
+        allowance: Allowance,
+        *,
+        every: bool,
     ) -> None:
         self._open_ask: Callable[[], Callable[..., R]] = open_ask
         self._nothing: R = nothing
@@ -257,7 +300,10 @@ class Pages(Generic[R]):
         return error_document(self.exceeded) if self.exceeded is not None else {}
 
     def settle(self, *, partial: bool) -> int:
-        """Return the exit code of an answer that was shown. Raises `BudgetExceeded` where the allowance didn't reach."""
+        """Return the exit code of an answer that was shown.
+
+        Raises `BudgetExceeded` where the allowance didn't reach.
+        """
         if self.exceeded is not None:
             raise self.exceeded
         return BudgetExceeded.exit_code if partial else 0

@@ -49,9 +49,15 @@ def files(session: Session) -> int:
     status = "partial" if broken else "complete"
     if session.out.as_json:
         session.out.document(
-            {"index_id": genesis.index_id, "log_number": number, "status": status, "files": listed, "totals": totals,
-             "archived": [segment.to_json() for segment in archived]}
-        )  # fmt: skip
+            {
+                "index_id": genesis.index_id,
+                "log_number": number,
+                "status": status,
+                "files": listed,
+                "totals": totals,
+                "archived": [segment.to_json() for segment in archived],
+            }
+        )
     else:
         _print(session, listed, totals)
         _print_archived(session, archived)
@@ -77,9 +83,11 @@ def describe_handle(handle: Handle) -> dict[str, Any]:
     elif isinstance(handle, WindowTable):
         entries, size_bytes = handle.count, sum(stored.size_bytes for stored in handle.shards)
         table = {
-            "begin_ms": handle.begin_s * 1000, "window_s": handle.window_s, "slots": handle.slots.slots,
+            "begin_ms": handle.begin_s * 1000,
+            "window_s": handle.window_s,
+            "slots": handle.slots.slots,
             "shards": [stored.name for stored in handle.shards],
-        }  # fmt: skip
+        }
     elif isinstance(handle, DamagedFile):
         error = str(handle.error)
     return {
@@ -103,7 +111,11 @@ def _print(session: Session, listed: list[dict[str, Any]], totals: dict[str, Any
         ("file", "state", "lane", "from", "to", "entries", "bytes", "place"),
         [
             (
-                file["file_id"], file["state"], file["lane"], format_time(file["begin_ms"]), format_time(file["end_ms"]),
+                file["file_id"],
+                file["state"],
+                file["lane"],
+                format_time(file["begin_ms"]),
+                format_time(file["end_ms"]),
                 None if file["entries"] is None else human_count(file["entries"]),
                 None if file["bytes"] is None else human_bytes(file["bytes"]),
                 file["error"] or file["path"] or file["object"] or _table(file["table"]),
@@ -111,7 +123,7 @@ def _print(session: Session, listed: list[dict[str, Any]], totals: dict[str, Any
             for file in listed
         ],
         right="entries bytes",
-    )  # fmt: skip
+    )
     by_state = ", ".join(f"{count} {state}" for state, count in sorted(totals["by_state"].items()))
     session.out.line(
         f"{counted(totals['files'], 'file')} ({by_state or 'none'}), {counted(totals['entries'], 'entry', 'entries')}, "
@@ -131,6 +143,7 @@ def _print_archived(session: Session, archived: Sequence[ArchivedSegment]) -> No
         gaps = [later.start for one, later in pairwise(segments) if one.end < later.start]
         note = f", with {counted(len(gaps), 'gap')}, the last one before {gaps[-1]:,}" if gaps else ""
         session.out.line(
-            f"archived of {store}: {counted(len(segments), 'segment')}, {human_bytes(sum(s.size_bytes for s in segments))}, "
+            f"archived of {store}: {counted(len(segments), 'segment')}, "
+            f"{human_bytes(sum(s.size_bytes for s in segments))}, "
             f"offsets {segments[0].start:,} to {segments[-1].end:,}{note}"
         )

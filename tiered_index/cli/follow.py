@@ -1,12 +1,13 @@
-"""`tiered-index ingest STORE_DIR`: a RocketMQ store into an index, to its end or, with --follow, for as long as the command runs.
+"""`tiered-index ingest STORE_DIR`: a RocketMQ store into an index, to its end or, with --follow, for as long as the
+command runs.
 
-Beside the broker, reading only. With --json and --follow stdout has a status line whenever something changed (once a second at most), and a
-last one with everything. One thread beside the index's own and the archiver's.
+Beside the broker, reading only. With --json and --follow stdout has a status line whenever something changed (once a
+second at most), and a last one with everything. One thread beside the index's own and the archiver's.
 
 `ingest --archive-segments`: closed segments go into the storage beside the following, in a thread of their own.
 
-An upload takes seconds and must not keep new messages out of lookups. A storage that is down is a problem to be shown, and tried again;
-so is a segment that the archiver passes over. Anything else ends the command.
+An upload takes seconds and must not keep new messages out of lookups. A storage that is down is a problem to be shown,
+and tried again; so is a segment that the archiver passes over. Anything else ends the command.
 """
 
 from __future__ import annotations
@@ -32,12 +33,7 @@ from tiered_index.rocketmq.log.segments import End
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 
-__all__ = [
-    "Archiving",
-    "FollowOptions",
-    "Follower",
-    "ingest_store",
-]
+__all__ = ["Archiving", "FollowOptions", "Follower", "ingest_store"]
 
 
 class Archiving:
@@ -137,7 +133,9 @@ class Follower:
     _tail: End | None = None
     _torn: TornTail | None = None
     _torn_said: bool = False
-    """Whether what is no whole message at the end of the log was reported: it has to stay for two looks, for most are being written."""
+    """Whether what is no whole message at the end of the log was reported: it has to stay for two looks, for most are
+    being written.
+    """
     _ended_at: int | None = None
     """Where a half message stood at the end of the log, at the last look of a command that doesn't follow."""
     _said: tuple[object, ...] = ()
@@ -145,7 +143,10 @@ class Follower:
     _new_losses: list[Loss] = field(default_factory=list)
 
     def run(self, progress: Progress) -> None:
-        """Dispatch to the end of the log, or until the command is to end. Raises as `Dispatcher.run_once` and the archiver do."""
+        """Dispatch to the end of the log, or until the command is to end.
+
+        Raises as `Dispatcher.run_once` and the archiver do.
+        """
         waiting_since: float | None = None
         while not self.ending.event.is_set():
             started_s = time.monotonic()
@@ -173,7 +174,9 @@ class Follower:
                 self.ending.event.wait(self.options.poll_s / 4)
 
     def _look_again(self, done: Dispatched) -> bool:
-        """Return whether the end of the log is to be looked at once more: who won't come back must not take damage for the end."""
+        """Return whether the end of the log is to be looked at once more: who won't come back must not take damage for
+        the end.
+        """
         before, self._ended_at = self._ended_at, None if done.torn is None else done.torn.begin
         if done.torn is None or before is None:
             return done.torn is not None
@@ -232,11 +235,20 @@ class Follower:
         if not (self.options.follow and self.session.out.as_json) or state == self._said:
             return
         self._said = state
-        self.session.out.record({
-            "status": "following", "position": self.dispatcher.position or 0, "messages": self.messages, "entries": self.entries,
-            "lag": asdict(lag), "losses": [asdict(loss) for loss in self._new_losses], "problems": problems,
-            "state": self._tail.value if self._tail is not None else None, "torn": torn, **archived,
-        })  # fmt: skip
+        self.session.out.record(
+            {
+                "status": "following",
+                "position": self.dispatcher.position or 0,
+                "messages": self.messages,
+                "entries": self.entries,
+                "lag": asdict(lag),
+                "losses": [asdict(loss) for loss in self._new_losses],
+                "problems": problems,
+                "state": self._tail.value if self._tail is not None else None,
+                "torn": torn,
+                **archived,
+            }
+        )
         self._new_losses.clear()
         sys.stdout.flush()
 
@@ -280,16 +292,26 @@ def ingest_store(session: Session, path: Path, options: FollowOptions, **setting
         ending = Ending()
         index = stack.enter_context(IndexService.open(config))
         dispatcher = Dispatcher(
-            index, store, put=PatientPut(index, options.patience_s, ending.event), skip_corrupt=options.skip_corrupt,
-            skip_missing=options.skip_missing, restart=options.restart, start=options.start, stopping=ending.event.is_set,
+            index,
+            store,
+            put=PatientPut(index, options.patience_s, ending.event),
+            skip_corrupt=options.skip_corrupt,
+            skip_missing=options.skip_missing,
+            restart=options.restart,
+            start=options.start,
+            stopping=ending.event.is_set,
             reader=CommitLogReader(store.commitlog, check_crc=options.check_bodies),
-        )  # fmt: skip
+        )
         follower = Follower(session, index, dispatcher, options, ending)
         if options.archive:
-            archiver = SegmentArchiver(index, store.name, store.commitlog, skip_corrupt=options.skip_corrupt, dispatcher=dispatcher)
+            archiver = SegmentArchiver(
+                index, store.name, store.commitlog, skip_corrupt=options.skip_corrupt, dispatcher=dispatcher
+            )
             follower.archiving = stack.enter_context(Archiving(archiver))
         end = None if options.follow else store.log_end()
-        with session.progress("following" if options.follow else "ingesting", end.offset if end is not None else None) as progress:
+        with session.progress(
+            "following" if options.follow else "ingesting", end.offset if end is not None else None
+        ) as progress:
             try:
                 # without --follow a signal ends the command at once, as any other that is simply given again
                 with ending if options.follow else contextlib.nullcontext():
@@ -320,7 +342,11 @@ def _range(torn: TornTail | None) -> dict[str, int | str] | None:
 
 
 def _torn_words(torn: TornTail) -> str:
-    why = "the broker's recovery cuts it off" if torn.is_half else "the broker left them where it cut its log, and writes over them"
+    why = (
+        "the broker's recovery cuts it off"
+        if torn.is_half
+        else "the broker left them where it cut its log, and writes over them"
+    )
     return f"torn: commit log offsets {torn.begin} to {torn.end}: {torn.what} at the end of the log; {why}"
 
 
@@ -336,8 +362,12 @@ def _facts(document: dict[str, Any]) -> dict[str, object]:
         "entries": human_count(document["entries"]),
         "hidden": f"{human_count(document['hidden'])} prepared or rolled back" if document["hidden"] else None,
         "lost": f"{human_count(losses)} ranges of the commit log, named above" if losses else None,
-        "torn": f"commit log offsets {torn['begin']} to {torn['end']}, {torn['what']} at the end of the log" if torn else None,
-        "archived": f"{human_count(document['archived_segments'])} segments" if "archived_segments" in document else None,
+        "torn": f"commit log offsets {torn['begin']} to {torn['end']}, {torn['what']} at the end of the log"
+        if torn
+        else None,
+        "archived": f"{human_count(document['archived_segments'])} segments"
+        if "archived_segments" in document
+        else None,
         "rate": f"{human_count(document['entries_per_s'])} entries/s" if document["entries_per_s"] else None,
         "time": human_seconds(document["elapsed_s"]),
         "files": ", ".join(f"{count} {state}" for state, count in sorted(document["files"].items())) or "none",

@@ -1,4 +1,5 @@
-"""`tiered-index import-classic DIR`: the broker's classic index files into an index, so that what they find is found for years.
+"""`tiered-index import-classic DIR`: the broker's classic index files into an index, so that what they find is found
+for years.
 
 Continued where it stopped, by the index's own durable position. One thread beside the index's own.
 """
@@ -26,19 +27,29 @@ __all__ = ["import_classic"]
 @command
 def import_classic(
     session: Session,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index files, STORE_DIR/index.", show_default=False)],
-    store: Annotated[Path | None, typer.Option(help="The store with their commit log; by default the folder above DIR.")] = None,
-    store_name: Annotated[str | None, typer.Option(help="What the store is called in the index; by default its path.")] = None,
-    slots: Annotated[int | None, typer.Option(help="Hash slots a file; by default the index's or the preset's.")] = None,
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of the index files, STORE_DIR/index.", show_default=False)
+    ],
+    store: Annotated[
+        Path | None, typer.Option(help="The store with their commit log; by default the folder above DIR.")
+    ] = None,
+    store_name: Annotated[
+        str | None, typer.Option(help="What the store is called in the index; by default its path.")
+    ] = None,
+    slots: Annotated[
+        int | None, typer.Option(help="Hash slots a file; by default the index's or the preset's.")
+    ] = None,
     items: Annotated[int | None, typer.Option(help="Items a file; by default the index's or the preset's.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Seal, compact and upload everything before exit.")] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Look at every entry again, also for another store.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Look at every entry again, also for another store.")
+    ] = False,
     patience: Annotated[float, typer.Option(min=0, help="Seconds to wait out a full disk or a lost storage.")] = 60.0,
 ) -> int:
     """Lift RocketMQ's classic index files into a tiered index.
 
-    Their entries hold a hash and a place; topic, key, queue and size come from the messages in the commit log. Entries whose message is
-    missing or has no such key are dropped and counted. What the index has already stays one answer.
+    Their entries hold a hash and a place; topic, key, queue and size come from the messages in the commit log. Entries
+    whose message is missing or has no such key are dropped and counted. What the index has already stays one answer.
 
     [bold]Examples[/bold]
 
@@ -63,7 +74,10 @@ def import_classic(
         index.flush()
         if wait:
             settle(index, patience, lambda total: session.progress("compacting and uploading", total))
-        document = _document(work, start) | {"elapsed_s": round(time.monotonic() - started_s, 3), "files": index.health()["files"]}
+        document = _document(work, start) | {
+            "elapsed_s": round(time.monotonic() - started_s, 3),
+            "files": index.health()["files"],
+        }
     if session.out.as_json:
         session.out.document(document)
     else:
@@ -73,11 +87,20 @@ def import_classic(
 
 def _document(work: ClassicImport, start: int) -> dict[str, Any]:
     return {
-        "status": "complete", "source": str(work.folder), "source_name": work.source, "store": str(work.store.folder),
-        "resumed_from": start, "position": work.position, "index_files": work.files, "entries_read": work.read, "entries": work.entries,
-        "missing_messages": work.missing, "missing_offsets": work.missing_offsets, "hidden_messages": work.hidden,
+        "status": "complete",
+        "source": str(work.folder),
+        "source_name": work.source,
+        "store": str(work.store.folder),
+        "resumed_from": start,
+        "position": work.position,
+        "index_files": work.files,
+        "entries_read": work.read,
+        "entries": work.entries,
+        "missing_messages": work.missing,
+        "missing_offsets": work.missing_offsets,
+        "hidden_messages": work.hidden,
         "mismatched_entries": work.mismatched,
-    }  # fmt: skip
+    }
 
 
 def _facts(document: dict[str, Any]) -> dict[str, object]:
@@ -89,7 +112,9 @@ def _facts(document: dict[str, Any]) -> dict[str, object]:
         "index files": human_count(document["index_files"]),
         "entries read": human_count(document["entries_read"]),
         "entries": human_count(document["entries"]),
-        "messages missing": f"{human_count(document['missing_messages'])} (at {named}{more})" if document["missing_messages"] else None,
+        "messages missing": f"{human_count(document['missing_messages'])} (at {named}{more})"
+        if document["missing_messages"]
+        else None,
         "messages hidden": human_count(document["hidden_messages"]) if document["hidden_messages"] else None,
         "hashes of nobody": human_count(document["mismatched_entries"]) if document["mismatched_entries"] else None,
         "time": human_seconds(document["elapsed_s"]),

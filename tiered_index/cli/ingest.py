@@ -1,9 +1,11 @@
-"""`tiered-index ingest SOURCE`: a RocketMQ store (`follow`) or a file of messages into an index, continued where it stopped.
+"""`tiered-index ingest SOURCE`: a RocketMQ store (`follow`) or a file of messages into an index, continued where it
+stopped.
 
-The position up to which the source is durable is kept by the index itself, with the entries. Killed at any moment and started again,
-this command takes what is missing; entries put twice are one answer. One thread beside the index's own.
+The position up to which the source is durable is kept by the index itself, with the entries. Killed at any moment and
+started again, this command takes what is missing; entries put twice are one answer. One thread beside the index's own.
 
-The broker's folders are only read: an index or a storage that would write into them is refused before anything is opened.
+The broker's folders are only read: an index or a storage that would write into them is refused before anything is
+opened.
 """
 
 from __future__ import annotations
@@ -26,30 +28,32 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.service.index import IndexService
 
-__all__ = [
-    "Intake",
-    "check_apart",
-    "ingest",
-]
+__all__ = ["Intake", "check_apart", "ingest"]
 
 _PARTS = ("commitlog", "consumequeue", "index")
 # a store's parts that may be links to other disks
 
 
 def check_apart(config: IndexConfig, *folders: Path) -> None:
-    """Raise `ConfigError` where the root or a storage of local files lies within one of the broker's `folders`, or they within the root."""
+    """Raise `ConfigError` where the root or a storage of local files lies within one of the broker's `folders`, or they
+    within the root.
+    """
     theirs = {place.resolve() for folder in folders for place in (folder, *(folder / part for part in _PARTS))}
     if config.root is not None:
         root = config.root.resolve()
         for folder in theirs:
             if root.is_relative_to(folder) or folder.is_relative_to(root):
-                raise ConfigError(f"the root {root} and the broker's folder {folder} lie within each other: choose a root beside it")
+                raise ConfigError(
+                    f"the root {root} and the broker's folder {folder} lie within each other: choose a root beside it"
+                )
     scheme, _, _ = (config.storage or "").partition("://")
     if scheme.lower() in ("file", "sqlite"):
         storage = Path(unquote(urlsplit(str(config.storage)).path)).resolve()
         for folder in theirs:
             if storage.is_relative_to(folder):
-                raise ConfigError(f"the storage {storage} lies within the broker's folder {folder}: choose another place")
+                raise ConfigError(
+                    f"the storage {storage} lies within the broker's folder {folder}: choose another place"
+                )
 
 
 _STORE = "RocketMQ stores"
@@ -57,7 +61,10 @@ _STORE = "RocketMQ stores"
 
 @dataclass
 class Intake:
-    """One source on its way into one index. `patience_s` bounds how long back-pressure is waited out without any room being made."""
+    """One source on its way into one index.
+
+    `patience_s` bounds how long back-pressure is waited out without any room being made.
+    """
 
     index: IndexService
     source: Source
@@ -78,7 +85,8 @@ class Intake:
             try:
                 self._put(batch.columns, batch.end)
             except InvalidArgument:
-                pass  # the batch was refused whole; its messages are looked at one by one below, which names the bad one
+                # the batch was refused whole; its messages are looked at one by one below, which names the bad one
+                pass
             else:
                 self.messages += batch.messages
                 return
@@ -104,7 +112,9 @@ class Intake:
         try:
             self._put(columns_of(run), end)
         except InvalidArgument as error:
-            raise InvalidArgument(f"{self.source.path}, {self.source.unit} {self.position} to {end}: {error}") from error
+            raise InvalidArgument(
+                f"{self.source.path}, {self.source.unit} {self.position} to {end}: {error}"
+            ) from error
         self.messages += len(run)
 
     def _put(self, columns: Any, end: int) -> None:
@@ -117,18 +127,27 @@ def ingest(
     session: Session,
     source: Annotated[
         Path,
-        typer.Argument(metavar="SOURCE", help="A RocketMQ store folder, file.ndjson[.gz] or file.parquet.", show_default=False),
+        typer.Argument(
+            metavar="SOURCE", help="A RocketMQ store folder, file.ndjson[.gz] or file.parquet.", show_default=False
+        ),
     ],
-    slots: Annotated[int | None, typer.Option(help="Hash slots a file; by default the index's or the preset's.")] = None,
+    slots: Annotated[
+        int | None, typer.Option(help="Hash slots a file; by default the index's or the preset's.")
+    ] = None,
     items: Annotated[int | None, typer.Option(help="Items a file; by default the index's or the preset's.")] = None,
-    preset: Annotated[Literal["native", "rocketmq"] | None, typer.Option(help="File family; rocketmq writes RocketMQ's bytes.")] = None,
+    preset: Annotated[
+        Literal["native", "rocketmq"] | None, typer.Option(help="File family; rocketmq writes RocketMQ's bytes.")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Seal, compact and upload everything before exit.")] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Take the source from its start, also where it has changed.")] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad messages and go on instead of stopping at the first.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Take the source from its start, also where it has changed.")
+    ] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Count bad messages and go on instead of stopping at the first.")
+    ] = False,
     patience: Annotated[float, typer.Option(min=0, help="Seconds to wait out a full disk or a lost storage.")] = 60.0,
     follow: Annotated[
-        bool,
-        typer.Option("--follow", help="Go on with what the broker writes, until ended.", rich_help_panel=_STORE),
+        bool, typer.Option("--follow", help="Go on with what the broker writes, until ended.", rich_help_panel=_STORE)
     ] = False,
     store_name: Annotated[
         str | None,
@@ -136,32 +155,43 @@ def ingest(
     ] = None,
     skip_corrupt: Annotated[
         bool,
-        typer.Option("--skip-corrupt", help="Report damage and go on at the next readable message.", rich_help_panel=_STORE),
+        typer.Option(
+            "--skip-corrupt", help="Report damage and go on at the next readable message.", rich_help_panel=_STORE
+        ),
     ] = False,
     skip_missing: Annotated[
         bool,
-        typer.Option("--skip-missing", help="Report what was deleted unread, or rewritten, and go on.", rich_help_panel=_STORE),
+        typer.Option(
+            "--skip-missing", help="Report what was deleted unread, or rewritten, and go on.", rich_help_panel=_STORE
+        ),
     ] = False,
     begin_from: Annotated[
         Literal["begin", "checkpoint"],
         typer.Option("--from", help="Where to begin with a store that the index doesn't know.", rich_help_panel=_STORE),
     ] = "begin",
-    poll: Annotated[float, typer.Option(min=0.01, help="Seconds between looks at the end of the log.", rich_help_panel=_STORE)] = 0.2,
+    poll: Annotated[
+        float, typer.Option(min=0.01, help="Seconds between looks at the end of the log.", rich_help_panel=_STORE)
+    ] = 0.2,
     archive_segments: Annotated[
         bool,
-        typer.Option("--archive-segments", help="Upload each closed segment of the commit log.", rich_help_panel=_STORE),
+        typer.Option(
+            "--archive-segments", help="Upload each closed segment of the commit log.", rich_help_panel=_STORE
+        ),
     ] = False,
     check_bodies: Annotated[
         bool,
-        typer.Option("--check-bodies/--no-check-bodies", help="Compare each message's body with its CRC.", rich_help_panel=_STORE),
+        typer.Option(
+            "--check-bodies/--no-check-bodies", help="Compare each message's body with its CRC.", rich_help_panel=_STORE
+        ),
     ] = True,
 ) -> int:
     """Index the messages of a RocketMQ store or a file; the same source again continues where it stopped.
 
     A store is only read, also while its broker runs; --follow stays beside it.
 
-    An NDJSON line is {"topic","queue_id","keys":[...],"offset","size","timestamp_ms"[,"topic_id"]}; a Parquet file has these columns, with
-    "key" or "keys". A file that grew at its end is continued; one that changed is an error unless --restart.
+    An NDJSON line is {"topic","queue_id","keys":[...],"offset","size","timestamp_ms"[,"topic_id"]}; a Parquet file has
+    these columns, with "key" or "keys". A file that grew at its end is continued; one that changed is an error unless
+    --restart.
 
     [bold]Examples[/bold]
 
@@ -175,14 +205,29 @@ def ingest(
         if skip_bad:
             raise InvalidArgument("--skip-bad is for files of messages; a store has --skip-corrupt")
         options = FollowOptions(
-            store_name, follow, wait, restart, skip_corrupt, skip_missing, begin_from, poll, patience, archive_segments,
+            store_name,
+            follow,
+            wait,
+            restart,
+            skip_corrupt,
+            skip_missing,
+            begin_from,
+            poll,
+            patience,
+            archive_segments,
             check_bodies,
-        )  # fmt: skip
+        )
         check_apart(session.config(), source)
         return ingest_store(session, source, options, slots=slots, items=items, preset=preset)
-    of_stores = {"--follow": follow, "--store-name": store_name, "--skip-corrupt": skip_corrupt, "--skip-missing": skip_missing,
-                 "--from": begin_from != "begin", "--archive-segments": archive_segments,
-                 "--no-check-bodies": not check_bodies}  # fmt: skip
+    of_stores = {
+        "--follow": follow,
+        "--store-name": store_name,
+        "--skip-corrupt": skip_corrupt,
+        "--skip-missing": skip_missing,
+        "--from": begin_from != "begin",
+        "--archive-segments": archive_segments,
+        "--no-check-bodies": not check_bodies,
+    }
     if wrong := [name for name, given in of_stores.items() if given]:
         raise InvalidArgument(f"{wrong[0]} is for a RocketMQ store, and {source} is not a folder")
     opened = open_source(source)

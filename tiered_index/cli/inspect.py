@@ -18,11 +18,7 @@ from tiered_index.cli.times import format_time
 from tiered_index.errors import CorruptFile
 from tiered_index.format.schema import PREVIOUS
 
-__all__ = [
-    "dump",
-    "entry_records",
-    "inspect",
-]
+__all__ = ["dump", "entry_records", "inspect"]
 
 _TOPICS_SHOWN = 10
 
@@ -30,11 +26,14 @@ _TOPICS_SHOWN = 10
 @command
 def inspect(
     session: Session,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A path, a file id, or an object's name.", show_default=False)],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="A path, a file id, or an object's name.", show_default=False)
+    ],
     slots: Annotated[int | None, typer.Option(help="Hash slots of an unsealed file that has no journal.")] = None,
     items: Annotated[int | None, typer.Option(help="Items of an unsealed file that has no journal.")] = None,
 ) -> int:
-    """Show header, geometry, metadata and directory statistics of one file; its entries are not checked (that is verify).
+    """Show header, geometry, metadata and directory statistics of one file; its entries are not checked (that is
+    verify).
 
     [bold]Examples[/bold]
 
@@ -45,7 +44,11 @@ def inspect(
       tiered-index inspect store/index/20231114221320000 --slots 5000000 --items 20000000
     """
     with opened(session, file) as data:
-        document: dict[str, Any] = {"file": data.name, "bytes": data.size_bytes, **contents_of(data, slots, items).describe()}
+        document: dict[str, Any] = {
+            "file": data.name,
+            "bytes": data.size_bytes,
+            **contents_of(data, slots, items).describe(),
+        }
     if session.out.as_json:
         session.out.document(document)
         return 0
@@ -61,7 +64,9 @@ def _shown(name: str, value: Any) -> object:
         return f"{value} ({format_time(value)})" if 0 <= value < 2**47 else value
     if name == "topics":
         names = [f"{text} ({topic_id})" for topic_id, text in value]
-        return ", ".join(names[:_TOPICS_SHOWN]) + (f" and {len(names) - _TOPICS_SHOWN} more" if len(names) > _TOPICS_SHOWN else "")
+        return ", ".join(names[:_TOPICS_SHOWN]) + (
+            f" and {len(names) - _TOPICS_SHOWN} more" if len(names) > _TOPICS_SHOWN else ""
+        )
     if isinstance(value, dict):
         return ", ".join(f"{key} = {number}" for key, number in value.items()) or "none"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
@@ -70,14 +75,16 @@ def _shown(name: str, value: Any) -> object:
 @command
 def dump(
     session: Session,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A path, a file id, or an object's name.", show_default=False)],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="A path, a file id, or an object's name.", show_default=False)
+    ],
     slots: Annotated[int | None, typer.Option(help="Hash slots of an unsealed file that has no journal.")] = None,
     items: Annotated[int | None, typer.Option(help="Items of an unsealed file that has no journal.")] = None,
 ) -> int:
     """Print every entry of one file, one JSON object a line, in the file's order; the last line is {"status": ...}.
 
-    Only bytes that match their checksum are printed. At the first that don't the dump ends with status "corrupt" and exit code 4; files of
-    RocketMQ's own have no checksums, and the status says so.
+    Only bytes that match their checksum are printed. At the first that don't the dump ends with status "corrupt" and
+    exit code 4; files of RocketMQ's own have no checksums, and the status says so.
 
     [bold]Examples[/bold]
 
@@ -93,7 +100,9 @@ def dump(
                 session.out.record(record)
                 count += 1
         except CorruptFile as error:
-            session.out.record({"status": "corrupt", "entries": count, "error": str(error), "checksummed": contents.checksummed})
+            session.out.record(
+                {"status": "corrupt", "entries": count, "error": str(error), "checksummed": contents.checksummed}
+            )
             raise
     session.out.record({"status": "complete", "entries": count, "checksummed": contents.checksummed})
     return 0

@@ -1,8 +1,8 @@
 """`tiered-index`: the application, and `run`, which every process of it starts in.
 
-Errors of commands become exit codes in `session.command`; here are only those of the command line itself. Exit codes: 0 done, 1 a finding,
-2 bad usage, 3 backend unavailable, 4 corrupt data, 5 lock or lease held, 6 partial, 7 back-pressure or full disk, 70 unexpected,
-130 interrupted.
+Errors of commands become exit codes in `session.command`; here are only those of the command line itself. Exit codes: 0
+done, 1 a finding, 2 bad usage, 3 backend unavailable, 4 corrupt data, 5 lock or lease held, 6 partial, 7 back-pressure
+or full disk, 70 unexpected, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -35,11 +35,15 @@ INTERRUPTED = 130
 _USAGE_ERROR: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 # typer keeps the class private, and where it lies differs between its versions
 
-_EPILOG = "Settings: flags win over the environment (TIERED_INDEX_ROOT, TIERED_INDEX_STORAGE, ...), which wins over --config FILE (TOML)."
+_EPILOG = (
+    "Settings: flags win over the environment (TIERED_INDEX_ROOT, TIERED_INDEX_STORAGE, ...), which wins over "
+    "--config FILE (TOML)."
+)
 
 app = typer.Typer(
     name="tiered-index",
-    help="A tiered index for message logs: any message by key and time, hot from local files, cold straight from an object store.",
+    help="A tiered index for message logs: any message by key and time, hot from local files, cold straight from an "
+    "object store.",
     epilog=_EPILOG,
     no_args_is_help=True,
     add_completion=False,
@@ -47,7 +51,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (demo, ingest, import_classic, query, message, files, inspect, dump, verify, recover, merge, orphans, bench):
+for _command in (
+    demo,
+    ingest,
+    import_classic,
+    query,
+    message,
+    files,
+    inspect,
+    dump,
+    verify,
+    recover,
+    merge,
+    orphans,
+    bench,
+):
     app.command(_command.__name__.replace("_", "-"))(_command)
 
 app.add_typer(spark)
@@ -61,7 +79,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
 ) -> None:
     pass
 

@@ -43,19 +43,33 @@ __all__ = [
 _LEFT_SHOWN = 5
 
 Window = Annotated[
-    int, typer.Option(parser=duration_option, metavar="1h|1d|30d", help="Length of a window, from the epoch on.", show_default="1d")
+    int,
+    typer.Option(
+        parser=duration_option, metavar="1h|1d|30d", help="Length of a window, from the epoch on.", show_default="1d"
+    ),
 ]
-Tiers = Annotated[str | None, typer.Option(metavar="1d,30d", help="Several windows, one after the other; instead of --window.")]
+Tiers = Annotated[
+    str | None, typer.Option(metavar="1d,30d", help="Several windows, one after the other; instead of --window.")
+]
 Begin = Annotated[int | None, typer.Option(parser=time_option, metavar="T", help="Only what begins here or later.")]
-End = Annotated[int | None, typer.Option(parser=time_option, metavar="T", help="Only what ends here or earlier, inclusive.")]
+End = Annotated[
+    int | None, typer.Option(parser=time_option, metavar="T", help="Only what ends here or earlier, inclusive.")
+]
 MinAge = Annotated[
-    int, typer.Option(parser=duration_option, metavar="1h", help="Only windows that ended this long ago.", show_default="1h")
+    int,
+    typer.Option(
+        parser=duration_option, metavar="1h", help="Only windows that ended this long ago.", show_default="1h"
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show windows, sources, requests and cost; change nothing.")]
 
 
-def merge_options(window: int, tiers: str | None, begin: int | None, end: int | None, min_age: int, shard_bytes: int) -> list[MergeOptions]:
-    """Return what to merge, the shortest windows first; `begin` and `end` are epoch milliseconds. Raises `InvalidArgument`."""
+def merge_options(
+    window: int, tiers: str | None, begin: int | None, end: int | None, min_age: int, shard_bytes: int
+) -> list[MergeOptions]:
+    """Return what to merge, the shortest windows first; `begin` and `end` are epoch milliseconds. Raises
+    `InvalidArgument`.
+    """
     return [
         MergeOptions(
             window_s=window_s,
@@ -76,7 +90,9 @@ def _windows(text: str) -> list[int]:
         raise InvalidArgument(f"--tiers: {error}") from error
     for shorter, longer in pairwise(windows):
         if not shorter or longer % shorter:
-            raise InvalidArgument(f"--tiers: {human_duration(longer)} is no multiple of {human_duration(shorter)}: windows would overlap")
+            raise InvalidArgument(
+                f"--tiers: {human_duration(longer)} is no multiple of {human_duration(shorter)}: windows would overlap"
+            )
     return windows
 
 
@@ -92,7 +108,9 @@ def show_plans(session: Session, index: StoredIndex, options: Sequence[MergeOpti
     if session.out.as_json:
         session.out.document({"status": "planned", "log_number": index.log.state.number, "tiers": tiers})
     elif len(options) > 1:
-        session.out.note("each tier is planned by what is there now; a longer one will also merge what the shorter ones have made")
+        session.out.note(
+            "each tier is planned by what is there now; a longer one will also merge what the shorter ones have made"
+        )
 
 
 def print_report(session: Session, window_s: int, report: MergeReport) -> None:
@@ -100,8 +118,10 @@ def print_report(session: Session, window_s: int, report: MergeReport) -> None:
     name = human_duration(window_s)
     if report.jobs:
         session.out.line(
-            f"windows of {name}: {counted(report.sources, 'object')} with {counted(report.entries, 'entry', 'entries')} became "
-            f"{counted(report.tables, 'table')} of {counted(report.shards, 'shard')}, {human_bytes(report.written_bytes)}"
+            f"windows of {name}: {counted(report.sources, 'object')} with "
+            f"{counted(report.entries, 'entry', 'entries')} became "
+            f"{counted(report.tables, 'table')} of {counted(report.shards, 'shard')}, "
+            f"{human_bytes(report.written_bytes)}"
         )
     else:
         session.out.line(f"windows of {name}: nothing to merge")
@@ -109,18 +129,31 @@ def print_report(session: Session, window_s: int, report: MergeReport) -> None:
 
 
 def print_total(
-    session: Session, tiers: Sequence[Mapping[str, Any]], log_number: int, requests: Mapping[str, int], bytes_read: int, bytes_written: int,
+    session: Session,
+    tiers: Sequence[Mapping[str, Any]],
+    log_number: int,
+    requests: Mapping[str, int],
+    bytes_read: int,
+    bytes_written: int,
     cost_usd: float,
-) -> None:  # fmt: skip
+) -> None:
     """End the command's answer: the document, or a line of what it took."""
     if session.out.as_json:
-        session.out.document({
-            "status": "merged" if any(tier["jobs"] for tier in tiers) else "nothing to do", "log_number": log_number, "tiers": tiers,
-            "requests": requests, "bytes_read": bytes_read, "bytes_written": bytes_written, "cost_usd": cost_usd,
-        })  # fmt: skip
+        session.out.document(
+            {
+                "status": "merged" if any(tier["jobs"] for tier in tiers) else "nothing to do",
+                "log_number": log_number,
+                "tiers": tiers,
+                "requests": requests,
+                "bytes_read": bytes_read,
+                "bytes_written": bytes_written,
+                "cost_usd": cost_usd,
+            }
+        )
     else:
         session.out.line(
-            f"{counted(sum(requests.values()), 'request')}, {human_bytes(bytes_read)} read, {human_bytes(bytes_written)} written, "
+            f"{counted(sum(requests.values()), 'request')}, {human_bytes(bytes_read)} read, "
+            f"{human_bytes(bytes_written)} written, "
             f"about ${cost_usd:.6f}"
         )
 
@@ -137,18 +170,29 @@ def _describe_job(job: MergeJob, prices: PriceTable) -> dict[str, Any]:
     return {
         "sources": [_described(source) for source in job.sources],
         "windows": [
-            {"begin_ms": w.begin_s * 1000, "window_s": w.window_s, "slots": w.slots.slots, "entries": w.entries} for w in job.windows
+            {"begin_ms": w.begin_s * 1000, "window_s": w.window_s, "slots": w.slots.slots, "entries": w.entries}
+            for w in job.windows
         ],
-        "tasks": len(job.tasks), "shards": cost.shards, "entries": job.entries, "source_bytes": job.size_bytes,
-        "read_bytes": cost.read_bytes, "written_bytes": cost.written_bytes, "requests": cost.requests, "cost_usd": cost.cost_usd,
-    }  # fmt: skip
+        "tasks": len(job.tasks),
+        "shards": cost.shards,
+        "entries": job.entries,
+        "source_bytes": job.size_bytes,
+        "read_bytes": cost.read_bytes,
+        "written_bytes": cost.written_bytes,
+        "requests": cost.requests,
+        "cost_usd": cost.cost_usd,
+    }
 
 
 def _described(source: StoredObject) -> dict[str, Any]:
     return {
-        "object": source.name, "entries": source.count, "bytes": source.size_bytes, "begin_ms": source.second_min * 1000,
-        "end_ms": source.second_max * 1000, "table": source.shard.table if source.shard is not None else None,
-    }  # fmt: skip
+        "object": source.name,
+        "entries": source.count,
+        "bytes": source.size_bytes,
+        "begin_ms": source.second_min * 1000,
+        "end_ms": source.second_max * 1000,
+        "table": source.shard.table if source.shard is not None else None,
+    }
 
 
 def _print_plan(session: Session, name: str, made: MergePlan, jobs: Sequence[dict[str, Any]]) -> None:
@@ -156,17 +200,25 @@ def _print_plan(session: Session, name: str, made: MergePlan, jobs: Sequence[dic
         ("from", "windows", "sources", "entries", "source bytes", "shards", "requests", "cost $"),
         [
             (
-                format_time(job["windows"][0]["begin_ms"]), len(job["windows"]), len(job["sources"]), human_count(job["entries"]),
-                human_bytes(job["source_bytes"]), job["shards"], human_count(sum(job["requests"].values())), f"{job['cost_usd']:.6f}",
+                format_time(job["windows"][0]["begin_ms"]),
+                len(job["windows"]),
+                len(job["sources"]),
+                human_count(job["entries"]),
+                human_bytes(job["source_bytes"]),
+                job["shards"],
+                human_count(sum(job["requests"].values())),
+                f"{job['cost_usd']:.6f}",
             )
             for job in jobs
         ],
-        title=f"windows of {name}", right="windows sources entries bytes shards requests cost",
-    )  # fmt: skip
+        title=f"windows of {name}",
+        right="windows sources entries bytes shards requests cost",
+    )
     session.out.line(
         f"windows of {name}: {counted(sum(len(job['sources']) for job in jobs), 'object')} would become "
         f"{counted(sum(len(job['windows']) for job in jobs), 'table')}; "
-        f"about {counted(sum(sum(job['requests'].values()) for job in jobs), 'request')}, ${sum(job['cost_usd'] for job in jobs):.6f}"
+        f"about {counted(sum(sum(job['requests'].values()) for job in jobs), 'request')}, "
+        f"${sum(job['cost_usd'] for job in jobs):.6f}"
     )
     _note_left(session, made.left)
 
@@ -183,10 +235,12 @@ def merge(
     threads: Annotated[int, typer.Option(min=1, help="Tasks at the same time.")] = 2,
     dry_run: DryRun = False,
 ) -> int:
-    """Merge uploaded files, and tables of shorter windows, into window tables, so that a lookup costs a request a window.
+    """Merge uploaded files, and tables of shorter windows, into window tables, so that a lookup costs a request a
+    window.
 
-    A window is a multiple of seconds from the epoch in UTC: 30d is a month of 30 days, not one of the calendar. Writers and readers may be
-    at work; what was merged is removed from the log, and its objects go by `tiered-index orphans`. Repeating it is harmless.
+    A window is a multiple of seconds from the epoch in UTC: 30d is a month of 30 days, not one of the calendar. Writers
+    and readers may be at work; what was merged is removed from the log, and its objects go by `tiered-index orphans`.
+    Repeating it is harmless.
 
     [bold]Examples[/bold]
 
@@ -214,7 +268,9 @@ def _merge(session: Session, index: StoredIndex, options: Sequence[MergeOptions]
     for chosen in options:
         entries = sum(job.entries for job in plan(index.log, index.clock, chosen).jobs)
         with session.progress(f"merging into windows of {human_duration(chosen.window_s)}", entries) as progress:
-            report = merge_tables(index.storage, index.log, index.clock, chosen, threads=threads, progress=_counting(progress))
+            report = merge_tables(
+                index.storage, index.log, index.clock, chosen, threads=threads, progress=_counting(progress)
+            )
         tiers.append({"window_s": chosen.window_s, **asdict(report), "left": [list(pair) for pair in report.left]})
         if not session.out.as_json:
             print_report(session, chosen.window_s, report)

@@ -1,6 +1,7 @@
 """Messages on stdout: `query --messages` and `message`, for people and as JSON.
 
-`tiered-index message ID`: one message by its id, as RocketMQ's `queryMsgById` and `queryMsgByUniqueKey` give it. Writes nothing.
+`tiered-index message ID`: one message by its id, as RocketMQ's `queryMsgById` and `queryMsgByUniqueKey` give it. Writes
+nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from tiered_index.cli.explaining import Allowance, CacheDir, Explaining, MaxBytes, MaxRequests, Pages, Timeout, print_failed
+from tiered_index.cli.explaining import (
+    Allowance,
+    CacheDir,
+    Explaining,
+    MaxBytes,
+    MaxRequests,
+    Pages,
+    Timeout,
+    print_failed,
+)
 from tiered_index.cli.output import Printer, counted, error_document, human_bytes
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.times import format_time
@@ -27,24 +37,23 @@ from tiered_index.service.lookup.messages import Fetched, MessageSource, Message
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import IndexItem
 
-__all__ = [
-    "describe_fetched",
-    "message",
-    "print_fetched",
-    "show_messages",
-]
+__all__ = ["describe_fetched", "message", "print_fetched", "show_messages"]
 
 _SHOWN_APART = (KEYS, TAGS, UNIQ_KEY)
 
 
 def show_messages(out: Printer, pages: Pages[MessagesResult], body: BodyFormat, explaining: Explaining | None) -> int:
-    """Print a lookup of messages and return the exit code; with `explaining` also what it cost. Raises `BudgetExceeded` afterwards."""
+    """Print a lookup of messages and return the exit code; with `explaining` also what it cost. Raises `BudgetExceeded`
+    afterwards.
+    """
     if not out.as_json:
         return _print(out, pages, body, explaining)
     if pages.every:
         return _stream(out, pages, body)
     (answer,) = pages
-    out.document(answer.to_dict() | {"messages": [describe_fetched(one, body) for one in answer.messages]} | pages.error())
+    out.document(
+        answer.to_dict() | {"messages": [describe_fetched(one, body) for one in answer.messages]} | pages.error()
+    )
     return pages.settle(partial=answer.status == "partial")
 
 
@@ -74,7 +83,9 @@ def _print(out: Printer, pages: Pages[MessagesResult], body: BodyFormat, explain
     if pages.exceeded is None:
         print_failed(out, total.failed.values())
     if explaining is not None:
-        fetched = f"{counted(total.message_requests, 'request')} for messages ({human_bytes(total.message_bytes)}), in all "
+        fetched = (
+            f"{counted(total.message_requests, 'request')} for messages ({human_bytes(total.message_bytes)}), in all "
+        )
         explaining.show(out, answers, fetched)
     return pages.settle(partial=total.partial)
 
@@ -110,13 +121,20 @@ class _Totals:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "status": self.status, "count": self.count, "states": dict(self.states), "collisions": self.collisions,
+            "status": self.status,
+            "count": self.count,
+            "states": dict(self.states),
+            "collisions": self.collisions,
             "failed": [report.to_dict() for report in self.failed.values()],
             "explain": {
-                "requests": self.requests, "bytes": self.bytes, "cost_usd": self.cost_usd, "elapsed_ms": self.elapsed_ms,
-                "message_requests": self.message_requests, "message_bytes": self.message_bytes,
+                "requests": self.requests,
+                "bytes": self.bytes,
+                "cost_usd": self.cost_usd,
+                "elapsed_ms": self.elapsed_ms,
+                "message_requests": self.message_requests,
+                "message_bytes": self.message_bytes,
             },
-        }  # fmt: skip
+        }
 
 
 def describe_fetched(fetched: Fetched, body: BodyFormat) -> dict[str, Any]:
@@ -129,26 +147,35 @@ def print_fetched(out: Printer, fetched: Fetched, body: BodyFormat) -> None:
     """Print one message, or why it can't be had."""
     message, item = fetched.message, fetched.item
     if not isinstance(message, FoundRocketmqMessage):
-        place = f"{format_time(item.timestamp_ms)}  queue {item.queue_id}  commit log offset {item.offset}" if item is not None else ""
+        place = (
+            f"{format_time(item.timestamp_ms)}  queue {item.queue_id}  commit log offset {item.offset}"
+            if item is not None
+            else ""
+        )
         out.line(f"{place}  {fetched.state}: {fetched.problem}".strip())
         return
-    out.line(f"{format_time(message.store_ms)}  queue {message.queue_id}  queue offset {message.queue_offset}  {fetched.state}")
+    out.line(
+        f"{format_time(message.store_ms)}  queue {message.queue_id}  queue offset {message.queue_offset}  "
+        f"{fetched.state}"
+    )
     others = {name: value for name, value in message.properties.items() if name not in _SHOWN_APART}
-    out.facts({
-        "topic": message.topic,
-        "message id": message.offset_msg_id,
-        "unique key": message.uniq_key or None,
-        "keys": message.properties.get(KEYS) or None,
-        "tags": message.tags or None,
-        "properties": ", ".join(f"{name}={value}" for name, value in others.items()) or None,
-        "born": f"{format_time(message.born_ms)} at {message.born_host}",
-        "stored": f"{format_time(message.store_ms)} at {message.store_host}",
-        "commit log": f"offset {message.physical_offset}, {message.size:,} bytes",
-        "consumed again": message.reconsume_times or None,
-        "transaction": None if message.is_visible else "prepared or rolled back: consumers don't see it",
-        "read from": fetched.read_from,
-        "note": fetched.problem,
-    })  # fmt: skip
+    out.facts(
+        {
+            "topic": message.topic,
+            "message id": message.offset_msg_id,
+            "unique key": message.uniq_key or None,
+            "keys": message.properties.get(KEYS) or None,
+            "tags": message.tags or None,
+            "properties": ", ".join(f"{name}={value}" for name, value in others.items()) or None,
+            "born": f"{format_time(message.born_ms)} at {message.born_host}",
+            "stored": f"{format_time(message.store_ms)} at {message.store_host}",
+            "commit log": f"offset {message.physical_offset}, {message.size:,} bytes",
+            "consumed again": message.reconsume_times or None,
+            "transaction": None if message.is_visible else "prepared or rolled back: consumers don't see it",
+            "read from": fetched.read_from,
+            "note": fetched.problem,
+        }
+    )
     if shown := _body(message, body):
         out.lines(f"  {'body':<14}  {shown}")
 
@@ -161,7 +188,9 @@ def _body(message: FoundRocketmqMessage, wanted: BodyFormat) -> str | None:
     head = f"({shown['body_format']}, {human_bytes(len(message.raw_body))}{stored})"
     if problem := shown.get("body_problem"):
         head += f" {problem}"
-    text = shown["body"] if isinstance(shown["body"], str) and shown["body_format"] != "json" else _pretty(shown["body"])
+    text = (
+        shown["body"] if isinstance(shown["body"], str) and shown["body_format"] != "json" else _pretty(shown["body"])
+    )
     return f"{head} {text}" if text else head
 
 
@@ -176,8 +205,12 @@ _MANY = 32
 @command
 def message(
     session: Session,
-    msg_id: Annotated[str, typer.Argument(metavar="ID", help="Offset message id, or with --topic a unique key.", show_default=False)],
-    topic: Annotated[str | None, typer.Option(help="Topic: the id is looked up in the index as a unique key.", show_default=False)] = None,
+    msg_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Offset message id, or with --topic a unique key.", show_default=False)
+    ],
+    topic: Annotated[
+        str | None, typer.Option(help="Topic: the id is looked up in the index as a unique key.", show_default=False)
+    ] = None,
     store: Annotated[Path | None, typer.Option(help="RocketMQ's store directory.", show_default=False)] = None,
     body: Annotated[Literal["text", "json", "hex", "none"], typer.Option(help="How to show the body.")] = "text",
     cursor: Annotated[
@@ -188,11 +221,12 @@ def message(
     timeout: Timeout = None,
     cache_dir: CacheDir = None,
 ) -> int:
-    """Show one message: by the id that names its place (store host and commit log offset, 32 or 56 hexadecimal digits), or with --topic by
-    the unique key that its producer gave it, which needs the index. Of messages with one unique key 32 are shown at a time.
+    """Show one message: by the id that names its place (store host and commit log offset, 32 or 56 hexadecimal digits),
+    or with --topic by the unique key that its producer gave it, which needs the index. Of messages with one unique key
+    32 are shown at a time.
 
-    It is read from --store, or from archived segments where --storage or --root names the index. Exit code 1: the id is well-formed, and
-    the message can't be had; its state and the reason are printed.
+    It is read from --store, or from archived segments where --storage or --root names the index. Exit code 1: the id is
+    well-formed, and the message can't be had; its state and the reason are printed.
 
     [bold]Examples[/bold]
 
@@ -202,13 +236,16 @@ def message(
 
       tiered-index message 7F00000100002A9F0000000000000000 --storage s3://bucket/index --max-requests 2 --timeout 1.5
 
-      tiered-index message 0A010203000004D218B4AAC200000000 --topic orders --root /data/index --store /home/rocketmq/store --json
+      tiered-index message 0A010203000004D218B4AAC200000000 --topic orders --root /data/index --store
+      /home/rocketmq/store --json
     """
     allowance = Allowance(max_requests, max_bytes, timeout)
     config = session.config(cache_dir=cache_dir)
     has_index = config.root is not None or config.storage is not None
     if not has_index and (store is None or topic is not None):
-        raise ConfigError("a unique key needs the index: give --root or --storage" if topic else "give --store, --storage or --root")
+        raise ConfigError(
+            "a unique key needs the index: give --root or --storage" if topic else "give --store, --storage or --root"
+        )
     if cursor is not None and topic is None:
         raise InvalidArgument("--cursor continues an answer to a unique key: give --topic, too")
     from tiered_index.rocketmq.archive.message_source import RocketmqMessages
@@ -255,7 +292,9 @@ def message(
 
 @dataclass(frozen=True)
 class _ByUniqueKey:
-    """A source to which a message that carries the key as one of its others is one of another key: so it is paged past."""
+    """A source to which a message that carries the key as one of its others is one of another key: so it is paged
+    past.
+    """
 
     source: MessageSource
 
@@ -263,13 +302,17 @@ class _ByUniqueKey:
         """Return what became of each of `items`."""
         fetched = self.source.fetch(items, topic, key)
         return [
-            one if one.message is None or getattr(one.message, "uniq_key", None) == key else replace(one, carries_key=False)
+            one
+            if one.message is None or getattr(one.message, "uniq_key", None) == key
+            else replace(one, carries_key=False)
             for one in fetched
         ]
 
 
 def _by_place(by_msg_id: Callable[[str], Fetched], topic: str, msg_id: str) -> tuple[Fetched, ...]:
-    """Return the message of that topic which the id names by its place, or why it can't be had: RocketMQ's tools take either id, too."""
+    """Return the message of that topic which the id names by its place, or why it can't be had: RocketMQ's tools take
+    either id, too.
+    """
     try:
         fetched = by_msg_id(msg_id)
     except InvalidArgument:

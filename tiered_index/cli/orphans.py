@@ -19,17 +19,23 @@ __all__ = ["orphans"]
 def orphans(
     session: Session,
     older_than: Annotated[
-        int, typer.Option(parser=duration_option, metavar="1d", help="Only what is older; below a day, see above.", show_default="1d")
+        int,
+        typer.Option(
+            parser=duration_option, metavar="1d", help="Only what is older; below a day, see above.", show_default="1d"
+        ),
     ] = 86400,
     yes: Annotated[bool, typer.Option("--yes", help="Delete them; without it they are only listed.")] = False,
 ) -> int:
-    """Find objects that the log does not name: what crashes left, and what merges have replaced. Unfinished uploads, too.
+    """Find objects that the log does not name: what crashes left, and what merges have replaced.
 
-    Nothing younger than --older-than is touched, nor what a merge removed since: an upload may be under way, and a reader may still stand
-    at the log position before the merge.
+    Unfinished uploads, too.
 
-    Neither jobs nor writers publish what they began to upload 23 hours ago, so a day is safe beside any. Take less only where no merge,
-    build, write or compaction runs, and no writer waits for the storage, for that long: it would fail, or lose what it publishes.
+    Nothing younger than --older-than is touched, nor what a merge removed since: an upload may be under way, and a
+    reader may still stand at the log position before the merge.
+
+    Neither jobs nor writers publish what they began to upload 23 hours ago, so a day is safe beside any. Take less only
+    where no merge, build, write or compaction runs, and no writer waits for the storage, for that long: it would fail,
+    or lose what it publishes.
 
     [bold]Examples[/bold]
 
@@ -57,7 +63,10 @@ def orphans(
         session.out.line(f"{info.name}  {human_bytes(info.size_bytes)}  {format_time(info.modified_ms)}")
     for handle in found.uploads:
         session.out.line(f"{handle.name}  unfinished upload")
-    what = f"{counted(len(found.objects), 'object')} ({human_bytes(found.size_bytes)}), {counted(len(found.uploads), 'unfinished upload')}"
+    what = (
+        f"{counted(len(found.objects), 'object')} ({human_bytes(found.size_bytes)}), "
+        f"{counted(len(found.uploads), 'unfinished upload')}"
+    )
     session.out.line(f"{what} {'deleted' if yes else 'found'}")
     if not yes and (found.objects or found.uploads):
         session.out.note("nothing was deleted: --yes does that")

@@ -1,10 +1,12 @@
-"""One printer for people and programs: tables and lines, or JSON. Answers go to stdout; notes, logs and errors to stderr.
+"""One printer for people and programs: tables and lines, or JSON.
 
-With `as_json` stdout holds one JSON document (or NDJSON where a command says so), and an error is one JSON line on stderr.
-JSON is printable ASCII, so that any text, lone surrogates too, passes any pipe and any terminal.
+Answers go to stdout; notes, logs and errors to stderr.
 
-Topics, keys, names and servers' words are other people's text: whatever is written here, logs too, goes through `printable`, and no
-markup is looked for. One thread.
+With `as_json` stdout holds one JSON document (or NDJSON where a command says so), and an error is one JSON line on
+stderr. JSON is printable ASCII, so that any text, lone surrogates too, passes any pipe and any terminal.
+
+Topics, keys, names and servers' words are other people's text: whatever is written here, logs too, goes through
+`printable`, and no markup is looked for. One thread.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ _WIDE = 100_000
 def printable(text: str) -> str:
     """Return `text` as one line of which a terminal takes nothing for a command, and nothing turns the reading order.
 
-    What is not printable by Unicode (C0 and C1 controls, line ends, marks of direction, surrogates) is written as Python's escape.
+    What is not printable by Unicode (C0 and C1 controls, line ends, marks of direction, surrogates) is written as
+    Python's escape.
     """
     if text.isprintable():
         return text
@@ -103,7 +106,9 @@ def describe_error(error: TieredIndexError) -> dict[str, Any]:
     if isinstance(error, CorruptFile):
         details |= {"file": error.file, "offset": error.offset}
         # a stretch of a log that is damaged, deleted or rewritten says where it begins and ends
-        details |= {name: value for name in ("begin", "end", "messages") if (value := getattr(error, name, None)) is not None}
+        details |= {
+            name: value for name in ("begin", "end", "messages") if (value := getattr(error, name, None)) is not None
+        }
     return details
 
 
@@ -136,10 +141,14 @@ class Printer:
         sys.stdout.write(printable(text) + "\n")
 
     def lines(self, text: str) -> None:
-        """Print a text of several lines, such as a message's body; those behind the first are set in, to pass for no line of ours."""
+        """Print a text of several lines, such as a message's body; those behind the first are set in, to pass for no
+        line of ours.
+        """
         sys.stdout.write(_printable_lines(text, "    ") + "\n")
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None, right: str = "") -> None:
+    def table(
+        self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None, right: str = ""
+    ) -> None:
         """Print a table; columns whose names are in `right` (separated by blanks) are aligned to the right."""
         heading = Text(printable(title)) if title is not None else None
         table = Table(box=SIMPLE_HEAD, title=heading, title_justify="left", pad_edge=False)

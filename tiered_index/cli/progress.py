@@ -7,12 +7,13 @@ One thread.
 
 Waiting until everything is uploaded: what `ingest --wait` and the demo do.
 
-A storage that is down is waited for, as long as something happens within `patience_s`. One thread drives the life cycle, the caller's
-shows progress.
+A storage that is down is waited for, as long as something happens within `patience_s`. One thread drives the life
+cycle, the caller's shows progress.
 
 Putting batches with patience: back-pressure is waited out, and positions become durable every so often. One thread.
 
-Ending on request: the first SIGTERM or SIGINT sets an event, and the command ends in good order; a second one ends it at once.
+Ending on request: the first SIGTERM or SIGINT sets an event, and the command ends in good order; a second one ends it
+at once.
 
     with Ending() as ending:
         while not ending.event.is_set(): ...
@@ -43,13 +44,7 @@ from tiered_index.format.names import COMPACTED, UNSEALED
 from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.index import IndexService
 
-__all__ = [
-    "Ending",
-    "PatientPut",
-    "Progress",
-    "Stopped",
-    "settle",
-]
+__all__ = ["Ending", "PatientPut", "Progress", "Stopped", "settle"]
 
 _LINE_INTERVAL_S = 5.0
 
@@ -68,14 +63,22 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if not self._quiet and self._stream.isatty():
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
-                       TimeRemainingColumn(), TextColumn("{task.fields[detail]}", markup=False))  # fmt: skip
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                TaskProgressColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[detail]}", markup=False),
+            )
             self._bar = Bar(*columns, console=Console(file=self._stream), transient=True)
             self._task = self._bar.add_task(self._title, total=self._total, detail="")
             self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -102,8 +105,8 @@ _PAUSE_S = 1.0
 def settle(index: IndexService, patience_s: float, progress_of: Callable[[int], Progress]) -> None:
     """Seal what is open and return when every file is in the storage.
 
-    Raises what stands in the way: `StorageUnavailable` and `BackPressure` after `patience_s` without progress, anything else at once,
-    a damaged file's own error among it.
+    Raises what stands in the way: `StorageUnavailable` and `BackPressure` after `patience_s` without progress, anything
+    else at once, a damaged file's own error among it.
     """
     index.seal()
     waiting = _waiting(index)
@@ -136,7 +139,9 @@ def _waiting(index: IndexService) -> int:
 
 
 def _steps_left(index: IndexService) -> int:
-    return sum((UNSEALED, COMPACTED)[::-1].index(h.place) + 1 for h in index.files() if h.place in (UNSEALED, COMPACTED))
+    return sum(
+        (UNSEALED, COMPACTED)[::-1].index(h.place) + 1 for h in index.files() if h.place in (UNSEALED, COMPACTED)
+    )
 
 
 def _raise_damage(index: IndexService) -> None:
@@ -156,7 +161,10 @@ class Stopped(TieredIndexError):
 
 @dataclass
 class PatientPut:
-    """Puts into one index. `patience_s` bounds how long back-pressure is waited out without any room being made; `stop` ends a wait."""
+    """Puts into one index.
+
+    `patience_s` bounds how long back-pressure is waited out without any room being made; `stop` ends a wait.
+    """
 
     index: IndexService
     patience_s: float
@@ -164,7 +172,9 @@ class PatientPut:
     _unflushed: int = 0
 
     def __call__(self, columns: Any, source: str, source_position: int) -> int:
-        """Put one batch; return how many entries that made. Raises `BackPressure` when patience ends, `Stopped`, `InvalidArgument`."""
+        """Put one batch; return how many entries that made. Raises `BackPressure` when patience ends, `Stopped`,
+        `InvalidArgument`.
+        """
         waiting_since: float | None = None
         while True:
             try:
@@ -184,7 +194,10 @@ class PatientPut:
         return put
 
     def flush(self) -> bool:
-        """Return whether the buffer is empty now. At the disk's bound it isn't: only the life cycle's own threads can help there."""
+        """Return whether the buffer is empty now.
+
+        At the disk's bound it isn't: only the life cycle's own threads can help there.
+        """
         try:
             self.index.flush()
         except BackPressure:

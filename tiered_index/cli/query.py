@@ -1,4 +1,6 @@
-"""`tiered-index query TOPIC KEY`: which messages carry a key. Reads a storage, a root beside its writer, or both; writes nothing.
+"""`tiered-index query TOPIC KEY`: which messages carry a key.
+
+Reads a storage, a root beside its writer, or both; writes nothing.
 
 With --messages the messages themselves are the answer: see `messages.py`.
 """
@@ -14,7 +16,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from tiered_index.cli.explaining import Allowance, CacheDir, Explaining, MaxBytes, MaxRequests, Pages, Timeout, print_failed
+from tiered_index.cli.explaining import (
+    Allowance,
+    CacheDir,
+    Explaining,
+    MaxBytes,
+    MaxRequests,
+    Pages,
+    Timeout,
+    print_failed,
+)
 from tiered_index.cli.output import Printer
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.times import format_time, time_option
@@ -37,35 +48,56 @@ def query(
     session: Session,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic of the messages.", show_default=False)],
     key: Annotated[str, typer.Argument(metavar="KEY", help="Key that they carry.", show_default=False)],
-    begin: Annotated[int | None, typer.Option(parser=time_option, metavar="T", help="From here on: epoch ms or ISO 8601.")] = None,
-    end: Annotated[int | None, typer.Option(parser=time_option, metavar="T", help="Up to here, inclusive to the second.")] = None,
+    begin: Annotated[
+        int | None, typer.Option(parser=time_option, metavar="T", help="From here on: epoch ms or ISO 8601.")
+    ] = None,
+    end: Annotated[
+        int | None, typer.Option(parser=time_option, metavar="T", help="Up to here, inclusive to the second.")
+    ] = None,
     max_count: Annotated[
-        int | None, typer.Option("--max", help="Answers at most (64); with --all, answers a page (1,000; 256 with --messages).")
+        int | None,
+        typer.Option("--max", help="Answers at most (64); with --all, answers a page (1,000; 256 with --messages)."),
     ] = None,
     cursor: Annotated[str | None, typer.Option(help="Continue the truncated answer that gave this cursor.")] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Show what was read, file by file, and what it cost.")] = False,
-    explain_all: Annotated[bool, typer.Option("--explain-all", help="The same, with a line for each skipped file.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Every answer; with --json one a line, the last line is the status.")] = False,
-    allow_partial: Annotated[bool, typer.Option("--allow-partial", help="Answer from what can be read, name the rest (exit 6).")] = False,
-    messages: Annotated[bool, typer.Option("--messages", help="Fetch the messages themselves, from --store or archived segments.")] = False,
-    store: Annotated[Path | None, typer.Option(help="With --messages: RocketMQ's store directory.", show_default=False)] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show what was read, file by file, and what it cost.")
+    ] = False,
+    explain_all: Annotated[
+        bool, typer.Option("--explain-all", help="The same, with a line for each skipped file.")
+    ] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every answer; with --json one a line, the last line is the status.")
+    ] = False,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="Answer from what can be read, name the rest (exit 6).")
+    ] = False,
+    messages: Annotated[
+        bool, typer.Option("--messages", help="Fetch the messages themselves, from --store or archived segments.")
+    ] = False,
+    store: Annotated[
+        Path | None, typer.Option(help="With --messages: RocketMQ's store directory.", show_default=False)
+    ] = None,
     body: Annotated[
-        Literal["text", "json", "hex", "none"] | None, typer.Option(help="With --messages: how to show bodies (text).", show_default=False)
+        Literal["text", "json", "hex", "none"] | None,
+        typer.Option(help="With --messages: how to show bodies (text).", show_default=False),
     ] = None,
     max_requests: MaxRequests = None,
     max_bytes: MaxBytes = None,
     timeout: Timeout = None,
     cache_dir: CacheDir = None,
 ) -> int:
-    """Look a key up: where its messages lie, newest first, or the messages themselves. No match is an empty answer and exit code 0.
+    """Look a key up: where its messages lie, newest first, or the messages themselves.
 
-    With --messages each message comes with its state: local, archived, expired (the broker deleted it, and it was not archived) or missing,
-    with the reason. Entries of other keys with an equal hash are dropped and counted.
+    No match is an empty answer and exit code 0.
 
-    Limits are of the whole command, all pages together. Where one is reached, what was found is printed, the error names the files that
-    were not read, and the exit code is 6. Requests that open the index aren't counted.
+    With --messages each message comes with its state: local, archived, expired (the broker deleted it, and it was not
+    archived) or missing, with the reason. Entries of other keys with an equal hash are dropped and counted.
 
-    Several --storage, or one prefix below which indexes lie, are read as one: one ordered answer, where each entry says its source.
+    Limits are of the whole command, all pages together. Where one is reached, what was found is printed, the error
+    names the files that were not read, and the exit code is 6. Requests that open the index aren't counted.
+
+    Several --storage, or one prefix below which indexes lie, are read as one: one ordered answer, where each entry says
+    its source.
 
     [bold]Examples[/bold]
 
@@ -102,7 +134,9 @@ def query(
                 return partial(index.messages, topic, key, begin, end, page, allow_partial=allow_partial, source=source)
 
             nothing = MessagesResult(messages=(), status="partial")
-            return show_messages(session.out, Pages(fetch_page, nothing, cursor, allowance, every=every), body or "text", explaining)
+            return show_messages(
+                session.out, Pages(fetch_page, nothing, cursor, allowance, every=every), body or "text", explaining
+            )
 
         def ask_page() -> Callable[..., QueryResult]:
             return partial(reader().query, topic, key, begin, end, page, allow_partial=allow_partial)
@@ -156,7 +190,9 @@ def _show(out: Printer, pages: Pages[QueryResult], explaining: Explaining | None
 
 
 def _unseen(items: Iterable[IndexItem], seen: set[tuple[object, ...]]) -> Iterator[IndexItem]:
-    """Yield the items that no page before had, and note them in `seen`: one that was put with two times may stand on two pages."""
+    """Yield the items that no page before had, and note them in `seen`: one that was put with two times may stand on
+    two pages.
+    """
     for item in items:
         columns = [f.name for f in dataclasses.fields(item) if f.metadata.get("identity")]
         identity = (item.source, item.queue_id, item.offset, *(getattr(item, name) for name in columns))

@@ -20,8 +20,9 @@ __all__ = ["recover"]
 def recover(session: Session) -> int:
     """Recover a root after a crash: drop half-made work, move files to the state they reached, rebuild hash chains.
 
-    Every command that writes does this when it starts; here it is done alone and reported. A root that is gone is begun anew where
-    --storage names an index. Exit code 4: a file is damaged and kept as it is; 3: the storage did not answer.
+    Every command that writes does this when it starts; here it is done alone and reported. A root that is gone is begun
+    anew where --storage names an index. Exit code 4: a file is damaged and kept as it is; 3: the storage did not
+    answer.
 
     [bold]Examples[/bold]
 
@@ -65,10 +66,12 @@ def _print(session: Session, document: dict[str, Any]) -> None:
         session.out.line(f"recovered: {note}")
     for problem in document["problems"]:
         session.out.line(f"problem: {problem}")
-    session.out.facts({
-        "index": document["index_id"],
-        "status": document["status"],
-        "storage": document["storage"],
-        "files": ", ".join(f"{count} {state}" for state, count in sorted(document["files"].items())) or "none",
-        **{f"position of {source}": f"{position:,}" for source, position in document["sources"].items()},
-    })  # fmt: skip
+    session.out.facts(
+        {
+            "index": document["index_id"],
+            "status": document["status"],
+            "storage": document["storage"],
+            "files": ", ".join(f"{count} {state}" for state, count in sorted(document["files"].items())) or "none",
+            **{f"position of {source}": f"{position:,}" for source, position in document["sources"].items()},
+        }
+    )

@@ -1,7 +1,8 @@
 """What every command has: the common options, settings, a printer, and errors that become exit codes.
 
-`command` turns a function whose first argument is a `Session` into a typer command with the common options behind its own. Whatever the
-function raises is reported once, on stderr: typed errors by their `exit_code`, anything else as 70 (its traceback with --debug only).
+`command` turns a function whose first argument is a `Session` into a typer command with the common options behind its
+own. Whatever the function raises is reported once, on stderr: typed errors by their `exit_code`, anything else as 70
+(its traceback with --debug only).
 """
 
 from __future__ import annotations
@@ -43,17 +44,33 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         Annotated[
             list[str] | None,
             typer.Option(
-                help="Storage: s3://bucket/prefix, file:///dir; query takes several.", rich_help_panel=_COMMON, show_default=False
+                help="Storage: s3://bucket/prefix, file:///dir; query takes several.",
+                rich_help_panel=_COMMON,
+                show_default=False,
             ),
         ],
         None,
     ),
     "config": (Annotated[Path | None, typer.Option(help="TOML file of settings.", rich_help_panel=_COMMON)], None),
-    "json": (Annotated[bool, typer.Option("--json", help="JSON on stdout, errors as JSON on stderr.", rich_help_panel=_COMMON)], False),
-    "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.", rich_help_panel=_COMMON)], False),
-    "verbose": (Annotated[bool, typer.Option("--verbose", "-v", help="Log what is being done.", rich_help_panel=_COMMON)], False),
-    "debug": (Annotated[bool, typer.Option("--debug", help="Log everything; tracebacks.", rich_help_panel=_COMMON)], False),
-}  # fmt: skip
+    "json": (
+        Annotated[
+            bool, typer.Option("--json", help="JSON on stdout, errors as JSON on stderr.", rich_help_panel=_COMMON)
+        ],
+        False,
+    ),
+    "quiet": (
+        Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.", rich_help_panel=_COMMON)],
+        False,
+    ),
+    "verbose": (
+        Annotated[bool, typer.Option("--verbose", "-v", help="Log what is being done.", rich_help_panel=_COMMON)],
+        False,
+    ),
+    "debug": (
+        Annotated[bool, typer.Option("--debug", help="Log everything; tracebacks.", rich_help_panel=_COMMON)],
+        False,
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -68,17 +85,27 @@ class Session:
 
     @property
     def storage(self) -> str | None:
-        """The one storage that was given. Raises `InvalidArgument` where there are several, which only `query` reads."""
+        """The one storage that was given.
+
+        Raises `InvalidArgument` where there are several, which only `query` reads.
+        """
         if len(self.storages) > 1:
-            raise InvalidArgument(f"--storage is given {len(self.storages)} times: only query reads several indexes at once")
+            raise InvalidArgument(
+                f"--storage is given {len(self.storages)} times: only query reads several indexes at once"
+            )
         return next(iter(self.storages), None)
 
     def config(self, **given: Any) -> IndexConfig:
-        """Return the settings: file, environment, common options, then `given` (None counts as not given). Raises `ConfigError`."""
+        """Return the settings: file, environment, common options, then `given` (None counts as not given). Raises
+        `ConfigError`.
+        """
         return IndexConfig.load(self.config_file, **{"root": self.root, "storage": self.storage, **given})
 
     def reader_config(self, **given: Any) -> IndexConfig:
-        """Return the settings of a reader of one or several storages. Raises as `config`, `InvalidArgument` for several and a root."""
+        """Return the settings of a reader of one or several storages.
+
+        Raises as `config`, `InvalidArgument` for several and a root.
+        """
         if len(self.storages) < 2:
             return self.config(**given)
         config = replace(self, storages=()).config(**given)
@@ -115,7 +142,8 @@ def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., N
         def act() -> int:
             for value in kwargs.values():
                 if isinstance(value, Path):
-                    absolute_path(value)  # what no file can be called is bad usage, whatever the command would do with it
+                    # what no file can be called is bad usage, whatever the command would do with it
+                    absolute_path(value)
             return function(session, *args, **kwargs)
 
         code = _guarded(session, act)

@@ -28,7 +28,10 @@ class StoredIndex:
 
 
 def storage_uri(config: IndexConfig) -> str:
-    """Return the URI that `config` names, or that its root's marker does. Raises `ConfigError` where neither is given."""
+    """Return the URI that `config` names, or that its root's marker does.
+
+    Raises `ConfigError` where neither is given.
+    """
     uri = config.storage
     if uri is None and config.root is not None:
         marker = Root(config.root, Disk()).read_marker()

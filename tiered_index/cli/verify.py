@@ -1,4 +1,6 @@
-"""`tiered-index verify`: prove files, a root, a storage, or both, against their checksums and their log. Changes nothing."""
+"""`tiered-index verify`: prove files, a root, a storage, or both, against their checksums and their log. Changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +24,33 @@ from tiered_index.storage.opening import open_storage
 __all__ = ["verify"]
 
 _FOUND = 1
-_NAMES = {"files": "file", "log_records": "log record", "checkpoints": "checkpoint", "objects": "object", "segments": "archived segment",
-          "tables": "window table"}  # fmt: skip
+_NAMES = {
+    "files": "file",
+    "log_records": "log record",
+    "checkpoints": "checkpoint",
+    "objects": "object",
+    "segments": "archived segment",
+    "tables": "window table",
+}
 
 
 @command
 def verify(
     session: Session,
-    files: Annotated[list[str] | None, typer.Argument(metavar="[FILE]...", help="Paths, file ids, objects' names; none: all.")] = None,
-    deep: Annotated[bool, typer.Option("--deep", help="Read every byte of every object, and compare it with the local copy.")] = False,
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE]...", help="Paths, file ids, objects' names; none: all.")
+    ] = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every byte of every object, and compare it with the local copy.")
+    ] = False,
     slots: Annotated[int | None, typer.Option(help="Hash slots of an unsealed file that has no journal.")] = None,
     items: Annotated[int | None, typer.Option(help="Items of an unsealed file that has no journal.")] = None,
 ) -> int:
-    """Check every checksum: local files, log records and checkpoints, the log against the objects, local copies against remote ones.
+    """Check every checksum: local files, log records and checkpoints, the log against the objects, local copies against
+    remote ones.
 
-    Exit code 1: something is wrong, each finding is printed. 3: the storage did not answer. Without --deep an object's size and trailer
-    are checked, with it every byte. Objects that the log does not name are notes.
+    Exit code 1: something is wrong, each finding is printed. 3: the storage did not answer. Without --deep an object's
+    size and trailer are checked, with it every byte. Objects that the log does not name are notes.
 
     [bold]Examples[/bold]
 
@@ -111,4 +124,6 @@ def _print(session: Session, report: Report) -> None:
     counts = [counted(report.checked[name], text) for name, text in _NAMES.items() if report.checked[name]]
     read = report.checked["bytes"] + report.checked["object_bytes"]
     what = ", ".join(counts) or "nothing"
-    session.out.line(f"{report.status}: {what} checked, {human_bytes(read)} read, {counted(len(report.findings), 'finding')}")
+    session.out.line(
+        f"{report.status}: {what} checked, {human_bytes(read)} read, {counted(len(report.findings), 'finding')}"
+    )

@@ -1,1 +1,3 @@
-"""Pure codecs: bytes of one file to arrays and back. No I/O, no clock, no threads. May import errors, documents, types."""
+"""Pure codecs: bytes of one file to arrays and back. No I/O, no clock, no threads. May import errors, documents,
+types.
+"""

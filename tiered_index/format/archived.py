@@ -1,4 +1,6 @@
-"""An archived segment: the bytes of a source's log file as they were, and behind them what they are checked by. SPEC.md section 9. Pure.
+"""An archived segment: the bytes of a source's log file as they were, and behind them what they are checked by.
+
+SPEC.md section 9. Pure.
 
 ```
  0           S                        S + 4*P            S + 4*P + 48
@@ -27,8 +29,8 @@ SEGMENT_MAGIC = b"TIXSEGM\n"
 SEGMENT_VERSION = 1
 PIECE_BYTES = 1 << 20
 _TAIL = struct.Struct(">8sIIQQIIII")
-# 0 magic | 8 version | 12 bytes of a piece | 16 start offset | 24 S | 32 CRC32 of the segment | 36 CRC32 of the table | 40 zero
-# 44 CRC32 of bytes 0..43
+# 0 magic | 8 version | 12 bytes of a piece | 16 start offset | 24 S | 32 CRC32 of the segment | 36 CRC32 of the table |
+# 40 zero 44 CRC32 of bytes 0..43
 
 
 def segment_object_bytes(size_bytes: int, piece_bytes: int = PIECE_BYTES) -> int:
@@ -50,7 +52,16 @@ class SegmentTable:
     def encode(self) -> bytes:
         """Return the bytes that follow the segment."""
         table = self.pieces.astype(">u4").tobytes()
-        head = (SEGMENT_MAGIC, SEGMENT_VERSION, self.piece_bytes, self.start, self.size_bytes, self.crc32, zlib.crc32(table), 0)
+        head = (
+            SEGMENT_MAGIC,
+            SEGMENT_VERSION,
+            self.piece_bytes,
+            self.start,
+            self.size_bytes,
+            self.crc32,
+            zlib.crc32(table),
+            0,
+        )
         tail = _TAIL.pack(*head, 0)[:-4]
         return table + tail + zlib.crc32(tail).to_bytes(4, "big")
 
@@ -65,12 +76,21 @@ class SegmentTable:
             raise CorruptFile(file, "the tail of an archived segment does not match its CRC32", offset=at)
         magic, version, piece_bytes, start, size_bytes, crc32, table_crc32, zero, _ = _TAIL.unpack(data[-_TAIL.size :])
         if magic != SEGMENT_MAGIC:
-            raise CorruptFile(file, "wrong magic of an archived segment", offset=at, expected=SEGMENT_MAGIC, found=magic)
+            raise CorruptFile(
+                file, "wrong magic of an archived segment", offset=at, expected=SEGMENT_MAGIC, found=magic
+            )
         if version != SEGMENT_VERSION:
-            raise UnsupportedVersion(file, f"archived segment of version {version}", expected=SEGMENT_VERSION, found=version)
+            raise UnsupportedVersion(
+                file, f"archived segment of version {version}", expected=SEGMENT_VERSION, found=version
+            )
         if zero or not piece_bytes or segment_object_bytes(size_bytes, piece_bytes) != object_bytes:
-            raise CorruptFile(file, "the sizes in the tail of an archived segment don't add up to the object's", offset=at,
-                              expected=object_bytes, found=(size_bytes, piece_bytes))  # fmt: skip
+            raise CorruptFile(
+                file,
+                "the sizes in the tail of an archived segment don't add up to the object's",
+                offset=at,
+                expected=object_bytes,
+                found=(size_bytes, piece_bytes),
+            )
         table = data[-(object_bytes - size_bytes) : -_TAIL.size]
         if len(table) != object_bytes - size_bytes - _TAIL.size or zlib.crc32(table) != table_crc32:
             raise CorruptFile(file, "the table of an archived segment does not match its CRC32", offset=size_bytes)

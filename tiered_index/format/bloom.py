@@ -1,8 +1,10 @@
-"""The filter of compacted files: a split-block Bloom filter, Parquet's, over a mix of key hash and fingerprint. SPEC.md section 6.
+"""The filter of compacted files: a split-block Bloom filter, Parquet's, over a mix of key hash and fingerprint.
 
-A filter is whole blocks of 256 bits: 8 little-endian words of 32 bits. A key sets, and a lookup tests, one bit in each word of one block,
-so that a lookup needs 32 bytes of a filter. It has no false negatives. Pure functions, safe under threads.
-Source: Apache Parquet's specification of Bloom filters (`BloomFilter.md`).
+SPEC.md section 6.
+
+A filter is whole blocks of 256 bits: 8 little-endian words of 32 bits. A key sets, and a lookup tests, one bit in each
+word of one block, so that a lookup needs 32 bytes of a filter. It has no false negatives. Pure functions, safe under
+threads. Source: Apache Parquet's specification of Bloom filters (`BloomFilter.md`).
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ _WORDS = struct.Struct("<8I")
 _MIX = ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53))
 # MurmurHash3's fmix64: shift, multiply, twice, and a last shift
 _CHUNK, _MASKED = 1 << 16, 1 << 14
-# hashes ordered and hashes masked at a time: what they need stays within the cache, and other threads get a turn between
+# hashes ordered and hashes masked at a time: what they need stays within the cache, and other threads get a turn
+# between
 _FIRST, _FIRST_SHIFT, _NEXT_SHIFT = 1 << 8, np.uint64(64 - 8), np.uint64(64 - 8 - 16)
 _FIRST_VALUES = np.arange(_FIRST, dtype=np.uint64)
 
@@ -58,7 +61,9 @@ def filter_hash(key_hash: int, fingerprint: int) -> int:
 
 
 def filter_hashes(key_hash: Array, fingerprint: Array | None) -> UInt64:
-    """Return `filter_hash` (u64, n) of stored columns (n) of any byte order; `fingerprint` None: the schema has none."""
+    """Return `filter_hash` (u64, n) of stored columns (n) of any byte order; `fingerprint` None: the schema has
+    none.
+    """
     values = normal_hashes(key_hash).astype(np.uint64)
     values <<= np.uint64(32)
     if fingerprint is not None:
@@ -71,19 +76,23 @@ def filter_hashes(key_hash: Array, fingerprint: Array | None) -> UInt64:
 
 
 def build_filter(hashes: UInt64) -> bytes:
-    """Return the filter that holds `hashes` (u64, n; repeats count once): max(1, ceil(10.5 * distinct / 256)) blocks."""
+    """Return the filter that holds `hashes` (u64, n; repeats count once): max(1, ceil(10.5 * distinct / 256))
+    blocks.
+    """
     builder = FilterBuilder(len(hashes))
     builder.add(hashes)
     return builder.build()
 
 
 class FilterBuilder:
-    """Collects the hashes of one filter and builds it once; `capacity` is about how many. Not for several threads at once.
+    """Collects the hashes of one filter and builds it once; `capacity` is about how many.
 
-    In order of hashes, equal ones are neighbours and so are those of one block, whose masks are then joined at once. A sort of all would
-    take longer than the rest: each chunk is ordered by its first 8 bits as it comes, then those of all chunks with the same first 8 bits
-    by the next 16, and what is left is nearly in order.
-    Memory: 8 bytes a hash that was added, in `build` 8 more and 48 for each of the hashes with the most common first 8 bits.
+    Not for several threads at once.
+
+    In order of hashes, equal ones are neighbours and so are those of one block, whose masks are then joined at once. A
+    sort of all would take longer than the rest: each chunk is ordered by its first 8 bits as it comes, then those of
+    all chunks with the same first 8 bits by the next 16, and what is left is nearly in order. Memory: 8 bytes a hash
+    that was added, in `build` 8 more and 48 for each of the hashes with the most common first 8 bits.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -149,7 +158,9 @@ def block_number(hash64: int, blocks: int) -> int:
 def block_may_hold(block: bytes | memoryview, hash64: int) -> bool:
     """Return whether `block` (32 bytes, the one of `block_number`) may hold `hash64`; False is certain."""
     low = hash64 & 0xFFFFFFFF
-    return all(word >> ((low * salt & 0xFFFFFFFF) >> 27) & 1 for word, salt in zip(_WORDS.unpack(block), SALTS, strict=True))
+    return all(
+        word >> ((low * salt & 0xFFFFFFFF) >> 27) & 1 for word, salt in zip(_WORDS.unpack(block), SALTS, strict=True)
+    )
 
 
 def block_numbers(hashes: UInt64, blocks: int) -> npt.NDArray[np.int64]:

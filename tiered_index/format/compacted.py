@@ -1,11 +1,14 @@
-"""Compaction: a sealed file's chains rewritten into one contiguous array per slot, with a trailer. SPEC.md sections 4 and 6.
+"""Compaction: a sealed file's chains rewritten into one contiguous array per slot, with a trailer.
 
-`Compaction` counts where each slot's entries belong and then yields the file's bytes in pieces of less than 2 * `CHUNK` items; it never
-holds the items of the whole file. Memory: 12 bytes an entry, 32 a slot, one piece, and 40 bytes an entry of the largest slot where that
-has more than `CHUNK` (native order); at the end 16 bytes an entry and 16 a slot, for the filter. Pure; one thread.
-Source: RocketMQ's `IndexStoreFile.compactToNewFile`.
+SPEC.md sections 4 and 6.
 
-A sealed file apart from its entries: everything that its compacted form says beside them, and how that form is made. Pure.
+`Compaction` counts where each slot's entries belong and then yields the file's bytes in pieces of less than 2 * `CHUNK`
+items; it never holds the items of the whole file. Memory: 12 bytes an entry, 32 a slot, one piece, and 40 bytes an
+entry of the largest slot where that has more than `CHUNK` (native order); at the end 16 bytes an entry and 16 a slot,
+for the filter. Pure; one thread. Source: RocketMQ's `IndexStoreFile.compactToNewFile`.
+
+A sealed file apart from its entries: everything that its compacted form says beside them, and how that form is made.
+Pure.
 
 Who has this and the entries makes the same bytes, whether that is the file's writer or a job elsewhere.
 """
@@ -38,19 +41,12 @@ from tiered_index.format.trailer import (
     topic_table,
 )
 
-__all__ = [
-    "BLOCK_BYTES",
-    "CHUNK",
-    "GROUP_BYTES",
-    "Compaction",
-    "SealedFile",
-    "bare_slot_run",
-    "bare_slots",
-]
+__all__ = ["BLOCK_BYTES", "CHUNK", "GROUP_BYTES", "Compaction", "SealedFile", "bare_slot_run", "bare_slots"]
 
 Array = npt.NDArray[Any]
 CHUNK = 1 << 16
-"""Items gathered at a time (2 MiB of native items): pieces within the cache, and short turns of the interpreter lock."""
+"""Items gathered at a time (2 MiB of native items): pieces within the cache, and short turns of the interpreter lock.
+"""
 GROUP_BYTES = 16 * 1024
 """A slot group is closed by the slot whose array starts 16 KiB or more after the previous multiple of 16 KiB."""
 _COUNTED = 1 << 22
@@ -62,8 +58,9 @@ BLOCK_BYTES = 256 * 1024
 class Compaction:
     """The compacted form of one file's entries.
 
-    `entries` (structured, n) are verified entries in order of insertion, over a map or in memory; `layout` and `begin_ms` are the file's,
-    `end_ms` is its header's. Raises `InvalidArgument` for no entries: an empty file has no compacted form.
+    `entries` (structured, n) are verified entries in order of insertion, over a map or in memory; `layout` and
+    `begin_ms` are the file's, `end_ms` is its header's. Raises `InvalidArgument` for no entries: an empty file has no
+    compacted form.
     """
 
     def __init__(self, entries: Array, layout: Layout, begin_ms: int, end_ms: int) -> None:
@@ -77,7 +74,11 @@ class Compaction:
         counts = np.zeros(layout.slots, np.int64)
         for start in range(0, n, _COUNTED):
             part = slots[start : start + _COUNTED]
-            np.remainder(normal_hashes(entries["key_hash"][start : start + _COUNTED]).view(np.uint32), np.uint32(layout.slots), out=part)
+            np.remainder(
+                normal_hashes(entries["key_hash"][start : start + _COUNTED]).view(np.uint32),
+                np.uint32(layout.slots),
+                out=part,
+            )
             counts += np.bincount(part, minlength=layout.slots)
         self._counts = counts
         self._first = np.cumsum(counts) - counts
@@ -95,7 +96,9 @@ class Compaction:
         self._slots_crc32: int | None = None
 
     def slot_table(self) -> memoryview:
-        """Return the slot table: absolute position and length of each slot's array; an empty slot holds the position reached."""
+        """Return the slot table: absolute position and length of each slot's array; an empty slot holds the position
+        reached.
+        """
         table = np.empty((self.layout.slots, 2), ">i4")
         item_size = self.layout.schema.item.itemsize
         table[:, 0] = self._first * item_size + self.layout.items_position
@@ -105,7 +108,8 @@ class Compaction:
         return data
 
     def arrays(self) -> Iterator[memoryview]:
-        """Yield the arrays' bytes in pieces of less than 2 * `CHUNK` items; afterwards `directory` and `filter_bytes` are set. Once only.
+        """Yield the arrays' bytes in pieces of less than 2 * `CHUNK` items; afterwards `directory` and `filter_bytes`
+        are set. Once only.
 
         A gather with `take` on a void dtype copies whole records and lets other threads run between chunks.
         """
@@ -117,7 +121,9 @@ class Compaction:
         block_of_run = _Checksums(blocks, self.layout.items_position)
         held = FilterBuilder(self.count)
         begin_s = self.header.begin_ms // 1000
-        block_starts = ((blocks["offset"].astype(np.int64) - self.layout.items_position) // item_size) if len(blocks) else None
+        block_starts = (
+            ((blocks["offset"].astype(np.int64) - self.layout.items_position) // item_size) if len(blocks) else None
+        )
         bounds = _BlockBounds(blocks, block_starts, begin_s)
         for start, stop, ordered in pieces_of(self._first, self._counts, self.count, CHUNK):
             picked = records.take(self._order[start:stop])
@@ -136,7 +142,9 @@ class Compaction:
         self.filter_bytes = held.build()
 
     def metadata(self, **about: Any) -> Metadata:
-        """Return metadata with everything that follows from the entries filled in; `about` supplies the rest by name."""
+        """Return metadata with everything that follows from the entries filled in; `about` supplies the rest by
+        name.
+        """
         about.setdefault("slot_base", self.layout.slots)
         about.setdefault("slot_range", (0, self.layout.slots))
         return Metadata(
@@ -158,7 +166,9 @@ class Compaction:
         yield self.slot_table()
         yield from self.arrays()
         assert self.directory is not None
-        yield build_trailer(self.layout.compacted_size(self.count), self.directory, self.metadata(**about), self.filter_bytes)
+        yield build_trailer(
+            self.layout.compacted_size(self.count), self.directory, self.metadata(**about), self.filter_bytes
+        )
 
     def _order_giants(self) -> None:
         """Bring the slots that pieces may cut into their final order; all others are ordered piece by piece."""
@@ -170,8 +180,8 @@ class Compaction:
     def _runs(self) -> tuple[Array, Array]:
         """Return the group and block tables, their CRCs still 0.
 
-        A group starts where floor(start / 16 KiB) changes and at each slot of 16 KiB or more, so groups are cut without a loop over slots
-        and a giant slot never drags neighbours along.
+        A group starts where floor(start / 16 KiB) changes and at each slot of 16 KiB or more, so groups are cut without
+        a loop over slots and a giant slot never drags neighbours along.
         """
         item_size = self.layout.schema.item.itemsize
         starts_of_slots = self._first * item_size
@@ -253,7 +263,8 @@ class _BlockBounds:
 def bare_slots(first_slot_item: bytes, file: str) -> int:
     """Return the slot count of a compacted file without a trailer: slot 0's position is where the slot table ends.
 
-    `first_slot_item` is the 8 bytes at position 28. (The header holds the slots *in use*, and configuration may have changed since.)
+    `first_slot_item` is the 8 bytes at position 28. (The header holds the slots *in use*, and configuration may have
+    changed since.)
     """
     if len(first_slot_item) < SLOT_SIZE:
         raise CorruptFile(file, "no slot table", offset=HEADER_SIZE, expected=SLOT_SIZE, found=len(first_slot_item))
@@ -267,15 +278,24 @@ def bare_slots(first_slot_item: bytes, file: str) -> int:
 def bare_slot_run(slot_item: bytes, layout: Layout, file: str, file_size: int, slot: int) -> tuple[int, int]:
     """Return (position, length) of a slot's array from its 8 bytes, checked against the file's size and geometry."""
     at = HEADER_SIZE + SLOT_SIZE * slot
-    position, length = int.from_bytes(slot_item[:4], "big", signed=True), int.from_bytes(slot_item[4:8], "big", signed=True)
-    if length < 0 or length % layout.schema.item.itemsize or position < layout.items_position or position + length > file_size:
+    position, length = (
+        int.from_bytes(slot_item[:4], "big", signed=True),
+        int.from_bytes(slot_item[4:8], "big", signed=True),
+    )
+    if (
+        length < 0
+        or length % layout.schema.item.itemsize
+        or position < layout.items_position
+        or position + length > file_size
+    ):
         raise CorruptFile(file, f"slot {slot} points outside the file", offset=at, found=(position, length))
     return position, length
 
 
 @dataclass(frozen=True, kw_only=True)
 class SealedFile:
-    """`begin_ms` and `end_ms` are the header's, `created_ms` is when the file was begun; `writer` is told in the metadata.
+    """`begin_ms` and `end_ms` are the header's, `created_ms` is when the file was begun; `writer` is told in the
+    metadata.
 
     `log_number` is that of a record of the storage's log before any that names the file; 0 where none is known.
     """
@@ -304,9 +324,13 @@ class SealedFile:
             lane=self.lane,
             offset_space=self.offset_space,
             writer=self.writer,
-            more={"sequence": self.sequence, "predecessor": list(self.predecessor) if self.predecessor else None,
-                  "created_ms": self.created_ms, **self._log_number_json()},
-        )  # fmt: skip
+            more={
+                "sequence": self.sequence,
+                "predecessor": list(self.predecessor) if self.predecessor else None,
+                "created_ms": self.created_ms,
+                **self._log_number_json(),
+            },
+        )
 
     @property
     def entry(self) -> np.dtype[Any]:
@@ -316,12 +340,21 @@ class SealedFile:
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` takes."""
         return {
-            "file_id": self.file_id, "layout": self.layout.to_json(), "begin_ms": self.begin_ms, "end_ms": self.end_ms,
-            "count": self.count, "lane": self.lane, "sequence": self.sequence,
-            "predecessor": list(self.predecessor) if self.predecessor else None, "created_ms": self.created_ms,
-            "offset_space": self.offset_space, "topics": [list(pair) for pair in self.topics], "positions": self.positions,
-            "writer": self.writer, **self._log_number_json(),
-        }  # fmt: skip
+            "file_id": self.file_id,
+            "layout": self.layout.to_json(),
+            "begin_ms": self.begin_ms,
+            "end_ms": self.end_ms,
+            "count": self.count,
+            "lane": self.lane,
+            "sequence": self.sequence,
+            "predecessor": list(self.predecessor) if self.predecessor else None,
+            "created_ms": self.created_ms,
+            "offset_space": self.offset_space,
+            "topics": [list(pair) for pair in self.topics],
+            "positions": self.positions,
+            "writer": self.writer,
+            **self._log_number_json(),
+        }
 
     def _log_number_json(self) -> dict[str, int]:
         """Return the optional member: none where no number is known, as in files of older versions."""
@@ -341,7 +374,19 @@ def _sealed(**fields: Any) -> SealedFile:
 
 
 _READ = record(
-    _sealed, file_id=FILE_ID, layout=Layout.from_json, begin_ms=MILLISECONDS, end_ms=MILLISECONDS, count=integer(1, 2**31), lane=text(),
-    sequence=COUNT, predecessor=nullable(PREDECESSOR), created_ms=MILLISECONDS, offset_space=text(), topics=topic_table,
-    positions=POSITIONS, writer=text(), log_number=Optional(COUNT, 0),
-)  # fmt: skip
+    _sealed,
+    file_id=FILE_ID,
+    layout=Layout.from_json,
+    begin_ms=MILLISECONDS,
+    end_ms=MILLISECONDS,
+    count=integer(1, 2**31),
+    lane=text(),
+    sequence=COUNT,
+    predecessor=nullable(PREDECESSOR),
+    created_ms=MILLISECONDS,
+    offset_space=text(),
+    topics=topic_table,
+    positions=POSITIONS,
+    writer=text(),
+    log_number=Optional(COUNT, 0),
+)

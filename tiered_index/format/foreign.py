@@ -1,9 +1,10 @@
 """Index files without journal or trailer, as RocketMQ leaves them. SPEC.md sections 3 and 4.
 
-An unsealed file needs its geometry from the caller (RocketMQ keeps it in its configuration); of its slots and `previous` fields nothing
-is believed, chains are rebuilt from the entries. A compacted file names its slots by slot 0's position; a lookup costs two reads.
-Lookups compare stored times in milliseconds as RocketMQ does, know no caps, and return items newest insertion first, hashes normalised.
-Pure: bytes (or a `read(position, length)`) in, copies out; safe under threads. Source: RocketMQ's `IndexStoreFile`.
+An unsealed file needs its geometry from the caller (RocketMQ keeps it in its configuration); of its slots and
+`previous` fields nothing is believed, chains are rebuilt from the entries. A compacted file names its slots by slot 0's
+position; a lookup costs two reads. Lookups compare stored times in milliseconds as RocketMQ does, know no caps, and
+return items newest insertion first, hashes normalised. Pure: bytes (or a `read(position, length)`) in, copies out; safe
+under threads. Source: RocketMQ's `IndexStoreFile`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,17 @@ from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import TAIL_MAGIC, TAIL_SIZE, Tail
 from tiered_index.format.unsealed import UnsealedTable, entries_view
 
-__all__ = ["HEAD_SIZE", "FileKind", "ForeignCompacted", "ForeignUnsealed", "Read", "items_of", "read_exactly", "recognise", "stored_ms"]
+__all__ = [
+    "HEAD_SIZE",
+    "FileKind",
+    "ForeignCompacted",
+    "ForeignUnsealed",
+    "Read",
+    "items_of",
+    "read_exactly",
+    "recognise",
+    "stored_ms",
+]
 
 Array = npt.NDArray[Any]
 Read = Callable[[int, int], bytes]
@@ -46,7 +57,9 @@ HEAD_SIZE = HEADER_SIZE + SLOT_SIZE
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """What a file is: its state, its preset (a shard's is in its trailer), and whether a trailer (whose tail is intact) ends it."""
+    """What a file is: its state, its preset (a shard's is in its trailer), and whether a trailer (whose tail is intact)
+    ends it.
+    """
 
     state: Literal["unsealed", "compacted", "shard"]
     preset: Preset
@@ -56,7 +69,8 @@ class FileKind:
 def recognise(head: bytes, tail: bytes, file_size: int, file: str) -> FileKind:
     """Return what a file of `file_size` bytes is, from its first `HEAD_SIZE` and its last `TAIL_SIZE` bytes.
 
-    Raises `CorruptFile` for a file that is none of ours nor RocketMQ's, or whose tail is damaged, `UnsupportedVersion` for a later one.
+    Raises `CorruptFile` for a file that is none of ours nor RocketMQ's, or whose tail is damaged, `UnsupportedVersion`
+    for a later one.
     """
     if not file_size:
         raise CorruptFile(file, "no bytes at all; RocketMQ uploads such an object for an index file without entries")
@@ -73,8 +87,9 @@ def recognise(head: bytes, tail: bytes, file_size: int, file: str) -> FileKind:
     if preset is NATIVE:
         # never without a trailer once compacted, so this is an unsealed file whose last free entry was written
         return FileKind("unsealed", preset, False)
-    # The end magic is also that of a full unsealed file. There slot 0 holds an entry's index, at most `items`, and the file is longer
-    # than 28 * items + items; in a compacted file it holds a position p with p + 28 * items >= size. Both can't be.
+    # The end magic is also that of a full unsealed file. There slot 0 holds an entry's index, at most `items`, and the
+    # file is longer than 28 * items + items; in a compacted file it holds a position p with p + 28 * items >= size.
+    # Both can't be.
     first = int.from_bytes(head[HEADER_SIZE : HEADER_SIZE + 4], "big", signed=True)
     reaches_end = first + preset.schema.item.itemsize * header.items >= file_size
     return FileKind("compacted" if reaches_end else "unsealed", preset, False)
@@ -87,7 +102,10 @@ def stored_ms(items: Array, begin_ms: int) -> npt.NDArray[np.int64]:
 
 
 def items_of(entries: Array, schema: Schema) -> Array:
-    """Return unsealed entries as compacted items (a copy without `previous`), hashes normalised. Memory: 60 bytes an entry."""
+    """Return unsealed entries as compacted items (a copy without `previous`), hashes normalised.
+
+    Memory: 60 bytes an entry.
+    """
     raw = np.ascontiguousarray(entries).view(np.uint8).reshape(len(entries), schema.entry.itemsize)
     items = raw[:, : schema.item.itemsize].copy().reshape(-1).view(schema.item)
     items["key_hash"] = normal_hashes(items["key_hash"])
@@ -111,8 +129,9 @@ def _within(items: Array, key_hash: int, begin_ms: int, end_ms: int, file_begin_
 class ForeignUnsealed:
     """An unsealed file's bytes (a map will do) with the geometry that `layout` declares.
 
-    Raises `CorruptFile` for a wrong magic, a size that isn't the geometry's, a count beyond it, or slots that contradict the entries.
-    Its header's end timestamp may be wrong (RocketMQ's recovery overwrites it): `interval_ms` is computed from the entries.
+    Raises `CorruptFile` for a wrong magic, a size that isn't the geometry's, a count beyond it, or slots that
+    contradict the entries. Its header's end timestamp may be wrong (RocketMQ's recovery overwrites it): `interval_ms`
+    is computed from the entries.
     """
 
     def __init__(self, data: Any, layout: Layout, file: str) -> None:
@@ -122,16 +141,32 @@ class ForeignUnsealed:
         magics = (layout.preset.begin_magic, layout.preset.end_magic)
         if self.header.magic not in magics:
             raise CorruptFile(
-                file, f"not a {layout.preset.name} file", offset=0, expected=[f"{m:#x}" for m in magics], found=f"{self.header.magic:#x}"
+                file,
+                f"not a {layout.preset.name} file",
+                offset=0,
+                expected=[f"{m:#x}" for m in magics],
+                found=f"{self.header.magic:#x}",
             )
         if len(view) != layout.unsealed_size:
-            problem = "file is cut off, or the geometry is wrong" if len(view) < layout.unsealed_size else "the geometry is wrong"
+            problem = (
+                "file is cut off, or the geometry is wrong"
+                if len(view) < layout.unsealed_size
+                else "the geometry is wrong"
+            )
             raise CorruptFile(
-                file, f"{problem}: {layout.slots} slots and {layout.items} items do not fit its size",
-                expected=layout.unsealed_size, found=len(view),
-            )  # fmt: skip
+                file,
+                f"{problem}: {layout.slots} slots and {layout.items} items do not fit its size",
+                expected=layout.unsealed_size,
+                found=len(view),
+            )
         if self.header.items > layout.capacity:
-            raise CorruptFile(file, "more entries than the geometry holds", offset=24, expected=layout.capacity, found=self.header.items)
+            raise CorruptFile(
+                file,
+                "more entries than the geometry holds",
+                offset=24,
+                expected=layout.capacity,
+                found=self.header.items,
+            )
         self.count = self.header.items
         self.entries = entries_view(view, layout, self.count)
         self._check_heads(view)
@@ -139,7 +174,8 @@ class ForeignUnsealed:
     def _check_heads(self, view: memoryview) -> None:
         """Refuse a geometry of the right size but the wrong split into slots and entries.
 
-        A crash leaves a few heads stale; under a wrong geometry hardly any head names an entry of its own slot, or entry 0 isn't empty.
+        A crash leaves a few heads stale; under a wrong geometry hardly any head names an entry of its own slot, or
+        entry 0 isn't empty.
         """
         layout = self.layout
         if any(view[layout.entry_position(0) : layout.entry_position(1)]):
@@ -152,9 +188,12 @@ class ForeignUnsealed:
         agree = int((normal_hashes(stored).astype(np.int64) % layout.slots == used[known]).sum())
         if agree < len(used) - agree or (not agree and bool((self.entries["key_hash"] > 0).any())):
             raise CorruptFile(
-                self.file, "slots and entries contradict each other: the geometry is wrong", offset=HEADER_SIZE,
-                expected=len(used), found=agree,
-            )  # fmt: skip
+                self.file,
+                "slots and entries contradict each other: the geometry is wrong",
+                offset=HEADER_SIZE,
+                expected=len(used),
+                found=agree,
+            )
 
     @cached_property
     def interval_ms(self) -> tuple[int, int] | None:
@@ -174,10 +213,14 @@ class ForeignUnsealed:
         return keys
 
     def lookup(self, key_hash: int, begin_ms: int, end_ms: int) -> Array:
-        """Return every item of `key_hash` (a normal hash) stored in the inclusive range of milliseconds, newest insertion first."""
+        """Return every item of `key_hash` (a normal hash) stored in the inclusive range of milliseconds, newest
+        insertion first.
+        """
         low, high = np.searchsorted(self._chains, np.array([key_hash << 32, (key_hash + 1) << 32], np.uint64))
         rows = (self._chains[low:high] & np.uint64(0xFFFFFFFF))[::-1].astype(np.int64)
-        return _within(items_of(self.entries[rows], self.layout.schema), key_hash, begin_ms, end_ms, self.header.begin_ms)
+        return _within(
+            items_of(self.entries[rows], self.layout.schema), key_hash, begin_ms, end_ms, self.header.begin_ms
+        )
 
     def items(self) -> Iterator[Array]:
         """Yield all items in order of insertion, at most `CHUNK` at a time."""
@@ -185,10 +228,14 @@ class ForeignUnsealed:
             yield items_of(self.entries[start : start + CHUNK], self.layout.schema)
 
     def rebuilt(self) -> tuple[UnsealedTable, Array]:
-        """Return the table and a copy of the entries with normal hashes and true chains, as our writer would have made them."""
+        """Return the table and a copy of the entries with normal hashes and true chains, as our writer would have made
+        them.
+        """
         table = UnsealedTable(self.layout, self.header.begin_ms)
         columns = {name: self.entries[name] for name in self.layout.schema.item.names or ()}
-        batch = table.prepare(normal_hashes(self.entries["key_hash"]), stored_ms(self.entries, self.header.begin_ms), columns)
+        batch = table.prepare(
+            normal_hashes(self.entries["key_hash"]), stored_ms(self.entries, self.header.begin_ms), columns
+        )
         table.commit(batch)
         table.end_ms = max(table.end_ms, self.header.end_ms) if self.count else 0
         return table, batch.entries
@@ -198,7 +245,8 @@ class ForeignUnsealed:
 class ForeignCompacted:
     """A compacted RocketMQ file without a trailer. `count` items are really there; the header may promise more.
 
-    (Entries whose hash was `Integer.MIN_VALUE` get lost in RocketMQ's compaction, yet stay counted. The header's slots are those *in use*.)
+    (Entries whose hash was `Integer.MIN_VALUE` get lost in RocketMQ's compaction, yet stay counted. The header's slots
+    are those *in use*.)
     """
 
     layout: Layout
@@ -209,29 +257,46 @@ class ForeignCompacted:
 
     @classmethod
     def open(cls, read: Read, file_size: int, file: str) -> ForeignCompacted:
-        """Return the file behind `read`; two small reads. Raises `CorruptFile` where geometry, slots and size contradict each other."""
+        """Return the file behind `read`; two small reads. Raises `CorruptFile` where geometry, slots and size
+        contradict each other.
+        """
         if not file_size:
-            raise CorruptFile(file, "no bytes at all; RocketMQ uploads such an object for an index file without entries")
+            raise CorruptFile(
+                file, "no bytes at all; RocketMQ uploads such an object for an index file without entries"
+            )
         head = read_exactly(read, 0, min(HEAD_SIZE, file_size), file)
         header = read_header(head, file)
         if header.magic != ROCKETMQ.end_magic:
             expected = f"{ROCKETMQ.end_magic:#x}"
-            raise CorruptFile(file, "not a compacted rocketmq file", offset=0, expected=expected, found=f"{header.magic:#x}")
+            raise CorruptFile(
+                file, "not a compacted rocketmq file", offset=0, expected=expected, found=f"{header.magic:#x}"
+            )
         slots = bare_slots(head[HEADER_SIZE:], file)
         items_position = HEADER_SIZE + SLOT_SIZE * slots
         if items_position > file_size:
-            raise CorruptFile(file, "slot 0 points behind the file's end", offset=HEADER_SIZE, expected=file_size, found=items_position)
+            raise CorruptFile(
+                file,
+                "slot 0 points behind the file's end",
+                offset=HEADER_SIZE,
+                expected=file_size,
+                found=items_position,
+            )
         count, rest = divmod(file_size - items_position, ROCKETMQ.schema.item.itemsize)
         last_at = items_position - SLOT_SIZE
         last = read_exactly(read, last_at, SLOT_SIZE, file)
         end = int.from_bytes(last[:4], "big", signed=True) + int.from_bytes(last[4:], "big", signed=True)
         if end != file_size or rest:
-            raise CorruptFile(file, "the last slot's array does not end the file", offset=last_at, expected=file_size, found=end)
+            raise CorruptFile(
+                file, "the last slot's array does not end the file", offset=last_at, expected=file_size, found=end
+            )
         if not header.slots_in_use <= slots or not count <= header.items:
             raise CorruptFile(
-                file, "header and slot table contradict each other", offset=20,
-                expected=(slots, count), found=(header.slots_in_use, header.items),
-            )  # fmt: skip
+                file,
+                "header and slot table contradict each other",
+                offset=20,
+                expected=(slots, count),
+                found=(header.slots_in_use, header.items),
+            )
         try:
             layout = Layout(ROCKETMQ, ROCKETMQ.schema, slots, max(2, count + 1))
         except ConfigError as error:
@@ -239,10 +304,11 @@ class ForeignCompacted:
         return cls(layout, header, count, file_size, file)
 
     def lookup(self, read: Read, key_hash: int, begin_ms: int, end_ms: int) -> Array:
-        """Return every item of `key_hash` (a normal hash) stored in the inclusive range of milliseconds, newest insertion first.
+        """Return every item of `key_hash` (a normal hash) stored in the inclusive range of milliseconds, newest
+        insertion first.
 
-        Two reads: the slot's 8 bytes, then its array, unless it is empty. A hash of `Integer.MIN_VALUE` that survived RocketMQ's
-        compaction lies in slot 0, where its normal form 0 belongs.
+        Two reads: the slot's 8 bytes, then its array, unless it is empty. A hash of `Integer.MIN_VALUE` that survived
+        RocketMQ's compaction lies in slot 0, where its normal form 0 belongs.
         """
         slot = key_hash % self.layout.slots
         slot_item = read_exactly(read, HEADER_SIZE + SLOT_SIZE * slot, SLOT_SIZE, self.file)

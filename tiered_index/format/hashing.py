@@ -1,19 +1,23 @@
 """Hashes of ``topic + "#" + key``, vectorised over batches of strings and equal to Java's. SPEC.md section 5.
 
-Two polynomials over UTF-16 code units, modulo 2**32 (polynomials.py): multiplier 31 is `java.lang.String.hashCode`, the other one,
-finished by MurmurHash3's 32-bit mix, is the fingerprint. Pure functions, safe under threads.
+Two polynomials over UTF-16 code units, modulo 2**32 (polynomials.py): multiplier 31 is `java.lang.String.hashCode`, the
+other one, finished by MurmurHash3's 32-bit mix, is the fingerprint. Pure functions, safe under threads.
 
-Polynomials over strings modulo 2**32, for many strings at once: sum(unit[i] * m**(length-1-i)) of each string, for each multiplier m.
+Polynomials over strings modulo 2**32, for many strings at once: sum(unit[i] * m**(length-1-i)) of each string, for each
+multiplier m.
 
 Two ways, chosen block by block; both are exact.
 
-- *Matrix*: strings of ASCII and of like lengths are set right-aligned into rows of zeros, and one product of that matrix with the powers
-  gives all sums. In f64 every partial sum is an integer below 127 * 2**32 * 256 < 2**53, so nothing is rounded in any order.
-- *Running sums*: with c the running sum of unit[i] * m**-i over a block, a string at [s, e) has the value (c[e] - c[s]) * m**(e-1).
+- *Matrix*: strings of ASCII and of like lengths are set right-aligned into rows of zeros, and one product of that
+  matrix with the powers gives all sums. In f64 every partial sum is an integer below 127 * 2**32 * 256 < 2**53, so
+  nothing is rounded in any order.
+- *Running sums*: with c the running sum of unit[i] * m**-i over a block, a string at [s, e) has the value (c[e] - c[s])
+  * m**(e-1).
 
 Pure functions, safe under threads.
 
-`hash_key` as SQL, for engines that read what the index's keys join with. Pure text; SPEC.md section 5 says what it computes.
+`hash_key` as SQL, for engines that read what the index's keys join with. Pure text; SPEC.md section 5 says what it
+computes.
 
 All of it goes over UTF-16 code units: an astral character counts as its two surrogates.
 """
@@ -56,8 +60,9 @@ _CELLS = 1 << 16
 def polynomials(units: npt.NDArray[Any], offsets: Int64, multipliers: Sequence[int]) -> list[UInt32]:
     """Return the values (u32, n) of n strings for each multiplier.
 
-    `units` are u8 (ASCII only) or u16 code units, `offsets` (n + 1, never falling) say where in them each string begins and ends.
-    Memory beyond the result: some 24 bytes a cell of `_CELLS`, or 8 a unit of `_BLOCK`, and 4 bytes a unit of the strings.
+    `units` are u8 (ASCII only) or u16 code units, `offsets` (n + 1, never falling) say where in them each string begins
+    and ends. Memory beyond the result: some 24 bytes a cell of `_CELLS`, or 8 a unit of `_BLOCK`, and 4 bytes a unit of
+    the strings.
     """
     count = len(offsets) - 1
     total = int(offsets[-1] - offsets[0])
@@ -76,7 +81,9 @@ def _weights(multipliers: tuple[int, ...], width: int) -> npt.NDArray[np.float64
 
 @cache
 def _masks(width: int) -> npt.NDArray[Any]:
-    """Return, for each length from 0 to `width`, a row of which just the last `length` bytes are all ones; as void records."""
+    """Return, for each length from 0 to `width`, a row of which just the last `length` bytes are all ones; as void
+    records.
+    """
     kept = np.arange(width) >= width - np.arange(width + 1)[:, None]
     return (kept * np.uint8(255)).view(f"V{width}").reshape(-1)
 
@@ -84,7 +91,8 @@ def _masks(width: int) -> npt.NDArray[Any]:
 def _by_matrix(units: npt.NDArray[Any], offsets: Int64, multipliers: Sequence[int], width: int) -> list[UInt32]:
     """Hash strings of at most `width` ASCII units, a multiple of 8.
 
-    A window of `width` bytes that ends where the string does is gathered whole; what in it belongs to earlier strings is masked.
+    A window of `width` bytes that ends where the string does is gathered whole; what in it belongs to earlier strings
+    is masked.
     """
     base, count = int(offsets[0]), len(offsets) - 1
     padded = np.zeros(width + int(offsets[-1]) - base, np.uint8)
@@ -222,7 +230,9 @@ def java_string_hash(text: str) -> int:
 
 
 def key_hash(topic: str, key: str) -> int:
-    """Return the hash under which a key is indexed: the absolute Java hash of topic#key; `Integer.MIN_VALUE` becomes 0."""
+    """Return the hash under which a key is indexed: the absolute Java hash of topic#key; `Integer.MIN_VALUE`
+    becomes 0.
+    """
     value = abs(java_string_hash(f"{topic}#{key}"))
     return 0 if value == 1 << 31 else value
 
@@ -240,8 +250,8 @@ def fingerprint(topic: str, key: str) -> int:
 def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:
     """Return a column of strings as UTF-16 code units; lone surrogates in Python strings are kept as they are.
 
-    An Arrow array must have no nulls. Cost: one pass over the bytes; for non-ASCII text a few temporaries of 8 bytes a byte.
-    Raises `TypeError` where something else than text is among Python strings.
+    An Arrow array must have no nulls. Cost: one pass over the bytes; for non-ASCII text a few temporaries of 8 bytes a
+    byte. Raises `TypeError` where something else than text is among Python strings.
     """
     if not isinstance(strings, pa.Array):
         return _units_of_text(strings)
@@ -256,8 +266,8 @@ def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:
     offsets = raw - start
     if not len(data) or int(data.max()) < 0x80:
         return CodeUnits(data, offsets)
-    # A byte that starts a character of 1 to 3 bytes stands for one code unit, of 4 bytes for two, a continuation for none;
-    # so a string's offset in units is the running sum at its offset in bytes.
+    # A byte that starts a character of 1 to 3 bytes stands for one code unit, of 4 bytes for two, a continuation for
+    # none; so a string's offset in units is the running sum at its offset in bytes.
     units_before = np.zeros(len(data) + 1, np.int64)
     np.cumsum((data & 0xC0 != 0x80).astype(np.int8) + (data >= 0xF0), out=units_before[1:])
     units = np.frombuffer(data.tobytes().decode("utf-8").encode("utf-16-le"), "<u2")
@@ -265,7 +275,8 @@ def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:
 
 
 def _units_of_text(strings: Sequence[str]) -> CodeUnits:
-    # without Arrow, which refuses lone surrogates and, to look at any Python sequence, imports pandas where that is installed
+    # without Arrow, which refuses lone surrogates and, to look at any Python sequence, imports pandas where that is
+    # installed
     text = "".join(strings)
     offsets = np.zeros(len(strings) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, strings), np.int64, len(strings)), out=offsets[1:])
@@ -273,9 +284,13 @@ def _units_of_text(strings: Sequence[str]) -> CodeUnits:
         return CodeUnits(np.frombuffer(text.encode(), np.uint8), offsets)
     units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), "<u2")
     if len(units) > len(text):
-        # A character above U+FFFF stands for two units, so a string's offset in units is the running sum at its offset in characters.
+        # A character above U+FFFF stands for two units, so a string's offset in units is the running sum at its offset
+        # in characters.
         units_before = np.zeros(len(text) + 1, np.int64)
-        np.cumsum((np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4") > 0xFFFF).astype(np.int8) + 1, out=units_before[1:])
+        np.cumsum(
+            (np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4") > 0xFFFF).astype(np.int8) + 1,
+            out=units_before[1:],
+        )
         offsets = units_before[offsets]
     return CodeUnits(units, offsets)
 
@@ -332,7 +347,10 @@ CREATE OR REPLACE MACRO hash_key(topic, key) AS
   CASE WHEN topic IS NULL OR key IS NULL THEN NULL ELSE
     list_reduce(
       list_append(
-        list_prepend(0::BIGINT, list_transform(regexp_extract_all(topic || '#' || key, '(?s).'), lambda c: unicode(c)::BIGINT)),
+        list_prepend(
+          0::BIGINT,
+          list_transform(regexp_extract_all(topic || '#' || key, '(?s).'), lambda c: unicode(c)::BIGINT)
+        ),
         -1::BIGINT
       ),
       lambda h, c: CASE
@@ -356,9 +374,11 @@ _TEXTS = {"duckdb": _DUCKDB, "spark": _SPARK}
 
 
 def hash_key_sql(dialect: str) -> str:
-    """Return a statement that makes `hash_key(topic, key)` a function of ``duckdb`` (1.3 or later) or ``spark`` (4.0 or later).
+    """Return a statement that makes `hash_key(topic, key)` a function of ``duckdb`` (1.3 or later) or ``spark`` (4.0 or
+    later).
 
-    Its value is that of `tiered_index.hash_key`; null where either is null. Raises `InvalidArgument` for another dialect.
+    Its value is that of `tiered_index.hash_key`; null where either is null. Raises `InvalidArgument` for another
+    dialect.
     """
     if dialect not in _TEXTS:
         raise InvalidArgument(f"hash_key is written for {', '.join(sorted(_TEXTS))}, not for {dialect!r}")

@@ -1,8 +1,8 @@
 """The journal beside an unsealed file: what of it is durable, and what it means. SPEC.md section 7.
 
-``"TIXJRNL\\n" u32 version`` then records ``u32 length, u32 CRC32, payload``; the CRC covers length and payload, the payload is JSON with
-a ``kind``. Records are appended and synced one write at a time, each after the entries it speaks of, so a crash can tear only the last
-write. Pure.
+``"TIXJRNL\\n" u32 version`` then records ``u32 length, u32 CRC32, payload``; the CRC covers length and payload, the
+payload is JSON with a ``kind``. Records are appended and synced one write at a time, each after the entries it speaks
+of, so a crash can tear only the last write. Pure.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """Entries `first` .. `first + count - 1` are durable; `crc32` covers their bytes. Seconds are inclusive epoch seconds."""
+    """Entries `first` ..
+
+    `first + count - 1` are durable; `crc32` covers their bytes. Seconds are inclusive epoch seconds.
+    """
 
     first: int
     count: int
@@ -112,28 +115,46 @@ def encode_open(
 ) -> bytes:
     """Return the first bytes of a journal.
 
-    `sequence` orders the files of one root by when they were begun, `created_ms` is that time by the writer's clock. `predecessor` is
-    the lane's file before this one and how many durable entries it had: a journal that was cut short since is found out by it.
-    `log_number` is that of a record of the storage's log before any that names the file; 0 where none is known.
+    `sequence` orders the files of one root by when they were begun, `created_ms` is that time by the writer's clock.
+    `predecessor` is the lane's file before this one and how many durable entries it had: a journal that was cut short
+    since is found out by it. `log_number` is that of a record of the storage's log before any that names the file; 0
+    where none is known.
     """
     start = _START.pack(_MAGIC, JOURNAL_VERSION)
-    return start + _record({
-        "kind": "open", "file_id": file_id, "layout": layout.to_json(), "begin_ms": begin_ms, "lane": lane, "sequence": sequence,
-        "offset_space": offset_space, "created_ms": created_ms, **({"predecessor": list(predecessor)} if predecessor else {}),
-        **({"log_number": log_number} if log_number else {}),
-    })  # fmt: skip
+    return start + _record(
+        {
+            "kind": "open",
+            "file_id": file_id,
+            "layout": layout.to_json(),
+            "begin_ms": begin_ms,
+            "lane": lane,
+            "sequence": sequence,
+            "offset_space": offset_space,
+            "created_ms": created_ms,
+            **({"predecessor": list(predecessor)} if predecessor else {}),
+            **({"log_number": log_number} if log_number else {}),
+        }
+    )
 
 
 def encode_batch(batch: BatchRecord, positions: dict[str, int], topics: Sequence[tuple[int, str]] = ()) -> bytes:
-    """Return the record of a durable batch; `positions` (source -> position) are durable with it. A batch may have no entries.
+    """Return the record of a durable batch; `positions` (source -> position) are durable with it.
 
-    `topics` are the ids that this batch is the first to use. They belong into the batch's own record: a crash may keep the second
-    page of a write and lose the first one, and two records in one write would then look like damage.
+    A batch may have no entries.
+
+    `topics` are the ids that this batch is the first to use. They belong into the batch's own record: a crash may keep
+    the second page of a write and lose the first one, and two records in one write would then look like damage.
     """
     document = {
-        "kind": "batch", "first": batch.first, "count": batch.count, "crc32": batch.crc32, "second_min": batch.second_min,
-        "second_max": batch.second_max, "end_ms": batch.end_ms, "positions": positions,
-    }  # fmt: skip
+        "kind": "batch",
+        "first": batch.first,
+        "count": batch.count,
+        "crc32": batch.crc32,
+        "second_min": batch.second_min,
+        "second_max": batch.second_max,
+        "end_ms": batch.end_ms,
+        "positions": positions,
+    }
     return _record(document | {"topics": [list(pair) for pair in topics]} if topics else document)
 
 
@@ -156,7 +177,11 @@ def parse_journal(data: bytes, file: str, file_id: str | None = None) -> Journal
         raise CorruptFile(file, "not a journal", offset=0, expected=_MAGIC, found=magic)
     if version != JOURNAL_VERSION:
         raise UnsupportedVersion(
-            file, f"journal version {version} is newer than this reader", offset=8, expected=JOURNAL_VERSION, found=version
+            file,
+            f"journal version {version} is newer than this reader",
+            offset=8,
+            expected=JOURNAL_VERSION,
+            found=version,
         )
     journal: Journal | None = None
     position = _START.size
@@ -189,13 +214,28 @@ def _payload_at(data: bytes, position: int) -> bytes | None:
 
 _KIND = record(lambda kind: str(kind), kind=text())
 _OPEN = record(
-    Journal, file_id=FILE_ID, layout=Layout.from_json, begin_ms=MILLISECONDS, lane=text(), sequence=COUNT, offset_space=text(),
-    created_ms=MILLISECONDS, predecessor=Optional(nullable(PREDECESSOR), None), log_number=Optional(COUNT, 0),
-)  # fmt: skip
+    Journal,
+    file_id=FILE_ID,
+    layout=Layout.from_json,
+    begin_ms=MILLISECONDS,
+    lane=text(),
+    sequence=COUNT,
+    offset_space=text(),
+    created_ms=MILLISECONDS,
+    predecessor=Optional(nullable(PREDECESSOR), None),
+    log_number=Optional(COUNT, 0),
+)
 _BATCH: Check[dict[str, Any]] = record(
-    dict, first=integer(1, 2**31), count=integer(0, 2**31), crc32=CRC32, second_min=SECONDS, second_max=SECONDS, end_ms=MILLISECONDS,
-    positions=POSITIONS, topics=Optional(list_of(tuple_of(TOPIC_ID, text())), ()),
-)  # fmt: skip
+    dict,
+    first=integer(1, 2**31),
+    count=integer(0, 2**31),
+    crc32=CRC32,
+    second_min=SECONDS,
+    second_max=SECONDS,
+    end_ms=MILLISECONDS,
+    positions=POSITIONS,
+    topics=Optional(list_of(tuple_of(TOPIC_ID, text())), ()),
+)
 
 
 def _apply(journal: Journal | None, document: Any, file: str, position: int) -> Journal:
@@ -207,18 +247,28 @@ def _apply(journal: Journal | None, document: Any, file: str, position: int) -> 
     kind = read(_KIND)
     if journal is None:
         if kind != "open":
-            raise CorruptFile(file, "journal does not start with its open record", offset=position, expected="open", found=kind[:40])
+            raise CorruptFile(
+                file, "journal does not start with its open record", offset=position, expected="open", found=kind[:40]
+            )
         return read(_OPEN)
     if kind == "batch":
         values = read(_BATCH)
         positions, topics = values.pop("positions"), values.pop("topics")
         batch = BatchRecord(**values)
         if batch.first != journal.count + 1 or batch.first + batch.count - 1 > journal.layout.capacity:
-            raise CorruptFile(file, "batches do not follow each other", offset=position, expected=journal.count + 1, found=batch.first)
+            raise CorruptFile(
+                file, "batches do not follow each other", offset=position, expected=journal.count + 1, found=batch.first
+            )
         if journal.sealed and batch.count:
             raise CorruptFile(file, "entries behind the seal", offset=position)
         if batch.second_min > batch.second_max:
-            raise CorruptFile(file, "a batch ends before it begins", offset=position, expected=batch.second_min, found=batch.second_max)
+            raise CorruptFile(
+                file,
+                "a batch ends before it begins",
+                offset=position,
+                expected=batch.second_min,
+                found=batch.second_max,
+            )
         if any(journal.topics.setdefault(topic_id, name) != name for topic_id, name in topics):
             raise CorruptFile(file, "a topic id gets another name", offset=position)
         journal.batches.append(batch)

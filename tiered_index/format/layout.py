@@ -14,7 +14,18 @@ from tiered_index.documents import Malformed, integer, record, text
 from tiered_index.errors import ConfigError, CorruptFile
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
 
-__all__ = ["HEADER_SIZE", "NATIVE", "PRESETS", "ROCKETMQ", "SHARD_MAGIC", "SLOT_SIZE", "Header", "Layout", "Preset", "read_header"]
+__all__ = [
+    "HEADER_SIZE",
+    "NATIVE",
+    "PRESETS",
+    "ROCKETMQ",
+    "SHARD_MAGIC",
+    "SLOT_SIZE",
+    "Header",
+    "Layout",
+    "Preset",
+    "read_header",
+]
 
 HEADER_SIZE = 28
 _HEADER = struct.Struct(">IqqiI")
@@ -76,10 +87,13 @@ class Layout:
         if not 2 <= self.items <= 2**30:
             raise ConfigError(f"items must be between 2 and {2**30}, not {self.items}")
         if self.preset is ROCKETMQ and self.schema != ROCKETMQ_SCHEMA:
-            raise ConfigError(f"preset rocketmq stores IndexItem only, not {self.schema.name}: RocketMQ could not read the file")
+            raise ConfigError(
+                f"preset rocketmq stores IndexItem only, not {self.schema.name}: RocketMQ could not read the file"
+            )
         if self.compacted_size(self.capacity) > _MAX_POSITION:
             raise ConfigError(
-                f"{self.slots:,} slots and {self.items:,} items of {self.schema.item.itemsize} bytes make a compacted file of "
+                f"{self.slots:,} slots and {self.items:,} items of {self.schema.item.itemsize} bytes make a "
+                f"compacted file of "
                 f"{self.compacted_size(self.capacity):,} bytes; the format's limit is {_MAX_POSITION:,}"
             )
 
@@ -121,8 +135,11 @@ class Layout:
 
 _READ = record(
     lambda preset, **rest: Layout(PRESETS[preset], **rest),
-    preset=text("|".join(PRESETS)), schema=Schema.from_json, slots=integer(1, 2**28), items=integer(2, 2**30),
-)  # fmt: skip
+    preset=text("|".join(PRESETS)),
+    schema=Schema.from_json,
+    slots=integer(1, 2**28),
+    items=integer(2, 2**30),
+)
 
 
 def read_header(data: bytes | memoryview, file: str) -> Header:
@@ -132,5 +149,7 @@ def read_header(data: bytes | memoryview, file: str) -> Header:
     header = Header(*_HEADER.unpack_from(data))
     known = {magic for preset in PRESETS.values() for magic in (preset.begin_magic, preset.end_magic)} | {SHARD_MAGIC}
     if header.magic not in known:
-        raise CorruptFile(file, "wrong magic", offset=0, expected=[f"{m:#x}" for m in sorted(known)], found=f"{header.magic:#x}")
+        raise CorruptFile(
+            file, "wrong magic", offset=0, expected=[f"{m:#x}" for m in sorted(known)], found=f"{header.magic:#x}"
+        )
     return header

@@ -1,7 +1,8 @@
 """Names of files, folders and objects. The folder's name is a file's state; an object's name is never used twice.
 
 ```
-root/tiered_index.json  lock  unsealed/ID.index ID.journal  compacted/ID.index  uploaded/ID.index   .tmp-* = half-made work
+root/tiered_index.json  lock  unsealed/ID.index ID.journal  compacted/ID.index  uploaded/ID.index
+.tmp-*  half-made work, in any of them
 storage/log/N  checkpoint/N  epoch/E  lease/E/N  data/ID/ATTEMPT.index  segments/STORE/START/ATTEMPT.log
         staging/ID/ATTEMPT.entries  staging/ID/E.ticket
 ```
@@ -51,7 +52,13 @@ __all__ = [
 UNSEALED, COMPACTED, UPLOADED = STATES = ("unsealed", "compacted", "uploaded")
 INDEX_SUFFIX = ".index"
 JOURNAL_SUFFIX = ".journal"
-LOG_PREFIX, CHECKPOINT_PREFIX, EPOCH_PREFIX, LEASE_PREFIX, DATA_PREFIX = "log/", "checkpoint/", "epoch/", "lease/", "data/"
+LOG_PREFIX, CHECKPOINT_PREFIX, EPOCH_PREFIX, LEASE_PREFIX, DATA_PREFIX = (
+    "log/",
+    "checkpoint/",
+    "epoch/",
+    "lease/",
+    "data/",
+)
 SEGMENTS_PREFIX, SEGMENT_SUFFIX = "segments/", ".log"
 STAGING_PREFIX, TICKET_SUFFIX = "staging/", ".ticket"
 _FILE_ID = re.compile(r"[0-9]{15}-[0-9a-f]{12}")
@@ -117,7 +124,8 @@ def ticket_name(file_id: str, epoch: int) -> str:
 
 
 def store_prefix(store: str) -> str:
-    """Return the prefix of a store's archived segments; what an object's name can't hold is written as ``=`` and hexadecimal digits.
+    """Return the prefix of a store's archived segments; what an object's name can't hold is written as ``=`` and
+    hexadecimal digits.
 
     A name of more than 128 bytes becomes ``==`` and its digest. Raises `InvalidArgument` for an empty one.
     """

@@ -1,7 +1,8 @@
 """The schema of an entry: which columns a record has, as NumPy dtypes and as the declaration stored in every file.
 
-A *compacted item* is the record without `previous`; an *unsealed entry* is the item followed by `previous` (i32, the index of
-the next older entry of the same slot). The first six columns are RocketMQ's; a subclass's columns follow in order of declaration.
+A *compacted item* is the record without `previous`; an *unsealed entry* is the item followed by `previous` (i32, the
+index of the next older entry of the same slot). The first six columns are RocketMQ's; a subclass's columns follow in
+order of declaration.
 """
 
 from __future__ import annotations
@@ -40,7 +41,16 @@ BASE_COLUMNS = (
     Column("size", ">i4"),
     Column("time_diff_s", ">i4"),
 )
-_RESERVED = {c.name for c in BASE_COLUMNS} | {PREVIOUS, "topic", "second", "timestamp_ms", "keys", "key", "source", "source_position"}
+_RESERVED = {c.name for c in BASE_COLUMNS} | {
+    PREVIOUS,
+    "topic",
+    "second",
+    "timestamp_ms",
+    "keys",
+    "key",
+    "source",
+    "source_position",
+}
 
 
 @dataclass(frozen=True)
@@ -60,9 +70,16 @@ class Schema:
                 dtype = np.dtype(c.dtype)
             except (TypeError, ValueError, SyntaxError) as error:
                 raise ConfigError(f"schema {self.name}: column {c.name!r} has no such type {c.dtype!r}") from error
-            if dtype.kind not in "iufS" or dtype.itemsize == 0 or dtype.shape or dtype.byteorder == "<" or dtype.byteorder == "=":
+            if (
+                dtype.kind not in "iufS"
+                or dtype.itemsize == 0
+                or dtype.shape
+                or dtype.byteorder == "<"
+                or dtype.byteorder == "="
+            ):
                 raise ConfigError(
-                    f"schema {self.name}: column {c.name!r} needs a big-endian fixed-width type such as '>u4' or 'S16', not {c.dtype!r}"
+                    f"schema {self.name}: column {c.name!r} needs a big-endian fixed-width type such as '>u4' or "
+                    f"'S16', not {c.dtype!r}"
                 )
             if c.identity and dtype.kind not in "iu":
                 raise ConfigError(f"schema {self.name}: identity column {c.name!r} must be an integer, not {c.dtype!r}")
@@ -103,7 +120,9 @@ class Schema:
 
     @cached_property
     def caller_columns(self) -> tuple[Column, ...]:
-        """The columns that a caller of `put` supplies: all extra ones but the fingerprint, which the engine computes."""
+        """The columns that a caller of `put` supplies: all extra ones but the fingerprint, which the engine
+        computes.
+        """
         return tuple(c for c in self.extra if c.name != "fingerprint")
 
     def to_json(self) -> dict[str, Any]:
@@ -128,17 +147,21 @@ class Schema:
         if self == KEYED_SCHEMA:
             return KeyedIndexItem
         fields = [
-            (c.name, int if np.dtype(c.dtype).kind in "iu" else float if np.dtype(c.dtype).kind == "f" else bytes,
-             column(c.dtype, identity=c.identity))
+            (
+                c.name,
+                int if np.dtype(c.dtype).kind in "iu" else float if np.dtype(c.dtype).kind == "f" else bytes,
+                column(c.dtype, identity=c.identity),
+            )
             for c in self.extra
-        ]  # fmt: skip
+        ]
         return dataclasses.make_dataclass(self.name, fields, bases=(IndexItem,), frozen=True, kw_only=True)
 
 
 _READ = record(
     lambda name, columns: (name, tuple(Column(*column) for column in columns)),
     # a class of answers is made of it: no names that Python itself gives a meaning
-    name=text(r"[^\0]{1,255}"), columns=list_of(tuple_of(text(r"(?!__).{1,255}"), text(r"[>|]?[iufS][0-9]{1,9}"), flag)),
-)  # fmt: skip
+    name=text(r"[^\0]{1,255}"),
+    columns=list_of(tuple_of(text(r"(?!__).{1,255}"), text(r"[>|]?[iufS][0-9]{1,9}"), flag)),
+)
 ROCKETMQ_SCHEMA = Schema.of(IndexItem)
 KEYED_SCHEMA = Schema.of(KeyedIndexItem)

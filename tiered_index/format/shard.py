@@ -1,4 +1,5 @@
-"""Shards of window tables: the arrays of a run of slots and a trailer, written in one pass from entries in their final order.
+"""Shards of window tables: the arrays of a run of slots and a trailer, written in one pass from entries in their final
+order.
 
 ```
  0        28              T                    file size
@@ -6,9 +7,10 @@
  | header | arrays        | trailer            |      T = 28 + (bytes of an item) * items
  +--------+---------------+--------------------+
 ```
-A shard has no slot table: its directory says where a slot lies, and nothing else is ever read for it. Entries stand by the rank of their
-hash, within a hash in answer order, whatever the index's preset. The header counts nothing, since it is written first. SPEC.md section 10.
-Pure. One thread a writer. Memory: 8 bytes an entry for the filter, and a few hundred bytes for each 16 KiB.
+A shard has no slot table: its directory says where a slot lies, and nothing else is ever read for it. Entries stand by
+the rank of their hash, within a hash in answer order, whatever the index's preset. The header counts nothing, since it
+is written first. SPEC.md section 10. Pure. One thread a writer. Memory: 8 bytes an entry for the filter, and a few
+hundred bytes for each 16 KiB.
 """
 
 from __future__ import annotations
@@ -36,18 +38,23 @@ _MASK = (1 << 64) - 1
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
-def answer_sorted(items: Array, seconds: npt.NDArray[np.int64], slots: SlotMap, schema: Schema) -> npt.NDArray[np.int64]:
+def answer_sorted(
+    items: Array, seconds: npt.NDArray[np.int64], slots: SlotMap, schema: Schema
+) -> npt.NDArray[np.int64]:
     """Return the permutation that brings items (n) into a shard's order: by rank, within a hash in answer order.
 
     `seconds` (n) are absolute. Entries that agree in all of that stay in the order given. Memory: 40 bytes an entry.
     """
     identity = [items[name].astype(items[name].dtype.newbyteorder("=")) for name in reversed(schema.identity_extra)]
     ranks = slots.ranks_of(normal_hashes(items["key_hash"]))
-    return np.lexsort([*identity, items["queue_id"].astype(np.int32), ~items["offset"].astype(np.int64), -seconds, ranks])
+    return np.lexsort(
+        [*identity, items["queue_id"].astype(np.int32), ~items["offset"].astype(np.int64), -seconds, ranks]
+    )
 
 
 def entry_checksum(items: Array, seconds: npt.NDArray[np.int64]) -> int:
-    """Return the sum (u64) of a mix of each entry's columns and second: equal for equal multisets of entries, in whatever order.
+    """Return the sum (u64) of a mix of each entry's columns and second: equal for equal multisets of entries, in
+    whatever order.
 
     `time_diff_s` takes no part, since it depends on the file. Integers and bytes alike are mixed by their bits.
     """
@@ -96,11 +103,14 @@ class _OpenGroup:
 class ShardWriter:
     """Writes one shard. `add` takes entries in their final order, in pieces; `finish` returns the trailer.
 
-    `slot_range` is the half-open range of slots it may hold, `begin_ms` what its items' times are relative to, `capacity` a bound of its
-    entries. A slot's entries may be spread over several `add`s only where they take 16 KiB or more.
+    `slot_range` is the half-open range of slots it may hold, `begin_ms` what its items' times are relative to,
+    `capacity` a bound of its entries. A slot's entries may be spread over several `add`s only where they take 16 KiB or
+    more.
     """
 
-    def __init__(self, layout: Layout, slots: SlotMap, slot_range: tuple[int, int], begin_ms: int, end_ms: int, capacity: int) -> None:
+    def __init__(
+        self, layout: Layout, slots: SlotMap, slot_range: tuple[int, int], begin_ms: int, end_ms: int, capacity: int
+    ) -> None:
         self.layout, self.slots, self.slot_range = layout, slots, slot_range
         self.header = Header(SHARD_MAGIC, begin_ms, end_ms, 0, 0)
         self.count = 0
@@ -137,7 +147,9 @@ class ShardWriter:
         slots = self.slots.slots_of(hashes)
         seconds = items["time_diff_s"].astype(np.int64) + self._begin_s
         if int(slots[0]) < self._last_slot or int(slots[-1]) >= self.slot_range[1] or (np.diff(slots) < 0).any():
-            raise InvalidArgument(f"items of slots {slots[0]}..{slots[-1]} don't follow slot {self._last_slot} of {self.slot_range}")
+            raise InvalidArgument(
+                f"items of slots {slots[0]}..{slots[-1]} don't follow slot {self._last_slot} of {self.slot_range}"
+            )
         if int(slots[0]) == self._last_slot and not self._groups[-1].giant:
             raise InvalidArgument(f"slot {slots[0]} goes on, but had less than {GROUP_BYTES} bytes in the piece before")
         self.second_min = min(self.second_min, int(seconds.min()))
@@ -151,8 +163,13 @@ class ShardWriter:
         self.count += len(items)
         return data
 
-    def finish(self, file_id: str, writer: str, offset_space: str, topics: dict[int, str], more: dict[str, Any]) -> bytes:
-        """Return the trailer. `topics` are the names of the ids in use. Raises `InvalidArgument` for a shard without entries."""
+    def finish(
+        self, file_id: str, writer: str, offset_space: str, topics: dict[int, str], more: dict[str, Any]
+    ) -> bytes:
+        """Return the trailer.
+
+        `topics` are the names of the ids in use. Raises `InvalidArgument` for a shard without entries.
+        """
         if not self.count:
             raise InvalidArgument("a shard without entries isn't written")
         metadata = Metadata(
@@ -192,8 +209,15 @@ class ShardWriter:
         if len(firsts):
             self._last_slot, self._last_start = int(slots[-1]), int(starts[-1])
         edges = firsts[cut].tolist()
-        opened = map(_OpenGroup, slots[firsts[cut]].tolist(), (starts[cut] + HEADER_SIZE).tolist(), (lengths[cut] >= GROUP_BYTES).tolist())
-        pieces: list[tuple[int, int, _OpenGroup | None]] = [] if edges and not edges[0] else [(0, edges[0] if edges else n, None)]
+        opened = map(
+            _OpenGroup,
+            slots[firsts[cut]].tolist(),
+            (starts[cut] + HEADER_SIZE).tolist(),
+            (lengths[cut] >= GROUP_BYTES).tolist(),
+        )
+        pieces: list[tuple[int, int, _OpenGroup | None]] = (
+            [] if edges and not edges[0] else [(0, edges[0] if edges else n, None)]
+        )
         ends = [*edges[1:], n] if edges else []
         return pieces + list(zip(edges, ends, opened, strict=True))
 
@@ -220,7 +244,16 @@ class ShardWriter:
         cut = [group for group in self._groups if len(group.blocks) > 1]
         blocks = np.array(
             [
-                (b.offset, b.count * self._item_size, b.count, b.crc32, b.hash_min, b.hash_max, b.second_min, b.second_max)
+                (
+                    b.offset,
+                    b.count * self._item_size,
+                    b.count,
+                    b.crc32,
+                    b.hash_min,
+                    b.hash_max,
+                    b.second_min,
+                    b.second_max,
+                )
                 for group in cut
                 for b in group.blocks
             ],

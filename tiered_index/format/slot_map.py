@@ -1,7 +1,8 @@
 """Slots of window tables: the base slots of an index, made finer for large windows and coarser for small ones.
 
-With Q = (2**31 - 1) div base + 1 the *rank* of a hash is (hash mod base) * Q + (hash div base). Slots of every map rise with the rank, so
-files and tables of one index have their entries in one order, and tables are merged without a shuffle. Pure. SPEC.md section 10.
+With Q = (2**31 - 1) div base + 1 the *rank* of a hash is (hash mod base) * Q + (hash div base). Slots of every map rise
+with the rank, so files and tables of one index have their entries in one order, and tables are merged without a
+shuffle. Pure. SPEC.md section 10.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ __all__ = ["SlotMap"]
 
 @dataclass(frozen=True, slots=True)
 class SlotMap:
-    """Maps hashes to slots: `split` slots for each of `base` base slots, or one slot for `join` neighbouring ones. One of the two is 1."""
+    """Maps hashes to slots: `split` slots for each of `base` base slots, or one slot for `join` neighbouring ones. One
+    of the two is 1.
+    """
 
     base: int
     split: int = 1
@@ -57,7 +60,9 @@ class SlotMap:
     def slot_of(self, key_hash: int) -> int:
         """Return the slot of one normal hash."""
         above, base_slot = divmod(key_hash, self.base)
-        return base_slot // self.join if self.join > 1 else base_slot * self.split + above * self.split // self.quotients
+        return (
+            base_slot // self.join if self.join > 1 else base_slot * self.split + above * self.split // self.quotients
+        )
 
     def ranks_of(self, hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """Return the ranks (i64, n) of normal hashes (n)."""
@@ -85,7 +90,8 @@ class SlotMap:
         wanted = max(1, count // per_slot)
         if wanted >= base:
             return cls(base, split=min(wanted // base, (2**31 - 1) // base + 1))
-        return cls(base, join=1 << (base // wanted).bit_length() - 1)  # powers of two: where the largest has a cut, all have
+        # powers of two: where the largest has a cut, all have
+        return cls(base, join=1 << (base // wanted).bit_length() - 1)
 
 
 _READ = record(SlotMap, base=integer(1, 2**28), split=integer(1, 2**31), join=integer(1, 2**28))

@@ -1,7 +1,8 @@
 """Entries in order of their slots, without a sort of the whole file.
 
-A file's slots are filled about evenly, so where an entry belongs is counted, not compared; only rows of one chunk that share a slot, and
-entries that share a slot in the result, are sorted, and those by a plain sort of integers within the cache. Pure functions.
+A file's slots are filled about evenly, so where an entry belongs is counted, not compared; only rows of one chunk that
+share a slot, and entries that share a slot in the result, are sorted, and those by a plain sort of integers within the
+cache. Pure functions.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def same_slot_rows(slots: Int64, seen: Array) -> tuple[Int64, Int64]:
-    """Return the rows whose slot occurs more than once, by slot and then by row, and the places in them that are not their slot's first.
+    """Return the rows whose slot occurs more than once, by slot and then by row, and the places in them that are not
+    their slot's first.
 
-    `slots` (n) are the rows' slots; `seen` (n) is, for each row, one row of the same slot, the same for all rows of a slot.
+    `slots` (n) are the rows' slots; `seen` (n) is, for each row, one row of the same slot, the same for all rows of a
+    slot.
     """
     other = np.flatnonzero(seen != np.arange(len(slots)))
     if not other.size:
@@ -45,8 +48,8 @@ def same_slot_rows(slots: Int64, seen: Array) -> tuple[Int64, Int64]:
 def newest_first(slots: npt.NDArray[np.uint32], starts: Int64) -> npt.NDArray[np.int32]:
     """Return the entries (i32, n, by number in order of insertion) in order of slot, newest first within a slot.
 
-    `slots` (n) are their slots, `starts` says at which place of the result each slot begins. Each slot has a cursor that the chunks,
-    newest first, move on. Memory: 4 bytes an entry, 4 a slot, and one chunk.
+    `slots` (n) are their slots, `starts` says at which place of the result each slot begins. Each slot has a cursor
+    that the chunks, newest first, move on. Memory: 4 bytes an entry, 4 a slot, and one chunk.
     """
     cursors = starts.astype(np.int32)
     order = np.empty(len(slots), np.int32)
@@ -81,9 +84,11 @@ def hash_rank(hashes: npt.NDArray[np.int32], slots: int) -> npt.NDArray[np.uint6
 
 
 def pieces_of(starts: Int64, counts: Int64, total: int, size: int) -> Iterator[tuple[int, int, bool]]:
-    """Yield ranges (start, stop, whether it is part of a giant slot) that cover `total` places, each less than 2 * `size` long.
+    """Yield ranges (start, stop, whether it is part of a giant slot) that cover `total` places, each less than 2 *
+    `size` long.
 
-    A slot of more than `size` entries is a giant: pieces end where it begins and ends, and within it. No other slot is cut.
+    A slot of more than `size` entries is a giant: pieces end where it begins and ends, and within it. No other slot is
+    cut.
     """
     giants = np.flatnonzero(counts > size)
     targets = np.arange(size, total, size)
@@ -95,7 +100,9 @@ def pieces_of(starts: Int64, counts: Int64, total: int, size: int) -> Iterator[t
 
 
 def order_chunk(items: Array, layout: Layout) -> Int64:
-    """Return the permutation that brings items of whole slots, newest insertion first within each, into slot, hash and answer order."""
+    """Return the permutation that brings items of whole slots, newest insertion first within each, into slot, hash and
+    answer order.
+    """
     keys = hash_rank(normal_hashes(items["key_hash"]), layout.slots) << _SHIFT
     keys |= np.arange(len(items), dtype=np.uint64)
     keys.sort()
@@ -104,7 +111,8 @@ def order_chunk(items: Array, layout: Layout) -> Int64:
     second = np.flatnonzero(keys[1:] == keys[:-1]) + 1  # entries whose predecessor has the same hash
     if not second.size:
         return order
-    # what came later is mostly newer; only hashes of which that isn't true are sorted by more than the order of insertion
+    # what came later is mostly newer; only hashes of which that isn't true are sorted by more than the order of
+    # insertion
     before, after = items[order[second - 1]], items[order[second]]
     in_order = before["time_diff_s"] > after["time_diff_s"]
     in_order |= (before["time_diff_s"] == after["time_diff_s"]) & (before["offset"] > after["offset"])
@@ -124,7 +132,9 @@ def order_chunk(items: Array, layout: Layout) -> Int64:
     return order
 
 
-def order_giant(hashes: npt.NDArray[np.int32], differences: Array, entries: Array, numbers: Array, layout: Layout) -> Int64:
+def order_giant(
+    hashes: npt.NDArray[np.int32], differences: Array, entries: Array, numbers: Array, layout: Layout
+) -> Int64:
     """Return the permutation that brings one slot's entries into hash and answer order.
 
     `numbers` are the entries' places in `entries`, `hashes` and `differences` their columns. Memory: 24 bytes an entry.

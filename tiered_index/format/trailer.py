@@ -1,8 +1,8 @@
 """The trailer of compacted files and shards: ``[filter][directory][metadata][tail]``. SPEC.md section 6.
 
-The directory says where each slot group lies and what its CRC32 is, so that a lookup reads and verifies one range. The tail, at the very
-end, has magic, version, lengths and CRCs; no byte of the rest is believed before it matches. RocketMQ ignores all of it.
-Pure: bytes in, arrays out.
+The directory says where each slot group lies and what its CRC32 is, so that a lookup reads and verifies one range. The
+tail, at the very end, has magic, version, lengths and CRCs; no byte of the rest is believed before it matches. RocketMQ
+ignores all of it. Pure: bytes in, arrays out.
 """
 
 from __future__ import annotations
@@ -69,15 +69,30 @@ TAIL_SIZE = _TAIL.size
 _DIRECTORY = struct.Struct(">II")
 # groups, blocks
 
-GROUP_DTYPE = np.dtype([
-    ("first_slot", ">u4"), ("count", ">u4"), ("offset", ">u8"), ("length", ">u4"), ("crc32", ">u4"),
-    ("first_block", ">u4"), ("blocks", ">u4"),
-])  # fmt: skip
+GROUP_DTYPE = np.dtype(
+    [
+        ("first_slot", ">u4"),
+        ("count", ">u4"),
+        ("offset", ">u8"),
+        ("length", ">u4"),
+        ("crc32", ">u4"),
+        ("first_block", ">u4"),
+        ("blocks", ">u4"),
+    ]
+)
 """A slot group: items of slots [first_slot, the next group's first_slot). `blocks` is 0 unless the group is cut."""
-BLOCK_DTYPE = np.dtype([
-    ("offset", ">u8"), ("length", ">u4"), ("count", ">u4"), ("crc32", ">u4"), ("hash_min", ">i4"), ("hash_max", ">i4"),
-    ("second_min", ">i8"), ("second_max", ">i8"),
-])  # fmt: skip
+BLOCK_DTYPE = np.dtype(
+    [
+        ("offset", ">u8"),
+        ("length", ">u4"),
+        ("count", ">u4"),
+        ("crc32", ">u4"),
+        ("hash_min", ">i4"),
+        ("hash_max", ">i4"),
+        ("second_min", ">i8"),
+        ("second_max", ">i8"),
+    ]
+)
 """A block of a group of more than 256 KiB, with inclusive bounds of what is in it."""
 
 Array = npt.NDArray[Any]
@@ -105,7 +120,8 @@ _PAIRS = list_of(tuple_of(TOPIC_ID, text()))
 class Run:
     """One range to read and its check: absolute byte position, length, CRC32, how many items it holds.
 
-    `second_min` and `second_max` are the bounds of their seconds where the directory tells (of blocks), else such as no item passes.
+    `second_min` and `second_max` are the bounds of their seconds where the directory tells (of blocks), else such as no
+    item passes.
     """
 
     offset: int
@@ -140,7 +156,8 @@ class Directory:
         return cls(table, np.frombuffer(data, BLOCK_DTYPE, blocks, _DIRECTORY.size + table.nbytes))
 
     def check(self, metadata: Metadata, end: int, file: str) -> None:
-        """Raise `CorruptFile` unless groups and blocks cover the arrays of `metadata`, which end at byte `end`, every byte once.
+        """Raise `CorruptFile` unless groups and blocks cover the arrays of `metadata`, which end at byte `end`, every
+        byte once.
 
         What a checked directory names lies within the file, and all of it together is no more than the file.
         """
@@ -157,7 +174,12 @@ class Directory:
         number = groups["blocks"][cut].astype(np.int64)
         firsts = np.cumsum(number) - number
         if number.sum() != len(blocks) or (groups["first_block"][cut] != firsts).any():
-            raise CorruptFile(file, "directory's blocks are others than its groups name", expected=int(number.sum()), found=len(blocks))
+            raise CorruptFile(
+                file,
+                "directory's blocks are others than its groups name",
+                expected=int(number.sum()),
+                found=len(blocks),
+            )
         if not len(blocks):
             return
         starts, stops = _cover(blocks, size, "blocks", file)
@@ -169,9 +191,11 @@ class Directory:
             raise CorruptFile(file, "directory's blocks are empty, or end before they begin")
 
     def runs(self, slot: int, key_hash: int, second_min: int, second_max: int) -> list[Run]:
-        """Return what must be read to see every item of `key_hash`, whose slot is `slot`, in the inclusive range of seconds.
+        """Return what must be read to see every item of `key_hash`, whose slot is `slot`, in the inclusive range of
+        seconds.
 
-        Nothing where the slot's group is empty, one run for a group, for a cut group one run per block that may hold a match.
+        Nothing where the slot's group is empty, one run for a group, for a cut group one run per block that may hold a
+        match.
         """
         index = int(np.searchsorted(self._first_slots, slot, "right")) - 1
         if index < 0:
@@ -192,12 +216,17 @@ class Directory:
 
     @cached_property
     def _first_slots(self) -> npt.NDArray[np.int64]:
-        """The groups' first slots in native order, side by side: a search in the table itself would convert all of it each time."""
+        """The groups' first slots in native order, side by side: a search in the table itself would convert all of it
+        each time.
+        """
         return self.groups["first_slot"].astype(np.int64)
 
     def runs_of(self, slots: Array, second_min: int, second_max: int) -> list[Run]:
-        """Return what must be read to see every item of many `slots` (n) in the inclusive range of seconds, in order of position."""
-        # one mark a group: many slots are marked much faster than sorted; slots before the first group mark the place in front
+        """Return what must be read to see every item of many `slots` (n) in the inclusive range of seconds, in order of
+        position.
+        """
+        # one mark a group: many slots are marked much faster than sorted; slots before the first group mark the place
+        # in front
         marked = np.zeros(len(self.groups) + 1, bool)
         marked[np.searchsorted(self._first_slots, slots, "right")] = True
         groups = self.groups[marked[1:]]
@@ -209,7 +238,8 @@ class Directory:
         return sorted(runs, key=attrgetter("offset"))
 
     def runs_between(self, first_slot: int, last_slot: int, second_min: int, second_max: int) -> list[Run]:
-        """Return what must be read to see every item of slots [first_slot, last_slot) in the inclusive range of seconds, by position.
+        """Return what must be read to see every item of slots [first_slot, last_slot) in the inclusive range of
+        seconds, by position.
 
         The first and the last run may hold items of neighbouring slots, too.
         """
@@ -245,7 +275,9 @@ class Directory:
 
 
 def _cover(table: Array, size: int, what: str, file: str) -> tuple[Array, Array]:
-    """Return where each row of either table begins and ends (i64, n); raises `CorruptFile` unless its items are as long as it says."""
+    """Return where each row of either table begins and ends (i64, n); raises `CorruptFile` unless its items are as long
+    as it says.
+    """
     lengths = table["length"].astype(np.int64)
     if (table["offset"] > 2**62).any() or (lengths != table["count"] * np.int64(size)).any():
         raise CorruptFile(file, f"directory's {what} are not as long as the items that they count")
@@ -263,8 +295,9 @@ def _runs(table: Array) -> list[Run]:
 class Metadata:
     """What a compacted file says of itself, stored as JSON.
 
-    `second_min` and `second_max` are the true interval of its entries (inclusive, epoch seconds). `topics` are the (id, name) pairs used
-    in this file. `slot_base` and the half-open `slot_range` say which slots a shard holds; for a whole file all of them.
+    `second_min` and `second_max` are the true interval of its entries (inclusive, epoch seconds). `topics` are the (id,
+    name) pairs used in this file. `slot_base` and the half-open `slot_range` say which slots a shard holds; for a whole
+    file all of them.
     """
 
     file_id: str
@@ -298,20 +331,34 @@ class Metadata:
 
     @property
     def in_answer_order(self) -> bool:
-        """Whether the entries of one hash stand in answer order, so that what lies behind one of them comes after it in every answer."""
+        """Whether the entries of one hash stand in answer order, so that what lies behind one of them comes after it in
+        every answer.
+        """
         return _order(self.layout, is_shard=self.is_shard) == "answer"
 
     def encode(self) -> bytes:
         """Return the metadata's bytes (UTF-8 JSON; lone surrogates stay as escapes)."""
         document = {
-            "file_id": self.file_id, "layout": self.layout.to_json(), "count": self.count, "begin_ms": self.begin_ms,
-            "end_ms": self.end_ms, "second_min": self.second_min, "second_max": self.second_max, "slots_in_use": self.slots_in_use,
-            "header_crc32": self.header_crc32, "slots_crc32": self.slots_crc32,
+            "file_id": self.file_id,
+            "layout": self.layout.to_json(),
+            "count": self.count,
+            "begin_ms": self.begin_ms,
+            "end_ms": self.end_ms,
+            "second_min": self.second_min,
+            "second_max": self.second_max,
+            "slots_in_use": self.slots_in_use,
+            "header_crc32": self.header_crc32,
+            "slots_crc32": self.slots_crc32,
             "order": _order(self.layout, is_shard=self.is_shard),
-            "topics": [list(pair) for pair in self.topics], "source_positions": self.source_positions, "lane": self.lane,
-            "offset_space": self.offset_space, "slot_base": self.slot_base, "slot_range": list(self.slot_range),
-            "writer": self.writer, **self.more,
-        }  # fmt: skip
+            "topics": [list(pair) for pair in self.topics],
+            "source_positions": self.source_positions,
+            "lane": self.lane,
+            "offset_space": self.offset_space,
+            "slot_base": self.slot_base,
+            "slot_range": list(self.slot_range),
+            "writer": self.writer,
+            **self.more,
+        }
         return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
 
     @classmethod
@@ -323,7 +370,9 @@ class Metadata:
         document = load(data, file, "metadata")
         metadata, order = checked(_metadata, document, file, "metadata")
         if order != (expected := _order(metadata.layout, is_shard=metadata.is_shard)):
-            raise UnsupportedVersion(file, f"unknown order {order[:40]!r} within slots", expected=expected, found=order[:40])
+            raise UnsupportedVersion(
+                file, f"unknown order {order[:40]!r} within slots", expected=expected, found=order[:40]
+            )
         return metadata
 
     def end_of_items(self) -> int:
@@ -359,15 +408,37 @@ def _metadata(document: Any) -> tuple[Metadata, str]:
 
 _SLOT = integer(0, 2**60)
 _FIELDS: Check[dict[str, Any]] = record(
-    dict, file_id=FILE_ID, layout=Layout.from_json, count=integer(1, 2**36), begin_ms=MILLISECONDS, end_ms=MILLISECONDS,
-    second_min=SECONDS, second_max=SECONDS, slots_in_use=_SLOT, header_crc32=CRC32, slots_crc32=CRC32, order=text(), topics=topic_table,
-    source_positions=POSITIONS, lane=text(), offset_space=text(), slot_base=_SLOT, slot_range=tuple_of(_SLOT, _SLOT), writer=text(),
-)  # fmt: skip
+    dict,
+    file_id=FILE_ID,
+    layout=Layout.from_json,
+    count=integer(1, 2**36),
+    begin_ms=MILLISECONDS,
+    end_ms=MILLISECONDS,
+    second_min=SECONDS,
+    second_max=SECONDS,
+    slots_in_use=_SLOT,
+    header_crc32=CRC32,
+    slots_crc32=CRC32,
+    order=text(),
+    topics=topic_table,
+    source_positions=POSITIONS,
+    lane=text(),
+    offset_space=text(),
+    slot_base=_SLOT,
+    slot_range=tuple_of(_SLOT, _SLOT),
+    writer=text(),
+)
 _MORE: Check[dict[str, Any]] = record(
-    dict, sequence=Optional(COUNT, 0), predecessor=Optional(nullable(PREDECESSOR), None), created_ms=Optional(MILLISECONDS, 0),
-    log_number=Optional(COUNT, 0), table=Optional(FILE_ID, ""), window_s=Optional(integer(1, 2**42), 0),
-    checksum=Optional(text("[0-9a-f]{1,16}"), ""), slot_map=Optional(SlotMap.from_json, None),
-)  # fmt: skip
+    dict,
+    sequence=Optional(COUNT, 0),
+    predecessor=Optional(nullable(PREDECESSOR), None),
+    created_ms=Optional(MILLISECONDS, 0),
+    log_number=Optional(COUNT, 0),
+    table=Optional(FILE_ID, ""),
+    window_s=Optional(integer(1, 2**42), 0),
+    checksum=Optional(text("[0-9a-f]{1,16}"), ""),
+    slot_map=Optional(SlotMap.from_json, None),
+)
 # what `more` may hold that this version knows
 
 
@@ -396,16 +467,26 @@ class Tail:
     def encode(self) -> bytes:
         """Return the tail's bytes."""
         body = _TAIL.pack(
-            TAIL_MAGIC, FORMAT_VERSION, 0, self.position, self.filter_length, self.directory_length, self.metadata_length,
-            self.filter_crc32, self.directory_crc32, self.metadata_crc32, 0,
-        )[:-4]  # fmt: skip
+            TAIL_MAGIC,
+            FORMAT_VERSION,
+            0,
+            self.position,
+            self.filter_length,
+            self.directory_length,
+            self.metadata_length,
+            self.filter_crc32,
+            self.directory_crc32,
+            self.metadata_crc32,
+            0,
+        )[:-4]
         return body + struct.pack(">I", zlib.crc32(body))
 
     @classmethod
     def decode(cls, data: bytes | memoryview, file: str, file_size: int) -> Tail:
         """Return the tail at the end of `data`, the last bytes of a file of `file_size` bytes.
 
-        Raises `CorruptFile` for a missing magic, a wrong CRC or lengths that do not add up, `UnsupportedVersion` for a later version.
+        Raises `CorruptFile` for a missing magic, a wrong CRC or lengths that do not add up, `UnsupportedVersion` for a
+        later version.
         """
         if len(data) < TAIL_SIZE:
             raise CorruptFile(file, "too short for a trailer", expected=TAIL_SIZE, found=len(data))
@@ -419,11 +500,17 @@ class Tail:
             raise CorruptFile(file, "trailer's CRC32 does not match", offset=start, expected=crc, found=found)
         if version != FORMAT_VERSION or reserved:
             raise UnsupportedVersion(
-                file, f"format version {version} is newer than this reader", offset=start + 8, expected=FORMAT_VERSION, found=version
+                file,
+                f"format version {version} is newer than this reader",
+                offset=start + 8,
+                expected=FORMAT_VERSION,
+                found=version,
             )
         tail = cls(position, filter_, directory, metadata, crc_f, crc_d, crc_m)
         if tail.file_size != file_size:
-            raise CorruptFile(file, "trailer's lengths do not add up to the file's size", expected=tail.file_size, found=file_size)
+            raise CorruptFile(
+                file, "trailer's lengths do not add up to the file's size", expected=tail.file_size, found=file_size
+            )
         return tail
 
 
@@ -451,7 +538,10 @@ def parse_trailer(data: bytes | memoryview, file: str, file_size: int) -> Traile
     if len(data) < needed:
         raise CorruptFile(file, "trailer is cut off", offset=tail.directory_position, expected=needed, found=len(data))
     view = memoryview(data)[len(data) - needed :]
-    directory, metadata = view[: tail.directory_length], view[tail.directory_length : tail.directory_length + tail.metadata_length]
+    directory, metadata = (
+        view[: tail.directory_length],
+        view[tail.directory_length : tail.directory_length + tail.metadata_length],
+    )
     for name, part, crc, offset in (
         ("directory", directory, tail.directory_crc32, tail.directory_position),
         ("metadata", metadata, tail.metadata_crc32, tail.directory_position + tail.directory_length),
@@ -460,6 +550,11 @@ def parse_trailer(data: bytes | memoryview, file: str, file_size: int) -> Traile
             raise CorruptFile(file, f"{name}'s CRC32 does not match", offset=offset, expected=crc, found=found)
     trailer = Trailer(tail, Directory.decode(directory, file), Metadata.decode(metadata, file))
     if (end := trailer.metadata.end_of_items()) != tail.position:
-        raise CorruptFile(file, f"metadata's geometry and {trailer.metadata.count} items end elsewhere", expected=tail.position, found=end)
+        raise CorruptFile(
+            file,
+            f"metadata's geometry and {trailer.metadata.count} items end elsewhere",
+            expected=tail.position,
+            found=end,
+        )
     trailer.directory.check(trailer.metadata, tail.position, file)
     return trailer

@@ -1,10 +1,10 @@
 """Unsealed files: head-inserted hash chains over an append-only array of entries. SPEC.md section 3.
 
-`UnsealedTable` is the state of one such file in memory: counters and chain heads. `prepare` turns a batch of columns into the bytes
-to append; `commit` makes them part of the table. Nothing here touches a file. Invariants: entry i of the file has index i, from 1;
-`heads[s]` is the newest committed entry of slot s or 0; an entry's `previous` is smaller than its own index.
-Threads: one writer; any number of readers of `heads` and of entries below `count` beside it.
-Source: RocketMQ's `IndexStoreFile.putKey`.
+`UnsealedTable` is the state of one such file in memory: counters and chain heads. `prepare` turns a batch of columns
+into the bytes to append; `commit` makes them part of the table. Nothing here touches a file. Invariants: entry i of the
+file has index i, from 1; `heads[s]` is the newest committed entry of slot s or 0; an entry's `previous` is smaller than
+its own index. Threads: one writer; any number of readers of `heads` and of entries below `count` beside it. Source:
+RocketMQ's `IndexStoreFile.putKey`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def time_differences(timestamps_ms: Array, begin_ms: int) -> npt.NDArray[np.int3
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """Entries `first` .. `first + len(entries) - 1`, ready to be written at their positions, and the heads that commit will set."""
+    """Entries `first` ..
+
+    `first + len(entries) - 1`, ready to be written at their positions, and the heads that commit will set.
+    """
 
     first: int
     entries: Array
@@ -76,8 +79,8 @@ class UnsealedTable:
     def prepare(self, hashes: Array, timestamps_ms: Array, columns: Mapping[str, Array]) -> PreparedBatch:
         """Return the entries of a batch; the table is unchanged.
 
-        `hashes` (i32, n) are normal hashes, `timestamps_ms` (i64, n), `columns` hold every other column of the schema by name (n each).
-        Raises `InvalidArgument` where n is more than `free`.
+        `hashes` (i32, n) are normal hashes, `timestamps_ms` (i64, n), `columns` hold every other column of the schema
+        by name (n each). Raises `InvalidArgument` where n is more than `free`.
         """
         n = len(hashes)
         if n > self.free:
@@ -104,7 +107,9 @@ class UnsealedTable:
         return PreparedBatch(first, entries, heads, fresh_slots, end_ms)
 
     def commit(self, batch: PreparedBatch) -> None:
-        """Make a prepared batch, which must be the next one and the last one prepared, visible to readers of this table."""
+        """Make a prepared batch, which must be the next one and the last one prepared, visible to readers of this
+        table.
+        """
         if batch.first != self.count + 1:
             raise InvalidArgument(f"batch starts at entry {batch.first}, the table's next is {self.count + 1}")
         self._prepared = False
@@ -132,13 +137,17 @@ class UnsealedTable:
         return Header(magic, self.begin_ms, self.end_ms, self.slots_in_use, self.count)
 
     def slot_table(self) -> memoryview:
-        """Return the slot table's bytes (8 a slot), without a second copy: that would keep the interpreter lock for long."""
+        """Return the slot table's bytes (8 a slot), without a second copy: that would keep the interpreter lock for
+        long.
+        """
         table = np.zeros((self.layout.slots, 2), ">i4")
         table[:, 0] = self.heads
         return memoryview(table.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
     def image(self, entries: Array) -> bytes:
-        """Return the whole file's bytes for `entries` (entry 1 first): header, slots, unused entry 0, entries, zeros."""
+        """Return the whole file's bytes for `entries` (entry 1 first): header, slots, unused entry 0, entries,
+        zeros.
+        """
         body = bytes(self.layout.schema.entry.itemsize) + entries.tobytes()
         whole = b"".join((self.header().pack(), self.slot_table(), body))
         return whole.ljust(self.layout.unsealed_size, b"\0")
@@ -146,11 +155,13 @@ class UnsealedTable:
     def _insert(
         self, hashes: Array, first: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int32], int]:
-        """Advance the writer's heads by a chunk; return each entry's `previous`, the slots, their heads, and how many were empty.
+        """Advance the writer's heads by a chunk; return each entry's `previous`, the slots, their heads, and how many
+        were empty.
 
-        The old heads are each row's `previous`, the rows' own indices the new heads: one gather and one scatter. Only slots that
-        occur more than once in the chunk, few unless keys repeat, need an order: one sort of (slot << 32 | row) brings their rows
-        together in order of insertion. Memory: 40 bytes a row of one chunk, which stays within the cache.
+        The old heads are each row's `previous`, the rows' own indices the new heads: one gather and one scatter. Only
+        slots that occur more than once in the chunk, few unless keys repeat, need an order: one sort of
+        (slot << 32 | row) brings their rows together in order of insertion. Memory: 40 bytes a row of one chunk, which
+        stays within the cache.
         """
         n = len(hashes)
         heads = self._next_heads
@@ -173,7 +184,8 @@ class UnsealedTable:
 def walk_chain(data: memoryview | Any, layout: Layout, head: int, key_hash: int, limit: int) -> list[int] | None:
     """Return the indices of the entries in a chain whose hash is `key_hash`, newest first; None after `limit` steps.
 
-    `data` is the file's bytes (a map). A reader that gets None scans the hash column instead, which bounds the cost of giant chains.
+    `data` is the file's bytes (a map). A reader that gets None scans the hash column instead, which bounds the cost of
+    giant chains.
     """
     size = layout.schema.entry.itemsize
     base = layout.items_position
@@ -198,4 +210,3 @@ def walk_chain(data: memoryview | Any, layout: Layout, head: int, key_hash: int,
 def entries_view(data: Any, layout: Layout, count: int) -> Array:
     """Return entries 1..count as a structured array over `data` (no copy)."""
     return np.frombuffer(data, layout.schema.entry, count, layout.entry_position(1))
-

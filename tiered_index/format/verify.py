@@ -1,16 +1,20 @@
-"""What the checks of compacted files (`verify`) and of shards (`verify_shard`) have in common: trailer, filter, header, blocks, runs.
+"""What the checks of compacted files (`verify`) and of shards (`verify_shard`) have in common: trailer, filter, header,
+blocks, runs.
 
-Nothing is believed that wasn't checked, and everything that is found is reported. Pure: reads through `read(position, length)`; one thread.
+Nothing is believed that wasn't checked, and everything that is found is reported. Pure: reads through `read(position,
+length)`; one thread.
 
-Proof of one compacted file with trailer: every byte against its checksum, every item against what the file says of itself.
+Proof of one compacted file with trailer: every byte against its checksum, every item against what the file says of
+itself.
 
-`verify_compacted` believes nothing it hasn't checked and reports everything it finds, instead of stopping at the first defect. Memory:
-24 bytes a slot, the filter and one run of items. Pure: reads through `read(position, length)`; one thread. SPEC.md sections 2, 4 and 6.
+`verify_compacted` believes nothing it hasn't checked and reports everything it finds, instead of stopping at the first
+defect. Memory: 24 bytes a slot, the filter and one run of items. Pure: reads through `read(position, length)`; one
+thread. SPEC.md sections 2, 4 and 6.
 
 Proof of one shard of a window table: every byte against its checksum, every item against what the shard says of itself.
 
-As `verify` for compacted files, without a slot table: the directory alone says where a slot lies. Memory: the trailer, the filter and one
-run of items. Pure: reads through `read(position, length)`; one thread. SPEC.md sections 6 and 10.
+As `verify` for compacted files, without a slot table: the directory alone says where a slot lies. Memory: the trailer,
+the filter and one run of items. Pure: reads through `read(position, length)`; one thread. SPEC.md sections 6 and 10.
 
 Many small reads turned into few large ones, as long as they mostly go forward. One thread.
 """
@@ -33,23 +37,17 @@ from tiered_index.format.layout import HEADER_SIZE, SHARD_MAGIC, SLOT_SIZE, Head
 from tiered_index.format.shard import answer_sorted, entry_checksum
 from tiered_index.format.trailer import TAIL_SIZE, Metadata, Run, Tail, Trailer, parse_trailer
 
-__all__ = [
-    "WINDOW_BYTES",
-    "FileCheck",
-    "Finding",
-    "SlotOf",
-    "WindowedRead",
-    "verify_compacted",
-    "verify_shard",
-]
+__all__ = ["WINDOW_BYTES", "FileCheck", "Finding", "SlotOf", "WindowedRead", "verify_compacted", "verify_shard"]
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One defect. `part` is ``file``, ``tail``, ``directory``, ``metadata``, ``filter``, ``header``, ``slots``, ``run``, ``slot``,
-    ``order``, ``interval``, ``bounds``, ``topic`` or ``checksum``; `offset` is a byte position where there is one."""
+    """One defect. `part` is ``file``, ``tail``, ``directory``, ``metadata``, ``filter``, ``header``, ``slots``,
+    ``run``, ``slot``, ``order``, ``interval``, ``bounds``, ``topic`` or ``checksum``; `offset` is a byte position where
+    there is one.
+    """
 
     part: str
     problem: str
@@ -59,7 +57,8 @@ class Finding:
 class FileCheck:
     """One file being checked; `findings` is what was found so far.
 
-    After its runs were read, `whole` says whether all were sound, `interval` is the first and the last second in those that were.
+    After its runs were read, `whole` says whether all were sound, `interval` is the first and the last second in those
+    that were.
     """
 
     def __init__(self, read: Read, file_size: int, file: str) -> None:
@@ -89,7 +88,9 @@ class FileCheck:
             tail = Tail.decode(raw, self._file, self._size)
             part = "directory"
             start = tail.directory_position
-            trailer = parse_trailer(read_exactly(self._read, start, self._size - start, self._file), self._file, self._size)
+            trailer = parse_trailer(
+                read_exactly(self._read, start, self._size - start, self._file), self._file, self._size
+            )
         except UnsupportedVersion:
             raise
         except CorruptFile as error:
@@ -129,7 +130,8 @@ class FileCheck:
                 self._add("header", f"{name} is {getattr(found, name)}, the metadata says {getattr(expected, name)}")
 
     def _sound_runs(self, trailer: Trailer, words: Array | None) -> Iterator[tuple[Run, Array, Array, Array]]:
-        """Yield the runs whose bytes are sound: the run, its items, their seconds, and its items behind the last one of the run before.
+        """Yield the runs whose bytes are sound: the run, its items, their seconds, and its items behind the last one of
+        the run before.
 
         Reports what is wrong with bytes, seconds, topics, block bounds and, with the filter's `words`, with the filter.
         """
@@ -166,7 +168,9 @@ class FileCheck:
     def _report(self, part: str, wrong: Array, problem: str, run: Run, items: Array) -> None:
         """Report the items of a run that are `wrong` (bool, n), if any."""
         if wrong.any():
-            self._add(part, f"{int(wrong.sum())} items {problem}", run.offset + items.itemsize * int(np.flatnonzero(wrong)[0]))
+            self._add(
+                part, f"{int(wrong.sum())} items {problem}", run.offset + items.itemsize * int(np.flatnonzero(wrong)[0])
+            )
 
     def _denied(self, items: Array, meta: Metadata, words: Array) -> Array:
         """Return which items are absent, says the filter."""
@@ -188,8 +192,9 @@ SlotOf = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.int64]]
 def verify_compacted(read: Read, file_size: int, file: str, slot_of: SlotOf | None = None) -> list[Finding]:
     """Return all defects of a compacted file with trailer; an empty list is the proof that there are none.
 
-    A shard needs `slot_of`; a whole file's slots are hash modulo slots. Where trailer or geometry can't be believed the list ends there.
-    Raises `UnsupportedVersion` for a later format, `InvalidArgument` for a shard without `slot_of`, and what `read` raises.
+    A shard needs `slot_of`; a whole file's slots are hash modulo slots. Where trailer or geometry can't be believed the
+    list ends there. Raises `UnsupportedVersion` for a later format, `InvalidArgument` for a shard without `slot_of`,
+    and what `read` raises.
     """
     check = _CompactedCheck(read, file_size, file)
     trailer = check.trailer()
@@ -199,7 +204,9 @@ def verify_compacted(read: Read, file_size: int, file: str, slot_of: SlotOf | No
     slots = meta.layout.slots
     if slot_of is None:
         if (meta.slot_base, meta.slot_range) != (slots, (0, slots)):
-            raise InvalidArgument(f"{file} holds slots {meta.slot_range} of {meta.slot_base}: slot_of is needed to verify a shard")
+            raise InvalidArgument(
+                f"{file} holds slots {meta.slot_range} of {meta.slot_base}: slot_of is needed to verify a shard"
+            )
 
         def slot_of(hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
             return hashes.astype(np.int64) % slots
@@ -214,7 +221,9 @@ def verify_compacted(read: Read, file_size: int, file: str, slot_of: SlotOf | No
 
 class _CompactedCheck(FileCheck):
     def slot_table(self, trailer: Trailer) -> Array | None:
-        """Return where each slot's array starts, and at last the end of all, or None where the table contradicts itself."""
+        """Return where each slot's array starts, and at last the end of all, or None where the table contradicts
+        itself.
+        """
         meta, layout = trailer.metadata, trailer.metadata.layout
         data = self._bytes("slots", HEADER_SIZE, SLOT_SIZE * layout.slots)
         if data is None:
@@ -224,7 +233,9 @@ class _CompactedCheck(FileCheck):
         table = np.frombuffer(data, ">i4").reshape(-1, 2)
         lengths = table[:, 1].astype(np.int64)
         starts = np.append(table[:, 0].astype(np.int64), trailer.tail.position)
-        broken = np.flatnonzero((np.diff(starts) != lengths) | (lengths < 0) | (lengths % layout.schema.item.itemsize != 0))
+        broken = np.flatnonzero(
+            (np.diff(starts) != lengths) | (lengths < 0) | (lengths % layout.schema.item.itemsize != 0)
+        )
         if len(broken) or starts[0] != layout.items_position:
             slot = int(broken[0]) if len(broken) else 0
             at = HEADER_SIZE + SLOT_SIZE * slot
@@ -255,7 +266,9 @@ class _CompactedCheck(FileCheck):
             if not meta.layout.preset.newest_first:
                 self._order(run.offset + items.nbytes - joined.nbytes, joined, meta, starts)
         if self.whole and self.interval != (meta.second_min, meta.second_max):
-            self._add("interval", f"seconds are {self.interval}, the metadata says {(meta.second_min, meta.second_max)}")
+            self._add(
+                "interval", f"seconds are {self.interval}, the metadata says {(meta.second_min, meta.second_max)}"
+            )
 
     def _slots_at(self, offset: int, items: Array, starts: Array) -> Array:
         """Return the slot that each of the items from byte `offset` on lies in, by position."""
@@ -263,9 +276,16 @@ class _CompactedCheck(FileCheck):
         return np.searchsorted(starts[:-1], positions, "right") - 1
 
     def _order(self, offset: int, items: Array, meta: Metadata, starts: Array) -> None:
-        """Report neighbours within a slot that are not in the order (hash, second desc, offset desc, queue, further identity)."""
+        """Report neighbours within a slot that are not in the order (hash, second desc, offset desc, queue, further
+        identity).
+        """
         slots = self._slots_at(offset, items, starts)
-        columns = [items["key_hash"], ~items["time_diff_s"].astype(np.int64), ~items["offset"].astype(np.int64), items["queue_id"]]
+        columns = [
+            items["key_hash"],
+            ~items["time_diff_s"].astype(np.int64),
+            ~items["offset"].astype(np.int64),
+            items["queue_id"],
+        ]
         columns += [items[name] for name in meta.layout.schema.identity_extra]
         tied = slots[1:] == slots[:-1]
         wrong = np.zeros(len(tied), bool)
@@ -280,7 +300,8 @@ class _CompactedCheck(FileCheck):
 def verify_shard(read: Read, file_size: int, file: str) -> list[Finding]:
     """Return all defects of a shard; an empty list is the proof that there are none.
 
-    Where trailer or directory can't be believed the list ends there. Raises `UnsupportedVersion` for a later format, what `read` raises.
+    Where trailer or directory can't be believed the list ends there. Raises `UnsupportedVersion` for a later format,
+    what `read` raises.
     """
     check = _ShardCheck(read, file_size, file)
     trailer = check.trailer()
@@ -303,10 +324,16 @@ class _ShardCheck(FileCheck):
             return False
         window_s = meta.more["window_s"]
         if meta.begin_ms % 1000 or meta.end_ms != meta.begin_ms + 1000 * window_s - 1:
-            self._add("metadata", f"header's times {meta.begin_ms}..{meta.end_ms} are not those of a window of {window_s} s")
+            self._add(
+                "metadata", f"header's times {meta.begin_ms}..{meta.end_ms} are not those of a window of {window_s} s"
+            )
         begin_s = meta.begin_ms // 1000
         if not begin_s <= meta.second_min <= meta.second_max < begin_s + window_s:
-            self._add("interval", f"seconds {meta.second_min}..{meta.second_max} are not within the window of {window_s} s from {begin_s}")
+            self._add(
+                "interval",
+                f"seconds {meta.second_min}..{meta.second_max} are not within the window of {window_s} s from "
+                f"{begin_s}",
+            )
         return len(self.findings) == before
 
     def items(self, trailer: Trailer, words: Array | None) -> None:
@@ -348,7 +375,9 @@ WINDOW_BYTES = 8 << 20
 
 
 class WindowedRead:
-    """A `Read` over `read` that fetches windows of 8 MiB and keeps the last one; `seen` is told each window that is fetched."""
+    """A `Read` over `read` that fetches windows of 8 MiB and keeps the last one; `seen` is told each window that is
+    fetched.
+    """
 
     def __init__(self, read: Read, size_bytes: int, seen: Callable[[int, bytes], None] | None = None) -> None:
         self._read = read

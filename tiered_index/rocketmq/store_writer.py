@@ -1,10 +1,12 @@
-"""Writes a store as a broker does, for tests, demos and benchmarks: segments with blank tails, consume queues, checkpoint, classic index.
+"""Writes a store as a broker does, for tests, demos and benchmarks: segments with blank tails, consume queues,
+checkpoint, classic index.
 
-Given the same messages, hosts and times, the bytes equal the broker's. `put` gathers in memory; `flush` writes the commit log first and
-then the consume queues, so that whoever reads meanwhile finds every message a queue names. Nothing is synced: this is no broker.
-One thread uses a writer.
+Given the same messages, hosts and times, the bytes equal the broker's. `put` gathers in memory; `flush` writes the
+commit log first and then the consume queues, so that whoever reads meanwhile finds every message a queue names. Nothing
+is synced: this is no broker. One thread uses a writer.
 
-Writes one consume queue, for the store writer: entries gathered in memory, files of a fixed size filled with zeros. One thread.
+Writes one consume queue, for the store writer: entries gathered in memory, files of a fixed size filled with zeros. One
+thread.
 """
 
 from __future__ import annotations
@@ -48,12 +50,7 @@ from tiered_index.rocketmq.log.segments import segment_name
 from tiered_index.rocketmq.log.store import Checkpoint, StoreDirectory
 from tiered_index.storage.disk import Disk
 
-__all__ = [
-    "Put",
-    "QueueWriter",
-    "StoreWriter",
-    "open_sized",
-]
+__all__ = ["Put", "QueueWriter", "StoreWriter", "open_sized"]
 
 
 def open_sized(disk: Disk, path: Path, size_bytes: int) -> int:
@@ -83,7 +80,9 @@ class QueueWriter:
         self.next += 1
 
     def flush(self) -> None:
-        """Write what was added; raises `OSError` as the disk does, and what wasn't written stays to be written again."""
+        """Write what was added; raises `OSError` as the disk does, and what wasn't written stays to be written
+        again.
+        """
         if self.pending:
             self.folder.mkdir(parents=True, exist_ok=True)
         file_bytes = self.entries_per_file * ENTRY_BYTES
@@ -91,7 +90,9 @@ class QueueWriter:
             entry = self.next - len(self.pending)
             place = entry % self.entries_per_file
             part = self.pending[: self.entries_per_file - place]
-            descriptor = open_sized(self.disk, self.folder / segment_name(entry // self.entries_per_file * file_bytes), file_bytes)
+            descriptor = open_sized(
+                self.disk, self.folder / segment_name(entry // self.entries_per_file * file_bytes), file_bytes
+            )
             try:
                 self.disk.pwrite(descriptor, b"".join(part), place * ENTRY_BYTES)
             finally:
@@ -114,7 +115,9 @@ class Put(NamedTuple):
 
 
 def index_name_of(now_ms: int) -> str:
-    """Return an index file's name for its time of birth (UTC here, the broker's own time zone there): yyyyMMddHHmmssSSS."""
+    """Return an index file's name for its time of birth (UTC here, the broker's own time zone there):
+    yyyyMMddHHmmssSSS.
+    """
     born = datetime.fromtimestamp(now_ms // 1000, UTC)
     return f"{born:%Y%m%d%H%M%S}{now_ms % 1000:03d}"
 
@@ -122,21 +125,34 @@ def index_name_of(now_ms: int) -> str:
 class StoreWriter:
     """Appends messages to the store in `root`, which is made where it is missing, and recovered where it isn't.
 
-    `segment_bytes` and `queue_entries` are the sizes of files; with `index` a classic index of that geometry is kept in memory and written
-    by `flush`, which is meant for small ones. Recovery cuts a torn tail off and writes queues again from the whole commit log. With `cut`
-    it cuts at that offset at the latest and only moves the place to write on, as brokers do: what lies behind stays until it is written
-    over (RocketMQ's `MappedFileQueue.truncateDirtyFiles`).
+    `segment_bytes` and `queue_entries` are the sizes of files; with `index` a classic index of that geometry is kept in
+    memory and written by `flush`, which is meant for small ones. Recovery cuts a torn tail off and writes queues again
+    from the whole commit log. With `cut` it cuts at that offset at the latest and only moves the place to write on, as
+    brokers do: what lies behind stays until it is written over (RocketMQ's `MappedFileQueue.truncateDirtyFiles`).
     Raises `InvalidArgument` for what doesn't fit, and `OSError` as the disk does.
     """
 
     def __init__(
-        self, root: Path, *, segment_bytes: int = 1 << 30, queue_entries: int = ENTRIES_PER_FILE, index: Geometry | None = None,
-        index_name: Callable[[], str] | None = None, store_host: Host = _LOCALHOST, clock: Clock | None = None, disk: Disk | None = None,
+        self,
+        root: Path,
+        *,
+        segment_bytes: int = 1 << 30,
+        queue_entries: int = ENTRIES_PER_FILE,
+        index: Geometry | None = None,
+        index_name: Callable[[], str] | None = None,
+        store_host: Host = _LOCALHOST,
+        clock: Clock | None = None,
+        disk: Disk | None = None,
         cut: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if segment_bytes < 256 or queue_entries < 1:
             raise InvalidArgument("a segment has at least 256 bytes and a queue's file at least one entry")
-        self.root, self.segment_bytes, self.queue_entries, self.store_host = root, segment_bytes, queue_entries, store_host
+        self.root, self.segment_bytes, self.queue_entries, self.store_host = (
+            root,
+            segment_bytes,
+            queue_entries,
+            store_host,
+        )
         self._clock = clock or SystemClock()
         self._disk = disk or Disk()
         self._queues: dict[tuple[str, int], QueueWriter] = {}
@@ -164,16 +180,30 @@ class StoreWriter:
         return self._offset
 
     def put(
-        self, topic: str, queue_id: int, body: bytes = b"", *, keys: str | Iterable[str] = (), tags: str | None = None,
-        uniq_key: str | None = None, properties: str | Mapping[str, str] | None = None, sys_flag: int = 0, flag: int = 0,
-        born_ms: int | None = None, born_host: Host = _LOCALHOST, store_ms: int | None = None, store_host: Host | None = None,
-        reconsume_times: int = 0, prepared_offset: int = 0,
-    ) -> Put:  # fmt: skip
+        self,
+        topic: str,
+        queue_id: int,
+        body: bytes = b"",
+        *,
+        keys: str | Iterable[str] = (),
+        tags: str | None = None,
+        uniq_key: str | None = None,
+        properties: str | Mapping[str, str] | None = None,
+        sys_flag: int = 0,
+        flag: int = 0,
+        born_ms: int | None = None,
+        born_host: Host = _LOCALHOST,
+        store_ms: int | None = None,
+        store_host: Host | None = None,
+        reconsume_times: int = 0,
+        prepared_offset: int = 0,
+    ) -> Put:
         """Append one message and return where it went; `flush` makes it visible.
 
-        `keys` are joined by spaces (text is taken as it is). `properties` as text are stored as they stand, and `keys`, `tags` and
-        `uniq_key` must then be left out. `body` is stored as it is, compressed where `sys_flag` says so (`bodies.compress` gives both).
-        Times are epoch milliseconds, now by default. Raises `InvalidArgument`, and nothing is appended.
+        `keys` are joined by spaces (text is taken as it is). `properties` as text are stored as they stand, and `keys`,
+        `tags` and `uniq_key` must then be left out. `body` is stored as it is, compressed where `sys_flag` says so
+        (`bodies.compress` gives both). Times are epoch milliseconds, now by default. Raises `InvalidArgument`, and
+        nothing is appended.
         """
         if isinstance(properties, str):
             if keys or tags or uniq_key:
@@ -190,7 +220,9 @@ class StoreWriter:
         if "/" in topic or "\0" in topic or topic in (".", ".."):
             raise InvalidArgument(f"topic {topic!r} can't name a folder of consume queues")
         born, store = _pack_host(born_host), _pack_host(store_host or self.store_host)
-        sys_flag = sys_flag & ~(BORN_V6 | STORE_V6) | (BORN_V6 if len(born) > 8 else 0) | (STORE_V6 if len(store) > 8 else 0)
+        sys_flag = (
+            sys_flag & ~(BORN_V6 | STORE_V6) | (BORN_V6 if len(born) > 8 else 0) | (STORE_V6 if len(store) > 8 else 0)
+        )
         name, stored = topic.encode(), text.encode()
         magic = MAGIC_V1 if len(name) <= MAX_TOPIC_V1_BYTES else MAGIC_V2
         size = message_size(sys_flag, magic, len(name), len(body), len(stored))
@@ -198,10 +230,27 @@ class StoreWriter:
         hidden = sys_flag & TRANSACTION_MASK in _HIDDEN
         queue = self._queue(topic, queue_id)
         put = Put(self._offset, size, 0 if hidden else queue.next)
-        self._pending.append(encode_fields(
-            size, magic, body_crc(body), queue_id, flag, put.queue_offset, put.offset, sys_flag,
-            store_ms if born_ms is None else born_ms, born, store_ms, store, reconsume_times, prepared_offset, body, name, stored,
-        ))  # fmt: skip
+        self._pending.append(
+            encode_fields(
+                size,
+                magic,
+                body_crc(body),
+                queue_id,
+                flag,
+                put.queue_offset,
+                put.offset,
+                sys_flag,
+                store_ms if born_ms is None else born_ms,
+                born,
+                store_ms,
+                store,
+                reconsume_times,
+                prepared_offset,
+                body,
+                name,
+                stored,
+            )
+        )
         self._pending_bytes += size
         self._offset += size
         self._dispatch(queue, put, topic, named, store_ms, sys_flag)
@@ -226,7 +275,9 @@ class StoreWriter:
             self._disk.close(self._descriptor)
             self._descriptor = None
         full = [file.header.end_ms for file in self._index.files if file.is_full] if self._index else []
-        checkpoint = checkpoint or Checkpoint(commit_log_ms=self._last_ms, consume_queue_ms=self._last_ms, index_ms=max(full, default=0))
+        checkpoint = checkpoint or Checkpoint(
+            commit_log_ms=self._last_ms, consume_queue_ms=self._last_ms, index_ms=max(full, default=0)
+        )
         self._write(self.root / "checkpoint", checkpoint.encode())
         self._disk.unlink(self.root / "abort")
 
@@ -283,7 +334,9 @@ class StoreWriter:
             queue = self._queues[topic, queue_id] = QueueWriter(folder, self.queue_entries, self._disk)
         return queue
 
-    def _dispatch(self, queue: QueueWriter, put: Put, topic: str, named: Mapping[str, str], store_ms: int, sys_flag: int) -> None:
+    def _dispatch(
+        self, queue: QueueWriter, put: Put, topic: str, named: Mapping[str, str], store_ms: int, sys_flag: int
+    ) -> None:
         """Note a message in its queue."""
         self._last_ms = max(self._last_ms, store_ms)
         if sys_flag & TRANSACTION_MASK not in _HIDDEN:
@@ -340,4 +393,6 @@ class StoreWriter:
         files = self._index.files if self._index else []
         # an index file is written with all keys of a message, or none
         if not files or message.physical_offset > files[-1].header.end_offset:
-            self._index_keys(message.physical_offset, message.topic, message.properties, message.store_ms, message.sys_flag)
+            self._index_keys(
+                message.physical_offset, message.topic, message.properties, message.store_ms, message.sys_flag
+            )

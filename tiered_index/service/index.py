@@ -1,10 +1,13 @@
-"""`IndexService`: the engine. Puts go to a buffer, a flusher moves them to files, a life cycle compacts and uploads those, queries see all.
+"""`IndexService`: the engine.
+
+Puts go to a buffer, a flusher moves them to files, a life cycle compacts and uploads those, queries see all.
 
 ```
 put ─> write buffer ─flush─> unsealed ─seal─> ─compact─> compacted ─upload─> uploaded ─retire─> storage only
 ```
-Durability: `put` returns when the entries are in the write buffer and searchable; they survive a crash once `flush` has returned, or
-`flush_interval_s` later, and the loss of the machine once uploaded. `durable_position` says where each source must be continued.
+Durability: `put` returns when the entries are in the write buffer and searchable; they survive a crash once `flush` has
+returned, or `flush_interval_s` later, and the loss of the machine once uploaded. `durable_position` says where each
+source must be continued.
 """
 
 from __future__ import annotations
@@ -19,7 +22,14 @@ from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import BackPressure, InvalidArgument, TieredIndexError
 from tiered_index.format.schema import Schema
-from tiered_index.service.answers.validation import batch_columns, check_keys, check_number, check_position, is_plain, message_row
+from tiered_index.service.answers.validation import (
+    batch_columns,
+    check_keys,
+    check_number,
+    check_position,
+    is_plain,
+    message_row,
+)
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.files.unsealed import UnsealedFile
@@ -49,21 +59,29 @@ _STORAGE_PATIENCE_S = 1.0
 class IndexService(Lookups):
     """One writer's index: open it with `IndexService.open`, close it or use it as a context manager.
 
-    Threads: every public method from any thread. Only one service may have a root open, and only one root may write an index.
+    Threads: every public method from any thread. Only one service may have a root open, and only one root may write an
+    index.
     """
 
     _always_accounted = False
 
     def __init__(
-        self, config: IndexConfig, *, clock: Clock | None = None, disk: Disk | None = None, storage: Storage | None = None
+        self,
+        config: IndexConfig,
+        *,
+        clock: Clock | None = None,
+        disk: Disk | None = None,
+        storage: Storage | None = None,
     ) -> None:
-        """Open an index; prefer `IndexService.open`. `clock`, `disk` and `storage` stand in for the real ones in tests."""
+        """Open an index; prefer `IndexService.open`. `clock`, `disk` and `storage` stand in for the real ones in
+        tests.
+        """
         self.config = config
         self._closed = False
         self._closing: list[Callable[[], object]] | None = None  # what is left to do of closing it; None: all
         self._trouble: list[Exception] = []
-        # Their rounds begin once it has opened: an opening that takes longer than a round's pause may fail. They don't hold on to the
-        # service itself, which may be forgotten without being closed.
+        # Their rounds begin once it has opened: an opening that takes longer than a round's pause may fail. They don't
+        # hold on to the service itself, which may be forgotten without being closed.
         opened = self._opened = list[Parts]()
         rounds = config.background
         self._writer = Worker("flusher", partial(_flush, opened) if rounds else None, config.flush_interval_s)
@@ -112,8 +130,9 @@ class IndexService(Lookups):
     ) -> IndexService:
         """Open an index for writing, creating it where there is none, and recover what a crash left.
 
-        Give an `IndexConfig`, or settings by name (`root`, `storage`, ...). Raises `ConfigError`, `NotAnIndex`, `SchemaMismatch`,
-        `LockHeld` (another writer has the root or the index), `StorageUnavailable` (a new root needs its storage), `CorruptFile`.
+        Give an `IndexConfig`, or settings by name (`root`, `storage`, ...). Raises `ConfigError`, `NotAnIndex`,
+        `SchemaMismatch`, `LockHeld` (another writer has the root or the index), `StorageUnavailable` (a new root needs
+        its storage), `CorruptFile`.
         """
         if config is not None and settings:
             raise InvalidArgument("give a config or settings by name, not both")
@@ -135,24 +154,31 @@ class IndexService(Lookups):
         topic_id: int | None = None,
         **extra: Any,
     ) -> int:
-        """Index one message under each of `keys` (text or an iterable of text, each once); return how many entries that made.
+        """Index one message under each of `keys` (text or an iterable of text, each once); return how many entries that
+        made.
 
-        `offset` is the message's position in the index's offset space, `size` its bytes, `timestamp_ms` its store time in epoch
-        milliseconds (kept to the second). `source_position` becomes durable with the message. `topic_id` is assigned where not given;
-        `extra` are the schema's further columns by name. The call is accepted whole or refused whole and never waits for a disk:
-        `InvalidArgument` (fix it), `BackPressure` (slow down and repeat it).
+        `offset` is the message's position in the index's offset space, `size` its bytes, `timestamp_ms` its store time
+        in epoch milliseconds (kept to the second). `source_position` becomes durable with the message. `topic_id` is
+        assigned where not given; `extra` are the schema's further columns by name. The call is accepted whole or
+        refused whole and never waits for a disk: `InvalidArgument` (fix it), `BackPressure` (slow down and repeat it).
         """
         if self._closed or self._session.fenced is not None:
             self._check_writable()
         if topic_id is None and source is None and source_position is None and not extra:
             known = self._topics.assigned(topic)
-            if known is not None and is_plain(keys, queue_id, offset, size, timestamp_ms) and not self._schema.caller_columns:
+            if (
+                known is not None
+                and is_plain(keys, queue_id, offset, size, timestamp_ms)
+                and not self._schema.caller_columns
+            ):
                 # the common call, checked by the same rules in fewer steps
                 record = (known, queue_id, offset, size, timestamp_ms // 1000)
                 self._buffer.append_rows((keys,), record, _ROW_BYTES + len(keys))  # type: ignore[arg-type]
                 return 1
         checked = check_keys(keys)
-        topic, queue_id, offset, size, second, more = message_row(topic, queue_id, offset, size, timestamp_ms, extra, self._schema)
+        topic, queue_id, offset, size, second, more = message_row(
+            topic, queue_id, offset, size, timestamp_ms, extra, self._schema
+        )
         source, source_position = check_position(source, source_position)
         agree = None
         if topic_id is None:
@@ -162,14 +188,17 @@ class IndexService(Lookups):
             topic_id = check_number("topic_id", topic_id)
             agree = partial(self._topics.give, [(topic_id, topic)])
         size_bytes = sum(_ROW_BYTES + len(key) for key in checked)
-        self._buffer.append_rows(checked, (topic_id, queue_id, offset, size, second, *more), size_bytes, source, source_position, agree)
+        self._buffer.append_rows(
+            checked, (topic_id, queue_id, offset, size, second, *more), size_bytes, source, source_position, agree
+        )
         return len(checked)
 
     def put_batch(self, columns: Any, source: str | None = None, source_position: int | None = None) -> int:
         """Index a batch: an Arrow RecordBatch or Table, or a dict of arrays; return how many entries that made.
 
-        Columns: topic, queue_id, key, offset, size, timestamp_ms (one row an entry), optionally topic_id, and the schema's further ones.
-        `source_position` becomes durable with the whole batch. Accepted whole or refused whole; errors as `put`.
+        Columns: topic, queue_id, key, offset, size, timestamp_ms (one row an entry), optionally topic_id, and the
+        schema's further ones. `source_position` becomes durable with the whole batch. Accepted whole or refused whole;
+        errors as `put`.
         """
         self._check_writable()
         source, source_position = check_position(source, source_position)
@@ -181,7 +210,10 @@ class IndexService(Lookups):
         return len(batch["second"])
 
     def flush(self) -> None:
-        """Return when everything put before the call is durable on the local disk. Raises `DiskFull`, `StorageUnavailable`."""
+        """Return when everything put before the call is durable on the local disk.
+
+        Raises `DiskFull`, `StorageUnavailable`.
+        """
         self._check_open()
         self._writer.call(self._flusher.flush)
 
@@ -191,32 +223,48 @@ class IndexService(Lookups):
         self._writer.call(self._flusher.seal)
 
     def run_lifecycle(self) -> Progress:
-        """Run one round of the life cycle now: everything sealed is compacted and uploaded when it returns. Raises its first error."""
+        """Run one round of the life cycle now: everything sealed is compacted and uploaded when it returns. Raises its
+        first error.
+        """
         self._check_open()
         return self._rounds.call(self._lifecycle.run_once)
 
     def archive(
-        self, store: str, start: int, size_bytes: int, read: ReadSegment, modified_ms: int | None = None, rewritten_ms: int | None = None
+        self,
+        store: str,
+        start: int,
+        size_bytes: int,
+        read: ReadSegment,
+        modified_ms: int | None = None,
+        rewritten_ms: int | None = None,
     ) -> bool:
-        """Upload a closed segment of a source's log, bytes [start, start + size_bytes) of it, unless it is archived; return whether it was.
+        """Upload a closed segment of a source's log, bytes [start, start + size_bytes) of it, unless it is archived;
+        return whether it was.
 
-        `read(position, length)` gives its bytes, called from a thread of the service. A segment that is archived already is compared with
-        its copy: its first MiB, and all of it where `modified_ms` (when its file was changed last) is not given or not before the upload.
-        `rewritten_ms` is when the source's log was found to be another within this segment: one record puts it in the place of a copy
-        from before, where that differs.
+        `read(position, length)` gives its bytes, called from a thread of the service. A segment that is archived
+        already is compared with its copy: its first MiB, and all of it where `modified_ms` (when its file was changed
+        last) is not given or not before the upload. `rewritten_ms` is when the source's log was found to be another
+        within this segment: one record puts it in the place of a copy from before, where that differs.
 
-        Raises `CorruptFile` where it differs or overlaps another one, `StorageUnavailable` (repeat the call), `WriterFenced`.
+        Raises `CorruptFile` where it differs or overlaps another one, `StorageUnavailable` (repeat the call),
+        `WriterFenced`.
         """
         self._check_open()
-        return self._archiver.call(partial(self._segments.archive, store, start, size_bytes, read, modified_ms, rewritten_ms))
+        return self._archiver.call(
+            partial(self._segments.archive, store, start, size_bytes, read, modified_ms, rewritten_ms)
+        )
 
     def archived(self, store: str | None = None) -> tuple[ArchivedSegment, ...]:
         """Return the archived segments of a store, or of all, by store and start."""
         state = self._session.log.state
-        return tuple(segment for name in (state.stores if store is None else (store,)) for segment in state.segments_of(name))
+        return tuple(
+            segment for name in (state.stores if store is None else (store,)) for segment in state.segments_of(name)
+        )
 
     def durable_position(self, source: str) -> int | None:
-        """Return the greatest position of `source` before which everything is durable, or None for an unknown source."""
+        """Return the greatest position of `source` before which everything is durable, or None for an unknown
+        source.
+        """
         if not isinstance(source, str):
             raise InvalidArgument(f"source must be text, not {source!r:.80}")
         return self._flusher.positions.get(source)
@@ -257,7 +305,9 @@ class IndexService(Lookups):
         return sorted(self._catalog.all(), key=lambda handle: (handle.sequence, handle.file_id))
 
     def health(self) -> dict[str, Any]:
-        """Return a JSON-ready summary: buffer, disk, files by state, and every present trouble under ``problems`` (empty when well)."""
+        """Return a JSON-ready summary: buffer, disk, files by state, and every present trouble under ``problems``
+        (empty when well).
+        """
         states: dict[str, int] = {}
         for handle in self._catalog.all():
             states[handle.place] = states.get(handle.place, 0) + 1
@@ -293,7 +343,9 @@ class IndexService(Lookups):
             raise trouble[0]
 
     def abandon(self) -> None:
-        """Let go of everything without flushing: what is left is what a crash would leave. For tests and for fenced writers."""
+        """Let go of everything without flushing: what is left is what a crash would leave. For tests and for fenced
+        writers.
+        """
         self._closed = True
         with contextlib.suppress(Stopped):
             self._writer.call(self._abandon)
@@ -311,15 +363,25 @@ class IndexService(Lookups):
         if self._closing is None and self._opened:
             (parts,) = self._opened
             self._closing = [
-                parts.buffer.close, self._stop_rounds, parts.flusher.flush, parts.flusher.end, *(lane.close for lane in parts.lanes),
-                parts.lifecycle.close, *_letting_go(parts, keep_reserve=False),
-            ]  # fmt: skip
+                parts.buffer.close,
+                self._stop_rounds,
+                parts.flusher.flush,
+                parts.flusher.end,
+                *(lane.close for lane in parts.lanes),
+                parts.lifecycle.close,
+                *_letting_go(parts, keep_reserve=False),
+            ]
         self._go_on_closing()
 
     def _abandon(self) -> None:
         if self._closing != [] and self._opened:
             (parts,) = self._opened
-            self._closing = [self._stop_rounds, parts.flusher.end, parts.lifecycle.end, *_letting_go(parts, keep_reserve=True)]
+            self._closing = [
+                self._stop_rounds,
+                parts.flusher.end,
+                parts.lifecycle.end,
+                *_letting_go(parts, keep_reserve=True),
+            ]
         self._go_on_closing()
         self._trouble = []
 
@@ -341,11 +403,16 @@ class IndexService(Lookups):
             worker.stop(_STORAGE_PATIENCE_S)
 
     def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
-        """Return what may hold answers. The buffer is looked at before the files, so that an entry on its way is met at least once.
+        """Return what may hold answers.
 
-        Raises `InvalidArgument` where the index was closed meanwhile, which empties the catalog: that is no complete answer.
+        The buffer is looked at before the files, so that an entry on its way is met at least once.
+
+        Raises `InvalidArgument` where the index was closed meanwhile, which empties the catalog: that is no complete
+        answer.
         """
-        buffered = [BufferedChunk(chunk, self._topics, self._schema) for chunk in self._buffer.snapshot() if chunk.count]
+        buffered = [
+            BufferedChunk(chunk, self._topics, self._schema) for chunk in self._buffer.snapshot() if chunk.count
+        ]
         found: list[Handle] = [b for b in buffered if b.second_min <= second_max and b.second_max >= second_min]
         found += self._catalog.overlapping(second_min, second_max)
         if (error := self._session.log_error) is not None:
@@ -391,7 +458,9 @@ class IndexService(Lookups):
 
 
 def _letting_go(parts: Parts, *, keep_reserve: bool) -> list[Callable[[], object]]:
-    """Return the steps that close everything and free the root; `keep_reserve` leaves the next file's space behind, as a crash would."""
+    """Return the steps that close everything and free the root; `keep_reserve` leaves the next file's space behind, as
+    a crash would.
+    """
 
     def close_pools() -> None:
         with closing_together():

@@ -13,7 +13,15 @@ from dataclasses import dataclass, replace
 
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import BackPressure, ConfigError, DiskFull, InvalidArgument, StorageError, StorageMisconfigured, without_frames
+from tiered_index.errors import (
+    BackPressure,
+    ConfigError,
+    DiskFull,
+    InvalidArgument,
+    StorageError,
+    StorageMisconfigured,
+    without_frames,
+)
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.topics import TopicTable
@@ -74,11 +82,15 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
     uri = config.storage or (marker.storage if marker is not None else None)
     if backend is None and uri is None:
         raise ConfigError("storage is not set: give a URI such as s3://bucket/prefix or file:///dir")
-    wanted = wanted_genesis(config, Genesis(marker.index_id, marker.layout, marker.offset_space) if marker is not None else None)
+    wanted = wanted_genesis(
+        config, Genesis(marker.index_id, marker.layout, marker.offset_space) if marker is not None else None
+    )
     if marker is not None:
         check_genesis(Genesis(marker.index_id, marker.layout, marker.offset_space), wanted, str(root.path))
     with contextlib.ExitStack() as undo:
-        storage = MeteredStorage(backend or open_storage(str(uri), options=config.s3, parallel_reads=config.query_threads), config.prices)
+        storage = MeteredStorage(
+            backend or open_storage(str(uri), options=config.s3, parallel_reads=config.query_threads), config.prices
+        )
         undo.callback(storage.close)
         root.make_folders()
         lock = RootLock(root)
@@ -134,7 +146,8 @@ def _join(
         return marker, wanted.layout, None
     layout = wanted_genesis(config, genesis).layout
     if marker is None or marker.storage != uri:
-        # before the claim: the lease names the root, and a root that forgot its name in a crash would be locked out by itself
+        # before the claim: the lease names the root, and a root that forgot its name in a crash would be locked out by
+        # itself
         marker = Marker(genesis.index_id, root_id, layout, genesis.offset_space, uri)
         root.write_marker(marker)
     try:
@@ -177,9 +190,16 @@ def _assemble(
             )
 
     context = LaneContext(
-        root, catalog, topics, clock, marker.offset_space, itertools.count(recovered.next_sequence), admit,
-        log_number=lambda: session.log.state.number, deletions=recovered.deletions,
-    )  # fmt: skip
+        root,
+        catalog,
+        topics,
+        clock,
+        marker.offset_space,
+        itertools.count(recovered.next_sequence),
+        admit,
+        log_number=lambda: session.log.state.number,
+        deletions=recovered.deletions,
+    )
     small = Layout(layout.preset, layout.schema, layout.slots, min(layout.items, _QUARANTINE_ITEMS))
     main = Lane(MAIN, layout, context, reserves=True, known=lambda: flusher.positions)
     quarantine = Lane(QUARANTINE, small, context, reserves=False)
@@ -188,21 +208,46 @@ def _assemble(
     flusher.positions = max_positions(recovered.positions, session.log.state.positions)
     begun = [*(file.file_id for file in recovered.unsealed), *(file.file_id for file in recovered.compacted)]
     lifecycle = Lifecycle(
-        root, catalog, flusher, session, cold, config, clock, marker.root_id, recovered.deletions,
-        recovered=begun, damaged=recovered.damaged, journals=recovered.journals,
-    )  # fmt: skip
+        root,
+        catalog,
+        flusher,
+        session,
+        cold,
+        config,
+        clock,
+        marker.root_id,
+        recovered.deletions,
+        recovered=begun,
+        damaged=recovered.damaged,
+        journals=recovered.journals,
+    )
     handles: list[Handle] = [*recovered.compacted, *recovered.uploaded, *recovered.damaged]
     for handle in handles:
         catalog.put(handle)
     for lane in (quarantine, main):
         lane.adopt([file for file in recovered.unsealed if file.lane == lane.name])
     try:
-        topics.give(pair for lane in (quarantine, main) if lane.active is not None for pair in lane.active.topics.items())
+        topics.give(
+            pair for lane in (quarantine, main) if lane.active is not None for pair in lane.active.topics.items()
+        )
     except InvalidArgument:
         # ids were given anew since: each file keeps its own table, and the next ones begin with an empty one
         flusher.roll()
     engine = QueryEngine(layout.schema, config.item_type or layout.schema.item_type(), config.query_threads, (storage,))
     return Parts(
-        root, lock, storage, session, cold, marker, layout, tuple(recovered.notes), catalog, topics, buffer, (quarantine, main), flusher,
-        lifecycle, engine,
-    )  # fmt: skip
+        root,
+        lock,
+        storage,
+        session,
+        cold,
+        marker,
+        layout,
+        tuple(recovered.notes),
+        catalog,
+        topics,
+        buffer,
+        (quarantine, main),
+        flusher,
+        lifecycle,
+        engine,
+    )

@@ -1,7 +1,10 @@
-"""`IndexReader`: read-only and stateless. It reads a storage, a root beside its writer, both, or several indexes as one.
+"""`IndexReader`: read-only and stateless.
 
-A reader works at one position of each storage's log and moves on by `refresh_interval_s`, or when an object that the log named is gone:
-then it reads the log again and starts that lookup again, a bounded number of times. It never writes a byte to storage or root.
+It reads a storage, a root beside its writer, both, or several indexes as one.
+
+A reader works at one position of each storage's log and moves on by `refresh_interval_s`, or when an object that the
+log named is gone: then it reads the log again and starts that lookup again, a bounded number of times. It never writes
+a byte to storage or root.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ _MAX_CHILDREN = 1000
 class IndexReader(Lookups):
     """Answers lookups over one or several indexes that others write. Threads: every method from any thread.
 
-    Of several indexes, which must have one schema, each answer is in one order, and each entry's `source` is the URI of its index.
+    Of several indexes, which must have one schema, each answer is in one order, and each entry's `source` is the URI of
+    its index.
     """
 
     def __init__(
@@ -79,12 +83,17 @@ class IndexReader(Lookups):
             if storages is None:
                 self._views = self._open_views(storage, undo)
             else:
-                opening = [(_opening(uri), partial(self._open_view, config.model_copy(update={"storage": uri}))) for uri in storages]
+                opening = [
+                    (_opening(uri), partial(self._open_view, config.model_copy(update={"storage": uri})))
+                    for uri in storages
+                ]
                 self._views = tuple(self._opened(opening, undo))
             self._schema = _common_schema(self._views)
             self._names = {source_number(view.genesis.index_id): view.storage.uri for view in self._views}
             if len(self._names) < len(self._views):
-                raise InvalidArgument("the same index is given twice: " + ", ".join(view.storage.uri for view in self._views))
+                raise InvalidArgument(
+                    "the same index is given twice: " + ", ".join(view.storage.uri for view in self._views)
+                )
             item_type = config.item_type or self._schema.item_type()
             self._several = storages is not None or self._shared is not None
             self._sourced = sourced_schema(self._schema)
@@ -114,11 +123,11 @@ class IndexReader(Lookups):
     ) -> IndexReader:
         """Open an index by its storage URI, by a root (whose marker names its storage), or by both.
 
-        A list of URIs, or a prefix whose children are indexes (a cluster of brokers), is read as one. The bounds of the caches are of all
-        together. A prefix is looked through once, one level deep. `timeout_s` bounds how long storages are waited for, here only; without
-        it that is as long as they take by their own time-outs.
-        Raises `NotAnIndex`, `StorageUnavailable`, `StorageMisconfigured`, `CorruptFile`, `SchemaMismatch`, `ConfigError`; `BudgetExceeded`
-        where `timeout_s` was reached.
+        A list of URIs, or a prefix whose children are indexes (a cluster of brokers), is read as one. The bounds of the
+        caches are of all together. A prefix is looked through once, one level deep. `timeout_s` bounds how long
+        storages are waited for, here only; without it that is as long as they take by their own time-outs. Raises
+        `NotAnIndex`, `StorageUnavailable`, `StorageMisconfigured`, `CorruptFile`, `SchemaMismatch`, `ConfigError`;
+        `BudgetExceeded` where `timeout_s` was reached.
         """
         limits = LookupLimits(timeout_s=timeout_s)
         several = None
@@ -172,7 +181,9 @@ class IndexReader(Lookups):
     def archived(self, store: str | None = None) -> tuple[ArchivedSegment, ...]:
         """Return the archived segments of a store, or of all, by store and start. Of one index only."""
         state = self._only.log_state
-        return tuple(segment for name in (state.stores if store is None else (store,)) for segment in state.segments_of(name))
+        return tuple(
+            segment for name in (state.stores if store is None else (store,)) for segment in state.segments_of(name)
+        )
 
     @property
     def segment_archive(self) -> SegmentArchive:
@@ -205,10 +216,14 @@ class IndexReader(Lookups):
     def _check_one_index(self) -> None:
         if self._several:
             among = self._views[0].storage.uri if len(self._views) == 1 else f"{len(self._views)} indexes"
-            raise InvalidArgument(f"this reader reads {among} as several indexes are: open the one that is meant by its own URI for this")
+            raise InvalidArgument(
+                f"this reader reads {among} as several indexes are: open the one that is meant by its own URI for this"
+            )
 
     def _open_views(self, backend: Storage | None, undo: contextlib.ExitStack) -> tuple[IndexView, ...]:
-        """Return the view of the one index that is meant, or, where a storage holds none itself, those of its children."""
+        """Return the view of the one index that is meant, or, where a storage holds none itself, those of its
+        children.
+        """
         config = self.config
         if config.root is not None:
             if backend is not None:
@@ -219,11 +234,19 @@ class IndexReader(Lookups):
         try:
             return tuple(self._opened([(_opening(shared.uri), partial(self._open_view, config, shared))], undo))
         except NotAnIndex as error:
-            look = (f"listing what lies below {shared.uri}", lambda: list(itertools.islice(child_storages(shared), _MAX_CHILDREN + 1)))
+            look = (
+                f"listing what lies below {shared.uri}",
+                lambda: list(itertools.islice(child_storages(shared), _MAX_CHILDREN + 1)),
+            )
             [children] = self._parts.in_time([look])
             if len(children) > _MAX_CHILDREN:
-                raise InvalidArgument(f"{shared.uri} has more than {_MAX_CHILDREN} folders: name the indexes that are meant") from None
-            opening = [(_opening(child.uri), partial(_view_below, partial(self._open_view, config, child), child)) for child in children]
+                raise InvalidArgument(
+                    f"{shared.uri} has more than {_MAX_CHILDREN} folders: name the indexes that are meant"
+                ) from None
+            opening = [
+                (_opening(child.uri), partial(_view_below, partial(self._open_view, config, child), child))
+                for child in children
+            ]
             views = [view for view in self._opened(opening, undo) if view is not None]
             if not views:
                 raise NotAnIndex(f"{error}, and nothing directly below it is one") from None
@@ -231,7 +254,9 @@ class IndexReader(Lookups):
         return tuple(views)
 
     def _opened(self, opening: Sequence[tuple[str, Callable[[], T]]], undo: contextlib.ExitStack) -> list[T]:
-        """Return what each call returns, in order, made side by side and in time; `undo` closes all. Raises the first one's error."""
+        """Return what each call returns, in order, made side by side and in time; `undo` closes all. Raises the first
+        one's error.
+        """
         views = self._parts.in_time(opening, _close)
         for view in views:
             undo.callback(_close, view)
@@ -246,7 +271,9 @@ class IndexReader(Lookups):
         return next(view for view in self._views if view.storage.uri == uri).read_on()
 
     def _prepare(self) -> None:
-        """Do the refreshes that are due, side by side; a lookup held to a time waits for half of it, and they go on behind it."""
+        """Do the refreshes that are due, side by side; a lookup held to a time waits for half of it, and they go on
+        behind it.
+        """
         left_s = remaining_s()
         tries = [view.tries for view in self._views]
         begun: dict[IndexView, Future[None]] = {}
@@ -270,7 +297,8 @@ class IndexReader(Lookups):
                     claimed.append(view)
                     begun[view] = self._parts.begin(view.refresh_claimed)
         except NoThread:
-            pass  # who can wait does it itself; who can't answers from where the view stands, and the next one tries again
+            # who can wait does it itself; who can't answers from where the view stands, and the next one tries again
+            pass
         finally:
             for view in claimed[len(begun) :]:
                 view.release_claim()
@@ -315,12 +343,17 @@ def _common_schema(views: Sequence[IndexView]) -> Schema:
     first = views[0]
     for view in views[1:]:
         if view.schema != first.schema:
-            raise SchemaMismatch(f"{view.storage.uri} stores {view.schema.name} entries, {first.storage.uri} {first.schema.name}")
+            raise SchemaMismatch(
+                f"{view.storage.uri} stores {view.schema.name} entries, {first.storage.uri} {first.schema.name}"
+            )
     return first.schema
 
 
 def _view_below(open_view: Callable[[], IndexView], child: Storage) -> IndexView | None:
-    """Return the view of an index below a prefix, or None where the child holds none. Raises `CorruptFile` for one without its log."""
+    """Return the view of an index below a prefix, or None where the child holds none.
+
+    Raises `CorruptFile` for one without its log.
+    """
     try:
         return open_view()
     except NotAnIndex:

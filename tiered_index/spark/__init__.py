@@ -2,8 +2,8 @@
 
     from tiered_index.spark import build, merge
 
-Tasks upload under names of their own and change nothing; the driver publishes with one log record (docs/spark.md). PySpark itself is
-imported by who makes the session, so this package can be looked at without it.
+Tasks upload under names of their own and change nothing; the driver publishes with one log record (docs/spark.md).
+PySpark itself is imported by who makes the session, so this package can be looked at without it.
 """
 
 from tiered_index.spark.audit.audit import AuditResult, audit
@@ -17,6 +17,20 @@ from tiered_index.spark.metrics import JobMetrics, StageMetrics
 from tiered_index.spark.session import open_session
 
 __all__ = [
-    "AuditResult", "BuildResult", "CompactReport", "JobMetrics", "LookupResult", "MergeResult", "StageMetrics", "audit", "build", "compact",
-    "hash_key", "look_up", "lookup", "merge", "open_session", "register",
-]  # fmt: skip
+    "AuditResult",
+    "BuildResult",
+    "CompactReport",
+    "JobMetrics",
+    "LookupResult",
+    "MergeResult",
+    "StageMetrics",
+    "audit",
+    "build",
+    "compact",
+    "hash_key",
+    "look_up",
+    "lookup",
+    "merge",
+    "open_session",
+    "register",
+]

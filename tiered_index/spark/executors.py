@@ -1,14 +1,16 @@
 """What passes between driver and executors: where the storage is, and which error a task died of.
 
-A storage is never pickled: tasks open it from its URI, with the credentials that the executor finds by the usual chain. Spark hands errors
-of tasks to the driver as text; `typed_errors` finds ours in it and raises it again. Threads: any.
+A storage is never pickled: tasks open it from its URI, with the credentials that the executor finds by the usual chain.
+Spark hands errors of tasks to the driver as text; `typed_errors` finds ours in it and raises it again. Threads: any.
 
-Memory of a Python worker between tasks: no further arenas of the allocator for its threads, and what is free goes back to the system.
+Memory of a Python worker between tasks: no further arenas of the allocator for its threads, and what is free goes back
+to the system.
 
-Spark runs task after task in one worker. glibc gives a thread an arena of its own, which keeps what the thread freed; threads of later
-tasks don't meet the arenas that fit, so a worker would take more with every task (a merge of 8 million entries, run six times in one
-process: 629 MiB at its peak at first, 831 at last; without further arenas 566 to 589, in no order). Linux with glibc, and Arrow's pool;
-elsewhere nothing is done. The setting is the process's, from its first task on. Threads: any.
+Spark runs task after task in one worker. glibc gives a thread an arena of its own, which keeps what the thread freed;
+threads of later tasks don't meet the arenas that fit, so a worker would take more with every task (a merge of 8 million
+entries, run six times in one process: 629 MiB at its peak at first, 831 at last; without further arenas 566 to 589, in
+no order). Linux with glibc, and Arrow's pool; elsewhere nothing is done. The setting is the process's, from its first
+task on. Threads: any.
 """
 
 from __future__ import annotations
@@ -29,12 +31,7 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
 
-__all__ = [
-    "StorageAddress",
-    "between_tasks",
-    "give_back",
-    "typed_errors",
-]
+__all__ = ["StorageAddress", "between_tasks", "give_back", "typed_errors"]
 
 _S3A = re.compile(r"s3a://", re.IGNORECASE)
 _OURS = re.compile(r"tiered_index\.[a-z_.]*\b(?P<kind>[A-Z][A-Za-z]+): (?P<text>[^\n]*)")
@@ -52,7 +49,10 @@ _LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "SparkConte
 
 @dataclass(frozen=True, slots=True)
 class StorageAddress:
-    """Names a storage for any process. `s3a://` is `s3://`. Raises `ConfigError` for one that other processes can't reach."""
+    """Names a storage for any process.
+
+    `s3a://` is `s3://`. Raises `ConfigError` for one that other processes can't reach.
+    """
 
     uri: str
     options: S3Options = field(default_factory=S3Options)
@@ -71,8 +71,8 @@ class StorageAddress:
 def typed_errors(what: str) -> Iterator[None]:
     """Raise as an error of this package what Spark reports of a failed job.
 
-    An error of ours in a task keeps its class and its text; lost executors are `StorageUnavailable` (run it again); a local file that Spark
-    can't parse is named, and so is the column whose value it can't take. Others pass.
+    An error of ours in a task keeps its class and its text; lost executors are `StorageUnavailable` (run it again); a
+    local file that Spark can't parse is named, and so is the column whose value it can't take. Others pass.
     """
     try:
         yield
@@ -134,7 +134,9 @@ def give_back() -> None:
 
 @contextlib.contextmanager
 def between_tasks() -> Iterator[None]:
-    """Give back what earlier tasks left, and at the end what this one freed: a task's peak is its own, an idle worker is small."""
+    """Give back what earlier tasks left, and at the end what this one freed: a task's peak is its own, an idle worker
+    is small.
+    """
     limit = getattr(ctypes.CDLL(None), "mallopt", None)
     if limit is not None:
         limit(_M_ARENA_MAX, 1)

@@ -1,13 +1,13 @@
 """What a job did and cost: tasks, seconds, entries, requests and bytes, stage by stage, of tasks and of the driver.
 
-Requests are counted where they are made: the storages that tasks open are metered, and each adds what it counted to a Spark accumulator
-when it is closed. Tasks that failed, or whose executor was lost, are not in it, nor is what Spark itself reads from local files.
-`JobMeter` belongs to the driver's thread; addresses go to tasks.
+Requests are counted where they are made: the storages that tasks open are metered, and each adds what it counted to a
+Spark accumulator when it is closed. Tasks that failed, or whose executor was lost, are not in it, nor is what Spark
+itself reads from local files. `JobMeter` belongs to the driver's thread; addresses go to tasks.
 
 How far a Spark job is, told on the driver: a thread asks Spark's status tracker now and then.
 
-`watched` tells about the jobs that its block starts. The thread ends with the block; whatever it is told by a context that is going down is
-not worth an error.
+`watched` tells about the jobs that its block starts. The thread ends with the block; whatever it is told by a context
+that is going down is not worth an error.
 """
 
 from __future__ import annotations
@@ -30,15 +30,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "Address",
-    "JobMeter",
-    "JobMetrics",
-    "SourceAccess",
-    "StageMetrics",
-    "Watched",
-    "watched",
-]
+__all__ = ["Address", "JobMeter", "JobMetrics", "SourceAccess", "StageMetrics", "Watched", "watched"]
 
 _INTERVAL_S = 0.5
 _GROUP = "spark.jobGroup.id"
@@ -53,7 +45,9 @@ class Watched:
 
 @contextlib.contextmanager
 def watched(spark: SparkSession, stage: str, progress: Callable[[str, int, int], None]) -> Iterator[Watched]:
-    """Call `progress` with (stage, tasks done, tasks) while the block runs, from a thread of its own, and once more at its end."""
+    """Call `progress` with (stage, tasks done, tasks) while the block runs, from a thread of its own, and once more at
+    its end.
+    """
     seen = Watched()
     context = spark.sparkContext
     group = f"tiered_index-{secrets.token_hex(4)}"
@@ -105,7 +99,10 @@ class Address(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StageMetrics:
-    """One step of a job, or the sum of several of a name. Requests are by operation, `bytes_*` are payload of the storage's requests."""
+    """One step of a job, or the sum of several of a name.
+
+    Requests are by operation, `bytes_*` are payload of the storage's requests.
+    """
 
     name: str
     tasks: int
@@ -153,16 +150,25 @@ class JobMetrics:
         """Return all of it as a JSON document."""
         stages = [
             {
-                "name": s.name, "tasks": s.tasks, "seconds": round(s.seconds, 3), "entries": s.entries, "bytes_read": s.bytes_read,
-                "bytes_written": s.bytes_written, "requests": {"tasks": dict(s.task_requests), "driver": dict(s.driver_requests)},
+                "name": s.name,
+                "tasks": s.tasks,
+                "seconds": round(s.seconds, 3),
+                "entries": s.entries,
+                "bytes_read": s.bytes_read,
+                "bytes_written": s.bytes_written,
+                "requests": {"tasks": dict(s.task_requests), "driver": dict(s.driver_requests)},
                 "cost_usd": s.cost_usd,
             }
             for s in self.stages
-        ]  # fmt: skip
+        ]
         return {
-            "application_id": self.application_id, "stages": stages, "requests": self.requests, "bytes_read": self.bytes_read,
-            "bytes_written": self.bytes_written, "cost_usd": self.cost_usd,
-        }  # fmt: skip
+            "application_id": self.application_id,
+            "stages": stages,
+            "requests": self.requests,
+            "bytes_read": self.bytes_read,
+            "bytes_written": self.bytes_written,
+            "cost_usd": self.cost_usd,
+        }
 
 
 class _Sums:
@@ -214,7 +220,9 @@ class _MeteredAddress:
 
 @dataclass(frozen=True, slots=True)
 class SourceAccess:
-    """How tasks, and the driver, open the storages that a source lies in: with which settings, and counted where (None: nowhere)."""
+    """How tasks, and the driver, open the storages that a source lies in: with which settings, and counted where (None:
+    nowhere).
+    """
 
     s3: S3Options = field(default_factory=S3Options)
     spent: Any = None
@@ -258,9 +266,12 @@ class JobMeter:
     """Counts one job. `driver` is the storage that the driver works on."""
 
     def __init__(
-        self, spark: SparkSession, driver: MeteredStorage, prices: PriceTable,
+        self,
+        spark: SparkSession,
+        driver: MeteredStorage,
+        prices: PriceTable,
         progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._spark, self._driver, self._prices, self._progress = spark, driver, prices, progress
         self._spent: Any = spark.sparkContext.accumulator(Counter(), _Sums())  # type: ignore[arg-type]
         self._stages: dict[str, _Stage] = {}
@@ -299,7 +310,10 @@ class JobMeter:
     @property
     def metrics(self) -> JobMetrics:
         """What was counted so far."""
-        return JobMetrics(self._spark.sparkContext.applicationId, tuple(self._told(name, stage) for name, stage in self._stages.items()))
+        return JobMetrics(
+            self._spark.sparkContext.applicationId,
+            tuple(self._told(name, stage) for name, stage in self._stages.items()),
+        )
 
     def _read(self) -> _Reading:
         return _Reading(time.monotonic(), Counter(self._spent.value), _counts(self._driver.total))

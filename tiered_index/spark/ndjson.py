@@ -1,10 +1,14 @@
-"""What Spark's reader of NDJSON would pass over in silence, found before it reads: keys and messages are what was written, or an error.
+"""What Spark's reader of NDJSON would pass over in silence, found before it reads: keys and messages are what was
+written, or an error.
 
-Of two values in a line it takes the first, for half of a surrogate pair it puts a question mark. Other bytes than UTF-8 it refuses.
+Of two values in a line it takes the first, for half of a surrogate pair it puts a question mark. Other bytes than UTF-8
+it refuses.
 
-What is wrong with a line of NDJSON, in words: which column, what was found, what was expected. Pure but for `first_line_without_object`.
+What is wrong with a line of NDJSON, in words: which column, what was found, what was expected. Pure but for
+`first_line_without_object`.
 
-Spark says it in an error's text; pyarrow does not always name the column, so the lines are looked at again, once there is an error.
+Spark says it in an error's text; pyarrow does not always name the column, so the lines are looked at again, once there
+is an error.
 """
 
 from __future__ import annotations
@@ -24,27 +28,31 @@ from tiered_index.spark.splits import to_read
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "check_lines",
-    "first_line_without_object",
-    "first_wrong_line",
-    "line_without_object",
-    "told_by_spark",
-]
+__all__ = ["check_lines", "first_line_without_object", "first_wrong_line", "line_without_object", "told_by_spark"]
 
 _INTEGERS = ("queue_id", "offset", "size", "timestamp_ms", "topic_id")
 _NEEDED = {
-    "topic": "text is", "key": "text is", "keys": "a list of text is", "timestamp_ms": "integers (epoch milliseconds) are",
+    "topic": "text is",
+    "key": "text is",
+    "keys": "a list of text is",
+    "timestamp_ms": "integers (epoch milliseconds) are",
     **dict.fromkeys(("queue_id", "offset", "size", "topic_id"), "integers are"),
-}  # fmt: skip
+}
 _TOLD = re.compile(
-    r"CANNOT_PARSE_JSON_FIELD\].{1,40}?field name [`']*(?P<name>[^`']+)[`']* and the value (?P<value>.*?) of the JSON token type "
-    r"`?(?P<token>[A-Z_]+)", re.DOTALL
-)  # fmt: skip
+    r"CANNOT_PARSE_JSON_FIELD\].{1,40}?field name [`']*(?P<name>[^`']+)[`']* "
+    r"and the value (?P<value>.*?) of the JSON token type "
+    r"`?(?P<token>[A-Z_]+)",
+    re.DOTALL,
+)
 _TOKENS = {
-    "VALUE_STRING": "text", "VALUE_NUMBER_FLOAT": "a fraction", "VALUE_NUMBER_INT": "a number", "VALUE_TRUE": "a truth value",
-    "VALUE_FALSE": "a truth value", "START_OBJECT": "an object", "START_ARRAY": "a list",
-}  # fmt: skip
+    "VALUE_STRING": "text",
+    "VALUE_NUMBER_FLOAT": "a fraction",
+    "VALUE_NUMBER_INT": "a number",
+    "VALUE_TRUE": "a truth value",
+    "VALUE_FALSE": "a truth value",
+    "START_OBJECT": "an object",
+    "START_ARRAY": "a list",
+}
 _SHOWN = 40
 # characters of a value
 
@@ -56,7 +64,9 @@ def told_by_spark(text: str) -> str | None:
 
 
 def first_wrong_line(lines: Iterable[bytes]) -> str | None:
-    """Return what is wrong with the first line that is no message, and its number from 1 on; None where all are messages."""
+    """Return what is wrong with the first line that is no message, and its number from 1 on; None where all are
+    messages.
+    """
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -68,18 +78,27 @@ def first_wrong_line(lines: Iterable[bytes]) -> str | None:
             return f"line {number:,} is {_kind(message)}, not an object"
         for name in _NEEDED:
             if not _fits(name, value := message.get(name)):
-                return f"line {number:,}: {_wrong(name, json.dumps(value, ensure_ascii=False).strip(chr(34)), _kind(value))}"
+                return (
+                    f"line {number:,}: "
+                    f"{_wrong(name, json.dumps(value, ensure_ascii=False).strip(chr(34)), _kind(value))}"
+                )
     return None
 
 
 def first_line_without_object(file: Path) -> tuple[int, str] | None:
-    """Return the number, from 1 on, of a local file's first line without an object, and what it is; None where there is none."""
+    """Return the number, from 1 on, of a local file's first line without an object, and what it is; None where there is
+    none.
+    """
     with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
-        return next(((number, wrong) for number, line in enumerate(lines, 1) if (wrong := line_without_object(line))), None)
+        return next(
+            ((number, wrong) for number, line in enumerate(lines, 1) if (wrong := line_without_object(line))), None
+        )
 
 
 def line_without_object(line: bytes) -> str | None:
-    """Return what a line is that is neither empty nor one object (or array of objects, which Spark takes, too) of Unicode."""
+    """Return what a line is that is neither empty nor one object (or array of objects, which Spark takes, too) of
+    Unicode.
+    """
     if not line.strip():
         return None
     try:
@@ -115,7 +134,14 @@ def _fits(name: str, value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    kinds = {str: "text", float: "a fraction", bool: "a truth value", dict: "an object", list: "a list", int: "a number"}
+    kinds = {
+        str: "text",
+        float: "a fraction",
+        bool: "a truth value",
+        dict: "an object",
+        list: "a list",
+        int: "a number",
+    }
     return kinds.get(type(value), "null")
 
 
@@ -124,7 +150,10 @@ _SUSPECT = r"[}\]]\s*[^\s,\]}]|\\u[dD][89a-fA-F]"
 
 
 def check_lines(spark: SparkSession, files: Sequence[Path]) -> None:
-    """Raise `InvalidArgument`, naming file and line, where a line of local files isn't one value of Unicode. One pass over the files."""
+    """Raise `InvalidArgument`, naming file and line, where a line of local files isn't one value of Unicode.
+
+    One pass over the files.
+    """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     lines = spark.read.text([to_read(file) for file in files])

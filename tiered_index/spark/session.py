@@ -4,7 +4,8 @@ Workers run the driver's interpreter unless `PYSPARK_PYTHON` or `spark.pyspark.p
 
 This package on its way to the executors: its modules as one zip file, which Spark hands to every Python worker.
 
-Workers need an interpreter that has what the package depends on; their own copy of the package, if any, is not looked at. Driver only.
+Workers need an interpreter that has what the package depends on; their own copy of the package, if any, is not looked
+at. Driver only.
 """
 
 from __future__ import annotations
@@ -27,28 +28,26 @@ from tiered_index.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "check_java",
-    "open_session",
-    "pack_package",
-    "ship_package",
-]
+__all__ = ["check_java", "open_session", "pack_package", "ship_package"]
 
 _OLDEST_JAVA = 17
 _ADVICE = "install Java 17 or 21 (Debian: openjdk-17-jre-headless or openjdk-21-jre-headless) or set JAVA_HOME to it"
 _SETTINGS = {
-    # rows are handed to Python in batches of this many, or of maxBytesPerBatch: ten times the default saves a fifth of the time
+    # rows are handed to Python in batches of this many, or of maxBytesPerBatch: ten times the default saves a fifth of
+    # the time
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     # a line that overwrites itself is for terminals; the commands show progress of their own
     "spark.ui.showConsoleProgress": "false",
 }
 
 
-def open_session(master: str | None = None, *, app_name: str = "tiered_index", settings: Mapping[str, str] | None = None) -> SparkSession:
+def open_session(
+    master: str | None = None, *, app_name: str = "tiered_index", settings: Mapping[str, str] | None = None
+) -> SparkSession:
     """Return the running Spark session, or start one.
 
-    `master` None: what spark-submit or the configuration says, else all cores of this machine. `settings` are Spark's own. Raises
-    `ConfigError` where PySpark (the extra ``spark``) or Java is missing or too old.
+    `master` None: what spark-submit or the configuration says, else all cores of this machine. `settings` are Spark's
+    own. Raises `ConfigError` where PySpark (the extra ``spark``) or Java is missing or too old.
     """
     try:
         from pyspark.errors import PySparkException
@@ -82,7 +81,9 @@ def check_java() -> None:
         raise ConfigError(f"Spark needs Java, and {java} does not run ({error}): {_ADVICE}") from error
     found = re.search(r'version "(?:1\.)?([0-9]+)', answer.stderr + answer.stdout)
     if found is None:
-        raise ConfigError(f"Spark needs Java, and {java} -version says {(answer.stderr + answer.stdout)[:200]!r}: {_ADVICE}")
+        raise ConfigError(
+            f"Spark needs Java, and {java} -version says {(answer.stderr + answer.stdout)[:200]!r}: {_ADVICE}"
+        )
     if int(found[1]) < _OLDEST_JAVA:
         raise ConfigError(f"Spark needs Java 17 or 21, and {java} is Java {found[1]}: {_ADVICE}")
 
@@ -93,7 +94,9 @@ def pack_package(target: Path) -> Path:
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as packed:
         for module in sorted(folder.rglob("*.py")):
             # a fixed time of change: the default of ZipInfo
-            packed.writestr(zipfile.ZipInfo(f"{folder.name}/{module.relative_to(folder).as_posix()}"), module.read_bytes())
+            packed.writestr(
+                zipfile.ZipInfo(f"{folder.name}/{module.relative_to(folder).as_posix()}"), module.read_bytes()
+            )
     return target
 
 

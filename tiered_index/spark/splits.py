@@ -22,14 +22,7 @@ from tiered_index.storage.disk import absolute_path
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = [
-    "each_split",
-    "frame_of_splits",
-    "is_local",
-    "local_path",
-    "to_read",
-    "to_write",
-]
+__all__ = ["each_split", "frame_of_splits", "is_local", "local_path", "to_read", "to_write"]
 
 
 def frame_of_splits(spark: SparkSession, splits: Sequence[Sequence[Any]]) -> DataFrame:

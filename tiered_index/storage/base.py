@@ -1,8 +1,8 @@
 """The storage contract: named objects of bytes, and nothing about what is in them.
 
-Names are non-empty strings of `/`-separated segments from ``[A-Za-z0-9._=+@-]``, at most 512 bytes, no segment ``.`` or ``..``.
-An object appears whole or not at all: a reader never sees half a put, nor parts of an unfinished multipart upload.
-`put_if_absent` is the only operation correctness is built on; everything else may be retried freely.
+Names are non-empty strings of `/`-separated segments from ``[A-Za-z0-9._=+@-]``, at most 512 bytes, no segment ``.`` or
+``..``. An object appears whole or not at all: a reader never sees half a put, nor parts of an unfinished multipart
+upload. `put_if_absent` is the only operation correctness is built on; everything else may be retried freely.
 
 Every method may be called from any number of threads. Errors: `ObjectNotFound`, `ObjectExists`, `StorageUnavailable`
 (retry later), `StorageMisconfigured` (fix the set-up), `InvalidArgument` (fix the call).
@@ -14,9 +14,9 @@ What can be no range of any object, whatever the backend. Pure.
 
 A storage that passes every call on to another: the base of wrappers.
 
-Every request goes through one method, `_around`, with a `Call` that says what it is; a wrapper overrides that method to count,
-delay or break calls, and single operations where it must. A listing is one call a page of 1,000.
-Threads: as the inner storage's; a wrapper guards its own state.
+Every request goes through one method, `_around`, with a `Call` that says what it is; a wrapper overrides that method to
+count, delay or break calls, and single operations where it must. A listing is one call a page of 1,000. Threads: as the
+inner storage's; a wrapper guards its own state.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ class Storage(ABC):
     def put_if_absent(self, name: str, data: Bytes) -> None:
         """Store `data` where `name` does not exist; of racing callers exactly one succeeds. Raises `ObjectExists`.
 
-        A backend that retries inside must not report its own first success as `ObjectExists` without the caller being able to tell:
-        callers that need to know put an attempt id in `data` and read it back.
+        A backend that retries inside must not report its own first success as `ObjectExists` without the caller being
+        able to tell: callers that need to know put an attempt id in `data` and read it back.
         """
 
     @abstractmethod
@@ -149,7 +149,8 @@ class Storage(ABC):
 
     @abstractmethod
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Yield objects whose names start with `prefix` and sort after `start_after`, in ascending order of name (UTF-8 bytes).
+        """Yield objects whose names start with `prefix` and sort after `start_after`, in ascending order of name (UTF-8
+        bytes).
 
         Lazy: pages are fetched as they are consumed. Unfinished uploads are never listed.
         """
@@ -169,17 +170,20 @@ class Storage(ABC):
 
     @abstractmethod
     def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
-        """Store part `number` (1 to 10,000), in any order, from any thread or process; repeating a number replaces that part.
+        """Store part `number` (1 to 10,000), in any order, from any thread or process; repeating a number replaces that
+        part.
 
         Raises `ObjectNotFound` where the upload was aborted or completed.
         """
 
     @abstractmethod
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
-        """Publish the object: the parts in order of number. Parts not named are dropped; don't count on it (Ceph refuses them).
+        """Publish the object: the parts in order of number.
 
-        Raises `InvalidArgument` for no parts, repeated numbers, a part that was not uploaded with that etag, or a part other
-        than the last below `min_part_bytes`; `ObjectNotFound` where the upload is gone.
+        Parts not named are dropped; don't count on it (Ceph refuses them).
+
+        Raises `InvalidArgument` for no parts, repeated numbers, a part that was not uploaded with that etag, or a part
+        other than the last below `min_part_bytes`; `ObjectNotFound` where the upload is gone.
         """
 
     @abstractmethod
@@ -241,7 +245,9 @@ def check_parts(name: str, parts: Sequence[PartInfo], min_part_bytes: int) -> li
         if part.number == following.number:
             raise InvalidArgument(f"part {part.number} of {name!r} is named twice")
         if part.size_bytes < min_part_bytes:
-            raise InvalidArgument(f"part {part.number} of {name!r} has {part.size_bytes} bytes; all but the last need {min_part_bytes}")
+            raise InvalidArgument(
+                f"part {part.number} of {name!r} has {part.size_bytes} bytes; all but the last need {min_part_bytes}"
+            )
     for part in ordered:
         check_part_number(part.number)
     return ordered
@@ -269,9 +275,10 @@ _T = TypeVar("_T")
 class Call:
     """One call of a storage: the operation (the method's name), the object or prefix, and what it sends.
 
-    `requests` is how many requests it would be on an object store; `sent_bytes` counts the payload. `asked_bytes` is the most payload
-    that the answer may hold: the sum of the ranges, 0 for what reads no object, None where nobody knows (a whole object). `is_further` says
-    that it asks for what follows a full page of a listing: no request where that page was the last.
+    `requests` is how many requests it would be on an object store; `sent_bytes` counts the payload. `asked_bytes` is
+    the most payload that the answer may hold: the sum of the ranges, 0 for what reads no object, None where nobody
+    knows (a whole object). `is_further` says that it asks for what follows a full page of a listing: no request where
+    that page was the last.
     """
 
     operation: str
@@ -364,11 +371,15 @@ class WrapperStorage(Storage):
 
     def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
         """As the inner storage's; one call."""
-        return self._around(Call("list_uploads", prefix), lambda: self.inner.list_uploads(prefix, older_than_ms=older_than_ms))
+        return self._around(
+            Call("list_uploads", prefix), lambda: self.inner.list_uploads(prefix, older_than_ms=older_than_ms)
+        )
 
     def abort_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> int:
         """As the inner storage's, which may also clear half-made work; one call."""
-        return self._around(Call("abort_uploads", prefix), lambda: self.inner.abort_uploads(prefix, older_than_ms=older_than_ms))
+        return self._around(
+            Call("abort_uploads", prefix), lambda: self.inner.abort_uploads(prefix, older_than_ms=older_than_ms)
+        )
 
     def close(self) -> None:
         """Close the inner storage."""

@@ -1,8 +1,8 @@
 """One deadline for everything a lookup does, retries included: it travels in a context variable.
 
-Work handed to another thread has it if it runs in a copy of the context, as with `metering`. A deadline doesn't break off what is
-under way: it is checked before an attempt and before a wait, so that at most the attempt in flight passes it.
-Threads: any number.
+Work handed to another thread has it if it runs in a copy of the context, as with `metering`. A deadline doesn't break
+off what is under way: it is checked before an attempt and before a wait, so that at most the attempt in flight passes
+it. Threads: any number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _deadline_s: ContextVar[float | None] = ContextVar("tiered_index_deadline_s", de
 
 @contextlib.contextmanager
 def deadline_at(monotonic_s: float | None) -> Iterator[None]:
-    """Set a deadline, a reading of `time.monotonic()`, until the block ends; None sets none. Of nested ones the nearest holds."""
+    """Set a deadline, a reading of `time.monotonic()`, until the block ends; None sets none. Of nested ones the nearest
+    holds.
+    """
     outer = _deadline_s.get()
     nearest = min((at for at in (outer, monotonic_s) if at is not None), default=None)
     token = _deadline_s.set(nearest)

@@ -1,14 +1,16 @@
 """What the engine asks of a local file system, in one injectable object.
 
-`Disk` is the only code that writes local files. It is an object so that `testing/faults.py` can stand in for it and crash, fail
-or tear any single call. Every method may be called from any thread; a descriptor is used by one writer at a time.
-Raises `OSError` as the system does (callers turn it into typed errors); `pwrite` never returns short.
+`Disk` is the only code that writes local files. It is an object so that `testing/faults.py` can stand in for it and
+crash, fail or tear any single call. Every method may be called from any thread; a descriptor is used by one writer at a
+time. Raises `OSError` as the system does (callers turn it into typed errors); `pwrite` never returns short.
 
-Writing a large file while its next pieces are being made: one thread writes, in order, and the file system works meanwhile.
+Writing a large file while its next pieces are being made: one thread writes, in order, and the file system works
+meanwhile.
 
 Threads: one caller; the writing thread is this module's own and has ended when the context is left.
 
-From what somebody gave as a local path to an absolute one, looked at once: what no file system takes is told here, and by its name.
+From what somebody gave as a local path to an absolute one, looked at once: what no file system takes is told here, and
+by its name.
 
 Everything else (nothing there, a file in the place of a folder) is for whoever uses the path. Threads: any.
 """
@@ -28,13 +30,7 @@ from types import TracebackType
 from tiered_index.errors import ConfigError, StorageMisconfigured
 from tiered_index.storage.base import Bytes
 
-__all__ = [
-    "TEMPORARY_PREFIX",
-    "Disk",
-    "WriteBehind",
-    "absolute_path",
-    "make_path",
-]
+__all__ = ["TEMPORARY_PREFIX", "Disk", "WriteBehind", "absolute_path", "make_path"]
 
 _PENDING = 4
 # pieces made ahead of the writes: bounds the memory, which holds them until they are written
@@ -43,7 +39,10 @@ _SYNC_BYTES = 64 << 20
 
 
 class WriteBehind:
-    """Hands pieces to `pwrite` and, now and then, `sync`. An error of theirs is raised by a later `write` or by `finish`."""
+    """Hands pieces to `pwrite` and, now and then, `sync`.
+
+    An error of theirs is raised by a later `write` or by `finish`.
+    """
 
     def __init__(self, pwrite: Callable[[Bytes, int], None], sync: Callable[[], None]) -> None:
         self._pwrite, self._sync = pwrite, sync
@@ -72,7 +71,9 @@ class WriteBehind:
     def __enter__(self) -> WriteBehind:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
 
@@ -174,7 +175,8 @@ class Disk:
     def write_file(self, temporary: Path, chunks: Iterable[Bytes]) -> int:
         """Write `chunks` to a new file, sync it, and return its size; on an error the file is removed.
 
-        Of a large file the writes, and syncs of what is written, go on in a thread of their own beside the making of the next chunks.
+        Of a large file the writes, and syncs of what is written, go on in a thread of their own beside the making of
+        the next chunks.
         """
         descriptor = self.create(temporary)
         position = 0
@@ -189,7 +191,9 @@ class Disk:
                             self.pwrite(descriptor, chunk, position)
                         position += memoryview(chunk).nbytes
                         if behind is None and position >= _LARGE_BYTES:
-                            behind = large.enter_context(WriteBehind(partial(self.pwrite, descriptor), partial(self.sync, descriptor)))
+                            behind = large.enter_context(
+                                WriteBehind(partial(self.pwrite, descriptor), partial(self.sync, descriptor))
+                            )
                     if behind is not None:
                         behind.finish()
                 self.sync(descriptor)
@@ -216,8 +220,9 @@ _UNUSABLE = {errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 def absolute_path(given: str | Path) -> Path:
     """Return the absolute path of `given`, with the home that `~` or `~name` stands for.
 
-    Raises `ConfigError` where no file can be called so: a name or path too long, symbolic links that lead to each other, a character that
-    names don't have, the home of nobody; `StorageMisconfigured` where a folder on the way may not be entered.
+    Raises `ConfigError` where no file can be called so: a name or path too long, symbolic links that lead to each
+    other, a character that names don't have, the home of nobody; `StorageMisconfigured` where a folder on the way may
+    not be entered.
     """
     shown = f"{str(given)[:100]!r}" + ("..." if len(str(given)) > 100 else "")
     try:

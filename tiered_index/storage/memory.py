@@ -1,7 +1,7 @@
 """Objects in this process's memory (`memory://name`): for tests, demonstrations, and caches that may be lost.
 
-Invariants: every method takes the shelf's lock once and works on immutable `bytes`, so nothing is ever seen half. Storages of the
-same name in one process share one shelf, like clients of one server; `MemoryStorage.forget` drops it.
+Invariants: every method takes the shelf's lock once and works on immutable `bytes`, so nothing is ever seen half.
+Storages of the same name in one process share one shelf, like clients of one server; `MemoryStorage.forget` drops it.
 Threads: any number. Other processes see nothing of it.
 """
 
@@ -176,7 +176,9 @@ class MemoryStorage(Storage):
         check_prefix(prefix)
         with self._shelf.lock:
             handles = [upload.handle for upload in self._shelf.uploads.values()]
-        handles = [h for h in handles if h.name.startswith(prefix) and (older_than_ms is None or h.started_ms < older_than_ms)]
+        handles = [
+            h for h in handles if h.name.startswith(prefix) and (older_than_ms is None or h.started_ms < older_than_ms)
+        ]
         return iter(sorted(handles, key=lambda handle: (handle.name, handle.started_ms, handle.upload_id)))
 
     def _find(self, name: str) -> tuple[bytes, int]:

@@ -1,23 +1,26 @@
-"""What a storage's requests amount to: how many, how many bytes, what they would cost; and limits that no call gets past.
+"""What a storage's requests amount to: how many, how many bytes, what they would cost; and limits that no call gets
+past.
 
-`MeteredStorage.total` counts everything; `measure()` counts one piece of work on its own, however many threads work at the same
-time. The scope travels in a context variable: work handed to another thread counts if it runs in a copy of the context
-(`executor.submit(contextvars.copy_context().run, work)`; one copy a task).
+`MeteredStorage.total` counts everything; `measure()` counts one piece of work on its own, however many threads work at
+the same time. The scope travels in a context variable: work handed to another thread counts if it runs in a copy of the
+context (`executor.submit(contextvars.copy_context().run, work)`; one copy a task).
 
-Counts are of requests as an object store sees them (a listing: one a page of 1,000; a range of length 0: none), made when the
-call is made, so failed ones count; repeats inside a backend that tells of them (`attempts`) are counted as they are sent. Bytes are payload
-that was delivered; a body that broke off counts whole.
+Counts are of requests as an object store sees them (a listing: one a page of 1,000; a range of length 0: none), made
+when the call is made, so failed ones count; repeats inside a backend that tells of them (`attempts`) are counted as
+they are sent. Bytes are payload that was delivered; a body that broke off counts whole.
 
-A `Usage` with limits admits each call before it is passed on: what would pass a limit raises `BudgetExceeded`, is not sent and not
-counted, by no usage in scope. Admitting and counting are one step, and bytes that calls under way have asked for are held.
-Threads: any number.
+A `Usage` with limits admits each call before it is passed on: what would pass a limit raises `BudgetExceeded`, is not
+sent and not counted, by no usage in scope. Admitting and counting are one step, and bytes that calls under way have
+asked for are held. Threads: any number.
 
 What an object store asks for requests and bytes. Pure; loads nothing, so that settings may hold it.
 
-What a backend sends and gets beyond what a call is: repeats after a fault, further pages, a second look, bodies that broke off.
+What a backend sends and gets beyond what a call is: repeats after a fault, further pages, a second look, bodies that
+broke off.
 
-Whoever counts calls sets a listener for the time of one call; a backend tells it of each request just before sending, and of bytes that
-came in vain. The listener travels in a context variable. Threads: a listener is told from whichever thread sends.
+Whoever counts calls sets a listener for the time of one call; a backend tells it of each request just before sending,
+and of bytes that came in vain. The listener travels in a context variable. Threads: a listener is told from whichever
+thread sends.
 """
 
 from __future__ import annotations
@@ -34,15 +37,7 @@ from typing import Protocol, TypeVar
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 
-__all__ = [
-    "Listener",
-    "MeteredStorage",
-    "PriceTable",
-    "Usage",
-    "came_in_vain",
-    "listening",
-    "sending",
-]
+__all__ = ["Listener", "MeteredStorage", "PriceTable", "Usage", "came_in_vain", "listening", "sending"]
 
 _READS = frozenset({"get", "get_range", "get_ranges", "get_suffix", "head"})
 _FREE = frozenset({"delete", "delete_many", "abort_upload"})
@@ -100,7 +95,10 @@ _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("tiered_index_attempts
 
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Tell `listener` what this context sends until the block ends. Where blocks nest, the outer listener is told, too, and first."""
+    """Tell `listener` what this context sends until the block ends.
+
+    Where blocks nest, the outer listener is told, too, and first.
+    """
     token = _listeners.set((*_listeners.get(), listener))
     try:
         yield
@@ -126,11 +124,13 @@ _T = TypeVar("_T")
 class Usage:
     """A running count; every property is a consistent reading at one moment.
 
-    Limits are inclusive, None: no limit. `max_bytes` is of bytes read. A call whose answer's size nobody knows (a whole object)
-    is admitted below that limit and counted afterwards, so it may pass it once; the next call is refused.
+    Limits are inclusive, None: no limit. `max_bytes` is of bytes read. A call whose answer's size nobody knows (a whole
+    object) is admitted below that limit and counted afterwards, so it may pass it once; the next call is refused.
     """
 
-    def __init__(self, prices: PriceTable | None = None, *, max_requests: int | None = None, max_bytes: int | None = None) -> None:
+    def __init__(
+        self, prices: PriceTable | None = None, *, max_requests: int | None = None, max_bytes: int | None = None
+    ) -> None:
         for name, limit in (("max_requests", max_requests), ("max_bytes", max_bytes)):
             if limit is not None and limit < 0:
                 raise InvalidArgument(f"{name} must not be negative, not {limit}")
@@ -144,7 +144,9 @@ class Usage:
         self._bytes_held = 0
 
     def __repr__(self) -> str:
-        return f"Usage(requests={self.requests_by_kind}, bytes_read={self.bytes_read}, bytes_written={self.bytes_written})"
+        return (
+            f"Usage(requests={self.requests_by_kind}, bytes_read={self.bytes_read}, bytes_written={self.bytes_written})"
+        )
 
     @property
     def requests(self) -> int:
@@ -200,14 +202,19 @@ class Usage:
         return self.max_requests is not None or self.max_bytes is not None
 
     def begin(self, call: Call) -> None:
-        """Admit and count a call's requests and hold the bytes it asks for. Raises `BudgetExceeded`; then nothing is counted."""
+        """Admit and count a call's requests and hold the bytes it asks for.
+
+        Raises `BudgetExceeded`; then nothing is counted.
+        """
         with self._lock:
             if call.requests:
                 self._admit(call)
             self._count(call)
 
     def end(self, call: Call, *, read: int = 0, written: int = 0) -> None:
-        """Count the payload of a call that `begin` admitted, and hold nothing for it any more; a failed one has none."""
+        """Count the payload of a call that `begin` admitted, and hold nothing for it any more; a failed one has
+        none.
+        """
         with self._lock:
             self._bytes_held -= call.asked_bytes or 0
             self._bytes_read += read
@@ -223,14 +230,17 @@ class Usage:
         if self.max_requests is not None:
             requests = self._requests.total() + call.requests
             if requests > self.max_requests:
-                raise BudgetExceeded(f"max_requests={self.max_requests} reached: {call.operation} of {call.name!r} is request {requests}")
+                raise BudgetExceeded(
+                    f"max_requests={self.max_requests} reached: {call.operation} of {call.name!r} is request {requests}"
+                )
         if self.max_bytes is not None:
             known = self._bytes_read + self._bytes_held
             past = known >= self.max_bytes if call.asked_bytes is None else known + call.asked_bytes > self.max_bytes
             if past:
                 asks = "an unknown number of" if call.asked_bytes is None else call.asked_bytes
                 raise BudgetExceeded(
-                    f"max_bytes={self.max_bytes} reached: {call.operation} of {call.name!r} asks for {asks} bytes after {known}"
+                    f"max_bytes={self.max_bytes} reached: {call.operation} of {call.name!r} asks for {asks} bytes "
+                    f"after {known}"
                 )
 
     def _take_back(self, call: Call) -> None:
@@ -258,8 +268,8 @@ class MeteredStorage(WrapperStorage):
     def measure(self, into: Usage | None = None) -> Iterator[Usage]:
         """Count this storage's calls made in this context until the block ends; scopes may nest, and each counts.
 
-        Pass `into` to add up several storages in one `Usage`, or one with limits. Work still running in other threads goes on
-        counting after the block, so wait for it inside.
+        Pass `into` to add up several storages in one `Usage`, or one with limits. Work still running in other threads
+        goes on counting after the block, so wait for it inside.
         """
         usage = into if into is not None else Usage(self.prices)
         token = _scopes.set((*_scopes.get(), (self, usage)))
@@ -281,7 +291,8 @@ class MeteredStorage(WrapperStorage):
 
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
         usages = [self.total, *(usage for owner, usage in _scopes.get() if owner is self)]
-        # whether it is a request at all shows only when it is sent or, with a backend that doesn't tell, by what was found
+        # whether it is a request at all shows only when it is sent or, with a backend that doesn't tell, by what was
+        # found
         begun = replace(call, requests=0) if call.is_further else call
         _begin(usages, begun)
         try:
@@ -305,7 +316,9 @@ class MeteredStorage(WrapperStorage):
 
 
 class _Repeats:
-    """Counts the requests of one call beyond those that were counted when it began, each before it is sent, and bytes that came in vain."""
+    """Counts the requests of one call beyond those that were counted when it began, each before it is sent, and bytes
+    that came in vain.
+    """
 
     def __init__(self, usages: Sequence[Usage], call: Call) -> None:
         self._usages = usages

@@ -1,17 +1,18 @@
 """From a URI to a storage.
 
     file:///dir                                                             a folder, absolute
-    s3://bucket[/prefix][?endpoint_url=&region=&profile=&addressing_style=] a bucket; credentials come from the usual chain
+    s3://bucket[/prefix][?endpoint_url=&region=&profile=&addressing_style=] a bucket; credentials come from the usual
+    chain
     sqlite:///file.db                                                       a database file, absolute
     memory://name                                                           this process's memory
 
-Every mistake is a `ConfigError` that names the parameter or the part; values are not repeated where they could hold a secret.
-Threads: any.
+Every mistake is a `ConfigError` that names the parameter or the part; values are not repeated where they could hold a
+secret. Threads: any.
 
 The storages one step below a storage: what `uri/child` names, for each child that holds something.
 
-Of object stores these are the first parts of the objects' names; a folder or a memory storage below another one is a storage of its own.
-A wrapper is taken for an object store, whatever it wraps.
+Of object stores these are the first parts of the objects' names; a folder or a memory storage below another one is a
+storage of its own. A wrapper is taken for an object store, whatever it wraps.
 
 Does this storage keep the one promise correctness is built on? Asked once, at start. Threads: any.
 """
@@ -35,14 +36,7 @@ from tiered_index.storage.s3.options import S3Options, check_endpoint
 from tiered_index.storage.sqlite.storage import SqliteStorage
 from tiered_index.storage.wrappers import PrefixedStorage
 
-__all__ = [
-    "KNOWN_SCHEMES",
-    "PROBE_PREFIX",
-    "child_storages",
-    "open_storage",
-    "probe_put_if_absent",
-    "split_uri",
-]
+__all__ = ["KNOWN_SCHEMES", "PROBE_PREFIX", "child_storages", "open_storage", "probe_put_if_absent", "split_uri"]
 
 _S3_PARAMETERS = ("addressing_style", "endpoint_url", "profile", "region")
 _WORD = re.compile(r"[a-z][a-z_-]{0,30}", re.IGNORECASE)
@@ -50,19 +44,23 @@ _WORD = re.compile(r"[a-z][a-z_-]{0,30}", re.IGNORECASE)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
 
-def open_storage(uri: str, *, options: S3Options | None = None, disk: Disk | None = None, parallel_reads: int | None = None) -> Storage:
+def open_storage(
+    uri: str, *, options: S3Options | None = None, disk: Disk | None = None, parallel_reads: int | None = None
+) -> Storage:
     """Return the storage that `uri` names; no request is sent yet.
 
-    `options` apply to `s3://`, where the URI's own parameters win; `disk` applies to `file://`. `parallel_reads`, how many reads the
-    caller will have under way at once, sizes the pool of connections to `max(10, parallel_reads + 4)` unless `options` say how many.
-    Raises `ConfigError`, among them `StorageMisconfigured` for an unknown profile.
+    `options` apply to `s3://`, where the URI's own parameters win; `disk` applies to `file://`. `parallel_reads`, how
+    many reads the caller will have under way at once, sizes the pool of connections to `max(10, parallel_reads + 4)`
+    unless `options` say how many. Raises `ConfigError`, among them `StorageMisconfigured` for an unknown profile.
     """
     parts = split_uri(uri)
     return _OPENERS[parts.scheme](parts, (options or S3Options()).sized_for(parallel_reads), disk)
 
 
 def split_uri(uri: str) -> SplitResult:
-    """Return the parts of a storage URI: its scheme and its parameters are known, and it holds no credentials. Raises `ConfigError`."""
+    """Return the parts of a storage URI: its scheme and its parameters are known, and it holds no credentials. Raises
+    `ConfigError`.
+    """
     scheme, separator, _ = uri.partition("://")
     if not separator or scheme.lower() not in _OPENERS:
         shown = f" ({scheme}://...)" if separator and _WORD.fullmatch(scheme) else ""
@@ -129,7 +127,9 @@ def _parameters(parts: SplitResult) -> dict[str, str]:
             shown = f" {name!r}" if value and _WORD.fullmatch(name) else ""
             raise ConfigError(f"unknown parameter{shown} in a {parts.scheme}:// URI ({choice})")
         if not value or name in found:
-            raise ConfigError(f"parameter {name!r} of a {parts.scheme}:// URI {'comes twice' if name in found else 'is empty'}")
+            raise ConfigError(
+                f"parameter {name!r} of a {parts.scheme}:// URI {'comes twice' if name in found else 'is empty'}"
+            )
         found[name] = value
     return found
 
@@ -147,7 +147,8 @@ KNOWN_SCHEMES = tuple(sorted(_OPENERS))
 def child_storages(storage: Storage) -> Iterator[Storage]:
     """Yield the children of `storage` in order of name. Lazy.
 
-    Costs an object store a listing for each page of 1,000 objects, at most one a child and one for every 1,000 objects beside them.
+    Costs an object store a listing for each page of 1,000 objects, at most one a child and one for every 1,000 objects
+    beside them.
     """
     if isinstance(storage, LocalStorage | MemoryStorage):
         yield from storage.children()
@@ -179,8 +180,8 @@ PROBE_PREFIX = "probe/"
 def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-absent") -> None:
     """Put twice to one unique name that starts with `name`, and remove it again.
 
-    Raises `StorageMisconfigured` where the second put is accepted, or refused and yet stored: some servers ignore the condition
-    and answer 200. Other errors pass as they are.
+    Raises `StorageMisconfigured` where the second put is accepted, or refused and yet stored: some servers ignore the
+    condition and answer 200. Other errors pass as they are.
     """
     unique = f"{name}-{uuid.uuid4().hex}"
     try:

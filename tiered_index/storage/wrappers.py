@@ -40,7 +40,9 @@ class LatencyStorage(WrapperStorage):
     The sequence of waits is decided by `seed`; `sleep` takes seconds and may be a recorder.
     """
 
-    def __init__(self, inner: Storage, seed: int, median_ms: float, sigma: float, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, inner: Storage, seed: int, median_ms: float, sigma: float, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         super().__init__(inner)
         self._random = random.Random(seed)
         self._mu = math.log(median_ms / 1000)

@@ -1,4 +1,5 @@
-"""A reverse proxy before an S3 endpoint that counts what travels, outside the process under test, and spoils answers where told to.
+"""A reverse proxy before an S3 endpoint that counts what travels, outside the process under test, and spoils answers
+where told to.
 
     with counting_proxy(server.endpoint_url) as proxy:
         storage = open_storage(f"s3://{bucket}?endpoint_url={proxy.endpoint_url}")
@@ -6,9 +7,10 @@
         assert proxy.counts() == {("GET", True, f"{bucket}/name"): Count(requests=1, bytes=4096)}
         proxy.fault = times(1, Action(answer=error(503, "SlowDown")))
 
-Method, path, query, headers and body pass as the client sent them, Host included, so that signatures hold (hop-by-hop headers excepted).
-Clients' connections are kept; each request has its own connection to the endpoint. A request is counted before its answer is sent, so
-that a client that has the answer finds it counted. Bodies are held in memory: keep them small. Threads: any number of clients.
+Method, path, query, headers and body pass as the client sent them, Host included, so that signatures hold (hop-by-hop
+headers excepted). Clients' connections are kept; each request has its own connection to the endpoint. A request is
+counted before its answer is sent, so that a client that has the answer finds it counted. Bodies are held in memory:
+keep them small. Threads: any number of clients.
 """
 
 from __future__ import annotations
@@ -89,11 +91,15 @@ class Action:
     lose_answer: bool = False
     """The endpoint does its work, and the connection is closed without an answer."""
     hold: Callable[[], object] | None = None
-    """Called when the endpoint has answered and that is counted, before the client is answered: a wait, or a change meanwhile."""
+    """Called when the endpoint has answered and that is counted, before the client is answered: a wait, or a change
+    meanwhile.
+    """
 
 
 class Exchange(NamedTuple):
-    """One request and what was answered: `status` is None where nothing was, `bytes` counts the body's bytes that were sent."""
+    """One request and what was answered: `status` is None where nothing was, `bytes` counts the body's bytes that were
+    sent.
+    """
 
     method: str
     ranged: bool
@@ -187,7 +193,9 @@ class CountingProxy:
             connection.close()
 
 
-def times(number: int, action: Action, when: Callable[[Request], bool] = lambda request: True) -> Callable[[Request], Action | None]:
+def times(
+    number: int, action: Action, when: Callable[[Request], bool] = lambda request: True
+) -> Callable[[Request], Action | None]:
     """Return a fault that strikes the first `number` requests that `when` picks."""
     left = number
 

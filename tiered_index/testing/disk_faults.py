@@ -6,11 +6,12 @@
     disk.lose_unsynced()                          # after a crash: the power was cut, what was not synced is gone
     disk.copy(folder, other)                      # what a crash would leave at this moment, in another folder
 
-Operations are the names in `PRIMITIVES`, or ``*`` for any; `nth` counts matching calls from now on (1: the next). After a crash every call
-but `close` raises `SimulatedCrash`, as a dead process does nothing more. Only what went through this object is counted and lost; files that
-were there before are durable. Nothing is really synced: durable is what this object remembers, in memory, so files should have some MiB at
-most. A failed sync is as harsh as Linux's: what was to be written counts as written from then on, is read as long as nobody cuts the power,
-and no later sync writes it, unless it is written again. Threads: any number.
+Operations are the names in `PRIMITIVES`, or ``*`` for any; `nth` counts matching calls from now on (1: the next). After
+a crash every call but `close` raises `SimulatedCrash`, as a dead process does nothing more. Only what went through this
+object is counted and lost; files that were there before are durable. Nothing is really synced: durable is what this
+object remembers, in memory, so files should have some MiB at most. A failed sync is as harsh as Linux's: what was to be
+written counts as written from then on, is read as long as nobody cuts the power, and no later sync writes it, unless it
+is written again. Threads: any number.
 """
 
 from __future__ import annotations
@@ -37,15 +38,26 @@ __all__ = ["ERRORS", "KEPT", "PRIMITIVES", "FaultDisk", "Kept", "SimulatedCrash"
 _ANY = (errno.EIO, errno.ENOSPC, errno.EROFS)
 _NO_ROOM_NEEDED = (errno.EIO, errno.EROFS)
 ERRORS = {
-    "create": _ANY, "open_rw": _NO_ROOM_NEEDED, "allocate": (errno.EIO, errno.ENOSPC), "pwrite": _ANY, "truncate": _ANY, "sync": _ANY,
-    "sync_folder": _ANY, "rename": _ANY, "link": _ANY, "unlink": _NO_ROOM_NEEDED, "make_folder": _ANY, "remove_folder": _NO_ROOM_NEEDED,
-}  # fmt: skip
+    "create": _ANY,
+    "open_rw": _NO_ROOM_NEEDED,
+    "allocate": (errno.EIO, errno.ENOSPC),
+    "pwrite": _ANY,
+    "truncate": _ANY,
+    "sync": _ANY,
+    "sync_folder": _ANY,
+    "rename": _ANY,
+    "link": _ANY,
+    "unlink": _NO_ROOM_NEEDED,
+    "make_folder": _ANY,
+    "remove_folder": _NO_ROOM_NEEDED,
+}
 """What each call fails with on a disk that breaks, is full, or was made read-only by the system."""
 PRIMITIVES = tuple(ERRORS)
 """The calls that are counted and can be struck."""
 Kept = Literal["nothing", "prefix", "names", "bytes", "changes", "sectors"]
-"""What of the unsynced changes a power cut leaves: nothing; those before one of them, which is torn; all changes of names and none of
-bytes, or the reverse; each change by chance; each name and each sector of 512 bytes by chance."""
+"""What of the unsynced changes a power cut leaves: nothing; those before one of them, which is torn; all changes of
+names and none of bytes, or the reverse; each change by chance; each name and each sector of 512 bytes by chance.
+"""
 KEPT: tuple[Kept, ...] = get_args(Kept)
 _SECTOR_BYTES = 512
 
@@ -87,7 +99,11 @@ class _Write:
         if self.data is None:
             return [self]
         end = self.position + len(self.data)
-        cuts = [self.position, *range(self.position // _SECTOR_BYTES * _SECTOR_BYTES + _SECTOR_BYTES, end, _SECTOR_BYTES), end]
+        cuts = [
+            self.position,
+            *range(self.position // _SECTOR_BYTES * _SECTOR_BYTES + _SECTOR_BYTES, end, _SECTOR_BYTES),
+            end,
+        ]
         at = self.position
         return [_Write(self.number, a, self.data[a - at : b - at]) for a, b in pairwise(cuts)]
 
@@ -111,7 +127,9 @@ class _NameChange:
 
 
 class FaultDisk(Disk):
-    """The real file system, with scripted faults. `chance` decides what a failed sync wrote all the same (None: nothing).
+    """The real file system, with scripted faults.
+
+    `chance` decides what a failed sync wrote all the same (None: nothing).
 
     `watch` is told of each call before it acts, and of each write when half of it is done (``torn``).
     """
@@ -134,17 +152,26 @@ class FaultDisk(Disk):
     # Scripts
 
     def fail(
-        self, operation: str = "*", *, nth: int = 1, times: int | None = 1, error: int | Callable[[str], int | None] = errno.EIO,
+        self,
+        operation: str = "*",
+        *,
+        nth: int = 1,
+        times: int | None = 1,
+        error: int | Callable[[str], int | None] = errno.EIO,
         torn: bool = False,
-    ) -> None:  # fmt: skip
-        """Raise `OSError(error)` before acting; `times` calls in a row (None: all from then on). `torn`: a pwrite writes half first.
+    ) -> None:
+        """Raise `OSError(error)` before acting; `times` calls in a row (None: all from then on).
+
+        `torn`: a pwrite writes half first.
 
         `error` may be a function of the operation; where it returns None the call is not struck.
         """
         self._add(_Script(operation, Turns(nth - 1, times), error, False, torn))
 
     def crash(self, operation: str = "*", *, nth: int = 1, after: bool = False, torn: bool = False) -> None:
-        """Raise `SimulatedCrash` before acting, or `after`; `torn`: a pwrite writes half first. Every later call raises it too."""
+        """Raise `SimulatedCrash` before acting, or `after`; `torn`: a pwrite writes half first. Every later call raises
+        it too.
+        """
         self._add(_Script(operation, Turns(nth - 1, 1), None, after, torn))
 
     def clear(self) -> None:
@@ -176,9 +203,11 @@ class FaultDisk(Disk):
             self._crashed = False
 
     def copy(self, folder: Path, target: Path) -> FaultDisk:
-        """Copy all files below `folder` to `target`, which is not there; return a disk that knows of them what this one knows.
+        """Copy all files below `folder` to `target`, which is not there; return a disk that knows of them what this one
+        knows.
 
-        The files are what a killed process leaves; `lose_unsynced` of the new disk makes of them what a power cut leaves.
+        The files are what a killed process leaves; `lose_unsynced` of the new disk makes of them what a power cut
+        leaves.
         """
         with self._lock:
             shutil.copytree(folder, target)
@@ -191,7 +220,9 @@ class FaultDisk(Disk):
             other._dropped = self._dropped
             other._durable = {target / path.relative_to(folder): number for path, number in self._durable.items()}
             other._pending = [
-                change if isinstance(change, _Write) else _NameChange(moved(change.removed), moved(change.added), change.number)
+                change
+                if isinstance(change, _Write)
+                else _NameChange(moved(change.removed), moved(change.added), change.number)
                 for change in self._pending
             ]
             for path in folder.rglob("*"):
@@ -200,13 +231,22 @@ class FaultDisk(Disk):
             return other
 
     def lose_unsynced(self, rng: random.Random | None = None, kept: Kept = "sectors") -> None:
-        """Bring the files to a state that a power cut could leave; call it when nobody has them open. From here on all of it is durable.
+        """Bring the files to a state that a power cut could leave; call it when nobody has them open.
 
-        Without `rng` everything unsynced is lost: bytes since a file's last sync, names since their folder's; with it, `kept` says what is.
+        From here on all of it is durable.
+
+        Without `rng` everything unsynced is lost: bytes since a file's last sync, names since their folder's; with it,
+        `kept` says what is.
         """
         with self._lock:
             names = dict(self._durable)
-            seen = {path for change in self._pending if isinstance(change, _NameChange) for path in (change.removed, change.added) if path}
+            seen = {
+                path
+                for change in self._pending
+                if isinstance(change, _NameChange)
+                for path in (change.removed, change.added)
+                if path
+            }
             for change in _left(self._pending, rng, kept) if rng is not None else ():
                 if isinstance(change, _Write):
                     change.apply(self._synced[change.number])
@@ -372,7 +412,9 @@ class FaultDisk(Disk):
         return taken
 
     def _write_back(self, descriptor: int, *, failed: bool = False) -> None:
-        """Let a file's unsynced bytes reach the disk; `failed`: lengths only, and what `chance` chooses. None of it is written again."""
+        """Let a file's unsynced bytes reach the disk; `failed`: lengths only, and what `chance` chooses. None of it is
+        written again.
+        """
         number = self._number(descriptor)
         self._dropped = self._dropped or failed
         for change in self._take(lambda c: isinstance(c, _Write) and c.number == number):

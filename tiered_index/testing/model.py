@@ -1,8 +1,8 @@
 """The reference model: what an index must answer, by plain lists and nothing clever.
 
-`ReferenceModel` keeps every entry that was put and answers a lookup by looking at each. It has no files, no order of work and no state but
-the list, so whatever an engine does to its entries (buffering, flushing, compacting, uploading, merging), its answers must equal these.
-For tests of this package and of others that speak its protocol. One thread.
+`ReferenceModel` keeps every entry that was put and answers a lookup by looking at each. It has no files, no order of
+work and no state but the list, so whatever an engine does to its entries (buffering, flushing, compacting, uploading,
+merging), its answers must equal these. For tests of this package and of others that speak its protocol. One thread.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ class Answer:
 class ReferenceModel:
     """All entries ever put.
 
-    `keyed`: whether entries carry the key's fingerprint (preset ``native``), else keys of one topic whose hashes are equal answer for each
-    other. `extra` names the further columns in order of declaration, `identity` those of them that take part in identity.
+    `keyed`: whether entries carry the key's fingerprint (preset ``native``), else keys of one topic whose hashes are
+    equal answer for each other. `extra` names the further columns in order of declaration, `identity` those of them
+    that take part in identity.
     """
 
     def __init__(self, *, keyed: bool = True, extra: Iterable[str] = (), identity: Iterable[str] = ()) -> None:
@@ -67,7 +68,14 @@ class ReferenceModel:
         self.entries: list[ModelEntry] = []
 
     def put(
-        self, topic: str, queue_id: int, keys: str | Iterable[str], offset: int, size: int, timestamp_ms: int, **extra: Any
+        self,
+        topic: str,
+        queue_id: int,
+        keys: str | Iterable[str],
+        offset: int,
+        size: int,
+        timestamp_ms: int,
+        **extra: Any,
     ) -> list[ModelEntry]:
         """Add one message under each of its keys, each once; return the entries."""
         names = [keys] if isinstance(keys, str) else list(dict.fromkeys(keys))
@@ -86,8 +94,8 @@ class ReferenceModel:
     ) -> list[Answer]:
         """Return the first `max_count` (None: all) answers whose entries lie strictly after the order key `after`.
 
-        The range is compared by whole seconds. Entries of one identity are one answer: the newest of those that lie after `after`. So an
-        identity that was put with two different seconds may stand on two pages.
+        The range is compared by whole seconds. Entries of one identity are one answer: the newest of those that lie
+        after `after`. So an identity that was put with two different seconds may stand on two pages.
         """
         matching = [entry for entry in self.entries if self._matches(entry, topic, key, begin_ms, end_ms)]
         if after is not None:
@@ -107,12 +115,19 @@ class ReferenceModel:
     def order_key_of(self, answer: Answer) -> OrderKey:
         """Return an answer's place in answer order: what the next page starts after."""
         extra = dict(answer.extra)
-        return (answer.timestamp_ms // 1000, answer.offset, answer.queue_id, tuple(extra[name] for name in self.identity))
+        return (
+            answer.timestamp_ms // 1000,
+            answer.offset,
+            answer.queue_id,
+            tuple(extra[name] for name in self.identity),
+        )
 
     def _matches(self, entry: ModelEntry, topic: str, key: str, begin_ms: int | None, end_ms: int | None) -> bool:
         if entry.topic != topic or not _taken_for_one(topic, entry.key, key, self.keyed):
             return False
-        return (begin_ms is None or entry.second >= begin_ms // 1000) and (end_ms is None or entry.second <= end_ms // 1000)
+        return (begin_ms is None or entry.second >= begin_ms // 1000) and (
+            end_ms is None or entry.second <= end_ms // 1000
+        )
 
     def _preference(self, entry: ModelEntry) -> tuple[Any, ...]:
         """Of entries with one identity the newest counts; what else may differ is settled by the greater value."""

@@ -1,7 +1,8 @@
-"""Expected answers for millions of entries: the reference model's semantics in arrays, for workloads too large for `ReferenceModel`.
+"""Expected answers for millions of entries: the reference model's semantics in arrays, for workloads too large for
+`ReferenceModel`.
 
-Entries are sorted once by (topic, key) and answer order; an answer is a slice of that. Nothing of the engine is used. Memory: some 60
-bytes an entry. Immutable; any thread.
+Entries are sorted once by (topic, key) and answer order; an answer is a slice of that. Nothing of the engine is used.
+Memory: some 60 bytes an entry. Immutable; any thread.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from tiered_index.testing.workload import TOPICS, Workload
 __all__ = ["Answer", "ReferenceAnswers"]
 
 Answer = list[tuple[int, int, int, int]]
-"""(timestamp_ms of the second, queue_id, offset, size), in answer order: second descending, offset descending, queue ascending."""
+"""(timestamp_ms of the second, queue_id, offset, size), in answer order: second descending, offset descending, queue
+ascending.
+"""
 Array = npt.NDArray[Any]
 
 

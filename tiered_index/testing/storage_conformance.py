@@ -1,4 +1,5 @@
-"""The storage contract as a pytest suite: subclass it with a `storage` fixture and every line of the contract is tested.
+"""The storage contract as a pytest suite: subclass it with a `storage` fixture and every line of the contract is
+tested.
 
     class TestMyStorage(StorageConformance):
         @pytest.fixture
@@ -6,8 +7,8 @@
             with MyStorage(...) as storage:
                 yield storage
 
-The fixture's storage must be empty. Override `another` where a second instance can open the same place, as another process would.
-Objects stay below 16 MiB. Threads: races use `racers` threads, parallel reads `readers`.
+The fixture's storage must be empty. Override `another` where a second instance can open the same place, as another
+process would. Objects stay below 16 MiB. Threads: races use `racers` threads, parallel reads `readers`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,55 @@ from tiered_index.testing.storage_conformance_uploads import UploadConformance
 __all__ = ["StorageConformance"]
 
 _LONG = "x" * 512
-_BAD_NAMES = ("", "/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a/.", "a b", "é", "a\n", "a\0b", "a\\b", "a%b", "a~", _LONG + "x")
+_BAD_NAMES = (
+    "",
+    "/a",
+    "a/",
+    "a//b",
+    ".",
+    "..",
+    "a/../b",
+    "./a",
+    "a/.",
+    "a b",
+    "é",
+    "a\n",
+    "a\0b",
+    "a\\b",
+    "a%b",
+    "a~",
+    _LONG + "x",
+)
 _ODD_NAMES = (
-    *("a", "a/b", "a/b/c", "a-b", "a.b", "a+b", "a=b", "a@b", "a0", "a_b", "A", "Ab", "aa", "a/b-c", "a/b.c/d", "a-b/c"),
+    *(
+        "a",
+        "a/b",
+        "a/b/c",
+        "a-b",
+        "a.b",
+        "a+b",
+        "a=b",
+        "a@b",
+        "a0",
+        "a_b",
+        "A",
+        "Ab",
+        "aa",
+        "a/b-c",
+        "a/b.c/d",
+        "a-b/c",
+    ),
     *("...", "..a", ".hidden", ".tmp-looks-temporary", ".tmp-x/y", "@", "=+", "-", "_", "0", "00", "10", "9", "z"),
-    *(_LONG, "y" * 255 + "/z", "y" * 255 + "z", "y" * 200, "y" * 200 + "/z", "y" * 200 + "-", "y" * 200 + "..", "y" * 201),
+    *(
+        _LONG,
+        "y" * 255 + "/z",
+        "y" * 255 + "z",
+        "y" * 200,
+        "y" * 200 + "/z",
+        "y" * 200 + "-",
+        "y" * 200 + "..",
+        "y" * 201,
+    ),
 )
 
 
@@ -57,7 +102,9 @@ class StorageConformance(UploadConformance):
     # Whole objects.
 
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-    def test_put_stores_a_copy_of_the_bytes(self, storage: Storage, another: Storage, kind: Callable[[Bytes], Bytes]) -> None:
+    def test_put_stores_a_copy_of_the_bytes(
+        self, storage: Storage, another: Storage, kind: Callable[[Bytes], Bytes]
+    ) -> None:
         source = bytearray(random.Random(1).randbytes(70_000))
         expected = bytes(source)
         storage.put("folder/object", kind(source))
@@ -178,7 +225,9 @@ class StorageConformance(UploadConformance):
             wrong = 0
             for _ in range(20):
                 start, length = rng.randrange(len(data) - 20_000), rng.randint(1, 20_000)
-                wrong += (storage, another)[reader % 2].get_range("object", start, length) != data[start : start + length]
+                wrong += (storage, another)[reader % 2].get_range("object", start, length) != data[
+                    start : start + length
+                ]
             return wrong
 
         with ThreadPoolExecutor(self.readers) as pool:
@@ -287,12 +336,41 @@ class StorageConformance(UploadConformance):
         ordered = sorted(names, key=str.encode)
         assert [(info.name, info.size_bytes) for info in storage.list()] == [(name, len(name)) for name in ordered]
         assert all(storage.get(name) == name.encode() for name in names)
-        for prefix in ("a", "a/", "a/b", ".", ".tmp-", "y", "y" * 200, "y" * 200 + "/", "y" * 201, longest, "absent", "A"):
+        for prefix in (
+            "a",
+            "a/",
+            "a/b",
+            ".",
+            ".tmp-",
+            "y",
+            "y" * 200,
+            "y" * 200 + "/",
+            "y" * 201,
+            longest,
+            "absent",
+            "A",
+        ):
             expected = [name for name in ordered if name.startswith(prefix)]
             assert [info.name for info in storage.list(prefix)] == expected, prefix
-            for start_after in ("", "a", "a/b", "a/", "a-b", "a.", "y", "y" * 199, "y" * 200 + "/z", longest, "zz", "-"):
+            for start_after in (
+                "",
+                "a",
+                "a/b",
+                "a/",
+                "a-b",
+                "a.",
+                "y",
+                "y" * 199,
+                "y" * 200 + "/z",
+                longest,
+                "zz",
+                "-",
+            ):
                 after = [name for name in expected if name > start_after]
-                assert [info.name for info in storage.list(prefix, start_after=start_after)] == after, (prefix, start_after)
+                assert [info.name for info in storage.list(prefix, start_after=start_after)] == after, (
+                    prefix,
+                    start_after,
+                )
 
     def test_list_goes_on_over_many_pages(self, storage: Storage) -> None:
         names = [f"log/{n:05d}" for n in range(self.many)]

@@ -5,9 +5,9 @@
     faulty.corrupt("get_range", mode="wrong")             # the next one answers with a flipped bit
     hang = faulty.hang("complete_upload")                 # the next one waits; hang.entered, hang.release
 
-Operations are the names of `Storage`'s methods, or ``*`` for any; `nth` counts matching calls from now on (1: the next), `times` is
-how many in a row are struck (None: all from then on). `get_ranges` is made of `get_range` calls, a listing of one call a page.
-Threads: any number; each script strikes exactly as often as it says.
+Operations are the names of `Storage`'s methods, or ``*`` for any; `nth` counts matching calls from now on (1: the
+next), `times` is how many in a row are struck (None: all from then on). `get_ranges` is made of `get_range` calls, a
+listing of one call a page. Threads: any number; each script strikes exactly as often as it says.
 
 Which of the matching calls a scripted fault strikes. Threads: those that hold the lock of whoever counts.
 """
@@ -24,11 +24,7 @@ from tiered_index.errors import StorageUnavailable
 from tiered_index.storage.base import ByteRange, Bytes, Storage
 from tiered_index.storage.wrappers import Call, WrapperStorage
 
-__all__ = [
-    "FaultStorage",
-    "Hang",
-    "Turns",
-]
+__all__ = ["FaultStorage", "Hang", "Turns"]
 
 
 @dataclass(slots=True)

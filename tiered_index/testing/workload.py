@@ -1,8 +1,9 @@
-"""A stream of messages as a shop's message log has it: Zipf keys, days with a rhythm, several topics and queues, some messages late.
+"""A stream of messages as a shop's message log has it: Zipf keys, days with a rhythm, several topics and queues, some
+messages late.
 
-Everything follows from the seed. Times rise but for the late ones, whose store time lies up to hours before their neighbours'. Offsets
-count by topic and queue. A message carries one key of the Zipf family, every fifth one a customer's key beside it.
-Memory: about 100 bytes a message. Immutable once made; share it between threads freely.
+Everything follows from the seed. Times rise but for the late ones, whose store time lies up to hours before their
+neighbours'. Offsets count by topic and queue. A message carries one key of the Zipf family, every fifth one a
+customer's key beside it. Memory: about 100 bytes a message. Immutable once made; share it between threads freely.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Workload:
-    """n messages and m entries: arrays of length n, and for each entry its message (`entry_message`, rising) and its key (`entry_key`)."""
+    """n messages and m entries: arrays of length n, and for each entry its message (`entry_message`, rising) and its
+    key (`entry_key`).
+    """
 
     topic: Array
     queue_id: Array
@@ -66,9 +69,16 @@ class Workload:
         entry_key[second] = orders + rng.integers(0, customers, len(second))
         keys = tuple(f"order-{i:07d}" for i in range(orders)) + tuple(f"customer-{i:06d}" for i in range(customers))
         return cls(
-            topic, queue_id, _offsets(topic.astype(np.int64) * QUEUES + queue_id), rng.integers(100, 4000, messages, dtype=np.int32),
-            timestamp_ms, late, entry_message, entry_key, keys,
-        )  # fmt: skip
+            topic,
+            queue_id,
+            _offsets(topic.astype(np.int64) * QUEUES + queue_id),
+            rng.integers(100, 4000, messages, dtype=np.int32),
+            timestamp_ms,
+            late,
+            entry_message,
+            entry_key,
+            keys,
+        )
 
     def __len__(self) -> int:
         return len(self.topic)

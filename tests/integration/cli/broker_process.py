@@ -1,4 +1,5 @@
-"""A broker for tests, in a process of its own: writes messages into a store, in pieces that a kill can tear, until it has written enough.
+"""A broker for tests, in a process of its own: writes messages into a store, in pieces that a kill can tear, until it
+has written enough.
 
     python broker_process.py STORE_DIR MESSAGES SEGMENT_BYTES
 
@@ -36,9 +37,13 @@ def main(folder: str, messages: str, segment_bytes: str) -> None:
         offset = writer.next_offset
         topic = "orders" if number % 3 else "payments"
         writer.put(
-            topic, number % 4, b"b" * (offset % 200), keys=(f"k{offset % 41}", f"own-{offset}"), uniq_key=f"U{offset:031X}",
+            topic,
+            number % 4,
+            b"b" * (offset % 200),
+            keys=(f"k{offset % 41}", f"own-{offset}"),
+            uniq_key=f"U{offset:031X}",
             store_ms=time.time_ns() // 1_000_000,
-        )  # fmt: skip
+        )
         if number % _BURST == _BURST - 1:
             writer.flush()
             print(number + 1, flush=True)

@@ -1,7 +1,9 @@
-"""Command lines of the tests: run in this process by the program's own entry, or as the installed script in a process of their own.
+"""Command lines of the tests: run in this process by the program's own entry, or as the installed script in a process
+of their own.
 
-Starting the interpreter and importing everything takes a second a command, so `run_here` is the way for whatever a command answers. A
-process is for what only a process shows: signals, locks between processes, the installed script itself.
+Starting the interpreter and importing everything takes a second a command, so `run_here` is the way for whatever a
+command answers. A process is for what only a process shows: signals, locks between processes, the installed script
+itself.
 """
 
 from __future__ import annotations
@@ -59,19 +61,29 @@ def clean_environment(**more: str) -> dict[str, str]:
 def run_script(*arguments: object, environment: dict[str, str] | None = None, timeout: float = 60) -> Outcome:
     """Run the installed script."""
     done = subprocess.run(
-        [str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, timeout=timeout, env=clean_environment(**(environment or {})),
-        stdin=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
+        [str(SCRIPT), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=clean_environment(**(environment or {})),
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
 def run_here(*arguments: object, environment: dict[str, str] | None = None, timeout: float = 60) -> Outcome:
-    """Run a command line in this process as the script would, streams and environment included; afterwards all is as it was."""
+    """Run a command line in this process as the script would, streams and environment included; afterwards all is as it
+    was.
+    """
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     with (
-        _put_back(), _ended_after(timeout), mock.patch.dict(os.environ, clean_environment(**(environment or {})), clear=True),
-        open(os.devnull) as nothing, mock.patch.multiple(sys, stdin=nothing, stdout=out, stderr=err),
-    ):  # fmt: skip
+        _put_back(),
+        _ended_after(timeout),
+        mock.patch.dict(os.environ, clean_environment(**(environment or {})), clear=True),
+        open(os.devnull) as nothing,
+        mock.patch.multiple(sys, stdin=nothing, stdout=out, stderr=err),
+    ):
         try:
             run([str(argument) for argument in arguments])
         except SystemExit as ended:

@@ -19,9 +19,13 @@ KEYS = 40
 def message(number):
     """Return message `number`: its first key is one of 40, its second its own."""
     return {
-        "topic": "orders" if number % 3 else "payments", "queue_id": number % 4, "keys": [f"k{number % KEYS}", f"own-{number}"],
-        "offset": number, "size": 100 + number % 50, "timestamp_ms": BEGIN_MS + number * 1000,
-    }  # fmt: skip
+        "topic": "orders" if number % 3 else "payments",
+        "queue_id": number % 4,
+        "keys": [f"k{number % KEYS}", f"own-{number}"],
+        "offset": number,
+        "size": 100 + number % 50,
+        "timestamp_ms": BEGIN_MS + number * 1000,
+    }
 
 
 def expected_offsets(topic, key, stop=MESSAGES):
@@ -86,7 +90,9 @@ def original(tmp_path_factory):
     """An index whose first part is uploaded and whose last 100 messages are unsealed."""
     made = Made(tmp_path_factory.mktemp("index"))
     write_source(made.source, 0, MESSAGES - 100)
-    first = run_here("ingest", made.source, "--root", made.root, "--storage", made.uri, "--slots", 64, "--items", 1500, "--wait")
+    first = run_here(
+        "ingest", made.source, "--root", made.root, "--storage", made.uri, "--slots", 64, "--items", 1500, "--wait"
+    )
     assert first.code == 0, first.err
     write_source(made.source, MESSAGES - 100, MESSAGES)
     second = run_here("ingest", made.source, "--root", made.root, "--json")

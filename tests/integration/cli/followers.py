@@ -31,9 +31,26 @@ class Follower:
 
     def __init__(self, store, root, *more):
         storage = f"file://{root.parent / 'objects'}"
-        line = [SCRIPT, "ingest", store, "--follow", "--json", "--quiet", "--poll", "0.05", "--root", root, "--storage", storage]
+        line = [
+            SCRIPT,
+            "ingest",
+            store,
+            "--follow",
+            "--json",
+            "--quiet",
+            "--poll",
+            "0.05",
+            "--root",
+            root,
+            "--storage",
+            storage,
+        ]
         self.process = subprocess.Popen(
-            [*map(str, line), *SMALL, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment(**QUICK)
+            [*map(str, line), *SMALL, *more],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=clean_environment(**QUICK),
         )
         self.lines = []
         self._reader = threading.Thread(target=self._read, daemon=True)

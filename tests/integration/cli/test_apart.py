@@ -37,7 +37,9 @@ PLACES = {
 
 @pytest.mark.parametrize("command", ["ingest", "import-classic"])
 @pytest.mark.parametrize(("root", "storage"), PLACES.values(), ids=PLACES.keys())
-def test_a_place_within_the_store_is_refused(in_process, tmp_path: Path, store: Path, command: str, root: str, storage: str) -> None:
+def test_a_place_within_the_store_is_refused(
+    in_process, tmp_path: Path, store: Path, command: str, root: str, storage: str
+) -> None:
     (tmp_path / "link").symlink_to(store)
     before = contents(tmp_path)
     source = store if command == "ingest" else store / "index"
@@ -50,7 +52,13 @@ def test_a_place_within_the_store_is_refused(in_process, tmp_path: Path, store: 
 def test_places_beside_the_store_are_taken(in_process, tmp_path: Path, store: Path, command: str) -> None:
     source = store if command == "ingest" else store / "index"
     before = contents(store)
-    where = ("--root", str(tmp_path / "broker" / "store-index"), "--storage", f"file://{tmp_path}/broker/objects", "--quiet")
+    where = (
+        "--root",
+        str(tmp_path / "broker" / "store-index"),
+        "--storage",
+        f"file://{tmp_path}/broker/objects",
+        "--quiet",
+    )
     assert in_process(command, str(source), *where, "--slots", "50", "--items", "2000") == 0
     assert contents(store) == before
 

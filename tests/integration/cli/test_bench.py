@@ -1,4 +1,6 @@
-"""`tiered-index bench`, tiny: every suite measures every figure it names in every round, and says how much it did. Never how fast."""
+"""`tiered-index bench`, tiny: every suite measures every figure it names in every round, and says how much it did.
+Never how fast.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +14,49 @@ from tiered_index.cli.bench import command
 
 SIZES = ("--items", 1_000, "--slots", 50, "--rounds", 2)
 GOALS = {
-    "put": {"put_batch and durable flush", "put, one entry a call"}, "pause": set(), "compact": set(),
-    "lookup": {"hot lookup p50", "hot query_many"}, "recovery": set(), "upload": set(),
+    "put": {"put_batch and durable flush", "put, one entry a call"},
+    "pause": set(),
+    "compact": set(),
+    "lookup": {"hot lookup p50", "hot query_many"},
+    "recovery": set(),
+    "upload": set(),
     "commitlog": {"extraction, walking", "extraction, with consume queues", "extraction, walking, bodies checked"},
     "cold": {
-        *(f"key in {kind} of {n}: times the slowest plain GET, p50" for n in ("1 file", "10 files") for kind in ("one", "all", "none")),
-        "absent keys, filters at hand: files of 10 that cost no GET", "requests to open a reader on 10 files",
+        *(
+            f"key in {kind} of {n}: times the slowest plain GET, p50"
+            for n in ("1 file", "10 files")
+            for kind in ("one", "all", "none")
+        ),
+        "absent keys, filters at hand: files of 10 that cost no GET",
+        "requests to open a reader on 10 files",
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module", params=["native", "rocketmq"])
 def measured(request, script, tmp_path_factory):
-    """One run of all suites but Spark's, which tests/spark has: its outcome, the folder it worked in, and what it wrote."""
+    """One run of all suites but Spark's, which tests/spark has: its outcome, the folder it worked in, and what it
+    wrote.
+    """
     folder = tmp_path_factory.mktemp("bench")
     (folder / "work").mkdir()
     outcome = script(
-        "bench", *GOALS, *SIZES, "--preset", request.param, "--json", "--out", folder / "out.json", timeout=240,
+        "bench",
+        *GOALS,
+        *SIZES,
+        "--preset",
+        request.param,
+        "--json",
+        "--out",
+        folder / "out.json",
+        timeout=240,
         environment={
-            "TMPDIR": str(folder / "work"), "TIERED_INDEX_ROOT": str(folder / "mine"), "TIERED_INDEX_ITEMS": "77",
+            "TMPDIR": str(folder / "work"),
+            "TIERED_INDEX_ROOT": str(folder / "mine"),
+            "TIERED_INDEX_ITEMS": "77",
             "TIERED_INDEX_BACKGROUND": "true",
         },
-    )  # fmt: skip
+    )
     assert outcome.code == 0, outcome
     return request.param, folder, outcome
 
@@ -79,7 +102,9 @@ def test_goals_and_what_is_said_of_missed_ones(measured):
 
 
 def test_files_moved_while_the_writer_was_watched(measured):
-    counts = {f["name"]: f["min"] for f in measured[2].document["figures"] if f["suite"] == "pause" and f["unit"] == "count"}
+    counts = {
+        f["name"]: f["min"] for f in measured[2].document["figures"] if f["suite"] == "pause" and f["unit"] == "count"
+    }
     waiting = measured[2].document["setting"]["pause_files"]
     assert counts["files begun"] >= 1
     assert counts["compactions"] >= counts["uploads"] >= waiting + 1
@@ -90,7 +115,9 @@ def test_percentiles_rise(measured):
     values = {f["name"]: f["values"] for f in measured[2].document["figures"] if f["suite"] == "pause"}
     for call in ("put", "put_batch", "wake-up"):
         for state in ("busy", "idle"):
-            rounds = zip(*(values[f"{call}, {state}, {which}"] for which in ("p50", "p99", "p99.9", "max")), strict=True)
+            rounds = zip(
+                *(values[f"{call}, {state}, {which}"] for which in ("p50", "p99", "p99.9", "max")), strict=True
+            )
             assert all(list(row) == sorted(row) for row in rounds)
 
 
@@ -117,7 +144,9 @@ def test_tables_beside_the_figures_are_of_the_cold_suite(measured):
 
 def test_a_storage_of_the_users_is_measured_and_left_as_it_was(run_here, tmp_path):
     uri = f"file://{tmp_path}/store"
-    outcome = run_here("bench", "cold", *SIZES, "--storage", uri, "--root-dir", tmp_path / "work", "--json", timeout=120)
+    outcome = run_here(
+        "bench", "cold", *SIZES, "--storage", uri, "--root-dir", tmp_path / "work", "--json", timeout=120
+    )
     assert outcome.code == 0, outcome
     titles = [table["title"] for table in outcome.document["tables"]]
     assert len(titles) == 3 and all(uri in title for title in titles)
@@ -126,7 +155,9 @@ def test_a_storage_of_the_users_is_measured_and_left_as_it_was(run_here, tmp_pat
 
 
 def test_the_table_of_chosen_suites(run_here, tmp_path):
-    outcome = run_here("bench", "upload", "recovery", "upload", *SIZES, "--quick", "--root-dir", tmp_path / "new", timeout=120)
+    outcome = run_here(
+        "bench", "upload", "recovery", "upload", *SIZES, "--quick", "--root-dir", tmp_path / "new", timeout=120
+    )
     assert outcome.code == 0, outcome
     lines = [line.strip() for line in outcome.out.splitlines()]
     assert [line for line in lines if line in GOALS] == ["upload", "recovery"]
@@ -136,11 +167,24 @@ def test_the_table_of_chosen_suites(run_here, tmp_path):
     assert list((tmp_path / "new").iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [
-    ("--root", "x"), ("--storage", "memory://x"), ("--config", "x.toml"), ("nope",), ("--items", "5"), ("--rounds", "0"), ("--preset", "x"),
-    ("cold", "--storage", "memory://x"), ("cold", "put", "--storage", "file:///x"), ("spark", "--storage", "file:///x"),
-    ("spark", "--storage", "s3://b/p?endpoint_url=https://x"), ("spark", "--entries", "5"), ("spark", "--scale", "1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--root", "x"),
+        ("--storage", "memory://x"),
+        ("--config", "x.toml"),
+        ("nope",),
+        ("--items", "5"),
+        ("--rounds", "0"),
+        ("--preset", "x"),
+        ("cold", "--storage", "memory://x"),
+        ("cold", "put", "--storage", "file:///x"),
+        ("spark", "--storage", "file:///x"),
+        ("spark", "--storage", "s3://b/p?endpoint_url=https://x"),
+        ("spark", "--entries", "5"),
+        ("spark", "--scale", "1"),
+    ],
+)
 def test_bad_usage(arguments, in_process):
     assert in_process("bench", *arguments) == 2
 
@@ -156,13 +200,17 @@ def test_spark_is_measured_where_its_packages_are(run_here, tmp_path, monkeypatc
     assert refused.code == 2
     assert "suite spark needs pyspark, duckdb: pip install 'tiered_index[bench,spark]'" in refused.err
     chosen = []
-    monkeypatch.setattr(command, "run_suites", lambda suites, *rest: chosen.append([suite.name for suite in suites]) or [])
+    monkeypatch.setattr(
+        command, "run_suites", lambda suites, *rest: chosen.append([suite.name for suite in suites]) or []
+    )
     left_out = bench()
     assert left_out.code == 0
     assert "spark is left out: pyspark, duckdb not installed" in left_out.err
     monkeypatch.setattr(command, "missing_packages", dict)
     assert bench().code == 0
-    assert chosen[0] == list(GOALS) and [name for name in chosen[1] if name not in GOALS] == [n for n in command.SUITES if n not in GOALS]
+    assert chosen[0] == list(GOALS) and [name for name in chosen[1] if name not in GOALS] == [
+        n for n in command.SUITES if n not in GOALS
+    ]
     assert "spark" in chosen[1]
 
 

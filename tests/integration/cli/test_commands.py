@@ -15,7 +15,9 @@ def offsets(document):
     return [item["offset"] for item in document["items"]]
 
 
-@pytest.mark.parametrize(("topic", "key"), [("orders", "k7"), ("orders", "own-2999"), ("orders", "absent"), ("none", "k7")])
+@pytest.mark.parametrize(
+    ("topic", "key"), [("orders", "k7"), ("orders", "own-2999"), ("orders", "absent"), ("none", "k7")]
+)
 def test_query_by_root_finds_everything(run_here, original, topic, key):
     outcome = run_here("query", topic, key, "--root", original.root, "--json", "--max", 1000)
     assert outcome.code == 0
@@ -123,13 +125,23 @@ def test_inspect_a_compacted_file_by_path_id_and_object(run_here, original):
     path = original.files("uploaded")[0]
     by_path = run_here("inspect", path, "--json").document
     assert by_path["kind"] == "compacted"
-    assert by_path["layout"] == {"preset": "native", "schema": "KeyedIndexItem", "slots": 64, "items": 1500, "item_bytes": 32}
+    assert by_path["layout"] == {
+        "preset": "native",
+        "schema": "KeyedIndexItem",
+        "slots": 64,
+        "items": 1500,
+        "item_bytes": 32,
+    }
     assert by_path["metadata"]["count"] == 1499
     assert sorted(name for _, name in by_path["metadata"]["topics"]) == ["orders", "payments"]
     assert by_path["directory"]["longest_slot_items"] >= 1499 // 64
     by_id = run_here("inspect", path.stem, "--root", original.root, "--json").document
     assert by_id == by_path
-    name = next(f["object"] for f in run_here("files", "--root", original.root, "--json").document["files"] if f["file_id"] == path.stem)
+    name = next(
+        f["object"]
+        for f in run_here("files", "--root", original.root, "--json").document["files"]
+        if f["file_id"] == path.stem
+    )
     by_object = run_here("inspect", name, "--storage", original.uri, "--json").document
     assert by_object == by_path | {"file": name}
     assert "longest_slot_items" in run_here("inspect", path).out
@@ -175,9 +187,36 @@ def test_dump_prints_nothing_that_does_not_verify(run_here, damaged):
 def test_a_rocketmq_file_without_trailer_or_journal(run_here, tmp_path):
     made, uri = tmp_path / "root", f"file://{tmp_path / 'store'}"
     source = tmp_path / "m.ndjson"
-    source.write_text("".join(json.dumps({"topic": "t", "queue_id": 0, "keys": [f"k{i}"], "offset": i, "size": 1,
-                                          "timestamp_ms": BEGIN_MS + i * 1000}) + "\n" for i in range(50)))  # fmt: skip
-    arguments = ("ingest", source, "--root", made, "--storage", uri, "--preset", "rocketmq", "--slots", 16, "--items", 100)
+    source.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "topic": "t",
+                    "queue_id": 0,
+                    "keys": [f"k{i}"],
+                    "offset": i,
+                    "size": 1,
+                    "timestamp_ms": BEGIN_MS + i * 1000,
+                }
+            )
+            + "\n"
+            for i in range(50)
+        )
+    )
+    arguments = (
+        "ingest",
+        source,
+        "--root",
+        made,
+        "--storage",
+        uri,
+        "--preset",
+        "rocketmq",
+        "--slots",
+        16,
+        "--items",
+        100,
+    )
     assert run_here(*arguments).code == 0
     (path,) = (made / "unsealed").glob("*.index")
     bare = tmp_path / "20231114221320000"
@@ -195,7 +234,11 @@ def test_a_rocketmq_file_without_trailer_or_journal(run_here, tmp_path):
     trailer = run_here("inspect", compacted, "--json").document["trailer"]
     bare.write_bytes(compacted.read_bytes()[: trailer["position"]])
     document = run_here("inspect", bare, "--json").document
-    assert (document["kind"], document["metadata"]["count"], document["layout"]["slots"]) == ("compacted without trailer", 50, 16)
+    assert (document["kind"], document["metadata"]["count"], document["layout"]["slots"]) == (
+        "compacted without trailer",
+        50,
+        16,
+    )
     assert run_here("verify", bare, "--json").document["status"] == "ok"
     bare.write_bytes(bare.read_bytes()[:-5])
     broken = run_here("verify", bare, "--json")
@@ -225,7 +268,10 @@ def test_recover_begins_a_lost_root_anew_but_creates_no_index(run_here, damaged,
     outcome = run_here("recover", "--root", tmp_path / "new", "--storage", damaged.uri, "--json")
     assert outcome.code == 0
     assert outcome.document["files"] == {"storage": len(damaged.files("uploaded"))}
-    for arguments in (("--root", tmp_path / "none"), ("--root", tmp_path / "none", "--storage", f"file://{tmp_path}/nothing")):
+    for arguments in (
+        ("--root", tmp_path / "none"),
+        ("--root", tmp_path / "none", "--storage", f"file://{tmp_path}/nothing"),
+    ):
         outcome = run_here("recover", *arguments, "--json")
         assert outcome.code == 2, outcome.out
     assert not (tmp_path / "none").exists()

@@ -1,10 +1,19 @@
-"""The demo, scaled down: a store is followed, both kills happen, nothing is lost, no answer is wrong; on an S3 server and on a folder."""
+"""The demo, scaled down: a store is followed, both kills happen, nothing is lost, no answer is wrong; on an S3 server
+and on a folder.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-PLACES = ["write buffer", "unsealed file", "compacted file", "uploaded, local copy", "storage only, first", "storage only"]
+PLACES = [
+    "write buffer",
+    "unsealed file",
+    "compacted file",
+    "uploaded, local copy",
+    "storage only, first",
+    "storage only",
+]
 
 
 def check(document):
@@ -14,7 +23,9 @@ def check(document):
     assert document["entries_expected"] == document["entries"] > document["messages"]
     assert [f["place"] for f in document["lookups"]] == PLACES
     states = [set(f["files"]) for f in document["lookups"]]
-    assert "unsealed" in states[1] and "compacted" in states[2] and states[3] == {"uploaded"} and states[5] == {"storage"}
+    assert (
+        "unsealed" in states[1] and "compacted" in states[2] and states[3] == {"uploaded"} and states[5] == {"storage"}
+    )
     assert (document["log_segments"], document["log_bytes"] > 1_000_000) == (1, True)
     assert all(kill["resumed_from"] <= kill["log_end"] <= document["log_bytes"] for kill in document["kills"])
     assert all(f["requests_per_lookup"] == 0 for f in document["lookups"][:4])
@@ -23,9 +34,22 @@ def check(document):
 
 def test_the_demo_on_the_embedded_server(script, tmp_path):
     outcome = script(
-        "demo", "--messages", 30_000, "--lookups", 100, "--cold-lookups", 20, "--json", "--quiet", timeout=240,
-        environment={"TIERED_INDEX_ROOT": str(tmp_path / "mine"), "TIERED_INDEX_PRESET": "rocketmq", "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
+        "demo",
+        "--messages",
+        30_000,
+        "--lookups",
+        100,
+        "--cold-lookups",
+        20,
+        "--json",
+        "--quiet",
+        timeout=240,
+        environment={
+            "TIERED_INDEX_ROOT": str(tmp_path / "mine"),
+            "TIERED_INDEX_PRESET": "rocketmq",
+            "TMPDIR": str(tmp_path),
+        },
+    )
     assert outcome.code == 0, outcome
     assert outcome.err == ""
     check(outcome.document)
@@ -49,6 +73,8 @@ def test_the_demo_on_a_folder_prints_its_table(script, run_here, tmp_path):
     assert (kept.code, kept.document["findings"]) == (0, [])
 
 
-@pytest.mark.parametrize("arguments", [("--messages", 5), ("--storage", "memory://x"), ("--messages", 10_000, "--storage", "gopher://x")])
+@pytest.mark.parametrize(
+    "arguments", [("--messages", 5), ("--storage", "memory://x"), ("--messages", 10_000, "--storage", "gopher://x")]
+)
 def test_bad_usage(arguments, in_process):
     assert in_process("demo", *arguments) == 2

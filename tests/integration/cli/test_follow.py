@@ -1,4 +1,6 @@
-"""`ingest STORE_DIR`: the real command beside a live store, killed on either side; damage, lost segments and exit codes."""
+"""`ingest STORE_DIR`: the real command beside a live store, killed on either side; damage, lost segments and exit
+codes.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,18 @@ def start():
 
 def write(store, start, stop):
     writer = StoreWriter(store, segment_bytes=SEGMENT)
-    offsets = [writer.put("orders", 0, keys=(f"k{n % 7}", f"own-{n}"), store_ms=1_700_000_000_000 + n).offset for n in range(start, stop)]
+    offsets = [
+        writer.put("orders", 0, keys=(f"k{n % 7}", f"own-{n}"), store_ms=1_700_000_000_000 + n).offset
+        for n in range(start, stop)
+    ]
     writer.flush()
     return offsets
 
 
 def test_kill_9_of_either_side_while_messages_come(start, tmp_path):
-    """Whichever side dies, whenever: at the end every answer is what a scan of the commit log says. The seed is printed on failure."""
+    """Whichever side dies, whenever: at the end every answer is what a scan of the commit log says. The seed is printed
+    on failure.
+    """
     seed = random.SystemRandom().randrange(1 << 30)
     moments = random.Random(seed)
     store, root = tmp_path / "store", tmp_path / "root"
@@ -61,7 +68,12 @@ def test_kill_9_of_either_side_while_messages_come(start, tmp_path):
     code, errors = follower.end(signal.SIGTERM)
     assert (code, errors) == (0, ""), f"seed {seed}"
     line = follower.lines[-1]
-    assert (line["status"], line["lag"]["bytes"], line["loss_count"], line["position"]) == ("stopped", 0, 0, batches[-1].end)
+    assert (line["status"], line["lag"]["bytes"], line["loss_count"], line["position"]) == (
+        "stopped",
+        0,
+        0,
+        batches[-1].end,
+    )
     with IndexReader.open(root=root) as reader:
         assert check(reader, scan(store)) > 1_000, f"seed {seed}"
 
@@ -116,7 +128,12 @@ def test_damage_and_missing_segments_are_code_4_and_can_be_passed_over(run_here,
     segments[0].write_bytes(data)
     segments[2].unlink()
     damaged = run_here("ingest", store, *where, "--json")
-    assert (damaged.code, damaged.out, damaged.error["file"], damaged.error["offset"]) == (4, "", str(segments[0]), offsets[20])
+    assert (damaged.code, damaged.out, damaged.error["file"], damaged.error["offset"]) == (
+        4,
+        "",
+        str(segments[0]),
+        offsets[20],
+    )
     with IndexReader.open(root=root) as reader:
         assert [len(reader.query("orders", f"own-{n}")) for n in (0, 19, 20, 21)] == [1, 1, 0, 0]
     missing = run_here("ingest", store, *where, "--skip-corrupt", "--json")
@@ -139,12 +156,24 @@ def test_damage_and_missing_segments_are_code_4_and_can_be_passed_over(run_here,
         assert len(reader.query("orders", "own-1004")) == 1
 
 
-@pytest.mark.parametrize("option", [("--follow",), ("--skip-corrupt",), ("--skip-missing",), ("--store-name", "x"), ("--archive-segments",),
-                                    ("--from", "checkpoint")])  # fmt: skip
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--follow",),
+        ("--skip-corrupt",),
+        ("--skip-missing",),
+        ("--store-name", "x"),
+        ("--archive-segments",),
+        ("--from", "checkpoint"),
+    ],
+)
 def test_options_of_stores_are_refused_for_files(in_process, tmp_path, option):
     source = tmp_path / "m.ndjson"
     source.write_text("{}\n")
-    assert in_process("ingest", str(source), "--root", str(tmp_path / "root"), "--storage", f"file://{tmp_path}", *option) == 2
+    assert (
+        in_process("ingest", str(source), "--root", str(tmp_path / "root"), "--storage", f"file://{tmp_path}", *option)
+        == 2
+    )
     assert not (tmp_path / "root").exists()
 
 

@@ -30,26 +30,50 @@ def damage(folder, offset):
 def test_damage_before_older_messages_is_an_error_or_a_loss(run_here, tmp_path, store, skip):
     folder, offsets = store
     damage(folder, offsets[15])
-    where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/objects", "--slots", 50, "--items", 2_000, "--json")
+    where = (
+        "--root",
+        tmp_path / "root",
+        "--storage",
+        f"file://{tmp_path}/objects",
+        "--slots",
+        50,
+        "--items",
+        2_000,
+        "--json",
+    )
     done = run_here("ingest", folder, *where, *(["--skip-corrupt"] if skip else []))
     if not skip:
         assert (done.code, done.error["type"], done.error["offset"]) == (4, "CorruptFile", offsets[15])
         return
     assert done.code == 0, done.err
-    assert [(loss["kind"], loss["begin"], loss["end"]) for loss in done.document["losses"]] == [("corrupt", offsets[15], offsets[16])]
+    assert [(loss["kind"], loss["begin"], loss["end"]) for loss in done.document["losses"]] == [
+        ("corrupt", offsets[15], offsets[16])
+    ]
     assert (done.document["messages"], done.document["lag"]["bytes"]) == (59, 0)
     with IndexReader.open(root=tmp_path / "root") as reader:
         assert [n for n in range(60) if not reader.query("t", f"k{n}").items] == [15]
 
 
 def test_half_a_message_before_other_bytes_is_the_end_as_ever(run_here, tmp_path, store):
-    """As a crash leaves it where the broker had cut its log: what is behind doesn't begin where the half message would end."""
+    """As a crash leaves it where the broker had cut its log: what is behind doesn't begin where the half message would
+    end.
+    """
     folder, offsets = store
     with StoreWriter(folder, segment_bytes=SEGMENT, cut=offsets[15]) as writer:
         last = writer.put("t", 0, b"n" * 77, keys=["new"], store_ms=NOW_MS + 90_000).offset
     (folder / "abort").touch()
     damage(folder, last)
-    where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/objects", "--slots", 50, "--items", 2_000, "--json")
+    where = (
+        "--root",
+        tmp_path / "root",
+        "--storage",
+        f"file://{tmp_path}/objects",
+        "--slots",
+        50,
+        "--items",
+        2_000,
+        "--json",
+    )
     done = run_here("ingest", folder, *where, "--skip-corrupt")
     assert (done.code, done.document["position"], done.document["losses"]) == (0, last, [])
     assert (done.document["torn"]["begin"], done.document["torn"]["what"]) == (last, "half a message")

@@ -16,7 +16,17 @@ def test_a_closed_segment_that_was_cut_short(run_here, tmp_path, skip):
     contents = {start: full(log(3, start, first=start), SEGMENT) for start in (0, SEGMENT, 2 * SEGMENT)}
     store = tmp_path / "store"
     folder = write_log(store / "commitlog", SEGMENT, contents | {3 * SEGMENT: joined(log(2, 3 * SEGMENT))})
-    where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/objects", "--slots", 50, "--items", 2_000, "--json")
+    where = (
+        "--root",
+        tmp_path / "root",
+        "--storage",
+        f"file://{tmp_path}/objects",
+        "--slots",
+        50,
+        "--items",
+        2_000,
+        "--json",
+    )
     # cut within the blank: nothing is lost to lookups
     os.truncate(folder / f"{SEGMENT:020d}", SEGMENT - 4)
     done = run_here("ingest", store, *where, "--archive-segments", *(["--skip-corrupt"] if skip else []))

@@ -1,4 +1,6 @@
-"""`import-classic`: RocketMQ's golden index files and made ones, with the commit log whole, partly deleted, and of somebody else."""
+"""`import-classic`: RocketMQ's golden index files and made ones, with the commit log whole, partly deleted, and of
+somebody else.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ def made(folder, count=200, geometry=GEOMETRY, **fields):
         offsets = []
         for n in range(count):
             topic = "orders" if n % 3 else "payments"
-            offsets.append(writer.put(topic, n % 4, keys=f"k{n % 7} own-{n}", uniq_key=f"U{n}", store_ms=NOW_MS + n, **fields).offset)
+            offsets.append(
+                writer.put(
+                    topic, n % 4, keys=f"k{n % 7} own-{n}", uniq_key=f"U{n}", store_ms=NOW_MS + n, **fields
+                ).offset
+            )
         return offsets
 
 
@@ -43,9 +49,13 @@ def where(tmp_path):
 
 def open_index(folder, **settings):
     return IndexService.open(
-        root=folder / "root", storage="memory://import", storage_backend=MemoryStorage(), background=False, offset_space="commitlog",
+        root=folder / "root",
+        storage="memory://import",
+        storage_backend=MemoryStorage(),
+        background=False,
+        offset_space="commitlog",
         **({"slots": 50, "items": 2_000} | settings),
-    )  # fmt: skip
+    )
 
 
 def imported(index, store, put=None):
@@ -203,7 +213,10 @@ def test_bad_usage_and_a_damaged_index_file(run_here, tmp_path, where):
     made(tmp_path / "store")
     assert run_here("import-classic", tmp_path / "absent", *where).code == 2
     assert run_here("import-classic", tmp_path / "store" / "commitlog", *where).code == 2
-    assert run_here("import-classic", tmp_path / "store" / "index", *where, "--store", tmp_path / "store" / "index").code == 2
+    assert (
+        run_here("import-classic", tmp_path / "store" / "index", *where, "--store", tmp_path / "store" / "index").code
+        == 2
+    )
     first = min((tmp_path / "store" / "index").iterdir())
     first.write_bytes(b"x" * 500)
     damaged = run_here("import-classic", tmp_path / "store" / "index", *where)

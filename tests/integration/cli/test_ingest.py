@@ -42,7 +42,11 @@ def test_a_grown_file_is_continued_and_a_changed_one_refused(run_here, made):
     assert (again["messages"], again["resumed_from"], again["position"]) == (0, first["position"], first["position"])
     write_source(made.source, 500, 700)
     grown = run_here(*where).document
-    assert (grown["messages"], grown["resumed_from"], grown["source_name"]) == (200, first["position"], first["source_name"])
+    assert (grown["messages"], grown["resumed_from"], grown["source_name"]) == (
+        200,
+        first["position"],
+        first["source_name"],
+    )
     assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 700)
     made.source.write_text(made.source.read_text().replace('"size": 100', '"size": 999', 1))
     changed = run_here(*where)
@@ -88,7 +92,11 @@ def test_a_bad_line_stops_there_and_a_repaired_file_goes_on(run_here, made):
     assert found(made, "orders", "own-59") == [59]
     assert found(made, "orders", "own-61") == []
     skipped = run_here(*where, "--skip-bad").document
-    assert (skipped["messages"], skipped["skipped"], skipped["resumed_from"]) == (40, 1, sum(len(line) + 1 for line in good[:60]))
+    assert (skipped["messages"], skipped["skipped"], skipped["resumed_from"]) == (
+        40,
+        1,
+        sum(len(line) + 1 for line in good[:60]),
+    )
     assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 100)
 
 
@@ -117,12 +125,28 @@ def holds_lock(root, pid):
 
 
 def test_sigkill_at_any_moment_and_the_same_command_again(made):
-    """Every entry is found exactly once however often the command was killed, while the file grows. The seed is printed on failure."""
+    """Every entry is found exactly once however often the command was killed, while the file grows.
+
+    The seed is printed on failure.
+    """
     seed = random.SystemRandom().randrange(1 << 30)
     moments = random.Random(seed)
     rounds, grown = 4, 3000
     count = rounds * grown
-    line = [SCRIPT, "ingest", made.source, "--root", made.root, "--storage", made.uri, "--slots", "32", "--items", "1000", "--wait"]
+    line = [
+        SCRIPT,
+        "ingest",
+        made.source,
+        "--root",
+        made.root,
+        "--storage",
+        made.uri,
+        "--slots",
+        "32",
+        "--items",
+        "1000",
+        "--wait",
+    ]
     environment = clean_environment(TIERED_INDEX_FLUSH_INTERVAL_S="0.02", TIERED_INDEX_LIFECYCLE_INTERVAL_S="0.02")
     kills = 0
     for number in range(rounds):

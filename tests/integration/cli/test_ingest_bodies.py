@@ -1,4 +1,6 @@
-"""`ingest STORE_DIR` compares every body with its CRC, also beside a broker; what contradicts it is an error that names file and offset."""
+"""`ingest STORE_DIR` compares every body with its CRC, also beside a broker; what contradicts it is an error that names
+file and offset.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,17 @@ def test_it_is_skipped_and_reported_or_not_looked_at(run_here, tmp_path, store):
     assert "the body contradicts its CRC" in loss["problem"]
     assert skipped.document["messages"] == 99
     assert found(tmp_path / "root") == [n for n in range(100) if n != BAD]
-    unchecked = run_here("ingest", writer.root, "--root", tmp_path / "other", "--storage", f"file://{tmp_path / 'more'}", *SMALL, "--json",
-                       "--no-check-bodies")  # fmt: skip
+    unchecked = run_here(
+        "ingest",
+        writer.root,
+        "--root",
+        tmp_path / "other",
+        "--storage",
+        f"file://{tmp_path / 'more'}",
+        *SMALL,
+        "--json",
+        "--no-check-bodies",
+    )
     assert (unchecked.code, unchecked.document["messages"], unchecked.document["losses"]) == (0, 100, [])
 
 
@@ -67,11 +78,24 @@ def test_a_follower_passes_over_it_and_goes_on(tmp_path, store):
         writer.flush()
         wait_until(lambda: follower.position == end.offset + end.size, "the message behind is taken")
         losses = [loss for line in follower.lines for loss in line["losses"]]
-        assert [(loss["kind"], loss["begin"], loss["end"]) for loss in losses] == [("corrupt", bad.offset, bad.offset + bad.size)]
+        assert [(loss["kind"], loss["begin"], loss["end"]) for loss in losses] == [
+            ("corrupt", bad.offset, bad.offset + bad.size)
+        ]
 
 
 def test_files_of_messages_have_no_bodies(in_process, tmp_path):
     source = tmp_path / "m.ndjson"
     source.write_text(json.dumps({}) + "\n")
-    assert in_process("ingest", str(source), "--root", str(tmp_path / "root"), "--storage", f"file://{tmp_path}", "--no-check-bodies") == 2
+    assert (
+        in_process(
+            "ingest",
+            str(source),
+            "--root",
+            str(tmp_path / "root"),
+            "--storage",
+            f"file://{tmp_path}",
+            "--no-check-bodies",
+        )
+        == 2
+    )
     assert not (tmp_path / "root").exists()

@@ -1,4 +1,6 @@
-"""`merge` and `orphans` as commands, and what `files`, `inspect`, `dump` and `verify` say of window tables and their shards."""
+"""`merge` and `orphans` as commands, and what `files`, `inspect`, `dump` and `verify` say of window tables and their
+shards.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,10 @@ def state(store):
 
 
 def hot(run_here, store):
-    return [item["offset"] for item in run_here("query", "orders", "hot", "--max", 1000, "--storage", store, "--json").document["items"]]
+    return [
+        item["offset"]
+        for item in run_here("query", "orders", "hot", "--max", 1000, "--storage", store, "--json").document["items"]
+    ]
 
 
 def test_a_plan_then_the_merge_then_nothing(run_here, store):
@@ -70,7 +75,10 @@ def test_a_plan_then_the_merge_then_nothing(run_here, store):
     planned = run_here("merge", "--storage", store, "--dry-run", "--json")
     assert (planned.code, planned.document["status"]) == (0, "planned")
     (tier,) = planned.document["tiers"]
-    assert [(len(job["sources"]), job["entries"], len(job["windows"])) for job in tier["jobs"]] == [(2, 400, 1), (1, 200, 1)]
+    assert [(len(job["sources"]), job["entries"], len(job["windows"])) for job in tier["jobs"]] == [
+        (2, 400, 1),
+        (1, 200, 1),
+    ]
     assert all(job["cost_usd"] > 0 and job["requests"]["get_range"] >= 2 * len(job["sources"]) for job in tier["jobs"])
     assert {job["shards"] for job in tier["jobs"]} == {1}
     assert len(state(store).files) == 3
@@ -84,7 +92,9 @@ def test_a_plan_then_the_merge_then_nothing(run_here, store):
     # an estimate of what small jobs cost is right to a third
     jobs = planned.document["tiers"][0]["jobs"]
     for operation in ("get_range", "put"):
-        assert done.document["requests"][operation] == pytest.approx(sum(job["requests"].get(operation, 0) for job in jobs), rel=0.34)
+        assert done.document["requests"][operation] == pytest.approx(
+            sum(job["requests"].get(operation, 0) for job in jobs), rel=0.34
+        )
     assert hot(run_here, store) == before
     again = run_here("merge", "--storage", store)
     assert again.code == 0 and "nothing to merge" in again.out
@@ -95,22 +105,35 @@ def test_tiers_one_after_the_other(run_here, store):
     before = hot(run_here, store)
     done = run_here("merge", "--storage", store, "--tiers", "30d,1h,1d", "--json")
     assert [(tier["window_s"], tier["sources"], tier["tables"]) for tier in done.document["tiers"]] == [
-        (3600, 3, 3), (86400, 3, 2), (30 * 86400, 2, 1),
-    ]  # fmt: skip
+        (3600, 3, 3),
+        (86400, 3, 2),
+        (30 * 86400, 2, 1),
+    ]
     assert hot(run_here, store) == before
     listed = run_here("files", "--storage", store, "--json").document
     (table,) = listed["files"]
     assert (table["entries"], table["table"]["window_s"], table["table"]["begin_ms"]) == (600, 30 * 86400, BASE_MS)
-    assert table["table"]["shards"] == list(objects(store)) and table["bytes"] == sum(o.size_bytes for o in objects(store).values())
+    assert table["table"]["shards"] == list(objects(store)) and table["bytes"] == sum(
+        o.size_bytes for o in objects(store).values()
+    )
     assert "window of 30d, 1 shard" in run_here("files", "--storage", store).out
 
 
 @pytest.mark.parametrize(
     "options",
-    [["--window", "x"], ["--window", "0"], ["--tiers", "1h,90m"], ["--tiers", "1d,"], ["--shard-bytes", "5"], ["--threads", "0"],
-     ["--min-age", "-1"], ["--begin", "soon"], ["--window", "99999999999d"]],
+    [
+        ["--window", "x"],
+        ["--window", "0"],
+        ["--tiers", "1h,90m"],
+        ["--tiers", "1d,"],
+        ["--shard-bytes", "5"],
+        ["--threads", "0"],
+        ["--min-age", "-1"],
+        ["--begin", "soon"],
+        ["--window", "99999999999d"],
+    ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_bad_options_are_code_2(in_process, store, options):
     assert in_process("merge", "--storage", store, *options) == 2
     assert len(state(store).files) == 3
@@ -154,7 +177,9 @@ def age(folder, store):
 
 
 def rewrite(storage, number, change):
-    """Replace a log record by a changed one, its checksum right, and drop the checkpoints, which would contradict it."""
+    """Replace a log record by a changed one, its checksum right, and drop the checkpoints, which would contradict
+    it.
+    """
     document = change(decode_document(storage.get(log_name(number)), "log"))
     document.pop("version", None)
     storage.put(log_name(number), encode_document(document))
@@ -174,8 +199,15 @@ def test_a_sound_table_passes_verify(run_here, merged):
 def test_inspect_and_dump_of_a_shard(run_here, merged):
     name, stored = next(iter(objects(merged).items()))
     shown = run_here("inspect", name, "--storage", merged, "--json").document
-    assert (shown["kind"], shown["header"]["magic"], shown["metadata"]["count"]) == ("shard", "0x54495853", stored.count)
-    assert shown["metadata"]["table"] == stored.shard.table and shown["metadata"]["slot_map"] == stored.shard.slots.to_json()
+    assert (shown["kind"], shown["header"]["magic"], shown["metadata"]["count"]) == (
+        "shard",
+        "0x54495853",
+        stored.count,
+    )
+    assert (
+        shown["metadata"]["table"] == stored.shard.table
+        and shown["metadata"]["slot_map"] == stored.shard.slots.to_json()
+    )
     assert "shard" in run_here("inspect", name, "--storage", merged).out
     lines = run_here("dump", name, "--storage", merged, "--json")
     assert lines.code == 0 and len(lines.records) == stored.count + 1

@@ -1,4 +1,6 @@
-"""`message ID --topic T` where many messages carry the id: none that has it as its unique key is denied, and a cut answer says so."""
+"""`message ID --topic T` where many messages carry the id: none that has it as its unique key is denied, and a cut
+answer says so.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ T = 1_700_000_000_000
 
 @pytest.fixture
 def asked(run_here, tmp_path):
-    """Return a function that shows a message by its unique key: ONE is one message's, MANY that of 40, and both are others' keys, too."""
+    """Return a function that shows a message by its unique key: ONE is one message's, MANY that of 40, and both are
+    others' keys, too.
+    """
     with StoreWriter(tmp_path / "store") as writer:
         writer.put("t", 0, b"the one", uniq_key="ONE", store_ms=T)
         for number in range(70):
@@ -90,7 +94,16 @@ def test_what_a_place_held_has_its_state_with_a_topic_as_without(run_here, tmp_p
         assert f"{state}" in text.out
         assert "no message of t" not in text.out
     # a message of another topic is not what was asked for, and a unique key names no place
-    other = run_here("message", offset_msg_id(Host("127.0.0.1", 10911), whole.offset), "--topic", "u", "--store", store, *index, "--json")
+    other = run_here(
+        "message",
+        offset_msg_id(Host("127.0.0.1", 10911), whole.offset),
+        "--topic",
+        "u",
+        "--store",
+        store,
+        *index,
+        "--json",
+    )
     assert (other.code, other.document["messages"]) == (1, [])
     unknown = "0A0102030001" + "18B4AAC2" + "00" * 6
     none = run_here("message", unknown, "--topic", "t", "--store", store, *index, "--json")

@@ -1,4 +1,6 @@
-"""`query` held to bounds, and over several indexes: exit codes, the one document on stdout, what people read, and what stderr says."""
+"""`query` held to bounds, and over several indexes: exit codes, the one document on stdout, what people read, and what
+stderr says.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ Run = Callable[..., Outcome]
 
 
 class Cluster:
-    """Two indexes of different sizes below one prefix. The key ``all`` is in each file once; their times are the same."""
+    """Two indexes of different sizes below one prefix.
+
+    The key ``all`` is in each file once; their times are the same.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.prefix = f"file://{folder}/cluster"
@@ -47,6 +52,7 @@ def query(cluster: Cluster) -> Run:
 
     One file is read after the other, so that what a page costs does not depend on which of several was faster.
     """
+
     def run(*arguments: object, storages: tuple[str, ...] = (cluster.uri("a"),)) -> Outcome:
         named = [word for uri in storages for word in ("--storage", uri)]
         return run_here("query", "t", "all", *named, *arguments, environment={"TIERED_INDEX_QUERY_THREADS": "1"})
@@ -78,7 +84,9 @@ def test_one_document_holds_what_was_found_within_max_requests(query: Run, clust
     assert done.error == document["error"]
 
 
-def test_people_see_what_was_found_then_the_error_and_the_files_that_were_not_read(query: Run, cluster: Cluster) -> None:
+def test_people_see_what_was_found_then_the_error_and_the_files_that_were_not_read(
+    query: Run, cluster: Cluster
+) -> None:
     done = query("--max-requests", 5)
     assert done.code == 6
     number = int(re.findall(r"^(\d) found, partial$", done.out, re.MULTILINE)[0])
@@ -165,11 +173,19 @@ def test_the_table_adds_up_to_the_totals(query: Run, flags: tuple[object, ...], 
     out = query(*flags, explain).out
     table = out[out.index("file    ") :]
     assert max(map(len, table.splitlines())) <= 100
-    rows = [[cell.replace(",", "") for cell in line[50:].split()] for line in table.splitlines()[2:] if re.fullmatch(r"\S.{99}", line)]
-    ((files, skipped, requests, kib),) = re.findall(r"(\d) files? read, (\d) skipped, (\d+) requests, ([\d.]+) KiB", out)
+    rows = [
+        [cell.replace(",", "") for cell in line[50:].split()]
+        for line in table.splitlines()[2:]
+        if re.fullmatch(r"\S.{99}", line)
+    ]
+    ((files, skipped, requests, kib),) = re.findall(
+        r"(\d) files? read, (\d) skipped, (\d+) requests, ([\d.]+) KiB", out
+    )
     assert sum(int(row[0]) for row in rows) == int(requests)
     assert sum(float(row[1]) for row in rows) == pytest.approx(float(kib), abs=0.05 * (len(rows) + 1))
-    assert sum(float(row[2]) for row in rows) == pytest.approx(float(re.findall(r"([\d.]+) USD a million", out)[0]), abs=0.005 * len(rows))
+    assert sum(float(row[2]) for row in rows) == pytest.approx(
+        float(re.findall(r"([\d.]+) USD a million", out)[0]), abs=0.005 * len(rows)
+    )
     assert int(files) + int(skipped) == FILES
     names = re.findall(r"^([0-9a-f]{15}-[0-9a-f]{12})  \S", table, re.MULTILINE)
     assert len(set(names)) == (FILES if explain == "--explain-all" else int(files))
@@ -183,14 +199,23 @@ def test_the_table_adds_up_to_the_totals(query: Run, flags: tuple[object, ...], 
 
 def merged(cluster: Cluster) -> list[tuple[int, int, str]]:
     """Return (time, offset, source) of both indexes' answers, in answer order but for what stands at one place."""
-    both = [(a.timestamp_ms, a.offset, cluster.uri(name)) for name, made in cluster.made.items() for a in made.expected("t", "all")]
+    both = [
+        (a.timestamp_ms, a.offset, cluster.uri(name))
+        for name, made in cluster.made.items()
+        for a in made.expected("t", "all")
+    ]
     return sorted(both, key=lambda entry: (-entry[0], -entry[1]))
 
 
 @pytest.mark.parametrize("named", ["list", "prefix"])
-def test_several_indexes_are_one_answer_whose_entries_say_their_source(query: Run, cluster: Cluster, named: str) -> None:
+def test_several_indexes_are_one_answer_whose_entries_say_their_source(
+    query: Run, cluster: Cluster, named: str
+) -> None:
     storages = (cluster.uri("a"), cluster.uri("b")) if named == "list" else (cluster.prefix,)
-    found = [(item["timestamp_ms"], item["offset"], item["source"]) for item in query("--json", storages=storages).document["items"]]
+    found = [
+        (item["timestamp_ms"], item["offset"], item["source"])
+        for item in query("--json", storages=storages).document["items"]
+    ]
     assert sorted(found) == sorted(merged(cluster))
     assert [entry[:2] for entry in found] == [entry[:2] for entry in merged(cluster)]
     paged = query("--json", "--all", "--max", 3, storages=storages).records
@@ -213,7 +238,9 @@ def test_bounds_are_of_several_indexes_together(query: Run, cluster: Cluster) ->
     assert (done.code, done.document["status"], done.document["explain"]["requests"]) == (6, "partial", REQUESTS + 3)
 
 
-@pytest.mark.parametrize("line", ["files", "verify", "recover", "inspect x", "message x --topic t", "dump x", "bench", "demo"])
+@pytest.mark.parametrize(
+    "line", ["files", "verify", "recover", "inspect x", "message x --topic t", "dump x", "bench", "demo"]
+)
 def test_other_commands_read_one_index(cluster: Cluster, line: str) -> None:
     done = run_here(*line.split(), "--storage", cluster.uri("a"), "--storage", cluster.uri("b"), "--json")
     assert (done.code, done.out) == (2, "")

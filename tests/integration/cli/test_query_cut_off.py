@@ -11,7 +11,20 @@ T = 1_700_000_000_000
 def test_what_was_cut_off_is_missing_where_the_root_is_given(run_here, tmp_path):
     store, uri = tmp_path / "store", f"file://{tmp_path}/storage"
 
-    ingest = ("ingest", store, "--root", tmp_path / "root", "--storage", uri, "--slots", 97, "--items", 5000, "--skip-missing", "--wait")
+    ingest = (
+        "ingest",
+        store,
+        "--root",
+        tmp_path / "root",
+        "--storage",
+        uri,
+        "--slots",
+        97,
+        "--items",
+        5000,
+        "--skip-missing",
+        "--wait",
+    )
     writer = StoreWriter(store, segment_bytes=1 << 16)
     put = [writer.put("t", 0, b"x" * 50, uniq_key=f"U{number}", store_ms=T + number * 1000) for number in range(30)]
     writer.flush()
@@ -24,8 +37,10 @@ def test_what_was_cut_off_is_missing_where_the_root_is_given(run_here, tmp_path)
     for number, state in ((9, "local"), (25, "missing")):
         msg_id = offset_msg_id(Host("127.0.0.1", 10911), put[number].offset)
         for line in (
-            ("query", "t", f"U{number}", "--messages"), ("message", f"U{number}", "--topic", "t"), ("message", msg_id),
-        ):  # fmt: skip
+            ("query", "t", f"U{number}", "--messages"),
+            ("message", f"U{number}", "--topic", "t"),
+            ("message", msg_id),
+        ):
             shown = run_here(*line, "--root", tmp_path / "root", "--store", store).out
             assert (f"  {state}\n" in shown) is (state == "local"), line
             assert ("behind the end of the log (cut off)" in shown) is (state == "missing"), line

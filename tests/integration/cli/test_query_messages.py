@@ -1,4 +1,6 @@
-"""`query --messages`, `message ID` and `verify` on a store that was ingested, archived, and partly deleted by its broker."""
+"""`query --messages`, `message ID` and `verify` on a store that was ingested, archived, and partly deleted by its
+broker.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,20 @@ def made(run_here, tmp_path_factory):
     store = golden_store.unpack(folder / "store")
     messages = list(CommitLogReader(store / "commitlog").messages())
     done = run_here(
-        "ingest", store, "--root", folder / "root", "--storage", f"file://{folder}/storage", "--slots", 97, "--items", 5000,
-        "--archive-segments", "--wait", "--json",
-    )  # fmt: skip
+        "ingest",
+        store,
+        "--root",
+        folder / "root",
+        "--storage",
+        f"file://{folder}/storage",
+        "--slots",
+        97,
+        "--items",
+        5000,
+        "--archive-segments",
+        "--wait",
+        "--json",
+    )
     assert done.code == 0, done.err
     assert done.document["archived_segments"] == 5
     delete_segments(store, BEGIN_OF_LAST)
@@ -60,15 +73,21 @@ def test_a_folder_that_is_no_store_is_refused(run_here, made, tmp_path, kind):
     (tmp_path / "file").write_bytes(b"")
     said = "is no RocketMQ store" if store.is_dir() else "is not a folder"
     index = ("--root", made.folder / "root", "--storage", made.uri)
-    for line in (("query", TOPIC, KEY, "--messages", *index), ("message", made.messages[0].offset_msg_id),
-                 ("message", made.messages[0].offset_msg_id, *index), ("message", "x", "--topic", TOPIC, *index)):  # fmt: skip
+    for line in (
+        ("query", TOPIC, KEY, "--messages", *index),
+        ("message", made.messages[0].offset_msg_id),
+        ("message", made.messages[0].offset_msg_id, *index),
+        ("message", "x", "--topic", TOPIC, *index),
+    ):
         refused = run_here(*line, "--store", store, "--json")
         assert (refused.code, refused.out, refused.error["type"]) == (2, "", "InvalidArgument"), line
         assert f"{store} {said}" in refused.error["message"]
 
 
 def test_messages_come_with_everything(run_here, made):
-    done = run_here("query", TOPIC, KEY, "--storage", made.uri, "--messages", "--store", made.store, "--body", "hex", "--json")
+    done = run_here(
+        "query", TOPIC, KEY, "--storage", made.uri, "--messages", "--store", made.store, "--body", "hex", "--json"
+    )
     assert done.code == 0, done.err
     document = done.document
     wanted = scan(made.messages, TOPIC, KEY)
@@ -121,7 +140,11 @@ def test_a_message_by_its_id(run_here, made):
     cold = run_here("message", first.offset_msg_id, "--storage", made.uri, "--json")
     assert cold.code == 0, cold.err
     (found,) = cold.document["messages"]
-    assert (found["state"], found["message"]["physical_offset"], found["message"]["uniq_key"]) == ("archived", 0, first.uniq_key)
+    assert (found["state"], found["message"]["physical_offset"], found["message"]["uniq_key"]) == (
+        "archived",
+        0,
+        first.uniq_key,
+    )
     local = run_here("message", last.offset_msg_id.lower(), "--store", made.store)
     assert local.code == 0
     assert last.offset_msg_id in local.out
@@ -130,7 +153,9 @@ def test_a_message_by_its_id(run_here, made):
         done = run_here("message", msg_id, "--topic", first.topic, "--storage", made.uri, "--json")
         assert done.code == 0, done.err
         assert [one["message"]["msg_id"] for one in done.document["messages"]] == [first.offset_msg_id]
-    other = run_here("message", first.properties["KEYS"].split()[0], "--topic", first.topic, "--storage", made.uri, "--json")
+    other = run_here(
+        "message", first.properties["KEYS"].split()[0], "--topic", first.topic, "--storage", made.uri, "--json"
+    )
     assert (other.code, other.document["messages"]) == (1, [])  # a key, but nobody's unique key
 
 
@@ -141,15 +166,25 @@ def test_limits_are_of_index_and_messages_together(run_here, made, every):
     total = explain["requests"]
     assert total > explain["message_requests"] > 0
     assert run_here(*arguments, "--max-requests", total, "--max-bytes", explain["bytes"], "--timeout", 1000).code == 0
-    for flags in (("--max-requests", total - 1), ("--max-requests", 0), ("--max-bytes", explain["bytes"] - 1), ("--timeout", 1e-9)):
+    for flags in (
+        ("--max-requests", total - 1),
+        ("--max-requests", 0),
+        ("--max-bytes", explain["bytes"] - 1),
+        ("--timeout", 1e-9),
+    ):
         done = run_here(*arguments, *flags)
         last = done.records[-1]
         assert (done.code, last["status"], last["error"]) == (6, "partial", done.error), flags
         assert (last["error"]["type"], last["error"]["exit_code"]) == ("BudgetExceeded", 6)
         assert last["explain"]["requests"] <= total - (flags[0] == "--max-requests")
         partial = run_here(*arguments, *flags, "--allow-partial")
-        if flags[0] == "--timeout":  # no file is known of then, so that there is no answer that would be a part of something
-            assert f"while opening {made.uri}" in done.error["message"] and partial.error == done.error and partial.code == 6
+        # no file is known of then, so that there is no answer that would be a part of something
+        if flags[0] == "--timeout":
+            assert (
+                f"while opening {made.uri}" in done.error["message"]
+                and partial.error == done.error
+                and partial.code == 6
+            )
             continue
         assert last["failed"]
         assert (partial.code, partial.err, "error" in partial.records[-1]) == (6, "", False)
@@ -170,7 +205,10 @@ def test_a_message_by_its_id_within_limits(run_here, made):
     for line in (by_place, by_key):
         for flags in (("--max-requests", 0), ("--max-bytes", 10), ("--timeout", 1e-9)):
             done = run_here(*line, *flags, "--json")
-            assert (done.code, done.document["status"], done.document["error"]) == (6, "partial", done.error), (line, flags)
+            assert (done.code, done.document["status"], done.document["error"]) == (6, "partial", done.error), (
+                line,
+                flags,
+            )
             assert done.error["type"] == "BudgetExceeded"
             assert all(one["message"] is None for one in done.document["messages"])
         assert run_here(*line, "--max-requests", 0).code == 6
@@ -206,7 +244,11 @@ def test_verify_finds_damage_of_archived_segments(run_here, made):
 
     def found(*deep):
         done = run_here("verify", "--storage", made.uri, "--json", *deep)
-        return done.code, [(finding["part"], finding["offset"]) for finding in done.document["findings"]], done.document["notes"]
+        return (
+            done.code,
+            [(finding["part"], finding["offset"]) for finding in done.document["findings"]],
+            done.document["notes"],
+        )
 
     changed = bytearray(whole)
     changed[100] ^= 1

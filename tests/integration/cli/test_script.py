@@ -1,4 +1,6 @@
-"""The installed script and the module in processes of their own: exit codes and streams are those that other tests see in process."""
+"""The installed script and the module in processes of their own: exit codes and streams are those that other tests see
+in process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The seeded defects, by what they break. A snippet should be short and unlikely to change; the test named is the fastest that will do."""
+"""The seeded defects, by what they break.
+
+A snippet should be short and unlikely to change; the test named is the fastest that will do.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ MUTANTS = (
     ),
     Mutant(
         "cached-filters-in-use-thrown-out", "a filter takes the room of others on the disk that are of use as much",
-        "service/cold/disk_cache.py", "self._ages, since_s - _TOUCH_S)", "self._ages, time.time() + _TOUCH_S)",
+        "service/cold/disk_cache.py", 'path, size_bytes, free_bytes, self._ages, since_s - _TOUCH_S', 'path, size_bytes, free_bytes, self._ages, time.time() + _TOUCH_S',
         (f"{ROOM}::test_those_that_fit_stay_and_the_rest_is_read[cache_dir]",),
     ),
     Mutant(

@@ -54,8 +54,10 @@ MUTANTS = (
         "segment-replaced-by-damage",
         "a copy from after the rewrite is replaced by whatever the file has become",
         "service/lifecycle/segment_archive.py",
-        "known.published_ms <= rewritten_ms and",
-        "",
+        """(
+                    rewritten_ms is not None and known.published_ms <= rewritten_ms and known.size_bytes == size_bytes
+                )""",
+        "rewritten_ms is not None and known.size_bytes == size_bytes",
         (f"{ARCHIVE}::test_a_segment_that_is_known_to_be_rewritten_replaces_its_copy_by_one_record",),
     ),
     Mutant(
@@ -190,8 +192,13 @@ MUTANTS = (
         "unique-key-of-others",
         "a message that has the id among its other keys is shown as the one of that id",
         "cli/messages.py",
-        "replace(one, carries_key=False)",
-        "one",
+        """
+            one
+            if one.message is None or getattr(one.message, "uniq_key", None) == key
+            else replace(one, carries_key=False)
+            for one in fetched
+        """,
+        'one if one.message is None or getattr(one.message, "uniq_key", None) == key else one for one in fetched',
         (f"{UNIQUE}::test_a_message_behind_many_that_carry_its_id_as_a_key_is_found",),
     ),
     Mutant(

@@ -10,39 +10,66 @@ TESTS = "tests/spark/test_audit.py"
 
 MUTANTS = (
     Mutant(
-        "audit-topics-unseen", "entries that stand under another topic, where no look-up finds them, are no finding",
-        "spark/audit/entries.py", 'yield _batch(INDEX, columns, schema, topics, None, stored.name)',
-        'yield _batch(INDEX, columns, schema, None, None, stored.name)',
+        "audit-topics-unseen",
+        "entries that stand under another topic, where no look-up finds them, are no finding",
+        "spark/audit/entries.py",
+        "yield _batch(INDEX, columns, schema, topics, None, stored.name)",
+        "yield _batch(INDEX, columns, schema, None, None, stored.name)",
         (f"{TESTS}::test_entries_under_another_topic_are_wrong",),
     ),
     Mutant(
-        "audit-gone-is-missing", "what a merge and a sweep removed during an audit is told as missing from the index",
-        "spark/audit/audit.py", "if o.name in bad | compared.unread]", "if o.name in bad]",
+        "audit-gone-is-missing",
+        "what a merge and a sweep removed during an audit is told as missing from the index",
+        "spark/audit/audit.py",
+        "if o.name in bad | compared.unread]",
+        "if o.name in bad]",
         (f"{TESTS}::test_what_is_merged_and_swept_during_an_audit_is_not_missing",),
     ),
     Mutant(
-        "audit-half-read-silent", "an object that is read in part is not told of, and what it held is missing",
-        "spark/audit/entries.py", "unread |= len(readable) < len(window)", "unread |= len(readable) > len(window)",
+        "audit-half-read-silent",
+        "an object that is read in part is not told of, and what it held is missing",
+        "spark/audit/entries.py",
+        "unread |= len(readable) < len(window)",
+        "unread |= len(readable) > len(window)",
         (f"{TESTS}::test_what_damage_found_late_hides_is_not_missing",),
     ),
     Mutant(
-        "audit-time-alone-hides", "one damaged shard of a day hides what is missing from the others, which are sound",
-        "spark/audit/differences.py", '& (where >= F.col("slot_low")) & (where < F.col("slot_high"))', "& (where >= 0)",
+        "audit-time-alone-hides",
+        "one damaged shard of a day hides what is missing from the others, which are sound",
+        "spark/audit/differences.py",
+        """
+        (F.col("kind") == "missing")
+        & F.col("said.second").between(F.col("first"), F.col("last"))
+        & (where >= F.col("slot_low"))
+        & (where < F.col("slot_high"))
+    """,
+        'F.col("kind") == "missing") & F.col("said.second").between(F.col("first"), F.col("last")) & (where >= 0',
         (f"{TESTS}::test_a_damaged_shard_hides_nothing_of_another",),
     ),
     Mutant(
-        "audit-first-interval-only", "of damaged objects only the first interval excuses what is not found",
-        "spark/audit/differences.py", "createDataFrame(_joined(damaged),", "createDataFrame(_joined(damaged)[:1],",
+        "audit-first-interval-only",
+        "of damaged objects only the first interval excuses what is not found",
+        "spark/audit/differences.py",
+        '_joined(damaged), "first long, last long, slot_low long, slot_high long"',
+        """
+            _joined(damaged)[:1], "first long, last long, slot_low long, slot_high long"
+        """,
         (f"{TESTS}::test_what_damage_found_late_hides_is_not_missing",),
     ),
     Mutant(
-        "audit-bounds-cut-pairs", "an entry whose second is wrong and lies beyond a bound is told as missing or extra",
-        "spark/audit/differences.py", "if self.seconds != ALL_TIME and", "if self.seconds == ALL_TIME and",
+        "audit-bounds-cut-pairs",
+        "an entry whose second is wrong and lies beyond a bound is told as missing or extra",
+        "spark/audit/differences.py",
+        "if self.seconds != ALL_TIME and",
+        "if self.seconds == ALL_TIME and",
         (f"{TESTS}::test_a_wrong_second_beyond_a_bound_is_wrong_and_told_once",),
     ),
     Mutant(
-        "audit-sound-half-pairs", "what index and source both have outside of the bounds makes a missing entry a wrong one",
-        "spark/audit/differences.py", 'isNull() & ((F.col("source") == 0) != (F.col("index") == 0)))', "isNull())",
+        "audit-sound-half-pairs",
+        "what index and source both have outside of the bounds makes a missing entry a wrong one",
+        "spark/audit/differences.py",
+        'isNull() & ((F.col("source") == 0) != (F.col("index") == 0)))',
+        "isNull())",
         (f"{TESTS}::test_a_wrong_second_beyond_a_bound_is_wrong_and_told_once",),
     ),
-)  # fmt: skip
+)

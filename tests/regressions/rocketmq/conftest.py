@@ -1,8 +1,9 @@
-"""What the regression tests of RocketMQ's faults share: a life of an index and of its model, put in step through every state of its files.
+"""What the regression tests of RocketMQ's faults share: a life of an index and of its model, put in step through every
+state of its files.
 
-`make_life` runs a test for both presets and both storages, memory:// and file:// (each preset on one of them: the storage sees bytes,
-whatever their preset). `Life.through` brings all that was put through the five
-states; `Life.check` asks everybody who can answer in the present state (the writer one by one and in a batch, a reader beside it, a reader
+`make_life` runs a test for both presets and both storages, memory:// and file:// (each preset on one of them: the
+storage sees bytes, whatever their preset). `Life.through` brings all that was put through the five states; `Life.check`
+asks everybody who can answer in the present state (the writer one by one and in a batch, a reader beside it, a reader
 of the storage alone) and compares with `tiered_index.testing.model`.
 """
 
@@ -62,9 +63,12 @@ class Life:
         chosen = {**self.settings, **settings}
         self.disk = FaultDisk()
         self.service = IndexService.open(
-            root=self.root, storage_backend=self.storage, clock=self.clock, disk=self.disk,
+            root=self.root,
+            storage_backend=self.storage,
+            clock=self.clock,
+            disk=self.disk,
             **{name: value for name, value in chosen.items() if value is not ...},
-        )  # fmt: skip
+        )
         return self.service
 
     def crash(self) -> None:
@@ -96,20 +100,26 @@ class Life:
     def put_batch(self, rows: list[tuple[str, int, str, int, int, int]]) -> None:
         """Put (topic, queue_id, key, offset, size, timestamp_ms) rows, one entry each."""
         names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
-        self.service.put_batch({name: list(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)})
+        self.service.put_batch(
+            {name: list(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)}
+        )
         for row in rows:
             self.model.put(*row)
 
     # States
 
     def through(self) -> Iterator[str]:
-        """Bring everything that was put into the present state and then into one after the other, and yield its name."""
+        """Bring everything that was put into the present state and then into one after the other, and yield its
+        name.
+        """
         for state in STATES[STATES.index(self.state) :]:
             self.bring(state)
             yield state
 
     def bring(self, state: str, *, begin: str | None = None) -> None:
-        """Bring everything that was put into `state`, which is not before the present one, from where a test has brought it: `begin`."""
+        """Bring everything that was put into `state`, which is not before the present one, from where a test has
+        brought it: `begin`.
+        """
         self.state = begin or self.state
         for step in STATES[STATES.index(self.state) : STATES.index(state) + 1]:
             self._step(step)
@@ -158,7 +168,9 @@ class Life:
             IndexReader.open(root=root, storage_backend=self.storage, clock=self.clock, query_threads=4)
         )
 
-    def check(self, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None, max_count: int = 64) -> list[Answer]:
+    def check(
+        self, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None, max_count: int = 64
+    ) -> list[Answer]:
         """Ask everybody, compare with the model, and return its answers."""
         question = (len(self.model.entries), topic, key, begin_ms, end_ms)
         if question not in self._modelled:  # the model takes its time over many entries
@@ -177,7 +189,12 @@ class Life:
 
 def _batched(index: IndexService | IndexReader) -> Ask:
     def ask(
-        topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None, max_count: int = 64, cursor: str | None = None,
+        topic: str,
+        key: str,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        max_count: int = 64,
+        cursor: str | None = None,
         allow_partial: bool = False,
     ) -> QueryResult:
         other = Lookup(topic="another topic", key=key, begin_ms=begin_ms, end_ms=end_ms)

@@ -1,9 +1,9 @@
 """Fault: a list is changed while another thread goes through it.
 
-RocketMQ #9069; #9371 is the same trouble of readers beside a deletion.
-RocketMQ: the list of messages to index was read by the thread that builds the index while another one added to it and released it: a
-ConcurrentModificationException under load, and messages missing from the index. Files deleted under a reader were a null pointer.
-Here: puts, flushes, lookups and the deletion of files run side by side; each lookup sees every file in one of its states.
+RocketMQ #9069; #9371 is the same trouble of readers beside a deletion. RocketMQ: the list of messages to index was read
+by the thread that builds the index while another one added to it and released it: a ConcurrentModificationException
+under load, and messages missing from the index. Files deleted under a reader were a null pointer. Here: puts, flushes,
+lookups and the deletion of files run side by side; each lookup sees every file in one of its states.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def test_puts_in_the_middle_of_a_flush(life, monkeypatch):
 
 @pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded"])
 def test_files_deleted_while_a_lookup_goes_through_them(make_life, beside, state):
-    """A lookup has its list of files and waits for the newest two, in the storage; meanwhile all others lose their local form."""
+    """A lookup has its list of files and waits for the newest two, in the storage; meanwhile all others lose their
+    local form.
+    """
     life = make_life(items=4, query_threads=1)
     for number in range(6):
         life.put("t", 0, "k", number, timestamp_ms=T + (100 + number) * 1000)
@@ -88,7 +90,9 @@ def test_files_deleted_while_a_lookup_goes_through_them(make_life, beside, state
     assert call.ended(20)
     assert call.error is None
     assert (call.value.status, numbers(call.value)) == ("complete", expected)
-    assert {report.file for report in call.value.explain.files if report.place == state} == {file.file_id for file in local}
+    assert {report.file for report in call.value.explain.files if report.place == state} == {
+        file.file_id for file in local
+    }
     # what waited for the lookup goes now
     life.service.run_lifecycle()
     assert not list(life.root.glob("compacted/*")) + list(life.root.glob("uploaded/*"))

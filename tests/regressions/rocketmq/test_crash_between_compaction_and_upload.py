@@ -1,10 +1,9 @@
 """Fault: a crash between compaction and upload spoils the next file.
 
-RocketMQ #7222.
-RocketMQ: when the broker stopped after a file had been compacted and before its upload had ended, the file that was written to next was not
-initialised properly after the restart; a compaction that failed released nothing.
-Here: a restart at any point between the two takes every file on from where it stands: entries are found once, the next file begins
-clean, the upload is made once, and nothing is left over.
+RocketMQ #7222. RocketMQ: when the broker stopped after a file had been compacted and before its upload had ended, the
+file that was written to next was not initialised properly after the restart; a compaction that failed released nothing.
+Here: a restart at any point between the two takes every file on from where it stands: entries are found once, the next
+file begins clean, the upload is made once, and nothing is left over.
 """
 
 from __future__ import annotations
@@ -28,7 +27,9 @@ def check(life):
 
 
 def goes_on(life, last):
-    """After the restart everything is there; what is put next is found with it, through every state, and published once."""
+    """After the restart everything is there; what is put next is found with it, through every state, and published
+    once.
+    """
     check(life)
     put(life, last + 1, last + 10)
     life.service.flush()

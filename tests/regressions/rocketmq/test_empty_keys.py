@@ -1,8 +1,8 @@
 """Fault: a double space in a message's KEYS indexes the empty key.
 
-RocketMQ: golden fault 12.
-RocketMQ: KEYS were split at each single space, so two spaces in a row made an empty key, and `topic#` was indexed.
-Here: an empty key is refused wherever it comes from, the call with it; nothing of it is indexed, and nobody can look it up.
+RocketMQ: golden fault 12. RocketMQ: KEYS were split at each single space, so two spaces in a row made an empty key, and
+`topic#` was indexed. Here: an empty key is refused wherever it comes from, the call with it; nothing of it is indexed,
+and nobody can look it up.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ def only_what_was_there(life):
     assert sum(stored.count for stored in life.service.log_state.objects.values()) == 2
 
 
-@pytest.mark.parametrize(
-    "keys", ["", [""], DOUBLE.split(" "), ["", "red"], ["red", ""]], ids=repr
-)
+@pytest.mark.parametrize("keys", ["", [""], DOUBLE.split(" "), ["", "red"], ["red", ""]], ids=repr)
 def test_put_refuses_it_and_the_keys_beside_it(written, keys):
     for given in (keys, keys if isinstance(keys, str) else iter(keys)):
         with pytest.raises(InvalidArgument, match="key is empty"):
@@ -47,7 +45,14 @@ def test_put_refuses_it_and_the_keys_beside_it(written, keys):
 def test_put_batch_names_the_row_and_takes_none(written, row):
     keys = ["red", "blue", "red"]
     keys[row] = ""
-    rows = {"topic": ["t"] * 3, "queue_id": [0] * 3, "key": keys, "offset": [2, 3, 4], "size": [1] * 3, "timestamp_ms": [T] * 3}
+    rows = {
+        "topic": ["t"] * 3,
+        "queue_id": [0] * 3,
+        "key": keys,
+        "offset": [2, 3, 4],
+        "size": [1] * 3,
+        "timestamp_ms": [T] * 3,
+    }
     with pytest.raises(InvalidArgument, match=f"row {row}"):
         written.service.put_batch(rows)
     only_what_was_there(written)

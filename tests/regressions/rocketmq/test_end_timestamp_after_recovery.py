@@ -1,9 +1,8 @@
 """Fault: recovery loses a file's end timestamp.
 
-RocketMQ #10656; golden fault 3.
-RocketMQ: opening an index file again read the begin timestamp into the end timestamp and wrote it back into the header; what was uploaded
-later carried a wrong maximum for good.
-Here: a restart in any state, clean or not, changes no interval: not the file's, not its header's, not the log's.
+RocketMQ #10656; golden fault 3. RocketMQ: opening an index file again read the begin timestamp into the end timestamp
+and wrote it back into the header; what was uploaded later carried a wrong maximum for good. Here: a restart in any
+state, clean or not, changes no interval: not the file's, not its header's, not the log's.
 """
 
 from __future__ import annotations
@@ -65,6 +64,8 @@ def test_an_active_file_goes_on_from_its_true_end(written, clean):
 
 
 def test_javas_own_words(golden):
-    """The fault is in the golden data: four files whose end became their begin. It is what the tests above would meet."""
+    """The fault is in the golden data: four files whose end became their begin. It is what the tests above would
+    meet.
+    """
     facts = [fact for fact in golden("tiered_service/facts.jsonl") if fact["fact"] == "endTimestamp_after_recover"]
     assert [(fact["before"] - fact["file"], fact["afterRecover"] - fact["file"]) for fact in facts] == [(99_500, 0)] * 4

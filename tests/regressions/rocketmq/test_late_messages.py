@@ -1,9 +1,8 @@
 """Fault: a message older than its file's begin is never found by its own time.
 
-RocketMQ: golden fault 2.
-RocketMQ: a file's interval began with its first entry; a late message lies before it, so a lookup around the message's own store time
-never reached the file. A lookup over all time found it.
-Here: a file's interval is its true smallest and greatest second, from the first put on, after a restart, and in the log.
+RocketMQ: golden fault 2. RocketMQ: a file's interval began with its first entry; a late message lies before it, so a
+lookup around the message's own store time never reached the file. A lookup over all time found it. Here: a file's
+interval is its true smallest and greatest second, from the first put on, after a restart, and in the log.
 """
 
 from __future__ import annotations
@@ -58,7 +57,15 @@ def test_javas_late_entries(make_life, golden):
     begin_ms = calls[0]["timestamp"]
     assert sum(call["timestamp"] < begin_ms for call in calls) > 3
     for call in calls:
-        life.put(call["topic"], call["queueId"], call["keys"], call["offset"], call["size"], call["timestamp"], topic_id=call["topicId"])
+        life.put(
+            call["topic"],
+            call["queueId"],
+            call["keys"],
+            call["offset"],
+            call["size"],
+            call["timestamp"],
+            topic_id=call["topicId"],
+        )
     for _ in life.through():
         for call in calls:
             answers = life.check(call["topic"], call["keys"][0], call["timestamp"], call["timestamp"])

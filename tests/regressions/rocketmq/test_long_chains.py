@@ -1,9 +1,8 @@
 """Fault: chains are cut at 512 and 1,024 items.
 
-RocketMQ: golden fault 10 (its second half).
-RocketMQ: a hot lookup walked at most 512 items of a slot, a cold one read at most 1,024; items of other keys in the slot used up the
-walk, so older messages were never found.
-Here: no cap. A key is found whole, whatever else lies in its slot, at once or page by page.
+RocketMQ: golden fault 10 (its second half). RocketMQ: a hot lookup walked at most 512 items of a slot, a cold one read
+at most 1,024; items of other keys in the slot used up the walk, so older messages were never found. Here: no cap. A key
+is found whole, whatever else lies in its slot, at once or page by page.
 """
 
 from __future__ import annotations
@@ -41,7 +40,9 @@ def test_other_keys_of_the_slot_hide_nothing(make_life, others):
     """One slot for all: newer items of other keys lie before the ones asked for."""
     life = make_life(slots=1, items=2000)
     life.put_batch([("t", 0, "k", number, 10, T + number * 1000) for number in range(5)])
-    life.put_batch([("t", 0, f"other-{number % 50}", 10 + number, 10, T + (5 + number) * 1000) for number in range(others)])
+    life.put_batch(
+        [("t", 0, f"other-{number % 50}", 10 + number, 10, T + (5 + number) * 1000) for number in range(others)]
+    )
     for _ in life.through():
         assert [answer.offset for answer in life.check("t", "k")] == [4, 3, 2, 1, 0]
         assert [answer.offset for answer in life.check("t", "k", max_count=2)] == [4, 3]
@@ -53,9 +54,12 @@ def test_what_java_did_not_find(make_life, golden, case):
     (meta,) = golden(f"tiered/{case}/meta.json")
     life = make_life(slots=meta["slots"], items=meta["items"])
     calls = golden(f"tiered/{case}/input.jsonl")
-    life.put_batch([(c["topic"], c["queueId"], key, c["offset"], c["size"], c["timestamp"]) for c in calls for key in c["keys"]])
+    life.put_batch(
+        [(c["topic"], c["queueId"], key, c["offset"], c["size"], c["timestamp"]) for c in calls for key in c["keys"]]
+    )
     questions = [
-        (q["topic"], q["key"], q["maxCount"], len(q["unsealed"]), len(q["compacted"])) for q in golden(f"tiered/{case}/queries.jsonl")
+        (q["topic"], q["key"], q["maxCount"], len(q["unsealed"]), len(q["compacted"]))
+        for q in golden(f"tiered/{case}/queries.jsonl")
     ]
     short = 0
     for _ in life.through():

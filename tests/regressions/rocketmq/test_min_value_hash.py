@@ -1,9 +1,9 @@
 """Fault: a key whose hash is Integer.MIN_VALUE.
 
-RocketMQ #10462, #10471; golden fault 6.
-RocketMQ: `Math.abs` leaves Integer.MIN_VALUE negative; the slot's position then lies before the table: an error, or a write inside the
-header and an entry lost while SUCCESS was returned.
-Here: such a hash is 0; the entry is found in every state, and neither header nor neighbours suffer, whatever the number of slots.
+RocketMQ #10462, #10471; golden fault 6. RocketMQ: `Math.abs` leaves Integer.MIN_VALUE negative; the slot's position
+then lies before the table: an error, or a write inside the header and an entry lost while SUCCESS was returned. Here:
+such a hash is 0; the entry is found in every state, and neither header nor neighbours suffer, whatever the number of
+slots.
 """
 
 from __future__ import annotations
@@ -70,7 +70,13 @@ def test_what_java_lost_or_refused(make_life, golden, case):
     calls = golden(f"tiered/{case}/input.jsonl")
     for call in calls:
         made = life.put(
-            call["topic"], call["queueId"], call["keys"], call["offset"], call["size"], call["timestamp"], topic_id=call["topicId"]
+            call["topic"],
+            call["queueId"],
+            call["keys"],
+            call["offset"],
+            call["size"],
+            call["timestamp"],
+            topic_id=call["topicId"],
         )
         assert made == len(call["keys"])
     keys = sorted({(call["topic"], key) for call in calls for key in call["keys"]})
@@ -78,4 +84,6 @@ def test_what_java_lost_or_refused(make_life, golden, case):
     for _ in life.through():
         for topic, key in keys[:: len(keys) // 20 or 1] + [(TOPIC, key) for key in BAD]:
             found = {(answer.queue_id, answer.offset) for answer in life.check(topic, key)}
-            assert found >= {(call["queueId"], call["offset"]) for call in calls if call["topic"] == topic and key in call["keys"]}
+            assert found >= {
+                (call["queueId"], call["offset"]) for call in calls if call["topic"] == topic and key in call["keys"]
+            }

@@ -1,9 +1,8 @@
 """Fault: a put with several keys is left half written, and its first keys are indexed again by each retry.
 
-RocketMQ: golden fault 6 (its second half).
-RocketMQ: a put wrote key by key; where one failed (the MIN_VALUE hash), the keys before it stayed, the service tried the whole message
-again three times and answered SUCCESS: `x1` three times, `x2` not at all.
-Here: a call is accepted whole or refused whole, and an identity put again is one answer.
+RocketMQ: golden fault 6 (its second half). RocketMQ: a put wrote key by key; where one failed (the MIN_VALUE hash), the
+keys before it stayed, the service tried the whole message again three times and answered SUCCESS: `x1` three times,
+`x2` not at all. Here: a call is accepted whole or refused whole, and an identity put again is one answer.
 """
 
 from __future__ import annotations
@@ -64,7 +63,14 @@ def test_a_call_that_is_pushed_back_leaves_no_key_behind(make_life):
     for _ in range(3):  # nine of ten places are taken
         with pytest.raises(BackPressure):
             life.service.put(TOPIC, 0, KEYS, 3, 10, T)
-    rows = {"topic": [TOPIC] * 3, "queue_id": [0] * 3, "key": list(KEYS), "offset": [3] * 3, "size": [10] * 3, "timestamp_ms": [T] * 3}
+    rows = {
+        "topic": [TOPIC] * 3,
+        "queue_id": [0] * 3,
+        "key": list(KEYS),
+        "offset": [3] * 3,
+        "size": [10] * 3,
+        "timestamp_ms": [T] * 3,
+    }
     with pytest.raises(BackPressure):
         life.service.put_batch(rows)
     for key in KEYS:

@@ -1,9 +1,8 @@
 """Fault: a put with more keys than a file holds returns SUCCESS and indexes nothing.
 
-RocketMQ: golden fault 7.
-RocketMQ: a put whose keys don't all fit was refused by the file as full, a fresh file refused it as well, and after four files the service
-answered SUCCESS.
-Here: such a put fills as many files as it needs; where it can't be taken it raises and changes nothing.
+RocketMQ: golden fault 7. RocketMQ: a put whose keys don't all fit was refused by the file as full, a fresh file refused
+it as well, and after four files the service answered SUCCESS. Here: such a put fills as many files as it needs; where
+it can't be taken it raises and changes nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +43,13 @@ def test_a_put_at_the_end_of_a_file_as_java_refused_it(make_life, golden):
     life = make_life(slots=meta["slots"], items=meta["items"])
     for call in calls:
         made = life.put(
-            call["topic"], call["queueId"], call["keys"], call["offset"], call["size"], call["timestamp"], topic_id=call["topicId"]
+            call["topic"],
+            call["queueId"],
+            call["keys"],
+            call["offset"],
+            call["size"],
+            call["timestamp"],
+            topic_id=call["topicId"],
         )
         assert made == len(set(call["keys"]))
     for _ in life.through():

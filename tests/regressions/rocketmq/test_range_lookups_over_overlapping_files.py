@@ -1,9 +1,8 @@
 """Fault: a time range finds only the files that begin inside it.
 
-RocketMQ #9233, #10268, #10269; golden fault 1.
-RocketMQ: `queryAsync` took the files whose begin time lay in the range, so a range inside a file found nothing, and one that began in the
-middle of a file missed that file: 0 of 10 entries, 60 of 79.
-Here: every file whose interval overlaps the range is searched, whatever its state, and no other.
+RocketMQ #9233, #10268, #10269; golden fault 1. RocketMQ: `queryAsync` took the files whose begin time lay in the range,
+so a range inside a file found nothing, and one that began in the middle of a file missed that file: 0 of 10 entries, 60
+of 79. Here: every file whose interval overlaps the range is searched, whatever its state, and no other.
 """
 
 from __future__ import annotations
@@ -16,11 +15,20 @@ T = 1_700_000_000_000
 
 
 def test_the_lookups_that_java_answered_short(make_life, golden):
-    """Java's own entries and lookups. Its ranges are in milliseconds, its stored times whole seconds: a begin is rounded up to one."""
+    """Java's own entries and lookups.
+
+    Its ranges are in milliseconds, its stored times whole seconds: a begin is rounded up to one.
+    """
     life = make_life(slots=32, items=201)
     for line in golden("tiered_service/input.jsonl"):
         life.put(
-            line["topic"], line["queueId"], line["key"], line["offset"], line["size"], line["timestamp"], topic_id=line["topicId"]
+            line["topic"],
+            line["queueId"],
+            line["key"],
+            line["offset"],
+            line["size"],
+            line["timestamp"],
+            topic_id=line["topicId"],
         )
     queries = golden("tiered_service/queries.jsonl")
     short = [query for query in queries if query["missed"]]
@@ -43,7 +51,10 @@ def test_every_window_at_the_edges_of_files(make_life):
     for offset, second in enumerate(itertools.chain.from_iterable(spans)):
         life.put("t", 0, "k", offset, timestamp_ms=T + second * 1000)
     edges = sorted({edge for begin, _, end in spans for edge in (begin, end)})
-    windows = [*itertools.combinations(edges, 2), *((edge + step, edge + step) for edge in edges for step in (-1, 0, 1))]
+    windows = [
+        *itertools.combinations(edges, 2),
+        *((edge + step, edge + step) for edge in edges for step in (-1, 0, 1)),
+    ]
     for state in life.through():
         if state != "buffered":
             intervals = [(file.second_min * 1000 - T, file.second_max * 1000 - T) for file in life.service.files()]

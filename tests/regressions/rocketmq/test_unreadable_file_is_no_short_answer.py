@@ -1,8 +1,8 @@
 """Fault: a file that can't be read makes the answer shorter, and nobody is told.
 
-RocketMQ: golden fault 4.
-RocketMQ: `queryAsync` logged a failed read and completed with what the other files held: 60 of 80 results, no error.
-Here: a lookup that meets an unreadable file raises a typed error, or where partial answers are allowed says `partial` and names the file.
+RocketMQ: golden fault 4. RocketMQ: `queryAsync` logged a failed read and completed with what the other files held: 60
+of 80 results, no error. Here: a lookup that meets an unreadable file raises a typed error, or where partial answers are
+allowed says `partial` and names the file.
 """
 
 from __future__ import annotations
@@ -16,8 +16,14 @@ T = 1_700_000_000_000
 FILES, EACH = 4, 20
 FAULTS = {
     "no answer": (StorageUnavailable, lambda storage, name: storage.fail("get_range", name_prefix=name, times=None)),
-    "wrong": (CorruptFile, lambda storage, name: storage.corrupt("get_range", mode="wrong", name_prefix=name, times=None)),
-    "short": (CorruptFile, lambda storage, name: storage.corrupt("get_range", mode="short", name_prefix=name, times=None)),
+    "wrong": (
+        CorruptFile,
+        lambda storage, name: storage.corrupt("get_range", mode="wrong", name_prefix=name, times=None),
+    ),
+    "short": (
+        CorruptFile,
+        lambda storage, name: storage.corrupt("get_range", mode="short", name_prefix=name, times=None),
+    ),
     "lost": (CorruptFile, lambda storage, name: storage.inner.delete(name)),
     "cut": (CorruptFile, lambda storage, name: storage.inner.put(name, storage.inner.get(name)[:100])),
 }

@@ -13,9 +13,13 @@ BEGIN_MS = 1_700_000_000_000
 def message(number, **changes):
     """Return message `number` as an NDJSON line's fields."""
     fields = {
-        "topic": "orders" if number % 3 else "payments", "queue_id": number % 4, "keys": [f"k{number % 7}", f"u{number % 5}"],
-        "offset": number, "size": 100 + number % 50, "timestamp_ms": BEGIN_MS + number * 1000,
-    }  # fmt: skip
+        "topic": "orders" if number % 3 else "payments",
+        "queue_id": number % 4,
+        "keys": [f"k{number % 7}", f"u{number % 5}"],
+        "offset": number,
+        "size": 100 + number % 50,
+        "timestamp_ms": BEGIN_MS + number * 1000,
+    }
     return fields | changes
 
 

@@ -37,7 +37,13 @@ def test_a_goal_and_how_far_it_is(goal, value, met, ratio):
 def test_a_figure_is_the_median_of_its_rounds():
     figure = Figure("s", Spec("f", "us", at_most(3)), (9.0, 1.0, 4.0))
     document = figure.to_dict()
-    assert (document["median"], document["min"], document["max"], document["rounds"], document["met"]) == (4.0, 1.0, 9.0, 3, False)
+    assert (document["median"], document["min"], document["max"], document["rounds"], document["met"]) == (
+        4.0,
+        1.0,
+        9.0,
+        3,
+        False,
+    )
     assert document["goal"] == {"limit": 3, "is": "at most"}
     assert document["times_as_good_as_goal"] == 0.75
     assert Figure("s", Spec("f", "us"), (1.0,)).to_dict()["met"] is None
@@ -136,7 +142,11 @@ class MadeUp:
         self.rounds = []
 
     def specs(self, setting):
-        return Spec("far off", "s", at_most(1), ("work",)), Spec("kept", "s", at_most(1), ("rest",)), Spec("free", "count")
+        return (
+            Spec("far off", "s", at_most(1), ("work",)),
+            Spec("kept", "s", at_most(1), ("rest",)),
+            Spec("free", "count"),
+        )
 
     def run(self, setting, folder, meter):
         assert list(folder.iterdir()) == []
@@ -197,7 +207,12 @@ def test_annotations_of_the_suites_are_those_of_the_protocol():
 
 def test_keys_of_equal_hash_are_answered_together_only_where_files_know_no_better(setting):
     plain = Setting.of(Layout(ROCKETMQ, ROCKETMQ.schema, 50, 1_000), 3, quick=True)
-    for found, expected, fits in ((9, 10, (False, False)), (10, 10, (True, True)), (11, 10, (False, True)), (1, 0, (False, True))):
+    for found, expected, fits in (
+        (9, 10, (False, False)),
+        (10, 10, (True, True)),
+        (11, 10, (False, True)),
+        (1, 0, (False, True)),
+    ):
         for at, fit in zip((setting, plain), fits, strict=True):
             with contextlib.nullcontext() if fit else pytest.raises(RuntimeError, match="answers"):
                 lookup.require_answers(at, found, expected, "answers")

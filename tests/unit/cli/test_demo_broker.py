@@ -19,7 +19,9 @@ def drawn():
 
 
 def keys_of(workload, number):
-    return tuple(workload.keys[k] for k, m in zip(workload.entry_key, workload.entry_message, strict=True) if m == number)
+    return tuple(
+        workload.keys[k] for k, m in zip(workload.entry_key, workload.entry_message, strict=True) if m == number
+    )
 
 
 def check(workload, messages):
@@ -52,9 +54,12 @@ def test_places_behind_blanks(drawn, tmp_path, segment_bytes):
         for number in range(300):
             body = bytes(int(drawn.size[number]) % module._BODY_BYTES)
             writer.put(
-                TOPICS[drawn.topic[number]], int(drawn.queue_id[number]), body, keys=keys_of(drawn, number),
+                TOPICS[drawn.topic[number]],
+                int(drawn.queue_id[number]),
+                body,
+                keys=keys_of(drawn, number),
                 store_ms=int(drawn.timestamp_ms[number]),
-            )  # fmt: skip
+            )
     check(workload, list(CommitLogReader(tmp_path / "commitlog").messages()))
 
 

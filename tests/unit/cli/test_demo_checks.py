@@ -32,7 +32,12 @@ def reference(workload):
 @pytest.fixture
 def index(workload, tmp_path):
     with IndexService.open(
-        root=tmp_path / "root", storage="memory://demo", storage_backend=MemoryStorage(), slots=500, items=1000, background=False
+        root=tmp_path / "root",
+        storage="memory://demo",
+        storage_backend=MemoryStorage(),
+        slots=500,
+        items=1000,
+        background=False,
     ) as opened:
         opened.put_batch(workload.entry_batch(0, len(workload)))
         yield opened
@@ -61,9 +66,13 @@ def test_expected_answers_are_the_reference_models(workload, reference):
     model = ReferenceModel()
     for message, key in zip(workload.entry_message.tolist(), workload.entry_key.tolist(), strict=True):
         model.put(
-            TOPICS[workload.topic[message]], int(workload.queue_id[message]), workload.keys[key], int(workload.offset[message]),
-            int(workload.size[message]), int(workload.timestamp_ms[message]),
-        )  # fmt: skip
+            TOPICS[workload.topic[message]],
+            int(workload.queue_id[message]),
+            workload.keys[key],
+            int(workload.offset[message]),
+            int(workload.size[message]),
+            int(workload.timestamp_ms[message]),
+        )
     questions = questions_of(workload, 2800, 120, seed=3)
     hits = 0
     for question in [*questions, Question(TOPICS[0], workload.keys[0])]:
@@ -110,7 +119,12 @@ def test_a_lie_is_a_wrong_answer(workload, reference, index, lie):
 def test_the_census_finds_what_is_lost_repeated_and_strange(workload, tmp_path):
     storage = MemoryStorage()
     with IndexService.open(
-        root=tmp_path / "root", storage="memory://demo", storage_backend=storage, slots=500, items=1000, background=False
+        root=tmp_path / "root",
+        storage="memory://demo",
+        storage_backend=storage,
+        slots=500,
+        items=1000,
+        background=False,
     ) as index:
         index.put_batch(workload.entry_batch(0, 2990))
         index.put_batch(workload.entry_batch(100, 200))

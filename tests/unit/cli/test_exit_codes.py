@@ -1,4 +1,6 @@
-"""Every error's exit code, and what is said about it: by a command that raises it, through typer's runner and as a process."""
+"""Every error's exit code, and what is said about it: by a command that raises it, through typer's runner and as a
+process.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ def test_an_unknown_setting_is_bad_usage(monkeypatch):
     assert "SLOTZ" in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [["query"], ["query", "t", "k", "--nope"], ["nope"], ["query", "t", "k", "--begin", "x"], []])
+@pytest.mark.parametrize(
+    "arguments", [["query"], ["query", "t", "k", "--nope"], ["nope"], ["query", "t", "k", "--begin", "x"], []]
+)
 def test_bad_usage_is_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         run(arguments)

@@ -22,19 +22,30 @@ def report(number: int, outcome: str = "read", place: str = "storage", **more: o
     if outcome.startswith("skipped"):
         fields = {}
     return FileReport(
-        file=f"{begin_ms:015d}-{number:012x}", place=place, outcome=outcome, begin_ms=begin_ms, end_ms=begin_ms + DAY_MS, **(fields | more)
+        file=f"{begin_ms:015d}-{number:012x}",
+        place=place,
+        outcome=outcome,
+        begin_ms=begin_ms,
+        end_ms=begin_ms + DAY_MS,
+        **(fields | more),
     )  # type: ignore[arg-type]
 
 
 def explain(*files: FileReport) -> Explain:
     return Explain(
-        requests=sum(f.requests for f in files), bytes=sum(f.bytes for f in files), cost_usd=sum(f.cost_usd for f in files),
+        requests=sum(f.requests for f in files),
+        bytes=sum(f.bytes for f in files),
+        cost_usd=sum(f.cost_usd for f in files),
         elapsed_ms=61.25,
-        files_read=sum(f.outcome == "read" for f in files), files_skipped=sum(f.outcome.startswith("skipped") for f in files), files=files,
-    )  # fmt: skip
+        files_read=sum(f.outcome == "read" for f in files),
+        files_skipped=sum(f.outcome.startswith("skipped") for f in files),
+        files=files,
+    )
 
 
-def shown(capsys: pytest.CaptureFixture[str], *pages: Explain, every: bool = False, more: str = "") -> tuple[list[list[str]], str, str]:
+def shown(
+    capsys: pytest.CaptureFixture[str], *pages: Explain, every: bool = False, more: str = ""
+) -> tuple[list[list[str]], str, str]:
     """Return the table's lines of figures, the totals below it, and everything that was printed."""
     Explaining("2026-11", every=every).show(Printer(as_json=False), pages, more)
     captured = capsys.readouterr()
@@ -51,11 +62,17 @@ def number(text: str) -> float:
 
 
 MIXED = (
-    report(9), report(8, place="cache", requests=0, bytes=0, cost_usd=0.0), report(7, "failed", error="down", matched=0),
-    report(6, "skipped_filter"), report(5, "skipped_filter"), report(4, "skipped_topic"),
+    report(9),
+    report(8, place="cache", requests=0, bytes=0, cost_usd=0.0),
+    report(7, "failed", error="down", matched=0),
+    report(6, "skipped_filter"),
+    report(5, "skipped_filter"),
+    report(4, "skipped_topic"),
     report(3, "skipped_budget", requests=1, cost_usd=4e-7),
-    FileReport(file="log", place="storage", outcome="refreshed", begin_ms=0, end_ms=0, requests=3, bytes=2000, cost_usd=1.2e-6),
-)  # fmt: skip
+    FileReport(
+        file="log", place="storage", outcome="refreshed", begin_ms=0, end_ms=0, requests=3, bytes=2000, cost_usd=1.2e-6
+    ),
+)
 
 
 @pytest.mark.parametrize("every", [False, True])
@@ -67,17 +84,22 @@ def test_the_columns_add_up_to_the_totals(capsys: pytest.CaptureFixture[str], ev
     assert sum(number(row[5]) for row in rows) == pytest.approx(page.cost_usd * 1e6, abs=0.005 * len(rows))
     assert sum(number(row[7]) for row in rows) == sum(file.matched for file in MIXED)
     assert totals == (
-        "2 files read, 4 skipped, 1 failed, 8 requests, 20.0 KiB, 61.2 ms\n3.20 USD a million such look-ups at the prices of 2026-11"
+        "2 files read, 4 skipped, 1 failed, 8 requests, 20.0 KiB, 61.2 ms\n3.20 USD a million such look-ups at the "
+        "prices of 2026-11"
     )
 
 
 def test_skipped_files_have_one_line_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
     rows, _, text = shown(capsys, explain(*MIXED))
     assert [row[:3] for row in rows] == [
-        [MIXED[0].file, "read", "storage"], [MIXED[1].file, "read", "cache"], [MIXED[2].file, "failed", "storage"],
-        ["log", "refreshed", "storage"], ["2 files", "skipped", "by filter"], ["1 file", "skipped", "by topic"],
+        [MIXED[0].file, "read", "storage"],
+        [MIXED[1].file, "read", "cache"],
+        [MIXED[2].file, "failed", "storage"],
+        ["log", "refreshed", "storage"],
+        ["2 files", "skipped", "by filter"],
+        ["1 file", "skipped", "by topic"],
         ["1 file", "skipped", "by budget"],
-    ]  # fmt: skip
+    ]
     lines = text.splitlines()
     place = next(i for i, line in enumerate(lines) if line.startswith("2 files "))
     # from the oldest file's first second to the newest one's last
@@ -88,7 +110,9 @@ def test_skipped_files_have_one_line_a_reason(capsys: pytest.CaptureFixture[str]
 def test_every_file_has_a_line_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     rows, _, _ = shown(capsys, explain(*MIXED), every=True)
     assert [row[0] for row in rows] == [file.file for file in MIXED]
-    assert [row[1:3] for row in rows[3:7]] == [["skipped", f"by {why}"] for why in ("filter", "filter", "topic", "budget")]
+    assert [row[1:3] for row in rows[3:7]] == [
+        ["skipped", f"by {why}"] for why in ("filter", "filter", "topic", "budget")
+    ]
 
 
 def test_a_thousand_skipped_files_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,14 +125,17 @@ def test_a_thousand_skipped_files_are_one_line(capsys: pytest.CaptureFixture[str
 
 def test_pages_are_shown_together(capsys: pytest.CaptureFixture[str]) -> None:
     first = explain(report(9), report(8, "skipped_budget", requests=1), report(7, "skipped_budget"))
-    second = explain(report(9, place="cache", requests=0, bytes=0, cost_usd=0.0), report(8), report(7, "skipped_budget"))
+    second = explain(
+        report(9, place="cache", requests=0, bytes=0, cost_usd=0.0), report(8), report(7, "skipped_budget")
+    )
     third = explain(report(9, place="cache", requests=0, bytes=0, cost_usd=0.0), report(8), report(7, "skipped_budget"))
     rows, totals, _ = shown(capsys, first, second, third)
     assert [[*row[:4], row[7]] for row in rows] == [
-        [MIXED[0].file, "read", "storage", "2", "9"], [MIXED[0].file, "read", "cache", "0", "18"],
+        [MIXED[0].file, "read", "storage", "2", "9"],
+        [MIXED[0].file, "read", "cache", "0", "18"],
         [MIXED[1].file, "read", "storage", "5", "16"],
         ["1 file", "skipped", "by budget", "0", "0"],
-    ]  # fmt: skip
+    ]
     assert totals.startswith("3 pages: 2 files read, 1 skipped, 7 requests, ")
     assert "183.8 ms\n" in totals
 

@@ -35,7 +35,9 @@ def make_index(tmp_path, storage):
 
 
 def intake_of(index, path, **settings):
-    return Intake(index, open_source(path), "source", settings.pop("skip_bad", False), settings.pop("patience_s", 0.3), **settings)
+    return Intake(
+        index, open_source(path), "source", settings.pop("skip_bad", False), settings.pop("patience_s", 0.3), **settings
+    )
 
 
 def take_all(intake):
@@ -95,7 +97,9 @@ def test_back_pressure_is_answered_by_flushing(make_index, write_lines, make_mes
     assert found(index) == list(range(200))
 
 
-def test_back_pressure_that_does_not_end_is_an_error_in_bounded_time(make_index, write_lines, make_message, monkeypatch):
+def test_back_pressure_that_does_not_end_is_an_error_in_bounded_time(
+    make_index, write_lines, make_message, monkeypatch
+):
     monkeypatch.setattr("tiered_index.cli.sources.files.BLOCK_BYTES", 2000)
     index = make_index(buffer_max_entries=20, disk_max_bytes=4000)
     with pytest.raises(BackPressure):

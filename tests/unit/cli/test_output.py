@@ -15,12 +15,19 @@ from tiered_index.errors import CorruptFile, LockHeld
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
-        (human_bytes(0), "0 B"), (human_bytes(1023), "1,023 B"), (human_bytes(1536), "1.5 KiB"), (human_bytes(5 << 50), "5,120.0 TiB"),
-        (human_count(7.84), "7.8"), (human_count(26.0), "26"), (human_count(1234567), "1,234,567"),
-        (human_seconds(0.00085), "0.85 ms"), (human_seconds(0.452), "452 ms"), (human_seconds(12.34), "12.3 s"),
+        (human_bytes(0), "0 B"),
+        (human_bytes(1023), "1,023 B"),
+        (human_bytes(1536), "1.5 KiB"),
+        (human_bytes(5 << 50), "5,120.0 TiB"),
+        (human_count(7.84), "7.8"),
+        (human_count(26.0), "26"),
+        (human_count(1234567), "1,234,567"),
+        (human_seconds(0.00085), "0.85 ms"),
+        (human_seconds(0.452), "452 ms"),
+        (human_seconds(12.34), "12.3 s"),
         (human_seconds(125), "2 min 05 s"),
     ],
-)  # fmt: skip
+)
 def test_numbers_for_people(shown, expected):
     assert shown == expected
 
@@ -47,7 +54,9 @@ def test_errors_go_to_stderr_as_text_or_as_one_json_line(capsys):
     Printer(as_json=True).error("LockHeld", str(error), **describe_error(error))
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert json.loads(captured.err) == {"error": {"type": "LockHeld", "message": "held", "exit_code": 5, "pid": 7, "host": "h"}}
+    assert json.loads(captured.err) == {
+        "error": {"type": "LockHeld", "message": "held", "exit_code": 5, "pid": 7, "host": "h"}
+    }
 
 
 def test_a_corrupt_file_names_its_place():
@@ -64,7 +73,10 @@ def test_progress_off_a_terminal_is_a_line_now_and_then(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("tiered_index.cli.progress.time.monotonic", lambda: now[0])
     stream, quiet = io.StringIO(), io.StringIO()
-    with Progress("ingesting", 200, quiet=False, stream=stream) as shown, Progress("x", 200, quiet=True, stream=quiet) as silent:
+    with (
+        Progress("ingesting", 200, quiet=False, stream=stream) as shown,
+        Progress("x", 200, quiet=True, stream=quiet) as silent,
+    ):
         for step in range(12):
             now[0] += 1
             shown.update(step * 10, f"{step} entries")

@@ -18,8 +18,10 @@ COMMANDS = sorted(set(re.findall(r"(?:^|`)tiered-index ([^`\n]+)", PAGE, re.MULT
 def test_the_page_has_commands() -> None:
     assert {line.split()[0] for line in COMMANDS} == {"ingest", "query", "message"}
     assert {name for name in ("queryMsgByKey", "queryMsgById", "queryMsgByUniqueKey") if f"`{name} " in PAGE} == {
-        "queryMsgByKey", "queryMsgById", "queryMsgByUniqueKey",
-    }  # fmt: skip
+        "queryMsgByKey",
+        "queryMsgById",
+        "queryMsgByUniqueKey",
+    }
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -33,7 +35,12 @@ def test_a_shown_command_has_the_shown_options(line: str) -> None:
 @pytest.mark.parametrize("option", sorted(set(re.findall(r"`(--[a-z-]+)", PAGE))))
 def test_every_option_named_in_the_text_is_one(option: str) -> None:
     commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
-    assert option in {name for command in commands for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    assert option in {
+        name
+        for command in commands
+        for parameter in command.params
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
 
 
 def test_every_state_is_explained() -> None:

@@ -1,4 +1,6 @@
-"""NDJSON and Parquet files as messages: fast and slow reading agree, positions continue, another file at the same path is told apart."""
+"""NDJSON and Parquet files as messages: fast and slow reading agree, positions continue, another file at the same path
+is told apart.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_fast_and_slow_reading_make_the_same_entries(write_lines, make_message):
     assert len(batch.columns) == sum(len(set(v["keys"])) for v in values)
 
 
-@pytest.mark.parametrize("line", [{"keys": ["\ud800"]}, {"keys": ["\u4e2d\u6587"]}, {"topic_id": 7}, {"body": {"a": [1]}}])
+@pytest.mark.parametrize(
+    "line", [{"keys": ["\ud800"]}, {"keys": ["\u4e2d\u6587"]}, {"topic_id": 7}, {"body": {"a": [1]}}]
+)
 def test_unusual_lines_are_messages(write_lines, make_message, line):
     (record,) = read(NdjsonSource(write_lines([make_message(1, **line)])))
     assert record.message is not None
@@ -50,13 +54,21 @@ def test_unusual_lines_are_messages(write_lines, make_message, line):
 
 
 BAD = {
-    b"[1]": "not a JSON object", b"{": "not JSON", b'"x"': "not a JSON object", b"\xff\xfe": "not JSON", b"nope": "not JSON",
+    b"[1]": "not a JSON object",
+    b"{": "not JSON",
+    b'"x"': "not a JSON object",
+    b"\xff\xfe": "not JSON",
+    b"nope": "not JSON",
     b"[" * 100_000: "not JSON",
-}  # fmt: skip
+}
 BAD_FIELDS = {
-    "queue_id": (1.5, "1", True, None, -1, 2**31), "offset": (2**63, -1, "x"), "topic": ("", None, 5, " "),
-    "keys": ("a", None, [None], [5], [""]), "timestamp_ms": (-1, 10**15, "2023-01-01"), "topic_id": (-1, "x", 1.0),
-}  # fmt: skip
+    "queue_id": (1.5, "1", True, None, -1, 2**31),
+    "offset": (2**63, -1, "x"),
+    "topic": ("", None, 5, " "),
+    "keys": ("a", None, [None], [5], [""]),
+    "timestamp_ms": (-1, 10**15, "2023-01-01"),
+    "topic_id": (-1, "x", 1.0),
+}
 CASES = [*BAD, *(json.dumps({"field": f, "value": v}).encode() for f, values in BAD_FIELDS.items() for v in values)]
 
 
@@ -80,9 +92,13 @@ def test_a_bad_line_never_passes_for_a_message(write_lines, make_message, bad, k
     if batch.columns is not None:
         values = batch.columns.to_pydict()
         lows = [min(values[name]) for name in ("queue_id", "offset", "timestamp_ms")]
-        assert min(lows) < 0 or max(values["queue_id"]) >= 2**31 or max(values["timestamp_ms"]) >= 10**15 or "" in values["key"] + [
-            topic.strip() for topic in values["topic"]
-        ] or min(values.get("topic_id", [0])) < 0  # fmt: skip
+        assert (
+            min(lows) < 0
+            or max(values["queue_id"]) >= 2**31
+            or max(values["timestamp_ms"]) >= 10**15
+            or "" in values["key"] + [topic.strip() for topic in values["topic"]]
+            or min(values.get("topic_id", [0])) < 0
+        )
 
 
 def test_a_missing_field_is_named(write_lines, make_message):

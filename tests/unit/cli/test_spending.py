@@ -17,7 +17,10 @@ NOTHING = QueryResult(items=(), status="partial")
 
 def answer(cursor: str | None, requests: int = 2, size_bytes: int = 100) -> QueryResult:
     return QueryResult(
-        items=(), status="truncated" if cursor else "complete", cursor=cursor, explain=Explain(requests=requests, bytes=size_bytes)
+        items=(),
+        status="truncated" if cursor else "complete",
+        cursor=cursor,
+        explain=Explain(requests=requests, bytes=size_bytes),
     )
 
 
@@ -41,7 +44,9 @@ def pages(ask: Callable[..., QueryResult], allowance: Allowance, *, every: bool 
 
 
 def test_each_page_gets_what_the_ones_before_left() -> None:
-    ask = Asked(answer("a"), answer("b", requests=0, size_bytes=0), answer("c", requests=9, size_bytes=1000), answer(None))
+    ask = Asked(
+        answer("a"), answer("b", requests=0, size_bytes=0), answer("c", requests=9, size_bytes=1000), answer(None)
+    )
     found = list(pages(ask, Allowance(5, 150, None)))
     assert [page.cursor for page in found] == ["a", "b", "c", None]
     assert ask.calls == [
@@ -113,7 +118,9 @@ def test_an_index_that_cannot_be_opened_in_time_is_an_answer_without_any() -> No
         asked.settle(partial=True)
 
 
-@pytest.mark.parametrize("limits", [(-1, None, None), (None, -1, None), (None, None, 0), (None, None, float("nan")), (None, None, -1.5)])
+@pytest.mark.parametrize(
+    "limits", [(-1, None, None), (None, -1, None), (None, None, 0), (None, None, float("nan")), (None, None, -1.5)]
+)
 def test_what_can_be_no_bound_is_refused_before_anything_is_opened(limits: tuple[Any, Any, Any]) -> None:
     with pytest.raises(InvalidArgument):
         Allowance(*limits)

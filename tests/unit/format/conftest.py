@@ -12,9 +12,13 @@ from tiered_index.format.unsealed import UnsealedTable
 
 BEGIN_MS = 1_700_000_000_000
 ABOUT = {
-    "file_id": "001700000000000-0123456789ab", "topics": ((1, "orders"), (2, "payments")), "source_positions": {"store-a": 42},
-    "lane": "main", "offset_space": "custom", "writer": "test",
-}  # fmt: skip
+    "file_id": "001700000000000-0123456789ab",
+    "topics": ((1, "orders"), (2, "payments")),
+    "source_positions": {"store-a": 42},
+    "lane": "main",
+    "offset_space": "custom",
+    "writer": "test",
+}
 
 
 def columns_of(rng, schema, count, *, topics=2):
@@ -45,7 +49,9 @@ def entries_of(layout, hashes, times, columns, begin_ms=BEGIN_MS, batches=1):
 def random_file(layout, count, *, seed=0, distinct_hashes=None, spread_s=4, topics=2, about=None, end_ms=None):
     """Return the bytes of a compacted file of random entries, and the entries."""
     rng = np.random.default_rng(seed)
-    hashes = rng.integers(0, 2**31, distinct_hashes or count).astype(np.int32)[rng.integers(0, distinct_hashes or count, count)]
+    hashes = rng.integers(0, 2**31, distinct_hashes or count).astype(np.int32)[
+        rng.integers(0, distinct_hashes or count, count)
+    ]
     times = BEGIN_MS + 1000 * rng.integers(-spread_s, spread_s + 1, count)
     table, entries = entries_of(layout, hashes, times, columns_of(rng, layout.schema, count, topics=topics))
     compaction = Compaction(entries, layout, BEGIN_MS, table.end_ms)

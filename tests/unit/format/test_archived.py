@@ -75,10 +75,13 @@ def test_other_versions_are_refused_by_name(monkeypatch):
 @pytest.mark.parametrize(
     ("store", "prefix"),
     [
-        ("broker-a", "segments/broker-a/"), ("..", "segments/=2E=2E/"), ("a b/c", "segments/a=20b=2Fc/"), ("é", "segments/=C3=A9/"),
+        ("broker-a", "segments/broker-a/"),
+        ("..", "segments/=2E=2E/"),
+        ("a b/c", "segments/a=20b=2Fc/"),
+        ("é", "segments/=C3=A9/"),
         ("a=20b", "segments/a=3D20b/"),
     ],
-)  # fmt: skip
+)
 def test_a_stores_name_becomes_part_of_an_objects_name(store, prefix):
     assert store_prefix(store) == prefix
     assert segment_name(store, 16384, 7).startswith(f"{prefix}00000000000000016384/00000000000000000007-")
@@ -97,7 +100,8 @@ def test_no_name_is_no_store():
 
 
 @pytest.mark.parametrize(
-    "name", ["segments/a/1/x.log", "data/a/00000000000000000007-0123456789abcdef.log", "segments/a/1/7-0123456789abcdef.log"]
+    "name",
+    ["segments/a/1/x.log", "data/a/00000000000000000007-0123456789abcdef.log", "segments/a/1/7-0123456789abcdef.log"],
 )
 def test_strangers_have_no_epoch(name):
     with pytest.raises(CorruptFile):

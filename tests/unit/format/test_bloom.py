@@ -98,11 +98,15 @@ def test_nothing_is_denied_and_scalars_agree(held, others):
 
 @settings(deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2**16), st.sampled_from([0, 8, 40]), st.integers(1, 9)), max_size=30),
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 2**16), st.sampled_from([0, 8, 40]), st.integers(1, 9)), max_size=30
+    ),
     st.integers(1, 4),
 )
 def test_order_and_repeats_make_no_difference(rows, pieces):
-    """Hashes that share their first bits, in any order, in any pieces, whatever the chunks: the filter of the distinct ones."""
+    """Hashes that share their first bits, in any order, in any pieces, whatever the chunks: the filter of the distinct
+    ones.
+    """
     hashes = np.array([first << 62 | low << shift for first, low, shift, _ in rows], np.uint64)
     repeated = np.repeat(hashes, [row[-1] for row in rows])
     expected = build_filter(np.array(sorted(set(hashes.tolist())), np.uint64))
@@ -124,7 +128,13 @@ def test_repeats_among_hashes_that_begin_alike():
         assert data == build_filter(hashes)
 
 
-@given(st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1).map(lambda h: h if h == -(2**31) else abs(h)), st.integers(0, 2**32 - 1))))
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(-(2**31), 2**31 - 1).map(lambda h: h if h == -(2**31) else abs(h)), st.integers(0, 2**32 - 1)
+        )
+    )
+)
 def test_mix_of_columns_and_of_scalars(rows):
     hashes, fingerprints = np.array([h for h, _ in rows], ">i4"), np.array([f for _, f in rows], ">u4")
     assert filter_hashes(hashes, fingerprints).tolist() == [filter_hash(h, f) for h, f in rows]
@@ -133,8 +143,7 @@ def test_mix_of_columns_and_of_scalars(rows):
 
 
 @pytest.mark.parametrize(
-    ("key_hash", "fingerprint", "mixed"),
-    [(0, 0, 0), (0, 1, 0xB456BCFC34C2CB2C), (-(2**31), 1, 0xB456BCFC34C2CB2C)],
+    ("key_hash", "fingerprint", "mixed"), [(0, 0, 0), (0, 1, 0xB456BCFC34C2CB2C), (-(2**31), 1, 0xB456BCFC34C2CB2C)]
 )
 def test_mix_is_murmurs(key_hash, fingerprint, mixed):
     """fmix64(1) as MurmurHash3's authors' code gives it."""
@@ -182,9 +191,13 @@ def test_a_hash_that_stayed_negative_is_held_as_0(make):
     table, entries = make.entries(layout, np.array([3, 8, 5], np.int32), np.full(3, make.begin_ms), columns)
     entries = entries.copy()
     entries["key_hash"][2] = -(2**31)
-    data = b"".join(bytes(piece) for piece in Compaction(entries, layout, make.begin_ms, table.end_ms).pieces(**make.about))
+    data = b"".join(
+        bytes(piece) for piece in Compaction(entries, layout, make.begin_ms, table.end_ms).pieces(**make.about)
+    )
     tail = parse_trailer(data, "file", len(data)).tail
-    assert data[tail.position : tail.directory_position] == build_filter(np.array([filter_hash(h, 0) for h in (3, 8, 0)], np.uint64))
+    assert data[tail.position : tail.directory_position] == build_filter(
+        np.array([filter_hash(h, 0) for h in (3, 8, 0)], np.uint64)
+    )
 
 
 def test_a_filter_outgrows_what_was_expected():

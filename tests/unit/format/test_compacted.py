@@ -35,9 +35,11 @@ class BareItem(IndexItem):
 
 
 LAYOUTS = {
-    "rocketmq": (ROCKETMQ, ROCKETMQ.schema), "native": (NATIVE, NATIVE.schema), "extended": (NATIVE, Schema.of(RegionItem)),
+    "rocketmq": (ROCKETMQ, ROCKETMQ.schema),
+    "native": (NATIVE, NATIVE.schema),
+    "extended": (NATIVE, Schema.of(RegionItem)),
     "unkeyed": (NATIVE, Schema.of(BareItem)),
-}  # fmt: skip
+}
 
 
 def naive_slots(entries, layout):
@@ -50,7 +52,15 @@ def naive_slots(entries, layout):
             items.reverse()
         else:
             further = [c.name for c in layout.schema.extra if c.identity]
-            items.sort(key=lambda e: (e["key_hash"], -int(e["time_diff_s"]), -int(e["offset"]), e["queue_id"], *[e[n] for n in further]))
+            items.sort(
+                key=lambda e: (
+                    e["key_hash"],
+                    -int(e["time_diff_s"]),
+                    -int(e["offset"]),
+                    e["queue_id"],
+                    *[e[n] for n in further],
+                )
+            )
     return slots
 
 
@@ -92,7 +102,10 @@ def test_answer_order_is_the_native_order_of_one_hash(make, kind):
     data, entries = make.file(layout, 300, distinct_hashes=1, spread_s=1)
     seconds = entries["time_diff_s"].astype(np.int64) + 5
     ordered = entries[answer_order(seconds, entries, layout)]
-    key = [(-int(e["time_diff_s"]), -int(e["offset"]), int(e["queue_id"]), *[int(e[n]) for n in schema.identity_extra]) for e in ordered]
+    key = [
+        (-int(e["time_diff_s"]), -int(e["offset"]), int(e["queue_id"]), *[int(e[n]) for n in schema.identity_extra])
+        for e in ordered
+    ]
     assert key == sorted(key)
     if not preset.newest_first:
         arrays = np.frombuffer(data, schema.item, 300, layout.items_position)
@@ -104,7 +117,13 @@ def test_extreme_values_keep_their_order(make):
     layout = Layout(NATIVE, NATIVE.schema, 1, 10)
     offsets = np.array([0, 2**63 - 1, -(2**63), -1, 5, 5])
     queues = np.array([0, 0, 0, 0, -(2**31), 2**31 - 1])
-    columns = {"topic_id": np.ones(6, int), "queue_id": queues, "offset": offsets, "size": np.ones(6, int), "fingerprint": np.zeros(6, int)}
+    columns = {
+        "topic_id": np.ones(6, int),
+        "queue_id": queues,
+        "offset": offsets,
+        "size": np.ones(6, int),
+        "fingerprint": np.zeros(6, int),
+    }
     times = make.begin_ms + 1000 * np.array([0, 0, 0, 0, 0, 0])
     table, entries = make.entries(layout, np.full(6, 2**31 - 1, np.int32), times, columns)
     compaction = Compaction(entries, layout, make.begin_ms, table.end_ms)
@@ -187,9 +206,13 @@ def test_runs_cover_every_item_exactly_once(giant):
     assert position == trailer.tail.position == layout.compacted_size(len(entries))
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 2**40), (5_000, 5_100), (39_999, 39_999), (0, 0), (50_000, 60_000), (-10, -1)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 2**40), (5_000, 5_100), (39_999, 39_999), (0, 0), (50_000, 60_000), (-10, -1)]
+)
 def test_runs_skip_right_blocks(giant, make, low, high):
-    """What runs() leaves out holds no match; what it names holds all; a narrow range of a time-ordered slot reads a block or two."""
+    """What runs() leaves out holds no match; what it names holds all; a narrow range of a time-ordered slot reads a
+    block or two.
+    """
     layout, data, entries = giant
     trailer = parse_trailer(data, "f", len(data))
     base = make.begin_ms // 1000
@@ -198,7 +221,9 @@ def test_runs_skip_right_blocks(giant, make, low, high):
         found = 0
         for run in runs:
             items = np.frombuffer(data, layout.schema.item, run.count, run.offset)
-            found += int(((items["key_hash"] == wanted) & (items["time_diff_s"] >= low) & (items["time_diff_s"] <= high)).sum())
+            found += int(
+                ((items["key_hash"] == wanted) & (items["time_diff_s"] >= low) & (items["time_diff_s"] <= high)).sum()
+            )
         in_range = (entries["key_hash"] == wanted) & (entries["time_diff_s"] >= low) & (entries["time_diff_s"] <= high)
         assert found == int(in_range.sum())
         if wanted == 5 and high - low <= 100:

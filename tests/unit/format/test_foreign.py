@@ -23,7 +23,9 @@ EVER = (-(2**62), 2**62)
 def image_of(make, count=30, layout=LAYOUT, seed=0):
     rng = np.random.default_rng(seed)
     hashes = rng.integers(1, 2**31, count).astype(np.int32)
-    table, entries = make.entries(layout, hashes, make.begin_ms + 1000 * np.arange(count), make.columns(rng, layout.schema, count))
+    table, entries = make.entries(
+        layout, hashes, make.begin_ms + 1000 * np.arange(count), make.columns(rng, layout.schema, count)
+    )
     return bytearray(table.image(entries)), entries
 
 
@@ -65,8 +67,13 @@ def test_stored_min_value_is_found_as_zero(make):
 
 
 @given(
-    st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(1, 20), st.integers(1, 6), st.integers(-6_000, 6_000), st.integers(0, 9_000)
-)  # fmt: skip
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 60),
+    st.integers(1, 20),
+    st.integers(1, 6),
+    st.integers(-6_000, 6_000),
+    st.integers(0, 9_000),
+)
 @settings(max_examples=60)
 def test_lookups_equal_a_scan(make, seed, count, slots, distinct, low_ms, width_ms):
     layout = Layout(ROCKETMQ, ROCKETMQ.schema, slots, count + 1)
@@ -80,9 +87,10 @@ def test_lookups_equal_a_scan(make, seed, count, slots, distinct, low_ms, width_
     begin_ms, end_ms = make.begin_ms + low_ms, make.begin_ms + low_ms + width_ms
     for wanted in {*entries["key_hash"].tolist(), 1}:
         expected = [
-            tuple(entry)[:6] for entry in entries[::-1].tolist()
+            tuple(entry)[:6]
+            for entry in entries[::-1].tolist()
             if entry[0] == wanted and begin_ms <= make.begin_ms + 1000 * entry[5] <= end_ms
-        ]  # fmt: skip
+        ]
         assert unsealed.lookup(wanted, begin_ms, end_ms).tolist() == expected
         assert compacted.lookup(read, wanted, begin_ms, end_ms).tolist() == expected
 
@@ -90,7 +98,11 @@ def test_lookups_equal_a_scan(make, seed, count, slots, distinct, low_ms, width_
 def test_answers_are_copies(make):
     data, entries = image_of(make, count=1)
     image = ForeignUnsealed(bytes(data), LAYOUT, "f")
-    for items in (image.lookup(int(entries["key_hash"][0]), *EVER), next(image.items()), items_of(image.entries, LAYOUT.schema)):
+    for items in (
+        image.lookup(int(entries["key_hash"][0]), *EVER),
+        next(image.items()),
+        items_of(image.entries, LAYOUT.schema),
+    ):
         assert items.flags.writeable
         assert not np.shares_memory(items, image.entries)
 
@@ -99,7 +111,9 @@ def test_answers_are_copies(make):
 def test_size_must_be_the_geometrys(make, change):
     data, _ = image_of(make)
     wrong = data[:change] if change < 0 else data + bytes(change)
-    with pytest.raises(CorruptFile, match="cut off, or the geometry is wrong" if change < 0 else "the geometry is wrong"):
+    with pytest.raises(
+        CorruptFile, match="cut off, or the geometry is wrong" if change < 0 else "the geometry is wrong"
+    ):
         ForeignUnsealed(wrong, LAYOUT, "f")
 
 
@@ -161,9 +175,13 @@ def test_bare_compacted_files_that_contradict_themselves(make):
         with pytest.raises(CorruptFile, match="not a compacted rocketmq file"):
             opened(struct.pack(">I", magic) + sound[4:])
     for at, value, message in (
-        (28, 28 + 8 * 19, "does not end the file"), (28, 28 + 8 * 21, "does not end the file"), (28, 29, "slot 0 does not point"),
-        (28, 28 + 8 * 200_000, "behind the file's end"), (20, 21, "header and slot table"), (24, 29, "header and slot table"),
-    ):  # fmt: skip
+        (28, 28 + 8 * 19, "does not end the file"),
+        (28, 28 + 8 * 21, "does not end the file"),
+        (28, 29, "slot 0 does not point"),
+        (28, 28 + 8 * 200_000, "behind the file's end"),
+        (20, 21, "header and slot table"),
+        (24, 29, "header and slot table"),
+    ):
         wrong = bytearray(sound)
         struct.pack_into(">i", wrong, at, value)
         with pytest.raises(CorruptFile, match=message):
@@ -184,7 +202,9 @@ def test_short_read_is_an_error_not_a_short_list(make):
     data, entries = bare(make)
     file = opened(data)
     with pytest.raises(CorruptFile, match="cut off"):
-        file.lookup(lambda position, length: bytes(data[position : position + length - 1]), int(entries["key_hash"][0]), *EVER)
+        file.lookup(
+            lambda position, length: bytes(data[position : position + length - 1]), int(entries["key_hash"][0]), *EVER
+        )
 
 
 @pytest.mark.parametrize("count", [1, 5, 29, 38, 39])

@@ -76,7 +76,12 @@ def test_batches_of_any_strings(topics, data):
     assert code_units(keys).lengths.tolist() == [len(units_of(key)) for key in keys]
 
 
-@given(st.lists(valid_text, max_size=30), st.integers(0, 30), st.integers(0, 30), st.sampled_from(["string", "large", "dictionary"]))
+@given(
+    st.lists(valid_text, max_size=30),
+    st.integers(0, 30),
+    st.integers(0, 30),
+    st.sampled_from(["string", "large", "dictionary"]),
+)
 def test_sliced_arrow_arrays(keys, start, length, kind):
     array = pa.array(keys, pa.large_string() if kind == "large" else pa.string())
     if kind == "dictionary":

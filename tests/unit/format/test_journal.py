@@ -40,7 +40,12 @@ PREFIXES = [None] + [state(parse_journal(WHOLE[:end], "j")) for end in BORDERS[1
 
 def test_whole_journal():
     journal = parse_journal(WHOLE, "j")
-    assert (journal.file_id, journal.layout, journal.begin_ms, journal.lane) == ("id-1", LAYOUT, 1_700_000_000_000, "main")
+    assert (journal.file_id, journal.layout, journal.begin_ms, journal.lane) == (
+        "id-1",
+        LAYOUT,
+        1_700_000_000_000,
+        "main",
+    )
     assert (journal.sequence, journal.offset_space, journal.created_ms) == (7, "custom", 1_700_000_000_500)
     assert state(journal) == (5, {1: "orders", 2: "\ud83d {"}, {"a": 11, "b": 2}, True, len(WHOLE))
     assert (journal.seconds, journal.end_ms) == ((-5, 20), 1_700_000_000_900)
@@ -100,13 +105,41 @@ def test_a_lost_record_is_noticed():
 @pytest.mark.parametrize(
     "document",
     [
-        {}, {"kind": "batch"},
-        {"kind": "batch", "first": 1, "count": -1, "crc32": 0, "second_min": 0, "second_max": 0, "end_ms": 0, "positions": {}},
-        {"kind": "batch", "first": 1, "count": 100, "crc32": 0, "second_min": 0, "second_max": 0, "end_ms": 0, "positions": {}},
-        {"kind": "batch", "first": 1, "count": 1, "crc32": 0, "second_min": 0, "second_max": 0, "end_ms": 0, "positions": []},
+        {},
+        {"kind": "batch"},
+        {
+            "kind": "batch",
+            "first": 1,
+            "count": -1,
+            "crc32": 0,
+            "second_min": 0,
+            "second_max": 0,
+            "end_ms": 0,
+            "positions": {},
+        },
+        {
+            "kind": "batch",
+            "first": 1,
+            "count": 100,
+            "crc32": 0,
+            "second_min": 0,
+            "second_max": 0,
+            "end_ms": 0,
+            "positions": {},
+        },
+        {
+            "kind": "batch",
+            "first": 1,
+            "count": 1,
+            "crc32": 0,
+            "second_min": 0,
+            "second_max": 0,
+            "end_ms": 0,
+            "positions": [],
+        },
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_sound_frames_with_wrong_content(document):
     with pytest.raises(CorruptFile):
         parse_journal(OPEN + record(document), "j")
@@ -114,7 +147,9 @@ def test_sound_frames_with_wrong_content(document):
 
 def test_entries_behind_the_seal():
     batch = encode_batch(BatchRecord(1, 1, 0, 0, 0, 0), {})
-    assert parse_journal(OPEN + encode_seal() + encode_batch(BatchRecord(1, 0, 0, 0, 0, 0), {"s": 3}), "j").positions == {"s": 3}
+    assert parse_journal(
+        OPEN + encode_seal() + encode_batch(BatchRecord(1, 0, 0, 0, 0, 0), {"s": 3}), "j"
+    ).positions == {"s": 3}
     with pytest.raises(CorruptFile, match="behind the seal"):
         parse_journal(OPEN + encode_seal() + batch, "j")
 

@@ -1,4 +1,6 @@
-"""What many slots must be read for together: every match, no run twice, and of a giant slot only the blocks of the right time."""
+"""What many slots must be read for together: every match, no run twice, and of a giant slot only the blocks of the
+right time.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def giant(request, make):
 
 
 def matches(items, low, high):
-    return int((np.isin(items["key_hash"], WANTED) & (items["time_diff_s"] >= low) & (items["time_diff_s"] <= high)).sum())
+    return int(
+        (np.isin(items["key_hash"], WANTED) & (items["time_diff_s"] >= low) & (items["time_diff_s"] <= high)).sum()
+    )
 
 
 def test_every_match_is_read_once_and_blocks_are_left_out_by_time(giant, make):

@@ -42,7 +42,11 @@ def write(items, slots, step, slot_range=None):
     parts, at = [writer.begin()], 0
     while at < len(items):
         stop = min(at + step, len(items))
-        while stop < len(items) and of_slot[stop] == of_slot[stop - 1] and (stop < 600 or of_slot[stop] != of_slot[max(at, stop - 600)]):
+        while (
+            stop < len(items)
+            and of_slot[stop] == of_slot[stop - 1]
+            and (stop < 600 or of_slot[stop] != of_slot[max(at, stop - 600)])
+        ):
             stop += 1
         parts.append(writer.add(items[at:stop]))
         at = stop

@@ -31,34 +31,61 @@ BEGIN_MS = 1_700_000_000_000
 FILE_ID = "001700000000000-0123456789ab"
 LAYOUT = Layout(NATIVE, NATIVE.schema, 3, 8)
 ROWS = [  # topic, key, topic id, queue, offset, size, seconds after BEGIN_MS
-    ("orders", "A-1", 1, 0, 100, 64, 0), ("orders", "A-1", 1, 0, 101, 65, 2), ("payments", "é", 2, 1, 7, 80, 2),
-    ("payments", "😀", 2, 1, 8, 81, 5), ("orders", "A-2", 1, 2, 9, 66, -3),
-]  # fmt: skip
+    ("orders", "A-1", 1, 0, 100, 64, 0),
+    ("orders", "A-1", 1, 0, 101, 65, 2),
+    ("payments", "é", 2, 1, 7, 80, 2),
+    ("payments", "😀", 2, 1, 8, 81, 5),
+    ("orders", "A-2", 1, 2, 9, 66, -3),
+]
 VECTORS = [
-    ("TopicTest", "MessageKey"), ("TopicTest", ""), ("", ""), ("orders", "A-1"), ("payments", "é"), ("中文", "键"), ("payments", "😀"),
-    ("TopicTest", "\ud83d"), ("TopicTest", "\ude80x"), ("TopicTest", "\ude80\ud83d"), ("TopicTest", "boxvajrkywm"),
-    ("TopicTest", "euuudrqcyle"), ("TopicAa", "k"), ("TopicBB", "k"),
-]  # fmt: skip
+    ("TopicTest", "MessageKey"),
+    ("TopicTest", ""),
+    ("", ""),
+    ("orders", "A-1"),
+    ("payments", "é"),
+    ("中文", "键"),
+    ("payments", "😀"),
+    ("TopicTest", "\ud83d"),
+    ("TopicTest", "\ude80x"),
+    ("TopicTest", "\ude80\ud83d"),
+    ("TopicTest", "boxvajrkywm"),
+    ("TopicTest", "euuudrqcyle"),
+    ("TopicAa", "k"),
+    ("TopicBB", "k"),
+]
 
 
 def written():
     """The example's table, entries and compacted bytes."""
     topics = ["orders", "payments"]
-    hashes, fingerprints = hash_batch(topics, np.array([topics.index(row[0]) for row in ROWS]), code_units([row[1] for row in ROWS]))
-    columns = {name: np.array([row[at] for row in ROWS]) for at, name in enumerate(("topic_id", "queue_id", "offset", "size"), 2)}
+    hashes, fingerprints = hash_batch(
+        topics, np.array([topics.index(row[0]) for row in ROWS]), code_units([row[1] for row in ROWS])
+    )
+    columns = {
+        name: np.array([row[at] for row in ROWS])
+        for at, name in enumerate(("topic_id", "queue_id", "offset", "size"), 2)
+    }
     table = UnsealedTable(LAYOUT, BEGIN_MS)
-    batch = table.prepare(hashes, np.array([BEGIN_MS + 1000 * row[6] for row in ROWS]), columns | {"fingerprint": fingerprints})
+    batch = table.prepare(
+        hashes, np.array([BEGIN_MS + 1000 * row[6] for row in ROWS]), columns | {"fingerprint": fingerprints}
+    )
     table.commit(batch)
     compaction = Compaction(batch.entries, LAYOUT, BEGIN_MS, table.end_ms)
     pieces = compaction.pieces(
-        file_id=FILE_ID, topics=((1, "orders"), (2, "payments")), source_positions={"store-a": 4096}, lane="main",
-        offset_space="commitlog", writer="tiered_index 0.1.0",
-    )  # fmt: skip
+        file_id=FILE_ID,
+        topics=((1, "orders"), (2, "payments")),
+        source_positions={"store-a": 4096},
+        lane="main",
+        offset_space="commitlog",
+        writer="tiered_index 0.1.0",
+    )
     return table, batch.entries, b"".join(bytes(piece) for piece in pieces)
 
 
 def journal_records(entries):
-    batch = BatchRecord(1, 5, zlib.crc32(entries.tobytes()), BEGIN_MS // 1000 - 3, BEGIN_MS // 1000 + 5, BEGIN_MS + 5000)
+    batch = BatchRecord(
+        1, 5, zlib.crc32(entries.tobytes()), BEGIN_MS // 1000 - 3, BEGIN_MS // 1000 + 5, BEGIN_MS + 5000
+    )
     return [
         encode_open(FILE_ID, LAYOUT, BEGIN_MS, "main", 1, "commitlog", BEGIN_MS + 250),
         encode_batch(batch, {"store-a": 4096}, [(1, "orders"), (2, "payments")]),
@@ -67,7 +94,15 @@ def journal_records(entries):
 
 
 HEADER_PARTS = [(4, "magic"), (8, "begin timestamp, ms"), (8, "end timestamp, ms"), (4, "slots in use"), (4, "items")]
-ITEM_PARTS = [(4, "key_hash"), (4, "topic_id"), (4, "queue_id"), (8, "offset"), (4, "size"), (4, "time_diff_s"), (4, "fingerprint")]
+ITEM_PARTS = [
+    (4, "key_hash"),
+    (4, "topic_id"),
+    (4, "queue_id"),
+    (8, "offset"),
+    (4, "size"),
+    (4, "time_diff_s"),
+    (4, "fingerprint"),
+]
 
 
 def dump(data, parts, start=0):
@@ -83,14 +118,16 @@ def dump(data, parts, start=0):
     return at, "\n".join(text)
 
 
-
-
 def unsealed_dump():
     table, entries, _ = written()
     data = table.image(entries)
-    parts = list(HEADER_PARTS) + [(8, f"slot {s}: newest entry, unused") for s in range(3)] + [(36, "entry 0: never used")]
+    parts = (
+        list(HEADER_PARTS) + [(8, f"slot {s}: newest entry, unused") for s in range(3)] + [(36, "entry 0: never used")]
+    )
     for index, row in enumerate(ROWS, 1):
-        parts += [(n, f"entry {index} ({row[0]}#{row[1]}): {name}" if name == "key_hash" else name) for n, name in ITEM_PARTS]
+        parts += [
+            (n, f"entry {index} ({row[0]}#{row[1]}): {name}" if name == "key_hash" else name) for n, name in ITEM_PARTS
+        ]
         parts += [(4, "previous")]
     parts += [(72, "entries 6 and 7: free")]
     end, text = dump(data, parts)
@@ -106,9 +143,29 @@ def compacted_dump():
         parts += [(n, f"item {index}: {name}" if name == "key_hash" else name) for n, name in ITEM_PARTS]
     parts += [(4, f"filter: block 0, word {word}" if not word else f"word {word}") for word in range(8)]
     parts += [(4, "directory: groups"), (4, "blocks")]
-    parts += [(4, "group 0: first_slot"), (4, "count"), (8, "offset"), (4, "length"), (4, "crc32"), (4, "first_block"), (4, "blocks")]
-    parts += [(tail.metadata_length, "text"), (8, "tail: magic"), (4, "format version"), (4, "reserved"), (8, "trailer position")]
-    parts += [(8, "filter length"), (8, "directory length"), (8, "metadata length"), (4, "filter crc32"), (4, "directory crc32")]
+    parts += [
+        (4, "group 0: first_slot"),
+        (4, "count"),
+        (8, "offset"),
+        (4, "length"),
+        (4, "crc32"),
+        (4, "first_block"),
+        (4, "blocks"),
+    ]
+    parts += [
+        (tail.metadata_length, "text"),
+        (8, "tail: magic"),
+        (4, "format version"),
+        (4, "reserved"),
+        (8, "trailer position"),
+    ]
+    parts += [
+        (8, "filter length"),
+        (8, "directory length"),
+        (8, "metadata length"),
+        (4, "filter crc32"),
+        (4, "directory crc32"),
+    ]
     parts += [(4, "metadata crc32"), (4, "crc32 of the 60 bytes before")]
     end, text = dump(data, parts)
     assert end == len(data)
@@ -127,11 +184,21 @@ def journal_dump():
 
 
 def vectors():
-    rows = ["| topic | key | UTF-16 code units of topic#key | Java's hash | key hash | fingerprint |", "|---|---|---|---:|---:|---|"]
+    rows = [
+        "| topic | key | UTF-16 code units of topic#key | Java's hash | key hash | fingerprint |",
+        "|---|---|---|---:|---:|---|",
+    ]
     for topic, key in VECTORS:
-        units = " ".join(f"{u:04x}" for u in memoryview(f"{topic}#{key}".encode("utf-16-le", "surrogatepass")).cast("H"))
-        shown = [f"`{text}`" if text and not any(0xD800 <= ord(c) < 0xE000 for c in text) else "" for text in (topic, key)]
-        shown = [part or ("(empty)" if not text else "(lone surrogate)") for part, text in zip(shown, (topic, key), strict=True)]
+        units = " ".join(
+            f"{u:04x}" for u in memoryview(f"{topic}#{key}".encode("utf-16-le", "surrogatepass")).cast("H")
+        )
+        shown = [
+            f"`{text}`" if text and not any(0xD800 <= ord(c) < 0xE000 for c in text) else "" for text in (topic, key)
+        ]
+        shown = [
+            part or ("(empty)" if not text else "(lone surrogate)")
+            for part, text in zip(shown, (topic, key), strict=True)
+        ]
         rows.append(
             f"| {shown[0]} | {shown[1]} | {units} | {java_string_hash(f'{topic}#{key}')} | {key_hash(topic, key)} "
             f"| {fingerprint(topic, key):08x} |"
@@ -142,11 +209,17 @@ def vectors():
 def filter_table():
     """One key with a fingerprint, one without, and the hash that RocketMQ leaves negative."""
     rows = ["| key hash | fingerprint | mixed x | block | bits of words 0 to 7 |", "|---:|---|---|---:|---|"]
-    for hashed, second in ((key_hash("orders", "A-1"), fingerprint("orders", "A-1")), (key_hash("orders", "A-1"), 0), (-(2**31), 0)):
+    for hashed, second in (
+        (key_hash("orders", "A-1"), fingerprint("orders", "A-1")),
+        (key_hash("orders", "A-1"), 0),
+        (-(2**31), 0),
+    ):
         mixed = filter_hash(hashed, second)
         alone = build_filter(np.array([mixed], np.uint64))
         bits = [int(word).bit_length() - 1 for word in np.frombuffer(alone, "<u4")]
-        rows.append(f"| {hashed} | {second:08x} | {mixed:016x} | {block_number(mixed, 3)} | {' '.join(map(str, bits))} |")
+        rows.append(
+            f"| {hashed} | {second:08x} | {mixed:016x} | {block_number(mixed, 3)} | {' '.join(map(str, bits))} |"
+        )
     return "\n".join(rows)
 
 
@@ -177,9 +250,13 @@ def slot_examples():
 
 GENERATED = {
     "slots": slot_examples,
-    "presets": presets, "vectors": vectors, "unsealed": lambda: fenced(unsealed_dump()), "compacted": lambda: fenced(compacted_dump()),
-    "journal": lambda: fenced(journal_dump()), "filter": filter_table,
-}  # fmt: skip
+    "presets": presets,
+    "vectors": vectors,
+    "unsealed": lambda: fenced(unsealed_dump()),
+    "compacted": lambda: fenced(compacted_dump()),
+    "journal": lambda: fenced(journal_dump()),
+    "filter": filter_table,
+}
 _BLOCK = re.compile(r"<!-- generated: (\w+) -->\n(.*?)\n<!-- end -->", re.S)
 
 
@@ -268,12 +345,23 @@ def test_constants_are_stated():
     text = SPEC.read_text()
     assert all(f"0x{salt:08X}" in text for salt in SALTS)
     for phrase in (
-        "2,147,483,647", "0x9E3779B1", "0x85EBCA6B", "0xC2B2AE35", "0xFF51AFD7ED558CCD", "0xC4CEB9FE1A85EC53", "10.5", "TIXTAIL\\n",
-        "TIXJRNL\\n", "16,384", "262,144",
-    ):  # fmt: skip
+        "2,147,483,647",
+        "0x9E3779B1",
+        "0x85EBCA6B",
+        "0xC2B2AE35",
+        "0xFF51AFD7ED558CCD",
+        "0xC4CEB9FE1A85EC53",
+        "10.5",
+        "TIXTAIL\\n",
+        "TIXJRNL\\n",
+        "16,384",
+        "262,144",
+    ):
         assert phrase in text, phrase
     assert ROCKETMQ.items == 20_000_000
 
 
 if __name__ == "__main__":
-    SPEC.write_text(_BLOCK.sub(lambda m: f"<!-- generated: {m[1]} -->\n{GENERATED[m[1]]()}\n<!-- end -->", SPEC.read_text()))
+    SPEC.write_text(
+        _BLOCK.sub(lambda m: f"<!-- generated: {m[1]} -->\n{GENERATED[m[1]]()}\n<!-- end -->", SPEC.read_text())
+    )

@@ -1,4 +1,6 @@
-"""Damage of a compacted file's trailer: every cut and every flipped bit is noticed, later versions are refused by name."""
+"""Damage of a compacted file's trailer: every cut and every flipped bit is noticed, later versions are refused by
+name.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def test_lone_surrogates_and_unknown_fields_survive(small):
 def test_filter_lies_between_arrays_and_directory(small):
     trailer = parse_trailer(small, "file", len(small))
     full = b"\xff" * 96
-    data = small[: trailer.tail.position] + build_trailer(trailer.tail.position, trailer.directory, trailer.metadata, full)
+    data = small[: trailer.tail.position] + build_trailer(
+        trailer.tail.position, trailer.directory, trailer.metadata, full
+    )
     again = parse_trailer(data, "file", len(data))
     assert data[again.tail.position : again.tail.directory_position] == full
     assert verify(data) == []
@@ -114,11 +118,20 @@ def test_every_flipped_bit_is_noticed(small):
             findings = verify(damaged)
             assert findings
             expected = (
-                {"header"} if at < 28 else {"slots"} if at < LAYOUT.items_position else {"run"} if at < trailer.tail.position
-                else {"filter"} if at < trailer.tail.directory_position
-                else {"directory"} if at < trailer.tail.directory_position + trailer.tail.directory_length
-                else {"metadata"} if at < len(small) - TAIL_SIZE else {"tail"}
-            )  # fmt: skip
+                {"header"}
+                if at < 28
+                else {"slots"}
+                if at < LAYOUT.items_position
+                else {"run"}
+                if at < trailer.tail.position
+                else {"filter"}
+                if at < trailer.tail.directory_position
+                else {"directory"}
+                if at < trailer.tail.directory_position + trailer.tail.directory_length
+                else {"metadata"}
+                if at < len(small) - TAIL_SIZE
+                else {"tail"}
+            )
             assert parts(findings) == expected
     assert unaffected == 8 * len(unread)
 
@@ -151,6 +164,13 @@ def test_directory_and_metadata_with_sound_crc_but_wrong_content():
     for data in (b"", bytes(7), struct.pack(">II", 1, 0), struct.pack(">II", 0, 0) + b"x"):
         with pytest.raises(CorruptFile, match="directory"):
             Directory.decode(data, "file")
-    for data in (b"", b"[]", b"{}", b"\xff", b'{"slot_range": [1]}', b'{"slot_range": [0, 1], "file_id": "x", "layout": {}}'):
+    for data in (
+        b"",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b'{"slot_range": [1]}',
+        b'{"slot_range": [0, 1], "file_id": "x", "layout": {}}',
+    ):
         with pytest.raises(TieredIndexError):
             Metadata.decode(data, "file")

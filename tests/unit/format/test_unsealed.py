@@ -17,8 +17,10 @@ from tiered_index.format.unsealed import UnsealedTable, entries_view, time_diffe
 
 BEGIN_MS = 1_700_000_000_000
 rows = st.lists(
-    st.tuples(st.one_of(st.integers(0, 60), st.integers(0, 2**31 - 1)), st.integers(-5_000, 2**33)), min_size=1, max_size=80
-)  # fmt: skip
+    st.tuples(st.one_of(st.integers(0, 60), st.integers(0, 2**31 - 1)), st.integers(-5_000, 2**33)),
+    min_size=1,
+    max_size=80,
+)
 
 
 class NaiveFile:
@@ -59,7 +61,9 @@ def test_batches_split_anywhere_equal_single_inserts(rows, slots, cuts, spare):
     borders = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
     for low, high in pairwise(borders):
         before = (table.count, table.heads.copy(), table.slots_in_use, table.end_ms)
-        batch = table.prepare(hashes[low:high], times[low:high], {n: c[low:high] for n, c in columns(len(rows)).items()})
+        batch = table.prepare(
+            hashes[low:high], times[low:high], {n: c[low:high] for n, c in columns(len(rows)).items()}
+        )
         assert (table.count, table.slots_in_use, table.end_ms) == (before[0], *before[2:])
         assert (table.heads == before[1]).all()
         table.commit(batch)

@@ -44,7 +44,7 @@ def giant(make):
     hashes = np.concatenate([np.full(20_000, 4), np.full(10, 7)]).astype(np.int32)
     table, entries = make.entries(
         layout, hashes, make.begin_ms + 1000 * np.arange(20_010), make.columns(rng, layout.schema, 20_010)
-    )  # fmt: skip
+    )
     return b"".join(bytes(p) for p in Compaction(entries, layout, make.begin_ms, table.end_ms).pieces(**make.about))
 
 
@@ -70,7 +70,9 @@ def rebuilt(data, *, body=None, metadata=None, directory=None, recompute=True, f
 def change_item(data, index, **fields):
     trailer = parse_trailer(data, "file", len(data))
     body = bytearray(data[: trailer.tail.position])
-    items = np.frombuffer(memoryview(body)[trailer.metadata.layout.items_position :], trailer.metadata.layout.schema.item)
+    items = np.frombuffer(
+        memoryview(body)[trailer.metadata.layout.items_position :], trailer.metadata.layout.schema.item
+    )
     for name, value in fields.items():
         items[name][index] = value
     return bytes(body)
@@ -78,7 +80,9 @@ def change_item(data, index, **fields):
 
 def items_in(data):
     trailer = parse_trailer(data, "file", len(data))
-    return np.frombuffer(data, trailer.metadata.layout.schema.item, trailer.metadata.count, trailer.metadata.layout.items_position)
+    return np.frombuffer(
+        data, trailer.metadata.layout.schema.item, trailer.metadata.count, trailer.metadata.layout.items_position
+    )
 
 
 def test_rebuilding_without_change_is_sound(small, giant):
@@ -100,7 +104,9 @@ def test_items_out_of_order(small):
     items = items_in(small)
     row = next(i for i in range(11) if items["key_hash"][i] == items["key_hash"][i + 1] and items[i] != items[i + 1])
     swapped = change_item(small, row, **{name: items[name][row + 1] for name in items.dtype.names})
-    swapped = change_item(swapped + small[len(swapped) :], row + 1, **{name: items[name][row] for name in items.dtype.names})
+    swapped = change_item(
+        swapped + small[len(swapped) :], row + 1, **{name: items[name][row] for name in items.dtype.names}
+    )
     findings = verify(rebuilt(small, body=swapped))
     assert parts(findings) == {"order"}
     assert findings[0].offset == LAYOUT.items_position + 32 * (row + 1)
@@ -111,16 +117,20 @@ def test_order_across_blocks(giant):
     trailer = parse_trailer(giant, "file", len(giant))
     second = int(trailer.directory.blocks["count"][0])
     newer = int(items_in(giant)["time_diff_s"][second]) + 5_000
+
     def bounds(groups, blocks):
         blocks["second_max"][1] = newer + trailer.metadata.begin_ms // 1000
+
     findings = verify(rebuilt(giant, body=change_item(giant, second, time_diff_s=newer), directory=bounds))
     assert parts(findings) == {"order"}
 
 
 def test_block_bounds(giant):
     for name in ("hash_min", "hash_max", "second_min", "second_max"):
+
         def change(groups, blocks, name=name):
             blocks[name][1] += 1
+
         assert parts(verify(rebuilt(giant, directory=change))) == {"bounds"}
 
 
@@ -155,7 +165,9 @@ def test_unknown_magic(small):
 
 
 def test_counts(small):
-    """A count that contradicts geometry and position is a contradiction of the metadata; nothing further is believed."""
+    """A count that contradicts geometry and position is a contradiction of the metadata; nothing further is
+    believed.
+    """
     findings = verify(rebuilt(small, metadata={"count": 13}))
     assert parts(findings) == {"metadata"}
     assert parts(verify(rebuilt(small, metadata={"slots_in_use": 1}))) == {"header", "slots"}
@@ -175,6 +187,7 @@ def test_directory_does_not_cover(small, giant):
         def change(groups, blocks):
             chosen = groups if table == "groups" else blocks
             chosen[name][row] = int(chosen[name][row]) + delta
+
         return change
 
     for name, delta in (("first_slot", 1), ("count", 1), ("offset", 32), ("length", -32)):
@@ -217,7 +230,9 @@ def test_items_that_the_filter_denies(small, column):
     """Every item must be in the filter; all that are not make one finding, at the first of them."""
     wrong = int(items_in(small)[column][3]) ^ 1 << 20
     findings = [f for f in verify(rebuilt(small, body=change_item(small, 3, **{column: wrong}))) if f.part == "filter"]
-    assert [(f.problem, f.offset) for f in findings] == [("1 items are absent, says the filter", LAYOUT.items_position + 3 * 32)]
+    assert [(f.problem, f.offset) for f in findings] == [
+        ("1 items are absent, says the filter", LAYOUT.items_position + 3 * 32)
+    ]
     (finding,) = verify(rebuilt(small, filter_bytes=bytes(32)))
     assert (finding.part, finding.offset) == ("filter", LAYOUT.items_position)
     assert finding.problem.startswith("12 items")

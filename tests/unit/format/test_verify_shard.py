@@ -1,4 +1,6 @@
-"""Shards whose checksums are right and whose content is not, and shards with spoiled bytes: `verify_shard` names every kind of defect."""
+"""Shards whose checksums are right and whose content is not, and shards with spoiled bytes: `verify_shard` names every
+kind of defect.
+"""
 
 from __future__ import annotations
 
@@ -71,9 +73,13 @@ def items_in(data: bytes) -> Items:
 
 
 def rebuilt(
-    data: bytes, *, body: bytes | None = None, metadata: dict[str, Any] | None = None, more: dict[str, Any] | None = None,
+    data: bytes,
+    *,
+    body: bytes | None = None,
+    metadata: dict[str, Any] | None = None,
+    more: dict[str, Any] | None = None,
     directory: Callable[[Items, Items], None] | None = None,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """Return the shard with a changed body or trailer, all CRC32s right again: only its content is wrong."""
     trailer = parse_trailer(data, "f", len(data))
     body = data[: trailer.tail.position] if body is None else body
@@ -85,7 +91,9 @@ def rebuilt(
             run["crc32"] = zlib.crc32(body[int(run["offset"]) : int(run["offset"]) + int(run["length"])])
     meta = dataclasses.replace(trailer.metadata, **({"header_crc32": zlib.crc32(body[:28])} | (metadata or {})))
     meta = dataclasses.replace(meta, more={k: v for k, v in {**meta.more, **(more or {})}.items() if v is not None})
-    return body + build_trailer(len(body), Directory(groups, blocks), meta, data[trailer.tail.position : trailer.tail.directory_position])
+    return body + build_trailer(
+        len(body), Directory(groups, blocks), meta, data[trailer.tail.position : trailer.tail.directory_position]
+    )
 
 
 def changed(data: bytes, row: int, **fields: int) -> bytes:
@@ -143,8 +151,15 @@ def test_items_out_of_order_and_another_sum(small: bytes) -> None:
     items = items_in(small)
     same = {name: int(items[name][10]) for name in ("offset", "size", "topic_id", "queue_id", "time_diff_s")}
     body = changed(small, 10, key_hash=int(items["key_hash"][11]), fingerprint=int(items["fingerprint"][11]))
-    swapped = rebuilt(body + small[len(body) :], body=changed(body + small[len(body) :], 11, key_hash=int(items["key_hash"][10]),
-                      fingerprint=int(items["fingerprint"][10])))  # fmt: skip
+    swapped = rebuilt(
+        body + small[len(body) :],
+        body=changed(
+            body + small[len(body) :],
+            11,
+            key_hash=int(items["key_hash"][10]),
+            fingerprint=int(items["fingerprint"][10]),
+        ),
+    )
     assert {"order", "checksum"} <= parts(swapped) and same
     assert parts(rebuilt(small, body=changed(small, 4, size=9))) == {"checksum"}
 
@@ -173,8 +188,13 @@ def test_seconds_topics_filters_and_counts(small: bytes) -> None:
 
 def test_geometry_and_window(small: bytes) -> None:
     for metadata in (
-        {"count": 49}, {"begin_ms": BEGIN_S * 1000 + 1}, {"end_ms": 5}, {"slot_base": 8}, {"slot_range": (0, 22)}, {"slot_range": (5, 5)},
-    ):  # fmt: skip
+        {"count": 49},
+        {"begin_ms": BEGIN_S * 1000 + 1},
+        {"end_ms": 5},
+        {"slot_base": 8},
+        {"slot_range": (0, 22)},
+        {"slot_range": (5, 5)},
+    ):
         assert "metadata" in parts(rebuilt(small, metadata=metadata)), metadata
     assert parts(rebuilt(small, metadata={"second_max": BEGIN_S + 86400})) == {"interval"}
     for more in ({"window_s": None}, {"checksum": None}, {"checksum": "no"}, {"window_s": 3600}):
@@ -184,7 +204,9 @@ def test_geometry_and_window(small: bytes) -> None:
 
 def test_a_header_that_contradicts_the_trailer(small: bytes) -> None:
     for header in (b"TIXC" + small[4:28], small[:20] + b"\0\0\0\1" + small[24:28], small[:11] + b"\1" + small[12:28]):
-        assert "header" in parts(rebuilt(small, body=header + small[28 : parse_trailer(small, "f", len(small)).tail.position]))
+        assert "header" in parts(
+            rebuilt(small, body=header + small[28 : parse_trailer(small, "f", len(small)).tail.position])
+        )
 
 
 def test_directories_that_do_not_cover_the_items(giant: bytes) -> None:

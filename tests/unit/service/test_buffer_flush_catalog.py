@@ -1,4 +1,6 @@
-"""The write buffer's bounds, what a flush does with wild clocks, when files are sealed, and when a handle's files may go."""
+"""The write buffer's bounds, what a flush does with wild clocks, when files are sealed, and when a handle's files may
+go.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ def test_a_call_beyond_the_buffers_bound_is_refused_whole(open_index):
     index.put("t", 0, ["a", "b", "c"], 1, 1, T, source="s", source_position=1)
     with pytest.raises(BackPressure, match="bounds are 5 entries"):
         index.put("t", 0, ["a", "d", "e"], 2, 1, T, source="s", source_position=2)
-    rows = {"topic": ["t"] * 3, "queue_id": [0] * 3, "key": ["a", "d", "e"], "offset": [3] * 3, "size": [1] * 3, "timestamp_ms": [T] * 3}
+    rows = {
+        "topic": ["t"] * 3,
+        "queue_id": [0] * 3,
+        "key": ["a", "d", "e"],
+        "offset": [3] * 3,
+        "size": [1] * 3,
+        "timestamp_ms": [T] * 3,
+    }
     with pytest.raises(BackPressure):
         index.put_batch(rows, "s", 3)
     assert [i.offset for i in index.query("t", "a")] == [1]
@@ -91,7 +100,9 @@ def test_seconds_too_far_apart_for_one_file_take_several(open_index):
 
 
 def test_a_files_interval_grows_with_what_it_takes(open_index, clock, storage):
-    """Late messages and whole windows inside a file are found around their own time (RocketMQ selects files by their begin only)."""
+    """Late messages and whole windows inside a file are found around their own time (RocketMQ selects files by their
+    begin only).
+    """
     index = open_index("root", items=100)
     times = [T, T + 600_000, T - 900_000, T + 5_000, T + 900_000, T - 1_800_000]
     for number, timestamp_ms in enumerate(times):
@@ -378,7 +389,9 @@ def test_the_logs_positions_never_run_ahead_of_a_younger_main_file(open_index):
 
 
 def test_a_position_alone_outlives_the_file_it_was_put_to(open_index):
-    """A file that has positions but no entries is given up where an entry's time does not fit; the next journal takes them over."""
+    """A file that has positions but no entries is given up where an entry's time does not fit; the next journal takes
+    them over.
+    """
     index = open_index("root", max_early_s=1e12)
     index.put_batch({n: [] for n in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}, "s", 9)
     index.flush()

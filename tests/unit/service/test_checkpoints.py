@@ -1,4 +1,6 @@
-"""Checkpoints of the storage's log: what opening costs, when they are written, which are kept, and who may be in the middle of what."""
+"""Checkpoints of the storage's log: what opening costs, when they are written, which are kept, and who may be in the
+middle of what.
+"""
 
 from __future__ import annotations
 
@@ -371,7 +373,12 @@ def test_checkpoints_that_are_listed_but_never_there_cost_time_only():
 @st.composite
 def logs(draw):
     """Records as a writer may append them, and by plain dicts what exists after each."""
-    objects, segments, records, expected = {}, {}, [LogRecord(1, "create", 0, "x", 0, genesis=GENESIS)], [([], [], {}, 0)]
+    objects, segments, records, expected = (
+        {},
+        {},
+        [LogRecord(1, "create", 0, "x", 0, genesis=GENESIS)],
+        [([], [], {}, 0)],
+    )
     positions, epoch = {}, 0
     for number in range(2, draw(st.integers(2, 14))):
         epoch += draw(st.integers(0, 1))
@@ -382,7 +389,9 @@ def logs(draw):
         at = draw(st.dictionaries(st.sampled_from("ab"), st.integers(0, 9)))
         adds, removes = tuple(fresh.values()), tuple(sorted(gone))
         segs = tuple((archived | again).values())  # one that goes may come back at its place in the same record
-        records.append(LogRecord(number, draw(st.sampled_from(["publish", "new"])), epoch, "x", 0, adds, removes, at, None, segs))
+        records.append(
+            LogRecord(number, draw(st.sampled_from(["publish", "new"])), epoch, "x", 0, adds, removes, at, None, segs)
+        )
         objects = {name: o for name, o in objects.items() if name not in gone} | fresh
         segments = {name: s for name, s in segments.items() if name not in gone} | archived | again
         positions = positions | {name: max(value, positions.get(name, 0)) for name, value in at.items()}
@@ -410,7 +419,10 @@ def test_from_every_checkpoint_the_state_is_the_fold_of_all_records(made, cut, d
     for state in states[1:]:
         storage.put(checkpoint_name(state.number), state.encode())
         found, requests = opened(storage)
-        assert (found, list(found.objects), list(found.archive)) == (states[-1], *map(list, (states[-1].objects, states[-1].archive)))
+        assert (found, list(found.objects), list(found.archive)) == (
+            states[-1],
+            *map(list, (states[-1].objects, states[-1].archive)),
+        )
         assert requests["get"] == 1 + len(records) - state.number
     for state in states[damaged + 1 :]:
         storage.put(checkpoint_name(state.number), state.encode()[:-3])
@@ -419,7 +431,9 @@ def test_from_every_checkpoint_the_state_is_the_fold_of_all_records(made, cut, d
 
 def test_a_fold_leaves_the_state_it_began_with_as_it_was():
     begun = LogState().apply(LogRecord(1, "create", 0, "x", 0, genesis=GENESIS), "x")
-    after = begun.fold([(LogRecord(n, "publish", 1, "x", 0, (an_object(n),), archive=(a_segment(n),)), "x") for n in range(2, 9)])
+    after = begun.fold(
+        [(LogRecord(n, "publish", 1, "x", 0, (an_object(n),), archive=(a_segment(n),)), "x") for n in range(2, 9)]
+    )
     assert (begun.number, begun.objects, begun.archive) == (1, {}, {})
     assert (after.number, len(after.objects), len(after.archive)) == (8, 7, 7)
     assert after.fold([]) is after

@@ -1,4 +1,6 @@
-"""Topics whose keys have one hash: RocketMQ's preset keeps no fingerprint, so only the topic tells their entries apart."""
+"""Topics whose keys have one hash: RocketMQ's preset keeps no fingerprint, so only the topic tells their entries
+apart.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ TOPICS = ("Aa", "BB")  # one Java hash
 
 @pytest.mark.parametrize("entries", [2, 30])
 def test_each_topic_has_its_own_answers(open_index, storage, clock, entries):
-    """Also where queue and offset are the same (RocketMQ's results overwrite each other), in every state of the file."""
+    """Also where queue and offset are the same (RocketMQ's results overwrite each other), in every state of the
+    file.
+    """
     assert key_hash("Aa", "k") == key_hash("BB", "k")
     index = open_index("root", preset="rocketmq", items=200, local_keep_s=0)
     for offset in range(entries):

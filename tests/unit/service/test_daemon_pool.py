@@ -1,4 +1,6 @@
-"""Pools of threads that nobody waits for: one that can't be started costs nothing but itself, and a close of several waits once."""
+"""Pools of threads that nobody waits for: one that can't be started costs nothing but itself, and a close of several
+waits once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Other systems' entries: a subclass of `IndexItem` with further columns, through every state, with and without the class at hand."""
+"""Other systems' entries: a subclass of `IndexItem` with further columns, through every state, with and without the
+class at hand.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,26 @@ def test_further_columns_live_through_every_state(open_index, storage, clock, tm
     put(index, 5, offset=2)
     put(index, 7, price=2.5)  # same identity: the greater one counts
     put(index, 5)  # another region: another answer
-    batch = {"topic": ["t"], "queue_id": [0], "key": ["k"], "offset": [9], "size": [1], "timestamp_ms": [T], "region": [65_535]}
+    batch = {
+        "topic": ["t"],
+        "queue_id": [0],
+        "key": ["k"],
+        "offset": [9],
+        "size": [1],
+        "timestamp_ms": [T],
+        "region": [65_535],
+    }
     index.put_batch(batch | {"price": [3.5], "tag": [b"xyzw"]})
-    index.put_batch(pa.RecordBatch.from_pydict(batch | {"offset": [8], "price": [4], "tag": pa.array([b"q"], pa.binary())}))
-    expected = [(9, 65_535, 3.5, b"xyzw"), (8, 65_535, 4.0, b"q"), (2, 5, 1.5, b"ab"), (1, 5, 1.5, b"ab"), (1, 7, 2.5, b"ab")]
+    index.put_batch(
+        pa.RecordBatch.from_pydict(batch | {"offset": [8], "price": [4], "tag": pa.array([b"q"], pa.binary())})
+    )
+    expected = [
+        (9, 65_535, 3.5, b"xyzw"),
+        (8, 65_535, 4.0, b"q"),
+        (2, 5, 1.5, b"ab"),
+        (1, 5, 1.5, b"ab"),
+        (1, 7, 2.5, b"ab"),
+    ]
 
     def check(ask, kind=OrderItem):
         result = ask("t", "k")
@@ -97,7 +115,8 @@ def test_a_schema_without_fingerprint_and_with_negative_identities(open_index):
     for zone in (5, -5, -(2**63), 2**63 - 1):
         index.put("t", 0, "Aa", 1, 1, T, zone=zone)
     for _ in range(2):
-        assert [i.zone for i in index.query("t", "BB")] == [-(2**63), -5, 5, 2**63 - 1]  # one Java hash, and nothing to tell them apart by
+        # one Java hash, and nothing to tell them apart by
+        assert [i.zone for i in index.query("t", "BB")] == [-(2**63), -5, 5, 2**63 - 1]
         cursor = index.query("t", "Aa", max_count=1).cursor
         assert [i.zone for i in index.query("t", "Aa", cursor=cursor)] == [-5, 5, 2**63 - 1]
         index.seal()

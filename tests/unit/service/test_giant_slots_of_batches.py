@@ -1,4 +1,6 @@
-"""When a question of a batch has enough of a giant slot: what isn't read must not be able to come before its answers."""
+"""When a question of a batch has enough of a giant slot: what isn't read must not be able to come before its
+answers.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_unread_entries_of_the_last_second_count_where_there_is_no_order(ordered
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_what_was_read_behind_a_hole_does_not_make_a_page(ordered: bool) -> None:
-    """The second question asks for an old range; the first one finds less in the newest block than the directory let it hope for."""
+    """The second question asks for an old range; the first one finds less in the newest block than the directory let it
+    hope for.
+    """
     asked = [Lookup(topic="t", key="k", max_count=1), Lookup(topic="t", key="k", max_count=1, end_ms=4000)]
     giant = slot(QuestionBatch(asked), [(8, 10), (5, 7), (0, 4)], ordered=ordered)
     assert read(giant) == [0, 2]
@@ -58,7 +62,9 @@ def test_what_was_read_behind_a_hole_does_not_make_a_page(ordered: bool) -> None
 
 
 def test_newest_first_whatever_the_position() -> None:
-    giant = slot(QuestionBatch([Lookup(topic="t", key="k", max_count=1)]), [(0, 3), (8, 10), (0, 12), (5, 7)], ordered=False)
+    giant = slot(
+        QuestionBatch([Lookup(topic="t", key="k", max_count=1)]), [(0, 3), (8, 10), (0, 12), (5, 7)], ordered=False
+    )
     assert read(giant) == [2]
     giant.settle(found([12, 10]))
     assert read(giant) == [1, 3]
@@ -67,7 +73,9 @@ def test_newest_first_whatever_the_position() -> None:
 
 
 def test_each_round_reads_twice_as_much_as_the_one_before() -> None:
-    giant = slot(QuestionBatch([Lookup(topic="t", key="k", max_count=1)]), [(20 - n, 20 - n) for n in range(20)], ordered=True)
+    giant = slot(
+        QuestionBatch([Lookup(topic="t", key="k", max_count=1)]), [(20 - n, 20 - n) for n in range(20)], ordered=True
+    )
     sizes = []
     while places := read(giant):
         sizes.append(len(places))

@@ -1,4 +1,6 @@
-"""Uploads whose record comes a day late: sweeps that run meanwhile, with what they spare by default, take nothing that a record names."""
+"""Uploads whose record comes a day late: sweeps that run meanwhile, with what they spare by default, take nothing that
+a record names.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,9 @@ def test_a_record_that_nobody_heard_of_is_not_repeated_after_a_day(index, sneaks
 
 
 def test_what_is_staged_is_sent_anew_where_its_ticket_waited(open_index, sneaks, storage, clock):
-    index = open_index("root", storage_backend=sneaks, compaction="spark", compact_timeout_s=10**7, refresh_interval_s=10**6)
+    index = open_index(
+        "root", storage_backend=sneaks, compaction="spark", compact_timeout_s=10**7, refresh_interval_s=10**6
+    )
     fill(index, 1)
     sneaks.fail("put", name_prefix="staging/", nth=2)  # the ticket
     with pytest.raises(StorageUnavailable):

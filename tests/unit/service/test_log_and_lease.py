@@ -10,11 +10,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiered_index.clock import ManualClock
-from tiered_index.errors import CorruptFile, InvalidArgument, LockHeld, NotAnIndex, StorageUnavailable, UnsupportedVersion, WriterFenced
+from tiered_index.errors import (
+    CorruptFile,
+    InvalidArgument,
+    LockHeld,
+    NotAnIndex,
+    StorageUnavailable,
+    UnsupportedVersion,
+    WriterFenced,
+)
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.names import checkpoint_name, log_name
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import Genesis, LogRecord, LogState, StoredObject, decode_document, encode_document
+from tiered_index.service.log.records import (
+    Genesis,
+    LogRecord,
+    LogState,
+    StoredObject,
+    decode_document,
+    encode_document,
+)
 from tiered_index.service.log.session import Lease, check_lease
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
@@ -35,17 +50,33 @@ def stored(draw):
     parts = [draw(sizes), 32 * draw(st.integers(0, 2**20)), draw(sizes), draw(sizes)]
     count = draw(st.integers(1, 2**36))
     return StoredObject(
-        draw(names), draw(ids), draw(st.sampled_from(["main", "quarantine"])), draw(numbers), first, last, count,
-        max(sum(parts), count), *parts, draw(times),
-    )  # fmt: skip
+        draw(names),
+        draw(ids),
+        draw(st.sampled_from(["main", "quarantine"])),
+        draw(numbers),
+        first,
+        last,
+        count,
+        max(sum(parts), count),
+        *parts,
+        draw(times),
+    )
 
 
 positions = st.dictionaries(texts, numbers, max_size=3)
 layouts = st.sampled_from([GENESIS.layout, Layout(ROCKETMQ, ROCKETMQ.schema, 1, 2)])
 records = st.builds(
-    LogRecord, numbers, texts, numbers, texts, times, st.lists(stored(), max_size=3).map(tuple), st.lists(texts, max_size=3).map(tuple),
-    positions, st.none() | st.builds(Genesis, ids, layouts, texts),
-)  # fmt: skip
+    LogRecord,
+    numbers,
+    texts,
+    numbers,
+    texts,
+    times,
+    st.lists(stored(), max_size=3).map(tuple),
+    st.lists(texts, max_size=3).map(tuple),
+    positions,
+    st.none() | st.builds(Genesis, ids, layouts, texts),
+)
 
 
 @given(records)
@@ -240,7 +271,9 @@ def test_the_newest_epochs_lease_counts_and_sweeps_older_ones(clock):
     check_lease(storage, "b", clock)
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", json.dumps({"root_id": "a", "host": "h", "pid": "x"}).encode()])
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[]", b"\xff", json.dumps({"root_id": "a", "host": "h", "pid": "x"}).encode()]
+)
 def test_a_lease_that_can_not_be_read_locks_nobody_out(data, caplog):
     storage = MemoryStorage()
     storage.put("lease/00000000000000000001/00000000000000000001", data)

@@ -1,4 +1,6 @@
-"""Fetching messages: collisions dropped, counted and paged past; nothing that is listed by the index is lost on the way."""
+"""Fetching messages: collisions dropped, counted and paged past; nothing that is listed by the index is lost on the
+way.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Text:
 
 
 class Library:
-    """Messages by offset: those of `others` carry another key, those of `states` can't be had, `errors` are raised by their place."""
+    """Messages by offset: those of `others` carry another key, those of `states` can't be had, `errors` are raised by
+    their place.
+    """
 
     def __init__(self, others=(), states=None, errors=None) -> None:
         self.others = set(others)
@@ -40,11 +44,20 @@ class Library:
     def _one(self, item, key):
         if item.offset in self.errors:
             error = self.errors[item.offset]
-            return Fetched(item=item, state="missing", problem=str(error), error=error, read_from=f"place {item.offset % 2}", requests=1)
+            return Fetched(
+                item=item,
+                state="missing",
+                problem=str(error),
+                error=error,
+                read_from=f"place {item.offset % 2}",
+                requests=1,
+            )
         if item.offset in self.states:
             return Fetched(item=item, state=self.states[item.offset], problem="why")
         carries = item.offset not in self.others
-        return Fetched(item=item, state="local", message=Text(f"{key} {item.offset}"), carries_key=carries, requests=2, bytes=10)
+        return Fetched(
+            item=item, state="local", message=Text(f"{key} {item.offset}"), carries_key=carries, requests=2, bytes=10
+        )
 
 
 @pytest.fixture
@@ -87,7 +100,9 @@ def test_collisions_are_dropped_counted_and_paged_past(filled, max_count, step):
     wanted = [number for number in range(299, -1, -1) if number % step == 1]
     found, dropped, cursor = [], 0, None
     for page in range(1000):
-        answer = filled.messages("t", "k", max_count=max_count, cursor=cursor, source=Library(set(range(300)) - set(wanted)))
+        answer = filled.messages(
+            "t", "k", max_count=max_count, cursor=cursor, source=Library(set(range(300)) - set(wanted))
+        )
         found += offsets(answer)
         dropped += answer.collisions
         cursor = answer.cursor
@@ -120,12 +135,18 @@ def test_what_cannot_be_had_is_listed_with_its_state(filled):
     library = Library(others=[298], states={299: "missing", 297: "expired"})
     answer = filled.messages("t", "k", max_count=3, source=library)
     assert [(f.item.offset, f.state, f.message is None) for f in answer.messages] == [
-        (299, "missing", True), (297, "expired", True), (296, "local", False),
-    ]  # fmt: skip
+        (299, "missing", True),
+        (297, "expired", True),
+        (296, "local", False),
+    ]
     document = answer.to_dict()
     assert document["messages"][0] == {
-        "state": "missing", "item": answer.messages[0].item.to_dict(), "message": None, "read_from": None, "problem": "why",
-    }  # fmt: skip
+        "state": "missing",
+        "item": answer.messages[0].item.to_dict(),
+        "message": None,
+        "read_from": None,
+        "problem": "why",
+    }
     assert document["messages"][2]["message"] == {"text": "k 296"}
     assert (document["collisions"], document["status"]) == (1, "truncated")
     assert document["explain"]["message_requests"] == answer.message_requests == 4
@@ -149,7 +170,9 @@ def test_with_partial_answers_it_is_named_and_the_rest_is_there(filled):
     (report,) = answer.failed
     assert (report.file, report.outcome, report.error) == ("place 0", "failed", "down")
     assert (report.begin_ms, report.end_ms) == (T + 96_000, T + 99_000)
-    assert offsets(filled.messages("t", "k", max_count=20, cursor=answer.cursor, source=Library())) == list(range(279, 259, -1))
+    assert offsets(filled.messages("t", "k", max_count=20, cursor=answer.cursor, source=Library())) == list(
+        range(279, 259, -1)
+    )
 
 
 def test_a_file_of_the_index_that_cannot_be_read_is_an_error_or_named(open_index, storage, clock):
@@ -168,7 +191,11 @@ def test_a_file_of_the_index_that_cannot_be_read_is_an_error_or_named(open_index
         with pytest.raises(CorruptFile, match=name):
             reader.messages("t", "k", source=Library())
         answer = reader.messages("t", "k", allow_partial=True, source=Library())
-        assert (answer.status, answer.messages, [report.place for report in answer.failed]) == ("partial", (), ["storage"])
+        assert (answer.status, answer.messages, [report.place for report in answer.failed]) == (
+            "partial",
+            (),
+            ["storage"],
+        )
     mixed = index.messages("t", "k", allow_partial=True, source=Library())
     assert offsets(mixed) == [2]
     assert mixed.status == "partial"

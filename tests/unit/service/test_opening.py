@@ -18,7 +18,12 @@ def test_geometry_preset_and_offset_space_are_remembered(open_index):
     index.put("t", 0, "k", 1, 1, T)
     index.flush()
     (file,) = index.files()
-    assert (file.layout.preset.name, file.layout.slots, file.layout.items, file.offset_space) == ("rocketmq", 11, 30, "commitlog")
+    assert (file.layout.preset.name, file.layout.slots, file.layout.items, file.offset_space) == (
+        "rocketmq",
+        11,
+        30,
+        "commitlog",
+    )
 
 
 @pytest.mark.parametrize("changed", [{"slots": 12}, {"preset": "rocketmq"}, {"offset_space": "tiered_queue"}])
@@ -123,7 +128,9 @@ def test_an_open_that_fails_leaves_nothing_locked(open_index, storage):
     open_index("root")
 
 
-@pytest.mark.parametrize("geometry", [{"slots": 0}, {"slots": -1}, {"items": 1}, {"items": 0}, {"slots": 2**28 + 1}, {"items": 2**31}])
+@pytest.mark.parametrize(
+    "geometry", [{"slots": 0}, {"slots": -1}, {"items": 1}, {"items": 0}, {"slots": 2**28 + 1}, {"items": 2**31}]
+)
 def test_geometries_that_can_not_be(open_index, geometry):
     with pytest.raises(ConfigError):
         open_index(**geometry)

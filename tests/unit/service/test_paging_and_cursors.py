@@ -19,7 +19,9 @@ from tiered_index.format.schema import Column, Schema
 from tiered_index.service.answers.rows import concatenate, decode_cursor, encode_cursor, first_answers, row_dtype
 
 T = 1_700_000_000_000
-EXTENDED = Schema("Extended", (*NATIVE.schema.extra, Column("zone", ">u8", True), Column("price", ">f8"), Column("tag", "S3")))
+EXTENDED = Schema(
+    "Extended", (*NATIVE.schema.extra, Column("zone", ">u8", True), Column("price", ">f8"), Column("tag", "S3"))
+)
 
 small = st.integers(0, 2)
 
@@ -27,7 +29,10 @@ small = st.integers(0, 2)
 @settings(max_examples=150)
 @given(
     st.lists(
-        st.tuples(small, small, small, small, small, small, st.sampled_from([0.0, 1.5]), st.sampled_from([b"", b"a", b"ab"])), max_size=25
+        st.tuples(
+            small, small, small, small, small, small, st.sampled_from([0.0, 1.5]), st.sampled_from([b"", b"a", b"ab"])
+        ),
+        max_size=25,
     ),
     st.integers(1, 6),
     st.integers(0, 3),
@@ -42,7 +47,9 @@ def test_the_first_answers_are_a_sort_and_a_set(rows, limit, parts):
     for second, offset, queue, zone, size, topic_id, price, tag in rows:
         identity = (offset, queue, zone)
         best[identity] = max(best.get(identity, ()), (second, size, price, tag, topic_id))
-    expected = sorted(((-value[0], -offset, queue, zone), value[1:]) for (offset, queue, zone), value in best.items())[:limit]
+    expected = sorted(((-value[0], -offset, queue, zone), value[1:]) for (offset, queue, zone), value in best.items())[
+        :limit
+    ]
     kept = concatenate([], EXTENDED)
     for part in range(parts + 1):  # as the budget does, file by file
         kept = first_answers(concatenate([kept, array[part :: parts + 1]], EXTENDED), EXTENDED, limit)
@@ -181,7 +188,10 @@ def test_a_forged_cursor_is_refused(index, body):
         index.query("t", "k", max_count=2, cursor=forged)
 
 
-@given(st.tuples(st.integers(0, 2**38), st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1)), st.text(min_size=1, max_size=8))
+@given(
+    st.tuples(st.integers(0, 2**38), st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1)),
+    st.text(min_size=1, max_size=8),
+)
 def test_a_cursor_comes_back_as_it_was(after, digest):
     assert decode_cursor(encode_cursor(after, digest), digest, 3) == after
 
@@ -199,7 +209,9 @@ def test_an_identity_put_at_two_times_is_one_answer_at_its_newest(open_index):
         # pages: an identity may stand on a page once more, with its next time
         first = index.query("t", "k", max_count=1)
         assert first.status in ("complete", "truncated")
-    many = index.query_many([Lookup(topic="t", key="k", max_count=1), Lookup(topic="t", key="k", begin_ms=0, end_ms=T + 8_999)])
+    many = index.query_many(
+        [Lookup(topic="t", key="k", max_count=1), Lookup(topic="t", key="k", begin_ms=0, end_ms=T + 8_999)]
+    )
     assert [[i.timestamp_ms for i in result] for result in many] == [[T + 9_000], [T + 1_000]]
 
 

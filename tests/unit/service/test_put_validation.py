@@ -12,7 +12,20 @@ import pytest
 from tiered_index.errors import BackPressure, InvalidArgument
 
 GOOD = {"topic": "t", "queue_id": 0, "keys": "k", "offset": 1, "size": 2, "timestamp_ms": 1_700_000_000_000}
-NO_INTEGERS = [None, True, np.True_, 1.0, float("nan"), "1", b"1", 1j, decimal.Decimal(1), fractions.Fraction(1), [1], np.float64(1)]
+NO_INTEGERS = [
+    None,
+    True,
+    np.True_,
+    1.0,
+    float("nan"),
+    "1",
+    b"1",
+    1j,
+    decimal.Decimal(1),
+    fractions.Fraction(1),
+    [1],
+    np.float64(1),
+]
 LIMITS = {"queue_id": 2**31 - 1, "offset": 2**63 - 1, "size": 2**31 - 1, "timestamp_ms": 253_402_300_799_999}
 
 
@@ -56,7 +69,20 @@ def test_a_topic_is_text_of_bounded_length(index, topic):
 
 @pytest.mark.parametrize(
     "keys",
-    [None, 5, b"k", "", [""], ["a", ""], ["a", None], ["a", 5], [b"a"], "x" * 32_768, ["\N{GRINNING FACE}" * 16_384], [["a"]]],
+    [
+        None,
+        5,
+        b"k",
+        "",
+        [""],
+        ["a", ""],
+        ["a", None],
+        ["a", 5],
+        [b"a"],
+        "x" * 32_768,
+        ["\N{GRINNING FACE}" * 16_384],
+        [["a"]],
+    ],
     ids=lambda k: repr(k)[:12],
 )
 def test_keys_are_texts_of_bounded_length(index, keys):
@@ -69,7 +95,11 @@ def test_keys_are_texts_of_bounded_length(index, keys):
 
 
 def test_the_longest_topic_and_key_are_found(index):
-    for topic, key in (("x" * 1024, "y" * 32_767), ("\N{GRINNING FACE}" * 512, "\N{GRINNING FACE}" * 16_383 + "z"), ("\ud800", "\udfff")):
+    for topic, key in (
+        ("x" * 1024, "y" * 32_767),
+        ("\N{GRINNING FACE}" * 512, "\N{GRINNING FACE}" * 16_383 + "z"),
+        ("\ud800", "\udfff"),
+    ):
         index.put(topic, 0, [key], 1, 1, 1_700_000_000_000)
         assert len(index.query(topic, key)) == 1
     index.seal()
@@ -88,7 +118,9 @@ def test_keys_count_once_each_and_may_be_any_iterable(index):
     assert all(len(index.query("t", key)) == 1 for key in "abcde")
 
 
-@pytest.mark.parametrize("pair", [("s", None), (None, 1), ("", 1), (5, 1), ("s", -1), ("s", 2**63), ("s", True), ("s", 1.0), ("s", "1")])
+@pytest.mark.parametrize(
+    "pair", [("s", None), (None, 1), ("", 1), (5, 1), ("s", -1), ("s", 2**63), ("s", True), ("s", 1.0), ("s", "1")]
+)
 def test_source_and_position_come_together(index, pair):
     source, position = pair
     with pytest.raises(InvalidArgument, match="source"):
@@ -139,9 +171,13 @@ def test_a_call_that_is_pushed_back_gives_a_topic_id_no_meaning(open_index):
 
 def batch(count):
     return {
-        "topic": ["t"] * count, "queue_id": [0] * count, "key": ["k"] * count, "offset": list(range(count)), "size": [1] * count,
+        "topic": ["t"] * count,
+        "queue_id": [0] * count,
+        "key": ["k"] * count,
+        "offset": list(range(count)),
+        "size": [1] * count,
         "timestamp_ms": [1_700_000_000_000] * count,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("value", [None, 5, "topic", [1], b""], ids=repr)
@@ -214,7 +250,13 @@ def test_a_number_column_is_in_range(index, name):
         with pytest.raises(InvalidArgument, match=name):
             index.put_batch(batch(2) | {name: bad})
     unchanged(index)
-    for good in (np.array([0, LIMITS[name]], ">u8"), [0, LIMITS[name]], pa.array([0, 5], pa.uint8()), np.arange(4)[::2], (0, 1)):
+    for good in (
+        np.array([0, LIMITS[name]], ">u8"),
+        [0, LIMITS[name]],
+        pa.array([0, 5], pa.uint8()),
+        np.arange(4)[::2],
+        (0, 1),
+    ):
         index.put_batch(batch(2) | {name: good})
 
 

@@ -17,11 +17,15 @@ TOPICS = frozenset({7})
 
 
 def question(second_min: int, second_max: int, after: tuple[int, ...] | None = None) -> Question:
-    return Question("t", "k", key_hash("t", "k"), fingerprint("t", "k"), BEGIN_S + second_min, BEGIN_S + second_max, 64, after)
+    return Question(
+        "t", "k", key_hash("t", "k"), fingerprint("t", "k"), BEGIN_S + second_min, BEGIN_S + second_max, 64, after
+    )
 
 
 def made(count: int) -> npt.NDArray[Any]:
-    """Return `count` items of key "k", one a second, and beside each one of another fingerprint, another topic, another hash."""
+    """Return `count` items of key "k", one a second, and beside each one of another fingerprint, another topic, another
+    hash.
+    """
     items = np.zeros(4 * count, KEYED_SCHEMA.item)
     items["key_hash"], items["fingerprint"], items["topic_id"] = key_hash("t", "k"), fingerprint("t", "k"), 7
     items["time_diff_s"] = items["offset"] = np.repeat(np.arange(count), 4)

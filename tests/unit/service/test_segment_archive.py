@@ -20,9 +20,18 @@ GENESIS = Genesis("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom")
 sums = st.integers(0, 2**32 - 1)
 names = st.from_regex(r"segments/[0-9A-Za-z_=-]{1,12}/[0-9]{20}\.log", fullmatch=True)
 archived = st.builds(
-    lambda name, store, start, size, crc32, head, more, at: ArchivedSegment(name, store, start, size, crc32, head, size + more, at),
-    names, st.text(max_size=12), st.integers(0, 2**62), st.integers(0, 2**43), sums, sums, st.integers(0, 2**40), st.integers(0, 2**42),
-)  # fmt: skip
+    lambda name, store, start, size, crc32, head, more, at: ArchivedSegment(
+        name, store, start, size, crc32, head, size + more, at
+    ),
+    names,
+    st.text(max_size=12),
+    st.integers(0, 2**62),
+    st.integers(0, 2**43),
+    sums,
+    sums,
+    st.integers(0, 2**40),
+    st.integers(0, 2**42),
+)
 
 
 def names(storage, prefix="segments/"):
@@ -82,7 +91,10 @@ def test_the_state_knows_what_holds_an_offset():
         state = state.apply(LogRecord(state.number + 1, "archive", 1, "a", 5, archive=(a_segment(start, store),)), "x")
     assert [s.start for s in state.segments_of("s")] == [0, 200]
     assert state.stores == ("s", "t")
-    held = [segment.start if (segment := state.segment_holding("s", at)) else None for at in (0, 99, 100, 199, 200, 299, 300)]
+    held = [
+        segment.start if (segment := state.segment_holding("s", at)) else None
+        for at in (0, 99, 100, 199, 200, 299, 300)
+    ]
     assert held == [0, 0, None, None, 200, 200, None]
     assert state.segment_at("s", 200) == a_segment(200)
     assert state.segment_at("s", 100) is None
@@ -326,7 +338,10 @@ def test_a_record_of_unknown_outcome_is_there_once(open_index, faulty, when):
 def crashed(open_index, faulty):
     """A writer that dies between upload and record, and one in the midst of an upload in parts."""
     index = open_index("a", storage_backend=faulty, upload_part_bytes=5 << 20)
-    for error, operation, size in ((KeyboardInterrupt, "put_if_absent", 1000), (KeyboardInterrupt, "upload_part", 6 << 20)):
+    for error, operation, size in (
+        (KeyboardInterrupt, "put_if_absent", 1000),
+        (KeyboardInterrupt, "upload_part", 6 << 20),
+    ):
         faulty.fail(operation, error=error, name_prefix="log/" if operation == "put_if_absent" else "segments/")
         with pytest.raises(KeyboardInterrupt):
             archive(index, bytes(size), start=10_000_000 * (size > 1000))
@@ -390,7 +405,9 @@ def test_a_writer_fenced_between_upload_and_record_takes_its_object_back(open_in
 
 
 def test_the_sweep_of_an_older_epoch_spares_a_newer_upload(open_index, faulty, clock):
-    """The old writer has looked at the log, was paused, and sweeps when the new one's object is there and its record isn't yet."""
+    """The old writer has looked at the log, was paused, and sweeps when the new one's object is there and its record
+    isn't yet.
+    """
     old = open_index("a", storage_backend=faulty)
     clock.advance(3600)
     hang = []
@@ -434,6 +451,8 @@ def test_a_table_that_contradicts_the_log_is_damage(open_index, storage, change)
     archive(index, content(1000, 3), start=2000)
     first, second = index.archived()
     stored = storage.get(first.name)
-    storage.put(first.name, {"cut": stored[:-1], "tail": stored[:-60] + bytes(60), "other": storage.get(second.name)}[change])
+    storage.put(
+        first.name, {"cut": stored[:-1], "tail": stored[:-60] + bytes(60), "other": storage.get(second.name)}[change]
+    )
     with pytest.raises(CorruptFile, match=first.name):
         index.segment_archive.table(first)

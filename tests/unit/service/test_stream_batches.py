@@ -50,6 +50,8 @@ def test_the_greatest_number_of_each_stream_counts():
     state = LogState().apply(LogRecord(1, "create", 0, "a", 5, genesis=GENESIS), "x")
     begun = state
     for number, batches in enumerate([{"a": 1}, {"b": 7}, {"a": 3}, {}, {"a": 2, "b": 8}], 2):
-        record = LogRecord(number, "build", 0, "a", 5, batches={s: StreamBatch(at, number, 0) for s, at in batches.items()})
+        record = LogRecord(
+            number, "build", 0, "a", 5, batches={s: StreamBatch(at, number, 0) for s, at in batches.items()}
+        )
         state = state.apply(record, "x")
     assert state.batches == {"a": StreamBatch(3, 4, 0), "b": StreamBatch(8, 6, 0)} and begun.batches == {}

@@ -26,7 +26,9 @@ def open_ahead(open_index, faulty, clock):
 
     def make(ahead_s, **settings):
         wrong = ManualClock(clock.now_ms() + ahead_s * 1000)
-        return open_index("root", **{"storage_backend": faulty, "clock": wrong, "compaction": "spark", **SETTINGS, **settings})
+        return open_index(
+            "root", **{"storage_backend": faulty, "clock": wrong, "compaction": "spark", **SETTINGS, **settings}
+        )
 
     return make
 
@@ -52,7 +54,10 @@ def entries(storage, clock):
 @pytest.mark.parametrize("later_s", [0, -DAYS_S, DAYS_S])
 @pytest.mark.parametrize("older", [False, True])
 def test_two_jobs_publish_a_file_once(open_ahead, storage, clock, ahead_s, later_s, older):
-    """By the second one the file is merged away, and a host with another time has said something. `older`: tickets without a number."""
+    """By the second one the file is merged away, and a host with another time has said something.
+
+    `older`: tickets without a number.
+    """
     fill(index := open_ahead(ahead_s))
     index.run_lifecycle()
     if older:
@@ -73,8 +78,12 @@ def test_two_jobs_publish_a_file_once(open_ahead, storage, clock, ahead_s, later
 
 @pytest.mark.parametrize("compaction", ["spark", "local"])
 @pytest.mark.parametrize("ahead_s", [DAYS_S, -DAYS_S])
-def test_a_host_whose_clock_was_put_right_publishes_nothing_again(open_ahead, faulty, storage, clock, compaction, ahead_s):
-    """Its file was published, by a job or by a record whose answer was lost, and merged; the host comes back after a crash."""
+def test_a_host_whose_clock_was_put_right_publishes_nothing_again(
+    open_ahead, faulty, storage, clock, compaction, ahead_s
+):
+    """Its file was published, by a job or by a record whose answer was lost, and merged; the host comes back after a
+    crash.
+    """
     fill(index := open_ahead(ahead_s, compaction=compaction))
     if compaction == "local":
         faulty.fail("put_if_absent", name_prefix="log/", when="after")

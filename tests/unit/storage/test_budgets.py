@@ -165,12 +165,16 @@ class Yielding(Usage):
         time.sleep(0)
 
 
-@pytest.mark.parametrize(("limits", "admitted"), [({"max_requests": 100}, 100), ({"max_bytes": 1000}, 100), ({}, THREADS * 20)])
+@pytest.mark.parametrize(
+    ("limits", "admitted"), [({"max_requests": 100}, 100), ({"max_bytes": 1000}, 100), ({}, THREADS * 20)]
+)
 def test_many_threads_never_get_more_than_the_limit(
     sent: Sent, metered: MeteredStorage, limits: dict[str, int], admitted: int
 ) -> None:
     barrier = threading.Barrier(THREADS)
-    first, second = (Yielding(max_requests=limits.get("max_requests"), max_bytes=limits.get("max_bytes")) for _ in range(2))
+    first, second = (
+        Yielding(max_requests=limits.get("max_requests"), max_bytes=limits.get("max_bytes")) for _ in range(2)
+    )
 
     def work(worker: int) -> int:
         done = 0

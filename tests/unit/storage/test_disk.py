@@ -48,7 +48,9 @@ def test_a_file_that_is_there_is_not_created_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize("most", [1, 7, 1000])
 def test_a_write_that_is_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     plain = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, position: plain(descriptor, bytes(data)[:most], position))
+    monkeypatch.setattr(
+        os, "pwrite", lambda descriptor, data, position: plain(descriptor, bytes(data)[:most], position)
+    )
     disk = Disk()
     descriptor = disk.create(tmp_path / "file")
     disk.pwrite(descriptor, bytes(range(100)), 3)

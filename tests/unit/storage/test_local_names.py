@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from tiered_index.storage.local.names import CHUNK, Kind, decode, encode, walk
 
 SEGMENT = st.text("a.-0", min_size=1, max_size=4).flatmap(
-    lambda text: st.sampled_from([text, "x" * (CHUNK - 1) + text, "x" * CHUNK + text, "x" * 2 * CHUNK + text, "x" * CHUNK])
+    lambda text: st.sampled_from(
+        [text, "x" * (CHUNK - 1) + text, "x" * CHUNK + text, "x" * 2 * CHUNK + text, "x" * CHUNK]
+    )
 )
 NAMES = st.lists(SEGMENT.filter(lambda s: s not in {".", ".."}), min_size=1, max_size=3).map("/".join)
 

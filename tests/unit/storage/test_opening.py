@@ -84,7 +84,9 @@ def test_s3_parameters_win_over_options() -> None:
     ("option", "parallel_reads", "connections"),
     [(None, None, 10), (None, 1, 10), (None, 16, 20), (None, 256, 260), (7, 16, 7), (7, None, 7)],
 )
-def test_the_pool_is_sized_by_the_parallel_reads(option: int | None, parallel_reads: int | None, connections: int) -> None:
+def test_the_pool_is_sized_by_the_parallel_reads(
+    option: int | None, parallel_reads: int | None, connections: int
+) -> None:
     options = S3Options(region="eu-west-1", max_pool_connections=option)
     with open_storage("s3://bucket", options=options, parallel_reads=parallel_reads) as storage:
         assert isinstance(storage, S3Storage)

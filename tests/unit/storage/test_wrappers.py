@@ -84,7 +84,9 @@ class Telling(MemoryStorage):
 
 @pytest.mark.parametrize("backend", [MemoryStorage, Telling])
 @pytest.mark.parametrize(("objects", "pages"), [(0, 1), (1, 1), (999, 1), (1000, 1), (1001, 2), (2000, 2), (2001, 3)])
-def test_no_request_is_counted_behind_a_listings_last_page(backend: type[MemoryStorage], objects: int, pages: int) -> None:
+def test_no_request_is_counted_behind_a_listings_last_page(
+    backend: type[MemoryStorage], objects: int, pages: int
+) -> None:
     inner = backend()
     for n in range(objects):
         inner.put(f"{n:04d}", b"")
@@ -130,7 +132,10 @@ def test_lookups_at_the_same_time_are_measured_apart() -> None:
         def lookup(size: int) -> Usage:
             barrier.wait(30)
             with metered.measure() as usage:
-                tasks = [workers.submit(contextvars.copy_context().run, metered.get_range, "a", start, size) for start in range(50)]
+                tasks = [
+                    workers.submit(contextvars.copy_context().run, metered.get_range, "a", start, size)
+                    for start in range(50)
+                ]
                 metered.head("a")
                 for task in tasks:
                     task.result()

@@ -1,4 +1,6 @@
-"""Large files written beside the making of their pieces: the same bytes, every error told, nothing written after the end."""
+"""Large files written beside the making of their pieces: the same bytes, every error told, nothing written after the
+end.
+"""
 
 from __future__ import annotations
 

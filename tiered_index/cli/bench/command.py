@@ -47,28 +47,44 @@ _READ_STORED = ([SuiteName("cold")], [SuiteName(_SPARK)])
 def bench(
     session: Session,
     suites: Annotated[
-        list[SuiteName] | None, typer.Argument(help="Suites to run; all where none is named (spark where its packages are installed).")
+        list[SuiteName] | None,
+        typer.Argument(help="Suites to run; all where none is named (spark where its packages are installed)."),
     ] = None,
     preset: Annotated[Literal["native", "rocketmq"], typer.Option(help="File family.")] = "native",
     slots: Annotated[int | None, typer.Option(min=1, help="Hash slots a file; the preset's where not given.")] = None,
     items: Annotated[int | None, typer.Option(min=1_000, help="Items a file; the preset's where not given.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; figures are their medians.")] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller amounts; 500,000 slots and 2,000,000 items where not given.")] = False,
-    entries: Annotated[int | None, typer.Option(min=1_000, help="Suites of Spark: entries that are built, merged, looked up.")] = None,
-    master: Annotated[list[str] | None, typer.Option(help="Suite spark, and --scale: where Spark runs; several times.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Smaller amounts; 500,000 slots and 2,000,000 items where not given.")
+    ] = False,
+    entries: Annotated[
+        int | None, typer.Option(min=1_000, help="Suites of Spark: entries that are built, merged, looked up.")
+    ] = None,
+    master: Annotated[
+        list[str] | None, typer.Option(help="Suite spark, and --scale: where Spark runs; several times.")
+    ] = None,
     scale: Annotated[
         list[int] | None,
-        typer.Option(min=1_000, help="Suites of Spark: measure memory, of lookups also what is read, at so many entries; several times."),
+        typer.Option(
+            min=1_000,
+            help="Suites of Spark: measure memory, of lookups also what is read, at so many entries; several times.",
+        ),
     ] = None,
-    keys: Annotated[list[int] | None, typer.Option(min=1, help="Suite spark-lookup: keys that are looked up; several times.")] = None,
-    root_dir: Annotated[Path | None, typer.Option(help="Folder to measure in; TMPDIR or /var/tmp where not given.")] = None,
+    keys: Annotated[
+        list[int] | None, typer.Option(min=1, help="Suite spark-lookup: keys that are looked up; several times.")
+    ] = None,
+    root_dir: Annotated[
+        Path | None, typer.Option(help="Folder to measure in; TMPDIR or /var/tmp where not given.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the JSON document to this file, too.")] = None,
 ) -> int:
-    """Measure this machine: puts, pauses, compaction, lookups, recovery and uploads, on its real disk, durably; what cold lookups cost.
+    """Measure this machine: puts, pauses, compaction, lookups, recovery and uploads, on its real disk, durably; what
+    cold lookups cost.
 
-    Everything happens in a temporary folder, which is deleted at the end. A goal is what the project wants of two quiet cores; a missed
-    one is shown with its ratio and the functions that took most of the time, and is no error. Goals of whole files count at 20,000,000
-    items only. Wrong answers end the run. Suite cold reads through an injected latency, or from --storage, where it deletes what it made.
+    Everything happens in a temporary folder, which is deleted at the end. A goal is what the project wants of two quiet
+    cores; a missed one is shown with its ratio and the functions that took most of the time, and is no error. Goals of
+    whole files count at 20,000,000 items only. Wrong answers end the run. Suite cold reads through an injected latency,
+    or from --storage, where it deletes what it made.
 
     [bold]Examples[/bold]
 
@@ -88,9 +104,14 @@ def bench(
 
       tiered-index bench --slots 5000000 --items 20000000 --json --out bench.json
     """
-    if session.root is not None or session.config_file is not None or (session.storage is not None and suites not in _READ_STORED):
+    if (
+        session.root is not None
+        or session.config_file is not None
+        or (session.storage is not None and suites not in _READ_STORED)
+    ):
         raise InvalidArgument(
-            "bench measures indexes of its own, in --root-dir: no --root, --config, nor --storage but for suite cold or spark alone"
+            "bench measures indexes of its own, in --root-dir: no --root, --config, nor --storage but for suite cold "
+            "or spark alone"
         )
     if session.storage is not None:
         check_storage(session.storage) if suites == _READ_STORED[0] else place_of_uri(session.storage)
@@ -100,7 +121,9 @@ def bench(
     standard = _QUICK if quick else (family.slots, family.items)
     layout = Layout(family, family.schema, slots or standard[0], items or standard[1])
     setting = Setting.of(layout, rounds, quick=quick, storage=session.storage)
-    setting = replace(setting, spark_entries=entries, masters=tuple(master or ()), scale=tuple(scale or ()), keys=tuple(keys or ()))
+    setting = replace(
+        setting, spark_entries=entries, masters=tuple(master or ()), scale=tuple(scale or ()), keys=tuple(keys or ())
+    )
     chosen = [SUITES[name] for name in names]
     base = (root_dir or Path(os.environ.get("TMPDIR", "/var/tmp"))).absolute()
     base.mkdir(parents=True, exist_ok=True)
@@ -108,12 +131,18 @@ def bench(
     if set(names) & set(_ON_SPARK):
         wanted = max(wanted, SparkAmounts.of(setting).space_bytes)
     if (free := shutil.disk_usage(base).free) < wanted:
-        raise DiskFull(f"{base} has {human_bytes(free)} free; the benchmark wants {human_bytes(wanted)} (--root-dir, --items)")
+        raise DiskFull(
+            f"{base} has {human_bytes(free)} free; the benchmark wants {human_bytes(wanted)} (--root-dir, --items)"
+        )
     machine = facts(base)
     figures: list[Figure] = []
     tables: list[Table] = []
     done = 0
-    with _own_settings(), scratch(base) as folder, session.progress("measuring", sum(s.passes for s in chosen) * rounds) as progress:
+    with (
+        _own_settings(),
+        scratch(base) as folder,
+        session.progress("measuring", sum(s.passes for s in chosen) * rounds) as progress,
+    ):
 
         def tick(suite: str) -> None:
             nonlocal done

@@ -47,7 +47,10 @@ def at_most(limit: float) -> Goal:
 
 @dataclass(frozen=True)
 class Spec:
-    """A figure that a suite takes. `sections` are the meter's sections whose time it is: what a profile of it looks at."""
+    """A figure that a suite takes.
+
+    `sections` are the meter's sections whose time it is: what a profile of it looks at.
+    """
 
     name: str
     unit: str
@@ -87,9 +90,17 @@ class Figure:
         """Return the figure JSON-ready."""
         goal = self.spec.goal
         document: dict[str, Any] = {
-            "suite": self.suite, "name": self.spec.name, "unit": self.spec.unit, "median": self.median, "min": min(self.values),
-            "max": max(self.values), "rounds": len(self.values), "values": list(self.values), "goal": None, "met": self.met,
-        }  # fmt: skip
+            "suite": self.suite,
+            "name": self.spec.name,
+            "unit": self.spec.unit,
+            "median": self.median,
+            "min": min(self.values),
+            "max": max(self.values),
+            "rounds": len(self.values),
+            "values": list(self.values),
+            "goal": None,
+            "met": self.met,
+        }
         if goal is not None:
             document["goal"] = {"limit": goal.limit, "is": "at least" if goal.is_minimum else "at most"}
             document["times_as_good_as_goal"] = goal.ratio(self.median)

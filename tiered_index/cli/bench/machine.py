@@ -29,11 +29,17 @@ _MIB = 1 << 20
 def facts(folder: Path) -> dict[str, Any]:
     """Return what figures depend on, JSON-ready; `folder` is where they are taken."""
     return {
-        "cpu": _proc_value("/proc/cpuinfo", "model name"), "cores": len(os.sched_getaffinity(0)),
-        "memory": _proc_value("/proc/meminfo", "MemTotal"), "kernel": platform.release(),
-        "python": platform.python_version(), "numpy": np.__version__, "pyarrow": pa.__version__,
-        "tiered_index": __version__, "filesystem": _filesystem(folder), "load_average": round(os.getloadavg()[0], 2),
-    }  # fmt: skip
+        "cpu": _proc_value("/proc/cpuinfo", "model name"),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": _proc_value("/proc/meminfo", "MemTotal"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "pyarrow": pa.__version__,
+        "tiered_index": __version__,
+        "filesystem": _filesystem(folder),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
 
 
 def cores() -> tuple[int, int]:
@@ -70,13 +76,17 @@ def _pin_all(usable: set[int]) -> None:
 
 
 def settle() -> None:
-    """Have earlier writes reach the disk and freed memory the system, so that what is measured next pays for neither."""
+    """Have earlier writes reach the disk and freed memory the system, so that what is measured next pays for
+    neither.
+    """
     os.sync()
     give_back()
 
 
 class MemoryWatch:
-    """While entered, a thread samples the process's anonymous memory; `peak_mib` is the greatest increase over the start."""
+    """While entered, a thread samples the process's anonymous memory; `peak_mib` is the greatest increase over the
+    start.
+    """
 
     def __init__(self) -> None:
         self.peak_mib = 0.0
@@ -89,7 +99,9 @@ class MemoryWatch:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def stop(self) -> None:
@@ -116,7 +128,9 @@ def _proc_value(path: str, name: str) -> str | None:
 
 
 def _filesystem(folder: Path) -> str:
-    """Return the type of the file system that holds `folder`: that of the mount point which is the longest prefix of its path."""
+    """Return the type of the file system that holds `folder`: that of the mount point which is the longest prefix of
+    its path.
+    """
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     path = folder.resolve()
     holding = [(len(point), kind) for _, point, kind, *_ in mounts if path.is_relative_to(point)]

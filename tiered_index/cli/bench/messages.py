@@ -1,6 +1,7 @@
 """The messages that the benchmark puts: made from their numbers, so that any of them can be asked for again. Pure.
 
-Every message has one key of its own, 24 to 36 characters; one topic of 12 characters; ten messages a millisecond of store time.
+Every message has one key of its own, 24 to 36 characters; one topic of 12 characters; ten messages a millisecond of
+store time.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def key_array(numbers: npt.NDArray[np.int64]) -> pa.Array:
     """Return the keys of messages as an Arrow string array.
 
-    A key is the first 24 to 36 of 48 hexadecimal digits, three mixed words; the first word alone tells numbers apart. All of a batch are
-    written as one matrix of characters, of which each row's first ones are kept: 36 bytes a key, twice.
+    A key is the first 24 to 36 of 48 hexadecimal digits, three mixed words; the first word alone tells numbers apart.
+    All of a batch are written as one matrix of characters, of which each row's first ones are kept: 36 bytes a key,
+    twice.
     """
     count = len(numbers)
     words = np.empty((count, len(_SALTS)), ">u8")

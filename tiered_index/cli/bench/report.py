@@ -21,19 +21,29 @@ def document_of(
 ) -> dict[str, Any]:
     """Return everything that was found out, JSON-ready."""
     return {
-        "machine": machine, "setting": setting.describe(), "figures": [figure.to_dict() for figure in figures],
+        "machine": machine,
+        "setting": setting.describe(),
+        "figures": [figure.to_dict() for figure in figures],
         "tables": [table.to_dict() for table in tables],
-        "missed": [f"{figure.suite}: {figure.spec.name}" for figure in figures if figure.met is False], "elapsed_s": round(elapsed_s, 1),
-    }  # fmt: skip
+        "missed": [f"{figure.suite}: {figure.spec.name}" for figure in figures if figure.met is False],
+        "elapsed_s": round(elapsed_s, 1),
+    }
 
 
 def print_report(
-    out: Printer, machine: dict[str, Any], setting: Setting, figures: Sequence[Figure], elapsed_s: float, tables: Sequence[Table] = ()
+    out: Printer,
+    machine: dict[str, Any],
+    setting: Setting,
+    figures: Sequence[Figure],
+    elapsed_s: float,
+    tables: Sequence[Table] = (),
 ) -> None:
     """Print machine and geometry, the figures of each suite and its tables, and the profile of every missed goal."""
     layout = setting.layout
     out.facts(machine, title="machine")
-    geometry = f"{layout.slots:,} slots and {layout.items:,} items a file ({human_bytes(layout.unsealed_size)} unsealed)"
+    geometry = (
+        f"{layout.slots:,} slots and {layout.items:,} items a file ({human_bytes(layout.unsealed_size)} unsealed)"
+    )
     out.line(f"preset {layout.preset.name}: {geometry}; median of {setting.rounds} rounds")
     for suite, group in itertools.groupby(figures, key=lambda figure: figure.suite):
         out.table(_COLUMNS, [_row(figure) for figure in group], title=suite, right="median min max")
@@ -57,7 +67,10 @@ def _row(figure: Figure) -> tuple[object, ...]:
 
 def _print_missed(out: Printer, figure: Figure) -> None:
     assert figure.spec.goal is not None
-    out.line(f"MISSED {figure.suite}: {figure.spec.name} is {figure.spec.goal.ratio(figure.median):.2f} times as good as its goal")
+    out.line(
+        f"MISSED {figure.suite}: {figure.spec.name} is {figure.spec.goal.ratio(figure.median):.2f} times as good as "
+        f"its goal"
+    )
     for frame in figure.frames:
         out.line(f"  {frame.own_s:8.3f} s in {frame.calls:>9,} calls of {frame.function}")
 

@@ -26,13 +26,28 @@ from tiered_index.cli.bench.table import Table
 
 __all__ = ["SUITES", "run_suites"]
 
-_ALL: tuple[Suite, ...] = (Put(), Pause(), Compact(), Lookups(), Recovery(), Upload(), CommitLog(), Cold(), Spark(), SparkLookup())
+_ALL: tuple[Suite, ...] = (
+    Put(),
+    Pause(),
+    Compact(),
+    Lookups(),
+    Recovery(),
+    Upload(),
+    CommitLog(),
+    Cold(),
+    Spark(),
+    SparkLookup(),
+)
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
 _FRAMES = 8
 
 
 def run_suites(
-    suites: Sequence[Suite], setting: Setting, folder: Path, tick: Callable[[str], None], tables: list[Table] | None = None
+    suites: Sequence[Suite],
+    setting: Setting,
+    folder: Path,
+    tick: Callable[[str], None],
+    tables: list[Table] | None = None,
 ) -> Iterator[Figure]:
     """Yield every figure of every suite as it is known, and add its tables to `tables`.
 
@@ -46,7 +61,9 @@ def run_suites(
             yield Figure(figure.suite, figure.spec, figure.values, frames.get(figure.spec.name, ()))
 
 
-def _figures(suite: Suite, setting: Setting, folder: Path, tick: Callable[[str], None], tables: list[Table] | None) -> list[Figure]:
+def _figures(
+    suite: Suite, setting: Setting, folder: Path, tick: Callable[[str], None], tables: list[Table] | None
+) -> list[Figure]:
     meter = Meter(setting.rounds, lambda: tick(suite.name))
     _measure(suite, setting, folder, meter)
     if tables is not None:

@@ -46,7 +46,8 @@ __all__ = [
 _FULL_ITEMS = 20_000_000
 _BATCH = 250_000
 FLUSH_ENTRIES = 1_000_000
-"""How much is put between two flushes: what some tenths of a second bring at full speed, half of what the buffer holds."""
+"""How much is put between two flushes: what some tenths of a second bring at full speed, half of what the buffer holds.
+"""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,9 @@ class Setting:
 
     @classmethod
     def of(cls, layout: Layout, rounds: int, *, quick: bool, storage: str | None = None) -> Setting:
-        """Return the amounts that go with a geometry; `storage` is what suite `cold` reads from, where that is a real one."""
+        """Return the amounts that go with a geometry; `storage` is what suite `cold` reads from, where that is a real
+        one.
+        """
         items = layout.items
         return cls(
             layout=layout,
@@ -111,25 +114,44 @@ class Setting:
         """Disk space that the greediest suite takes: files, the reserved next one, and their copies in the storage."""
         return max((4 + self.pause_files) * 2 * self.layout.unsealed_size, 64 << 20, self.log_messages << 10)
 
-    def open(self, folder: Path, *, disk: Disk | None = None, storage: Storage | None = None, **changes: Any) -> IndexService:
+    def open(
+        self, folder: Path, *, disk: Disk | None = None, storage: Storage | None = None, **changes: Any
+    ) -> IndexService:
         """Open the index in `folder`; its storage is a folder too, its workers don't run, whatever `changes` say."""
         layout = self.layout
         settings = {
-            "root": folder / "root", "storage": f"file://{folder / 'storage'}", "preset": layout.preset.name, "slots": layout.slots,
-            "items": layout.items, "background": False, **changes,
-        }  # fmt: skip
+            "root": folder / "root",
+            "storage": f"file://{folder / 'storage'}",
+            "preset": layout.preset.name,
+            "slots": layout.slots,
+            "items": layout.items,
+            "background": False,
+            **changes,
+        }
         return IndexService.open(IndexConfig.load(**settings), disk=disk, storage_backend=storage)
 
     def describe(self) -> dict[str, Any]:
         """Return geometry and amounts, JSON-ready."""
         layout = self.layout
         return {
-            "preset": layout.preset.name, "slots": layout.slots, "items": layout.items, "entries": self.entries,
-            "unsealed_file_bytes": layout.unsealed_size, "batch_rows": _BATCH, "flush_entries": FLUSH_ENTRIES, "rounds": self.rounds,
-            "single_puts": self.singles, "lookups": self.lookups, "query_many_keys": self.many, "small_files": self.small_files,
-            "pause_files": self.pause_files, "pause_batch_rows": self.pause_rows,
-            "pause_seal_after_s": self.pause_seal_s, "commit_log_messages": self.log_messages, "storage": self.storage,
-        }  # fmt: skip
+            "preset": layout.preset.name,
+            "slots": layout.slots,
+            "items": layout.items,
+            "entries": self.entries,
+            "unsealed_file_bytes": layout.unsealed_size,
+            "batch_rows": _BATCH,
+            "flush_entries": FLUSH_ENTRIES,
+            "rounds": self.rounds,
+            "single_puts": self.singles,
+            "lookups": self.lookups,
+            "query_many_keys": self.many,
+            "small_files": self.small_files,
+            "pause_files": self.pause_files,
+            "pause_batch_rows": self.pause_rows,
+            "pause_seal_after_s": self.pause_seal_s,
+            "commit_log_messages": self.log_messages,
+            "storage": self.storage,
+        }
 
 
 class UnsyncedDisk(Disk):

@@ -1,9 +1,11 @@
-"""Suite `spark-lookup`: keys looked up in bulk on Spark, beside a Spark join with a Parquet table of the same messages sorted by key.
+"""Suite `spark-lookup`: keys looked up in bulk on Spark, beside a Spark join with a Parquet table of the same messages
+sorted by key.
 
-Messages have a key of their own each but for some (`bench/spark/messages`); keys are taken evenly from all of them, from 1,000 up to
-1,000,000. Both jobs end with one sum over all answers, which must agree. Everything lies in local folders. With `--scale` the suite
-measures bytes and memory instead (`bench/spark/bulk`): of lookups in an index of so many messages, on two executors of 1 GiB. A second
-table says what other ways to read the same index would ask for (`bench/spark/plans`).
+Messages have a key of their own each but for some (`bench/spark/messages`); keys are taken evenly from all of them,
+from 1,000 up to 1,000,000. Both jobs end with one sum over all answers, which must agree. Everything lies in local
+folders. With `--scale` the suite measures bytes and memory instead (`bench/spark/bulk`): of lookups in an index of so
+many messages, on two executors of 1 GiB. A second table says what other ways to read the same index would ask for
+(`bench/spark/plans`).
 """
 
 from __future__ import annotations
@@ -43,9 +45,18 @@ _MIB = 1 << 20
 _JOINED = ("topic", "key", "offset", "size")
 _OURS, _JOIN = "lookup", "join with Parquet"
 _PLAN_COLUMNS = (
-    "keys", "unit", "gap", "requests", "MiB read", "of the index", "US cents for requests", "for bytes that leave", "seconds by the model",
-    "directories and filters: requests", "MiB",
-)  # fmt: skip
+    "keys",
+    "unit",
+    "gap",
+    "requests",
+    "MiB read",
+    "of the index",
+    "US cents for requests",
+    "for bytes that leave",
+    "seconds by the model",
+    "directories and filters: requests",
+    "MiB",
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,11 @@ class SparkLookup:
     def specs(self, setting: Setting) -> Sequence[Spec]:
         """As `Suite.specs`."""
         if setting.scale:
-            return [Spec(_part_read(entries, *asked), "ratio") for entries in setting.scale for asked in _at_scale(setting, entries)]
+            return [
+                Spec(_part_read(entries, *asked), "ratio")
+                for entries in setting.scale
+                for asked in _at_scale(setting, entries)
+            ]
         specs = [Spec(_rate(way, count), "keys/s") for count in _counts(setting) for way in (_OURS, _JOIN)]
         specs += [Spec(f"lookup of {count:,} keys: MiB read", "MiB") for count in _counts(setting)]
         return specs + [Spec(f"lookup of {count:,} keys: requests", "count") for count in _counts(setting)]
@@ -108,12 +123,33 @@ class SparkLookup:
         rows = []
         for count in keys:
             ours_, joined_ = spent[count, _OURS], spent[count, _JOIN]
-            rows.append((
-                count, ours_[0].answers[0], ours_[0].requests, round(ours_[0].read_bytes / _MIB, 2), round(_keys_a_second(count, ours_)),
-                round(joined_[0].read_bytes / _MIB, 2), round(_keys_a_second(count, joined_)),
-            ))  # fmt: skip
-        columns = ("keys", "entries found", "requests", "MiB read", "keys/s", "join: MiB of its columns", "join: keys/s")
-        meter.table(Table(f"{entries:,} entries, {built.shards} shards, {built.written_bytes / _MIB:,.0f} MiB", columns, tuple(rows)))
+            rows.append(
+                (
+                    count,
+                    ours_[0].answers[0],
+                    ours_[0].requests,
+                    round(ours_[0].read_bytes / _MIB, 2),
+                    round(_keys_a_second(count, ours_)),
+                    round(joined_[0].read_bytes / _MIB, 2),
+                    round(_keys_a_second(count, joined_)),
+                )
+            )
+        columns = (
+            "keys",
+            "entries found",
+            "requests",
+            "MiB read",
+            "keys/s",
+            "join: MiB of its columns",
+            "join: keys/s",
+        )
+        meter.table(
+            Table(
+                f"{entries:,} entries, {built.shards} shards, {built.written_bytes / _MIB:,.0f} MiB",
+                columns,
+                tuple(rows),
+            )
+        )
 
 
 def _rate(way: str, count: int) -> str:
@@ -151,40 +187,74 @@ def _run_scale(setting: Setting, folder: Path, meter: Meter) -> None:
     amounts = SparkAmounts.of(setting)
     master = amounts.masters[0] if len(amounts.masters) == 1 else SCALE_MASTER
     columns = (
-        "keys", "asked for", "found", "objects", "requests", "MiB read", "of the index", "Python workers, peak MiB", "Java, peak MiB",
-        "answers compared with a reader's", "seconds", "load average",
-    )  # fmt: skip
+        "keys",
+        "asked for",
+        "found",
+        "objects",
+        "requests",
+        "MiB read",
+        "of the index",
+        "Python workers, peak MiB",
+        "Java, peak MiB",
+        "answers compared with a reader's",
+        "seconds",
+        "load average",
+    )
     for entries in setting.scale:
         index: dict[str, Any] = {}
         rows: list[tuple[Any, ...]] = []
         plans: list[tuple[Any, ...]] = []
 
         def told(
-            name: str, values: dict[str, Any], entries: int = entries, index: dict[str, Any] = index, rows: list[tuple[Any, ...]] = rows,
+            name: str,
+            values: dict[str, Any],
+            entries: int = entries,
+            index: dict[str, Any] = index,
+            rows: list[tuple[Any, ...]] = rows,
             plans: list[tuple[Any, ...]] = plans,
-        ) -> None:  # fmt: skip
+        ) -> None:
             if name == "index":
                 index.update(values)
             elif name == "lookup":
                 part = values["read_bytes"] / index["bytes"]
                 meter.record(_part_read(entries, values["kind"], values["keys"]), part)
-                rows.append((
-                    values["keys"], values["kind"], values["found"], values["objects"], values["requests"],
-                    round(values["read_bytes"] / _MIB, 2), round(part, 4), " ".join(map(str, values["workers_mib"])),
-                    " ".join(map(str, values["java_mib"])), values["checked"], round(values["elapsed_s"], 1),
-                    round(values["load_average"], 1),
-                ))  # fmt: skip
+                rows.append(
+                    (
+                        values["keys"],
+                        values["kind"],
+                        values["found"],
+                        values["objects"],
+                        values["requests"],
+                        round(values["read_bytes"] / _MIB, 2),
+                        round(part, 4),
+                        " ".join(map(str, values["workers_mib"])),
+                        " ".join(map(str, values["java_mib"])),
+                        values["checked"],
+                        round(values["elapsed_s"], 1),
+                        round(values["load_average"], 1),
+                    )
+                )
             elif name == "plan":
                 plans.append(_plan_row(values, index["bytes"]))
 
         with scratch(folder) as place:
             job = Job(
-                master, str(place), amounts.entries, amounts.days, 1, amounts.preset, amounts.slots, scale=entries,
+                master,
+                str(place),
+                amounts.entries,
+                amounts.days,
+                1,
+                amounts.preset,
+                amounts.slots,
+                scale=entries,
                 counts=_wanted(setting),
-            )  # fmt: skip
+            )
             run_process(job, {}, told)
         require(len(rows), len(_at_scale(setting, entries)), "lookups")
-        title = f"{entries:,} entries, {index['shards']} shards of {amounts.days} days, {index['bytes'] / _MIB:,.0f} MiB; on {master}"
+        title = (
+            f"{entries:,} entries, {index['shards']} shards of {amounts.days} days, {index['bytes'] / _MIB:,.0f} "
+            f"MiB; on {master}"
+        )
         meter.table(Table(title, columns, tuple(rows)))
         meter.table(Table(_plans_title(entries, index_config(job).prices), _PLAN_COLUMNS, tuple(plans)))
 
@@ -192,11 +262,18 @@ def _run_scale(setting: Setting, folder: Path, meter: Meter) -> None:
 def _plan_row(values: dict[str, Any], index_bytes: int) -> tuple[Any, ...]:
     unit = "slot" if values["unit"] == SLOT else _size(values["unit"])
     return (
-        values["keys"], f"{unit}, as looked up" if values["used"] else unit, _size(values["gap_bytes"]), values["requests"],
-        round(values["read_bytes"] / _MIB, 2), round(values["read_bytes"] / index_bytes, 4), round(100 * values["usd_requests"], 6),
-        round(100 * values["usd_bytes"], 6), round(values["seconds"], 2), values["opening_requests"],
+        values["keys"],
+        f"{unit}, as looked up" if values["used"] else unit,
+        _size(values["gap_bytes"]),
+        values["requests"],
+        round(values["read_bytes"] / _MIB, 2),
+        round(values["read_bytes"] / index_bytes, 4),
+        round(100 * values["usd_requests"], 6),
+        round(100 * values["usd_bytes"], 6),
+        round(values["seconds"], 2),
+        values["opening_requests"],
         round(values["opening_bytes"] / _MIB, 2),
-    )  # fmt: skip
+    )
 
 
 def _size(count: int) -> str:
@@ -206,7 +283,8 @@ def _size(count: int) -> str:
 def _plans_title(entries: int, prices: PriceTable) -> str:
     egress = prices.egress_per_gib_usd or EGRESS_PER_GIB_USD
     return (
-        f"plans for keys {SPREAD} in {entries:,} entries; {prices.get_per_1000_usd:g} USD for 1,000 requests, {egress:g} USD for a GiB "
+        f"plans for keys {SPREAD} in {entries:,} entries; {prices.get_per_1000_usd:g} USD for 1,000 requests, "
+        f"{egress:g} USD for a GiB "
         f"that leaves the region; {REQUEST_S * 1000:g} ms a request, {IN_FLIGHT} at once, {BYTES_A_SECOND / 1e6:g} MB/s"
     )
 
@@ -221,7 +299,9 @@ def _session() -> Iterator[SparkSession]:
     if (running := SparkSession.getActiveSession()) is not None:
         yield running
         return
-    spark = open_session(app_name="tiered_index bench", settings={"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"})
+    spark = open_session(
+        app_name="tiered_index bench", settings={"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"}
+    )
     spark.sparkContext.setLogLevel("OFF")
     try:
         yield spark
@@ -237,7 +317,9 @@ def _write_keys(spark: SparkSession, folder: Path, count: int, entries: int) -> 
 
     path = str(folder / f"keys-{count}")
     number: Any = F.col("id") * (entries // count) + 1
-    frame = spark.range(count).select(F.lit(TOPIC).alias("topic"), F.md5(number.cast("string").cast("binary")).alias("key"))
+    frame = spark.range(count).select(
+        F.lit(TOPIC).alias("topic"), F.md5(number.cast("string").cast("binary")).alias("key")
+    )
     frame.repartition(2).write.parquet(path)
     return path
 
@@ -269,7 +351,9 @@ def _sum(frame: DataFrame) -> tuple[int, int]:
 
 
 def _column_bytes(table: Path) -> int:
-    """Return how many bytes the columns that the join reads have, by the files' footers: a join passes over none of them."""
+    """Return how many bytes the columns that the join reads have, by the files' footers: a join passes over none of
+    them.
+    """
     total = 0
     for path in table.rglob("*.parquet"):
         metadata = pq.ParquetFile(path).metadata

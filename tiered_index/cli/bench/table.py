@@ -19,4 +19,9 @@ class Table:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the table JSON-ready."""
-        return {"suite": self.suite, "title": self.title, "columns": list(self.columns), "rows": [list(row) for row in self.rows]}
+        return {
+            "suite": self.suite,
+            "title": self.title,
+            "columns": list(self.columns),
+            "rows": [list(row) for row in self.rows],
+        }

@@ -1,12 +1,13 @@
 """The demo's count: is every entry of the stream in the storage's objects, and nothing else?
 
-Entries are compared by what identifies them (topic, queue, offset, hash and fingerprint of the key), as sorted arrays. Hashes are computed
-by the engine's own functions; that those are right is what the look-ups show. Memory: 16 bytes an entry, several times.
+Entries are compared by what identifies them (topic, queue, offset, hash and fingerprint of the key), as sorted arrays.
+Hashes are computed by the engine's own functions; that those are right is what the look-ups show. Memory: 16 bytes an
+entry, several times.
 
 Look-ups of the demo: which keys are asked for, and whether every answer is the expected one.
 
-Questions are a seeded mix: any key over all time, keys in the newest window, late messages in their own minute, keys that nobody has; and
-the most frequent key page by page to its end. One thread.
+Questions are a seeded mix: any key over all time, keys in the newest window, late messages in their own minute, keys
+that nobody has; and the most frequent key page by page to its end. One thread.
 """
 
 from __future__ import annotations
@@ -26,14 +27,7 @@ from tiered_index.testing.reference import Answer, ReferenceAnswers
 from tiered_index.testing.workload import TOPICS, Workload
 from tiered_index.types import QueryResult
 
-__all__ = [
-    "Census",
-    "Lookups",
-    "Measured",
-    "Question",
-    "questions_of",
-    "take_census",
-]
+__all__ = ["Census", "Lookups", "Measured", "Question", "questions_of", "take_census"]
 
 Array = npt.NDArray[Any]
 _RUNS = 4096
@@ -42,7 +36,9 @@ _OFFSET_BITS = 48
 
 @dataclass(frozen=True)
 class Census:
-    """`stored` counts entries in objects, `repeated` those that are there more than once (put again after a crash; one answer still)."""
+    """`stored` counts entries in objects, `repeated` those that are there more than once (put again after a crash; one
+    answer still).
+    """
 
     expected: int
     stored: int
@@ -83,9 +79,12 @@ def _entries_of(file: CompactedFile) -> tuple[Array, Array]:
 def _expected(workload: Workload) -> Array:
     of = workload.entry_message
     pairs, inverse = np.unique(workload.topic[of].astype(np.int64) << 32 | workload.entry_key, return_inverse=True)
-    hashes, fingerprints = hash_batch(TOPICS, pairs >> 32, code_units([workload.keys[key] for key in pairs & 0xFFFFFFFF]))
+    hashes, fingerprints = hash_batch(
+        TOPICS, pairs >> 32, code_units([workload.keys[key] for key in pairs & 0xFFFFFFFF])
+    )
     return _sorted(
-        _where(workload.topic[of].astype(np.int64), workload.queue_id[of], workload.offset[of]), _what(hashes, fingerprints)[inverse]
+        _where(workload.topic[of].astype(np.int64), workload.queue_id[of], workload.offset[of]),
+        _what(hashes, fingerprints)[inverse],
     )
 
 
@@ -127,7 +126,9 @@ class Question:
 
 @dataclass
 class Measured:
-    """What the look-ups at one place came to; `files` counts the index's files by state. A page of the paged key counts as a lookup."""
+    """What the look-ups at one place came to; `files` counts the index's files by state. A page of the paged key counts
+    as a lookup.
+    """
 
     place: str
     files: dict[str, int] = field(default_factory=dict)
@@ -141,11 +142,16 @@ class Measured:
         """Return the figures JSON-ready."""
         count = len(self.latencies_ms)
         return {
-            "place": self.place, "files": self.files, "lookups": count, "answers": self.answers, "wrong": len(self.wrong),
+            "place": self.place,
+            "files": self.files,
+            "lookups": count,
+            "answers": self.answers,
+            "wrong": len(self.wrong),
             "p50_ms": round(float(np.percentile(self.latencies_ms, 50)), 3),
             "p99_ms": round(float(np.percentile(self.latencies_ms, 99)), 3),
-            "requests_per_lookup": round(self.requests / count, 2), "bytes_per_lookup": round(self.bytes / count),
-        }  # fmt: skip
+            "requests_per_lookup": round(self.requests / count, 2),
+            "bytes_per_lookup": round(self.bytes / count),
+        }
 
 
 def questions_of(workload: Workload, tail_start: int, count: int, seed: int) -> list[Question]:
@@ -163,7 +169,9 @@ def questions_of(workload: Workload, tail_start: int, count: int, seed: int) -> 
         message = int(workload.entry_message[entry])
         topic, key = TOPICS[workload.topic[message]], workload.keys[workload.entry_key[entry]]
         stored_ms = int(workload.timestamp_ms[message])
-        bounds = {1: (newest_ms, None), 2: (max(0, stored_ms - _MINUTE_MS), stored_ms + _MINUTE_MS)}.get(int(kind), (None, None))
+        bounds = {1: (newest_ms, None), 2: (max(0, stored_ms - _MINUTE_MS), stored_ms + _MINUTE_MS)}.get(
+            int(kind), (None, None)
+        )
         questions.append(Question(topic, key, *bounds))
     return questions
 
@@ -176,7 +184,14 @@ class Lookups:
     done: list[Measured] = field(default_factory=list)
 
     def ask(
-        self, place: str, files: dict[str, int], query: Query, questions: list[Question], *, paged: Question | None = None, page: int = 1000
+        self,
+        place: str,
+        files: dict[str, int],
+        query: Query,
+        questions: list[Question],
+        *,
+        paged: Question | None = None,
+        page: int = 1000,
     ) -> Measured:
         """Ask every question once, and `paged` page by page to its end."""
         measured = Measured(place, files)

@@ -2,9 +2,9 @@
 
 The demo's stages: what happens to the stream, one method each, in the order in which `command` calls them.
 
-Figures gather in `figures`. A broker's process writes the stream into a store. The ingesting process follows it live, and dies twice; the
-stream's newest part is dispatched in this process and goes through the states one by one, with every question asked in each. One thread
-beside the engine's own.
+Figures gather in `figures`. A broker's process writes the stream into a store. The ingesting process follows it live,
+and dies twice; the stream's newest part is dispatched in this process and goes through the states one by one, with
+every question asked in each. One thread beside the engine's own.
 """
 
 from __future__ import annotations
@@ -41,12 +41,7 @@ from tiered_index.storage.wrappers import Call, WrapperStorage
 from tiered_index.testing.reference import ReferenceAnswers
 from tiered_index.testing.workload import TOPICS, Workload
 
-__all__ = [
-    "Geometry",
-    "Stages",
-    "demo",
-    "geometry_of",
-]
+__all__ = ["Geometry", "Stages", "demo", "geometry_of"]
 
 _TAIL_SHARE = 0.05
 _FILES = 9
@@ -114,15 +109,29 @@ class Stages:
         self.asked = Lookups(ReferenceAnswers(workload))
         self.hottest = Question(TOPICS[0], workload.keys[0])
         days = (int(workload.timestamp_ms.max()) - int(workload.timestamp_ms.min())) / 86_400_000
-        self.figures |= {"messages": len(workload), "entries": workload.entries, "days": round(days, 1), "late": int(workload.late.sum()),
-                         "topics": len(TOPICS)}  # fmt: skip
+        self.figures |= {
+            "messages": len(workload),
+            "entries": workload.entries,
+            "days": round(days, 1),
+            "late": int(workload.late.sum()),
+            "topics": len(TOPICS),
+        }
         late = self.figures["late"]
         self.say(f"{len(workload):,} messages ({late:,} of them late), {workload.entries:,} entries, {days:.1f} days")
 
     def follow_and_die(self) -> None:
-        """Run the ingesting process beside the broker three times: killed while it writes, killed in an upload, to the end of the log."""
+        """Run the ingesting process beside the broker three times: killed while it writes, killed in an upload, to the
+        end of the log.
+        """
         assert self.config.root is not None and self.config.storage is not None
-        follower = Follower(self.store, self.config.root, self.config.storage, self.geometry.slots, self.geometry.items, self.config_file)
+        follower = Follower(
+            self.store,
+            self.config.root,
+            self.config.storage,
+            self.geometry.slots,
+            self.geometry.items,
+            self.config_file,
+        )
         store = StoreDirectory.open(self.store)
         end = int(self.workload.offset[self.tail_start - 1] + self.workload.size[self.tail_start - 1])
         kills: list[dict[str, Any]] = []
@@ -130,7 +139,12 @@ class Stages:
         def over() -> bool:
             """Return whether all is written, taken and uploaded."""
             written = store.log_end()
-            return written is not None and written.offset >= end and follower.files_begun() >= _FILES - 1 and follower.is_idle()
+            return (
+                written is not None
+                and written.offset >= end
+                and follower.files_begun() >= _FILES - 1
+                and follower.is_idle()
+            )
 
         with open_storage(self.config.storage, options=self.config.s3) as storage:
             moments: list[tuple[str, Callable[[], bool]]] = [
@@ -142,17 +156,26 @@ class Stages:
                     written = store.log_end()
                     recovered = follower.recover()
                     position = max(recovered["sources"].values(), default=0)
-                    kills.append({
-                        "moment": text, "resumed_from": position, "log_end": written.offset if written is not None else 0,
-                        "notes": len(recovered["notes"]),
-                    })  # fmt: skip
-                    self.say(f"SIGKILL {text}; {_told(recovered['notes'])}; goes on at byte {position:,} of the commit log")
+                    kills.append(
+                        {
+                            "moment": text,
+                            "resumed_from": position,
+                            "log_end": written.offset if written is not None else 0,
+                            "notes": len(recovered["notes"]),
+                        }
+                    )
+                    self.say(
+                        f"SIGKILL {text}; {_told(recovered['notes'])}; goes on at byte {position:,} of the commit log"
+                    )
                 else:
                     self.say(f"the process was too fast to be killed {text}")
         self.broker.wait_written()
         summary = follower.finish(end)
         self.figures["kills"] = kills
-        self.say(f"the same command again took bytes {summary['resumed_from']:,} to {summary['position']:,}; files: {summary['files']}")
+        self.say(
+            f"the same command again took bytes {summary['resumed_from']:,} to {summary['position']:,}; files: "
+            f"{summary['files']}"
+        )
 
     def walk_the_states(self) -> None:
         """Take the newest messages through every state in this process, and ask in each."""
@@ -190,12 +213,15 @@ class Stages:
             self._ask("storage only", reader, questions[1:], paged=True, page=_COLD_PAGE)
             census = take_census(reader, self.workload)
         self.figures |= {
-            "entries_expected": census.expected, "entries_stored": census.stored, "entries_repeated": census.repeated,
-            "entries_lost": census.lost, "entries_strange": census.strange,
+            "entries_expected": census.expected,
+            "entries_stored": census.stored,
+            "entries_repeated": census.repeated,
+            "entries_lost": census.lost,
+            "entries_strange": census.strange,
             "lookups": [measured.to_dict() for measured in self.asked.done],
             "wrong_answers": sum(len(measured.wrong) for measured in self.asked.done),
             "wrong": [text for measured in self.asked.done for text in measured.wrong][:5],
-        }  # fmt: skip
+        }
         return census
 
     def _dispatch_tail(self, index: IndexService) -> int:
@@ -211,10 +237,18 @@ class Stages:
         return entries
 
     def _ask(
-        self, place: str, index: IndexService | IndexReader, questions: list[Question], *, paged: bool = False, page: int = _PAGE
+        self,
+        place: str,
+        index: IndexService | IndexReader,
+        questions: list[Question],
+        *,
+        paged: bool = False,
+        page: int = _PAGE,
     ) -> None:
         files = dict(Counter(handle.place for handle in index.files()))
-        measured = self.asked.ask(place, files, index.query, questions, paged=self.hottest if paged else None, page=page)
+        measured = self.asked.ask(
+            place, files, index.query, questions, paged=self.hottest if paged else None, page=page
+        )
         wrong = f", {len(measured.wrong)} WRONG" if measured.wrong else ""
         self.say(f"{place}: {len(measured.latencies_ms):,} look-ups, {measured.answers:,} answers{wrong}")
 
@@ -239,12 +273,16 @@ def demo(
     lookups: Annotated[int, typer.Option(min=1, help="Look-ups in each local state.")] = 1_000,
     cold_lookups: Annotated[int, typer.Option(min=2, help="Look-ups straight from the storage.")] = 200,
     seed: Annotated[int, typer.Option(help="Everything random follows from it.")] = 1,
-    keep: Annotated[Path | None, typer.Option(help="Work in this folder and leave it, and the storage, as they are.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Work in this folder and leave it, and the storage, as they are.")
+    ] = None,
 ) -> int:
-    """Show all of it: a RocketMQ store, followed while it is written, through every state into an object store; killed twice, all checked.
+    """Show all of it: a RocketMQ store, followed while it is written, through every state into an object store; killed
+    twice, all checked.
 
-    The storage is an embedded S3 server unless --storage names another one, where a fresh prefix is used (and deleted afterwards unless
-    --keep). Without the extra "demo" it is a folder. Exit code 1 where an entry is lost or an answer is wrong.
+    The storage is an embedded S3 server unless --storage names another one, where a fresh prefix is used (and deleted
+    afterwards unless --keep). Without the extra "demo" it is a folder. Exit code 1 where an entry is lost or an answer
+    is wrong.
 
     [bold]Examples[/bold]
 
@@ -260,8 +298,11 @@ def demo(
         session.out.note(f"[{time.monotonic() - started_s:5.1f} s] {text}")
 
     with (
-        _folder(keep) as folder, place_of(session.storage, folder) as place, _environment(place), contextlib.ExitStack() as closing,
-    ):  # fmt: skip
+        _folder(keep) as folder,
+        place_of(session.storage, folder) as place,
+        _environment(place),
+        contextlib.ExitStack() as closing,
+    ):
         say(f"storage: {place.label}")
         config = IndexConfig.load(session.config_file, root=folder / "root", storage=place.uri, background=False)
         stages = Stages(config, folder, messages, lookups, cold_lookups, seed, say, closing, session.config_file)
@@ -320,11 +361,18 @@ def _delete_all(config: IndexConfig) -> None:
 def _print(out: Printer, figures: dict[str, Any]) -> None:
     rows = [
         (
-            f["place"], _states(f["files"]), human_count(f["lookups"]), human_count(f["answers"]), f["wrong"],
-            f"{f['p50_ms']:.2f}", f"{f['p99_ms']:.2f}", human_count(f["requests_per_lookup"]), human_bytes(f["bytes_per_lookup"]),
+            f["place"],
+            _states(f["files"]),
+            human_count(f["lookups"]),
+            human_count(f["answers"]),
+            f["wrong"],
+            f"{f['p50_ms']:.2f}",
+            f"{f['p99_ms']:.2f}",
+            human_count(f["requests_per_lookup"]),
+            human_bytes(f["bytes_per_lookup"]),
         )
         for f in figures["lookups"]
-    ]  # fmt: skip
+    ]
     out.line(f"storage: {figures['storage']}")
     out.table(_LOOKUP_COLUMNS, rows, right="look-ups answers wrong p50 p99 ms requests bytes")
     facts: dict[str, object] = {
@@ -334,7 +382,8 @@ def _print(out: Printer, figures: dict[str, Any]) -> None:
         "dispatch and flush": f"{human_count(figures['ingest_entries_per_s'])} entries/s",
         "compaction rate": f"{human_count(figures['compact_entries_per_s'])} entries/s",
         "uploaded": human_bytes(figures["upload_bytes"]),
-        "kills survived": f"{len(figures['kills'])} ({', '.join(kill['moment'] for kill in figures['kills']) or 'none'})",
+        "kills survived": f"{len(figures['kills'])} "
+        f"({', '.join(kill['moment'] for kill in figures['kills']) or 'none'})",
         "entries put twice": human_count(figures["entries_repeated"]),
         "entries lost": human_count(figures["entries_lost"]),
         "entries of nobody": human_count(figures["entries_strange"]) if figures["entries_strange"] else None,

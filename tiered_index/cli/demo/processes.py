@@ -1,12 +1,15 @@
-"""The demo's broker: a process that writes the stream into a RocketMQ store while it is followed, and where each message must come to lie.
+"""The demo's broker: a process that writes the stream into a RocketMQ store while it is followed, and where each
+message must come to lie.
 
-The process writes everything up to the tail, says so, waits for a word and writes the tail. Where the messages lie is computed here from
-their lengths alone, and is what answers are compared with. One thread.
+The process writes everything up to the tail, says so, waits for a word and writes the tail. Where the messages lie is
+computed here from their lengths alone, and is what answers are compared with. One thread.
 
-The ingesting process, and its deaths: `tiered-index ingest STORE_DIR --follow` in a process of its own, killed and started again.
+The ingesting process, and its deaths: `tiered-index ingest STORE_DIR --follow` in a process of its own, killed and
+started again.
 
-It follows the store while the broker writes; SIGKILL ends it twice. A kill in the middle of an upload is made exact by stopping the process
-first: while it stands still its upload can't end, so what is unfinished then is unfinished when it dies. One thread.
+It follows the store while the broker writes; SIGKILL ends it twice. A kill in the middle of an upload is made exact by
+stopping the process first: while it stands still its upload can't end, so what is unfinished then is unfinished when it
+dies. One thread.
 """
 
 from __future__ import annotations
@@ -34,14 +37,7 @@ from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.storage.base import Storage
 from tiered_index.testing.workload import TOPICS, Workload
 
-__all__ = [
-    "SEGMENT_BYTES",
-    "Broker",
-    "Follower",
-    "ProcessFailed",
-    "placed",
-    "upload_under_way",
-]
+__all__ = ["SEGMENT_BYTES", "Broker", "Follower", "ProcessFailed", "placed", "upload_under_way"]
 
 _POLL_S = 0.002
 _IN_FLIGHT_S = 0.05
@@ -67,7 +63,8 @@ class Follower:
     config_file: Path | None = None
 
     def run_until(self, moment: Callable[[], bool], over: Callable[[], bool]) -> bool:
-        """Start it and kill it as soon as `moment` is true, with the process standing still; return whether it was killed.
+        """Start it and kill it as soon as `moment` is true, with the process standing still; return whether it was
+        killed.
 
         Once `over` is true the moment will not come any more, and the process is ended in good order.
         """
@@ -115,7 +112,9 @@ class Follower:
 
     def is_idle(self) -> bool:
         """Return whether nothing waits to be compacted or uploaded but the newest unsealed file."""
-        unsealed, compacted = (sum(name.endswith(".index") for name in _names(self.root / state)) for state in STATES[:2])
+        unsealed, compacted = (
+            sum(name.endswith(".index") for name in _names(self.root / state)) for state in STATES[:2]
+        )
         return unsealed <= 1 and not compacted
 
     def _ingest(self) -> tuple[str, ...]:
@@ -140,16 +139,31 @@ class Follower:
                 process.kill()
                 process.wait()
         if process.returncode:
-            raise ProcessFailed(f"{arguments[0]} ended with exit code {process.returncode}: {errors.strip() or output.strip()}")
+            raise ProcessFailed(
+                f"{arguments[0]} ended with exit code {process.returncode}: {errors.strip() or output.strip()}"
+            )
         document: dict[str, Any] = json.loads(output)
         return document
 
     def _start(self, *arguments: str) -> subprocess.Popen[str]:
-        line = [sys.executable, "-m", "tiered_index.cli", *arguments, "--root", str(self.root), "--storage", self.storage_uri]
+        line = [
+            sys.executable,
+            "-m",
+            "tiered_index.cli",
+            *arguments,
+            "--root",
+            str(self.root),
+            "--storage",
+            self.storage_uri,
+        ]
         if self.config_file is not None:
             line += ["--config", str(self.config_file)]
         return subprocess.Popen(
-            [*line, "--json", "--quiet"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*line, "--json", "--quiet"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
 
@@ -180,12 +194,16 @@ Array = npt.NDArray[Any]
 
 
 def placed(workload: Workload, segment_bytes: int = SEGMENT_BYTES) -> Workload:
-    """Return the stream with the commit log offset and the size of each message as the broker's process will store it."""
+    """Return the stream with the commit log offset and the size of each message as the broker's process will store
+    it.
+    """
     starts = np.searchsorted(workload.entry_message, np.arange(len(workload)))
     key_bytes = np.array([len(key) for key in workload.keys])
     counts = np.bincount(workload.entry_message, minlength=len(workload))
     joined = np.add.reduceat(key_bytes[workload.entry_key], starts) + counts - 1
-    fixed = np.array([message_size(0, MAGIC_V1, len(topic), 0, len(format_properties({KEYS: "x"})) - 1) for topic in TOPICS])
+    fixed = np.array(
+        [message_size(0, MAGIC_V1, len(topic), 0, len(format_properties({KEYS: "x"})) - 1) for topic in TOPICS]
+    )
     size = fixed[workload.topic] + _body_bytes(workload) + joined
     ends = np.cumsum(size)
     offset = np.empty(len(workload), np.int64)
@@ -213,15 +231,25 @@ class Broker:
         of = np.flatnonzero(np.diff(workload.entry_message, prepend=-1) == 0)
         second[workload.entry_message[of]] = workload.entry_key[of]
         np.savez(
-            plan, topic=workload.topic, queue_id=workload.queue_id, body=_body_bytes(workload), store_ms=workload.timestamp_ms,
-            first=workload.entry_key[starts], second=second, keys=np.array(workload.keys), tail_start=np.array(tail_start),
-        )  # fmt: skip
+            plan,
+            topic=workload.topic,
+            queue_id=workload.queue_id,
+            body=_body_bytes(workload),
+            store_ms=workload.timestamp_ms,
+            first=workload.entry_key[starts],
+            second=second,
+            keys=np.array(workload.keys),
+            tail_start=np.array(tail_start),
+        )
         store.mkdir(parents=True, exist_ok=True)
         (store / "commitlog").mkdir(exist_ok=True)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, str(plan), str(store)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [sys.executable, "-m", _MODULE, str(plan), str(store)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def is_writing(self) -> bool:
         """Return whether the process lives: it ends once the tail is written."""
@@ -244,7 +272,10 @@ class Broker:
         self._process.kill()
         self._process.wait()
         assert self._process.stderr is not None
-        raise ProcessFailed(f"the broker's process ended with exit code {self._process.returncode}: {self._process.stderr.read().strip()}")
+        raise ProcessFailed(
+            f"the broker's process ended with exit code {self._process.returncode}: "
+            f"{self._process.stderr.read().strip()}"
+        )
 
     def __enter__(self) -> Broker:
         return self

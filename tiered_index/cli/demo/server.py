@@ -1,7 +1,9 @@
-"""The demo's storage: an embedded S3 server (moto's, in its own process), a folder where that extra is missing, or what the user names.
+"""The demo's storage: an embedded S3 server (moto's, in its own process), a folder where that extra is missing, or what
+the user names.
 
-moto keeps objects in memory and answers as fast as Python can: what it shows is that the protocol works, not how fast S3 is. The server
-ends when the block does, and also when this process dies, because it reads this process's pipe to the end.
+moto keeps objects in memory and answers as fast as Python can: what it shows is that the protocol works, not how fast
+S3 is. The server ends when the block does, and also when this process dies, because it reads this process's pipe to the
+end.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class Place:
 
 @contextlib.contextmanager
 def place_of(storage: str | None, folder: Path) -> Iterator[Place]:
-    """Yield the storage: `storage` with a fresh prefix below it, else the embedded server, else a folder. Raises `ConfigError`."""
+    """Yield the storage: `storage` with a fresh prefix below it, else the embedded server, else a folder. Raises
+    `ConfigError`.
+    """
     if storage is not None:
         if storage.startswith("memory://"):
             raise ConfigError("memory:// lives in one process; the demo's writer is another one")
@@ -65,19 +69,28 @@ def place_of(storage: str | None, folder: Path) -> Iterator[Place]:
 
 def _environment() -> dict[str, str]:
     return {
-        "AWS_ACCESS_KEY_ID": _ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": _SECRET_KEY, "AWS_DEFAULT_REGION": _REGION,
-        "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-        "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1",
-    }  # fmt: skip
+        "AWS_ACCESS_KEY_ID": _ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": _SECRET_KEY,
+        "AWS_DEFAULT_REGION": _REGION,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    }
 
 
 @contextlib.contextmanager
 def _embedded_s3() -> Iterator[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", _SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        text=True, env=environment,
-    )  # fmt: skip
+        [sys.executable, "-W", "ignore", "-c", _SERVE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    )
     assert process.stdin is not None and process.stdout is not None
     try:
         for line in process.stdout:  # other lines: notices of libraries

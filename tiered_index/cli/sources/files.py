@@ -1,20 +1,22 @@
 """From a path to a source, and from a source to the name under which the index keeps its position.
 
-The name holds the absolute path and a fingerprint of the content: `file:PATH#LENGTH-HASH`. So the index itself, which keeps positions
-durably and in the storage's log, can tell the same file (also one that has grown at its end) from another one at the same path.
+The name holds the absolute path and a fingerprint of the content: `file:PATH#LENGTH-HASH`. So the index itself, which
+keeps positions durably and in the storage's log, can tell the same file (also one that has grown at its end) from
+another one at the same path.
 
 NDJSON files, plain or gzipped: one JSON object a line, a position is a byte offset in the uncompressed text.
 
     {"topic": "orders", "queue_id": 0, "keys": ["order-1"], "offset": 42, "size": 512, "timestamp_ms": 1700000000000}
 
-`topic_id` is optional, blank lines and further fields are passed over. A block of lines is parsed at once by Arrow; where that fails or
-disagrees with the number of lines, its lines are read one by one by `json`, which decides. One thread; memory: a few blocks.
+`topic_id` is optional, blank lines and further fields are passed over. A block of lines is parsed at once by Arrow;
+where that fails or disagrees with the number of lines, its lines are read one by one by `json`, which decides. One
+thread; memory: a few blocks.
 
 Parquet files: one row a message, a position is a row number.
 
-Columns: topic, queue_id, offset, size, timestamp_ms (integers or a timestamp), key (text) or keys (list of text), optionally topic_id;
-further ones are passed over. A row without key makes no entry. A Parquet file does not grow, so its footer identifies it.
-One thread; memory: one batch.
+Columns: topic, queue_id, offset, size, timestamp_ms (integers or a timestamp), key (text) or keys (list of text),
+optionally topic_id; further ones are passed over. A row without key makes no entry. A Parquet file does not grow, so
+its footer identifies it. One thread; memory: one batch.
 """
 
 from __future__ import annotations
@@ -40,22 +42,23 @@ from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.service.answers.validation import milliseconds
 from tiered_index.storage.disk import absolute_path
 
-__all__ = [
-    "MAGIC",
-    "NdjsonSource",
-    "ParquetSource",
-    "open_source",
-    "source_name",
-]
+__all__ = ["MAGIC", "NdjsonSource", "ParquetSource", "open_source", "source_name"]
 
 BLOCK_BYTES = 8 << 20
 MAX_LINE_BYTES = 16 << 20
 FINGERPRINT_BYTES = 1 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
 _SCHEMA = pa.schema(
-    [("topic", pa.string()), ("queue_id", pa.int64()), ("keys", pa.list_(pa.string())), ("offset", pa.int64()), ("size", pa.int64()),
-     ("timestamp_ms", pa.int64()), ("topic_id", pa.int64())]
-)  # fmt: skip
+    [
+        ("topic", pa.string()),
+        ("queue_id", pa.int64()),
+        ("keys", pa.list_(pa.string())),
+        ("offset", pa.int64()),
+        ("size", pa.int64()),
+        ("timestamp_ms", pa.int64()),
+        ("topic_id", pa.int64()),
+    ]
+)
 _PARSE = pj.ParseOptions(explicit_schema=_SCHEMA, unexpected_field_behavior="ignore")
 
 
@@ -162,7 +165,10 @@ _FOOTER_BYTES = 1 << 20
 
 
 class ParquetSource:
-    """One file. Raises `InvalidArgument` for a missing column or a bad row, `CorruptFile` for a file that can't be decoded."""
+    """One file.
+
+    Raises `InvalidArgument` for a missing column or a bad row, `CorruptFile` for a file that can't be decoded.
+    """
 
     unit = "rows"
 
@@ -177,7 +183,9 @@ class ParquetSource:
         if missing := [name for name in FIELDS if name not in names]:
             raise InvalidArgument(f"{path}: column {missing[0]!r} is missing; it has {', '.join(names)}")
         if ("key" in names) == ("keys" in names):
-            raise InvalidArgument(f"{path}: give a column 'key' (text) or a column 'keys' (list of text); it has {', '.join(names)}")
+            raise InvalidArgument(
+                f"{path}: give a column 'key' (text) or a column 'keys' (list of text); it has {', '.join(names)}"
+            )
         self._names = [name for name in (*FIELDS, "key", "keys", "topic_id") if name in names]
         self.total: int | None = sum(self._groups)
 
@@ -191,7 +199,9 @@ class ParquetSource:
     def batches(self, start: int) -> Iterator[Batch]:
         """Yield the rows from number `start` on."""
         if self.total is not None and start > self.total:
-            raise InvalidArgument(f"{self.path} is not what it was when it was taken up to row {start}: it has {self.total} rows")
+            raise InvalidArgument(
+                f"{self.path} is not what it was when it was taken up to row {start}: it has {self.total} rows"
+            )
         first, before = 0, 0
         while first < len(self._groups) and before + self._groups[first] <= start:
             before += self._groups[first]
@@ -256,7 +266,9 @@ def open_source(path: Path) -> Source:
 
 
 def source_name(source: Source, known: Iterable[str], *, restart: bool) -> str:
-    """Return the name of `source` in an index that has the `known` ones. Raises `InvalidArgument` where the file at this path changed.
+    """Return the name of `source` in an index that has the `known` ones.
+
+    Raises `InvalidArgument` where the file at this path changed.
 
     With `restart` a changed file is simply a new source.
     """

@@ -1,7 +1,7 @@
 """Messages on their way into the index: what a source yields, and how messages become columns of entries.
 
-A source yields batches. A batch has its columns ready where everything in it looked well (`columns`), and can always be walked message by
-message (`records`), which is slow, exact, and names the place of whatever is wrong. Pure.
+A source yields batches. A batch has its columns ready where everything in it looked well (`columns`), and can always be
+walked message by message (`records`), which is slow, exact, and names the place of whatever is wrong. Pure.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One message's place in its source: `where` for people, [start, end) as positions, and the message or what is wrong with it."""
+    """One message's place in its source: `where` for people, [start, end) as positions, and the message or what is
+    wrong with it.
+    """
 
     where: str
     start: int
@@ -83,13 +85,24 @@ def checked_message(fields: Mapping[str, Any]) -> Message:
     if not isinstance(keys, list):
         raise InvalidArgument(f"keys must be a list of text, not {keys!r:.80}")
     topic, queue_id, offset, size, second, _ = message_row(
-        fields["topic"], fields["queue_id"], fields["offset"], fields["size"], fields["timestamp_ms"], {}, ROCKETMQ_SCHEMA
+        fields["topic"],
+        fields["queue_id"],
+        fields["offset"],
+        fields["size"],
+        fields["timestamp_ms"],
+        {},
+        ROCKETMQ_SCHEMA,
     )
     topic_id = fields.get("topic_id")
     return Message(
-        topic, queue_id, offset, size, second * 1000, tuple(check_keys(keys)),
+        topic,
+        queue_id,
+        offset,
+        size,
+        second * 1000,
+        tuple(check_keys(keys)),
         check_number("topic_id", topic_id) if topic_id is not None else None,
-    )  # fmt: skip
+    )
 
 
 def columns_of(messages: list[Message]) -> dict[str, Any]:
@@ -103,7 +116,8 @@ def columns_of(messages: list[Message]) -> dict[str, Any]:
 
 
 def entry_columns(table: pa.Table) -> pa.RecordBatch | None:
-    """Return one row an entry out of one row a message with a list column `keys`; None where a value is missing somewhere.
+    """Return one row an entry out of one row a message with a list column `keys`; None where a value is missing
+    somewhere.
 
     A key that stands twice in one message counts once. Memory: the batch twice.
     """

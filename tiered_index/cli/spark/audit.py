@@ -10,7 +10,17 @@ import typer
 
 from tiered_index.cli.output import counted, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.spark.sharing import Column, Conf, Constant, Master, Ship, given_columns, progress_of, spark_columns, spark_of
+from tiered_index.cli.spark.sharing import (
+    Column,
+    Conf,
+    Constant,
+    Master,
+    Ship,
+    given_columns,
+    progress_of,
+    spark_columns,
+    spark_of,
+)
 from tiered_index.cli.times import format_time, time_option
 from tiered_index.errors import ConfigError, InvalidArgument
 
@@ -28,44 +38,55 @@ _SHOWN = 20
 def audit(
     session: Session,
     source: Annotated[
-        list[str] | None, typer.Option(help="What the index was made of, as `spark build` takes it; none: the index is not compared.")
+        list[str] | None,
+        typer.Option(help="What the index was made of, as `spark build` takes it; none: the index is not compared."),
     ] = None,
     column: Column = None,
     constant: Constant = None,
     begin: Annotated[
-        int | None, typer.Option(parser=time_option, metavar="T", help="Compare from here on; a date alone is its midnight.")
+        int | None,
+        typer.Option(parser=time_option, metavar="T", help="Compare from here on; a date alone is its midnight."),
     ] = None,
     end: Annotated[
-        int | None, typer.Option(parser=time_option, metavar="T", help="Compare up to this second; a date alone is its midnight.")
+        int | None,
+        typer.Option(parser=time_option, metavar="T", help="Compare up to this second; a date alone is its midnight."),
     ] = None,
     report: Annotated[
-        str | None, typer.Option(metavar="PARQUET", help="Write what was found, a row each, to this path or s3:// object.")
+        str | None,
+        typer.Option(metavar="PARQUET", help="Write what was found, a row each, to this path or s3:// object."),
     ] = None,
     list_: Annotated[
-        int, typer.Option("--list", min=0, help="Differences of each kind to keep for report and JSON; all are counted.")
+        int,
+        typer.Option("--list", min=0, help="Differences of each kind to keep for report and JSON; all are counted."),
     ] = 1000,
     master: Master = None,
     conf: Conf = None,
     ship: Ship = False,
 ) -> int:
-    """Check every record and every byte of an index, and that it holds its source's entries: none missing, extra or wrong. Changes nothing.
+    """Check every record and every byte of an index, and that it holds its source's entries: none missing, extra or
+    wrong. Changes nothing.
 
-    Exit code 1: something is wrong. 3: something could not be read. Without --source this is `tiered-index verify --deep`, by many.
+    Exit code 1: something is wrong. 3: something could not be read. Without --source this is `tiered-index verify
+    --deep`, by many.
 
     [bold]Examples[/bold]
 
       tiered-index spark audit --storage s3://bucket/index
 
-      tiered-index spark audit --storage s3://bucket/index --source orders.parquet --column key=order_id --report audit.parquet
+      tiered-index spark audit --storage s3://bucket/index --source orders.parquet --column key=order_id --report
+      audit.parquet
 
-      tiered-index spark audit --storage s3://bucket/index --source archive:s3://bucket/index --begin 2026-11-01 --end 2026-11-30T23:59:59
+      tiered-index spark audit --storage s3://bucket/index --source archive:s3://bucket/index --begin 2026-11-01 --end
+      2026-11-30T23:59:59
     """
     config = session.config()
     if config.storage is None:
         raise ConfigError("no storage is given: --storage URI")
     columns, constants = given_columns(column, constant)
     if not source and (columns or constants or begin is not None or end is not None):
-        raise InvalidArgument("--column, --constant, --begin and --end say how to compare with a --source, and none is given")
+        raise InvalidArgument(
+            "--column, --constant, --begin and --end say how to compare with a --source, and none is given"
+        )
     if begin is not None and end is not None and begin // 1000 > end // 1000:
         raise InvalidArgument(f"--begin {format_time(begin)} lies after --end {format_time(end)}")
     from tiered_index.spark.audit.audit import audit as audit_index
@@ -76,9 +97,16 @@ def audit(
     spark = spark_of(master, conf, ship=ship)
     begun = time.monotonic()
     result = audit_index(
-        spark, source or None, storage=config.storage, columns=spark_columns(columns, constants), begin_ms=begin, end_ms=end,
-        most_listed=list_, config=config, progress=progress_of(session),
-    )  # fmt: skip
+        spark,
+        source or None,
+        storage=config.storage,
+        columns=spark_columns(columns, constants),
+        begin_ms=begin,
+        end_ms=end,
+        most_listed=list_,
+        config=config,
+        progress=progress_of(session),
+    )
     if session.out.as_json:
         session.out.document(_document(result, time.monotonic() - begun))
     else:
@@ -95,12 +123,21 @@ def _document(result: AuditResult, elapsed_s: float) -> dict[str, object]:
 
     differences = None
     if result.differences is not None:
-        listed = [{**asdict(one), "expected": plain(one.expected), "found": plain(one.found)} for one in result.differences.listed]
+        listed = [
+            {**asdict(one), "expected": plain(one.expected), "found": plain(one.found)}
+            for one in result.differences.listed
+        ]
         differences = {**asdict(result.differences), "listed": listed}
     return {
-        **result.report.to_dict(), "status": result.status, "entries": result.entries, "objects": result.objects,
-        "log_number": result.log_number, "differences": differences, "metrics": result.metrics.to_json(), "elapsed_s": round(elapsed_s, 3),
-    }  # fmt: skip
+        **result.report.to_dict(),
+        "status": result.status,
+        "entries": result.entries,
+        "objects": result.objects,
+        "log_number": result.log_number,
+        "differences": differences,
+        "metrics": result.metrics.to_json(),
+        "elapsed_s": round(elapsed_s, 3),
+    }
 
 
 def _print(session: Session, result: AuditResult, elapsed_s: float, *, bounded: bool) -> None:
@@ -130,7 +167,10 @@ def _print(session: Session, result: AuditResult, elapsed_s: float, *, bounded: 
             if number > len(shown):
                 line(f"and {number - len(shown):,} further {kind}")
         counts = ", ".join(f"{number:,} {kind}" for kind, number in compared.counts.items())
-        line(f"source: {counted(compared.source_entries, 'entry', 'entries')}, index: {compared.index_entries:,}; {counts}")
+        line(
+            f"source: {counted(compared.source_entries, 'entry', 'entries')}, index: {compared.index_entries:,}; "
+            f"{counts}"
+        )
         for remark in compared.remarks:
             line(remark)
         if not (compared.source_entries or compared.index_entries):
@@ -141,10 +181,15 @@ def _print(session: Session, result: AuditResult, elapsed_s: float, *, bounded: 
 def _told(one: Difference) -> str:
     said = one.expected or one.found or {}
     name = f"{one.topic} {one.key}" if one.key is not None else f"key hash {one.key_hash}"
-    text = f"{one.kind.upper()} {name}: queue {one.queue_id}, offset {one.offset}, {_time(said['second'])}, {counted(said['size'], 'byte')}"
+    text = (
+        f"{one.kind.upper()} {name}: queue {one.queue_id}, offset {one.offset}, {_time(said['second'])}, "
+        f"{counted(said['size'], 'byte')}"
+    )
     if one.kind == "wrong" and one.found is not None:
         differing = {field: value for field, value in one.found.items() if (one.expected or {}).get(field) != value}
-        held = [f"time {_time(value)}" if field == "second" else f"{field} {value}" for field, value in differing.items()]
+        held = [
+            f"time {_time(value)}" if field == "second" else f"{field} {value}" for field, value in differing.items()
+        ]
         text += f"; the index says {', '.join(held)}"
     return text + (f" ({one.object})" if one.object is not None else "")
 

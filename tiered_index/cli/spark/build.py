@@ -15,10 +15,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tiered_index.cli.merge import Begin, DryRun, End, MinAge, Tiers, Window, merge_options, print_report, print_total, show_plans
+from tiered_index.cli.merge import (
+    Begin,
+    DryRun,
+    End,
+    MinAge,
+    Tiers,
+    Window,
+    merge_options,
+    print_report,
+    print_total,
+    show_plans,
+)
 from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.spark.sharing import Column, Conf, Constant, Master, Ship, given_columns, progress_of, spark_columns, spark_of
+from tiered_index.cli.spark.sharing import (
+    Column,
+    Conf,
+    Constant,
+    Master,
+    Ship,
+    given_columns,
+    progress_of,
+    spark_columns,
+    spark_of,
+)
 from tiered_index.cli.stored_index import open_stored_index, storage_uri
 from tiered_index.cli.times import format_time, human_duration
 from tiered_index.config import IndexConfig
@@ -30,11 +51,7 @@ if TYPE_CHECKING:
     from tiered_index.spark.build.build import BuildResult
     from tiered_index.spark.build.compact import CompactReport
 
-__all__ = [
-    "build",
-    "compact",
-    "merge",
-]
+__all__ = ["build", "compact", "merge"]
 
 _WINDOWS_SHOWN = 20
 _SKIPPED_SHOWN = 5
@@ -43,30 +60,40 @@ _SKIPPED_SHOWN = 5
 @command
 def build(
     session: Session,
-    source: Annotated[list[str], typer.Option(help="Parquet or NDJSON: files, folders, s3:// URIs; RocketMQ stores; archive:STORAGE-URI.")],
+    source: Annotated[
+        list[str],
+        typer.Option(help="Parquet or NDJSON: files, folders, s3:// URIs; RocketMQ stores; archive:STORAGE-URI."),
+    ],
     window: Annotated[str, typer.Option(metavar="1h|1d|30d", help="Length of a window, from the epoch on.")] = "1d",
     column: Column = None,
     constant: Constant = None,
     shards: Annotated[str, typer.Option(metavar="auto|N", help="Shards of a window.")] = "auto",
-    mode: Annotated[str, typer.Option(metavar="error|append|replace", help="What to do where a window has tables already.")] = "error",
+    mode: Annotated[
+        str, typer.Option(metavar="error|append|replace", help="What to do where a window has tables already.")
+    ] = "error",
     max_windows: Annotated[int, typer.Option(min=1, help="More windows than this are an error.")] = 10_000,
-    skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Pass over damage in a commit log, and count it.")] = False,
+    skip_corrupt: Annotated[
+        bool, typer.Option("--skip-corrupt", help="Pass over damage in a commit log, and count it.")
+    ] = False,
     slots: Annotated[int | None, typer.Option(help="Base slots, where the index is made.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show windows, shards, bytes, requests and cost; change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show windows, shards, bytes, requests and cost; change nothing.")
+    ] = False,
     master: Master = None,
     conf: Conf = None,
     ship: Ship = False,
 ) -> int:
     """Build window tables from files or a commit log, on Spark, and publish them with one log record.
 
-    Nothing is visible until all of it is. Timestamps that can't be right (settings max_late_s, max_early_s) go to windows of their own, and
-    are counted.
+    Nothing is visible until all of it is. Timestamps that can't be right (settings max_late_s, max_early_s) go to
+    windows of their own, and are counted.
 
     [bold]Examples[/bold]
 
       tiered-index spark build --source messages/ --storage file:///tmp/index --window 1d
 
-      tiered-index spark build --source orders.parquet --column key=order_id --constant topic=orders --storage s3://bucket/index --dry-run
+      tiered-index spark build --source orders.parquet --column key=order_id --constant topic=orders --storage
+      s3://bucket/index --dry-run
 
       tiered-index spark build --source 'archive:s3://bucket/index?store=broker-a' --storage s3://bucket/rebuilt
     """
@@ -81,10 +108,19 @@ def build(
 
     begun = time.monotonic()
     result = build_tables(
-        spark, source, storage=config.storage, window=window, shards="auto" if shards == "auto" else int(shards),
-        columns=spark_columns(columns, constants), mode=mode, config=config, max_windows=max_windows, skip_corrupt=skip_corrupt,
-        dry_run=dry_run, progress=progress_of(session),
-    )  # fmt: skip
+        spark,
+        source,
+        storage=config.storage,
+        window=window,
+        shards="auto" if shards == "auto" else int(shards),
+        columns=spark_columns(columns, constants),
+        mode=mode,
+        config=config,
+        max_windows=max_windows,
+        skip_corrupt=skip_corrupt,
+        dry_run=dry_run,
+        progress=progress_of(session),
+    )
     _print(session, result, time.monotonic() - begun)
     return 0
 
@@ -92,10 +128,16 @@ def build(
 def _print(session: Session, result: BuildResult, elapsed_s: float) -> None:
     if session.out.as_json:
         document = asdict(replace(result, metrics=JobMetrics()))
-        document["windows"] = [{"begin_ms": begin * 1000, "window_s": length, "entries": n} for begin, length, n in result.windows]
-        document["skipped"] = [{"file": file, "begin": b, "end": e, "problem": problem} for file, b, e, problem in result.skipped]
+        document["windows"] = [
+            {"begin_ms": begin * 1000, "window_s": length, "entries": n} for begin, length, n in result.windows
+        ]
+        document["skipped"] = [
+            {"file": file, "begin": b, "end": e, "problem": problem} for file, b, e, problem in result.skipped
+        ]
         document["metrics"] = result.metrics.to_json()
-        session.out.document({"status": "planned" if result.dry_run else "built", **document, "elapsed_s": round(elapsed_s, 3)})
+        session.out.document(
+            {"status": "planned" if result.dry_run else "built", **document, "elapsed_s": round(elapsed_s, 3)}
+        )
         return
     shown = result.windows[:_WINDOWS_SHOWN]
     session.out.table(
@@ -111,12 +153,16 @@ def _print(session: Session, result: BuildResult, elapsed_s: float) -> None:
         f"{counted(result.shards, 'shard')}, {human_bytes(result.written_bytes)}"
     )
     if result.quarantined:
-        session.out.line(f"{counted(result.quarantined, 'entry', 'entries')} with a time that can't be right went to quarantine")
+        session.out.line(
+            f"{counted(result.quarantined, 'entry', 'entries')} with a time that can't be right went to quarantine"
+        )
     if result.without_key:
         session.out.line(f"{counted(result.without_key, 'message')} without key made no entry")
     if result.skipped_ranges:
         stretches = counted(result.skipped_ranges, "damaged stretch", "damaged stretches")
-        session.out.line(f"{stretches} passed over, {human_bytes(result.skipped_bytes)}: how many messages they had is not known")
+        session.out.line(
+            f"{stretches} passed over, {human_bytes(result.skipped_bytes)}: how many messages they had is not known"
+        )
         for file, begin, end, problem in result.skipped[:_SKIPPED_SHOWN]:
             session.out.note(f"passed over: {file}: offsets {begin} to {end}: {problem}")
     if result.removed_objects:
@@ -134,15 +180,18 @@ _UNAVAILABLE, _CORRUPT = 3, 4
 @command
 def compact(
     session: Session,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is staged and what it would cost; start no Spark.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what is staged and what it would cost; start no Spark.")
+    ] = False,
     master: Master = None,
     conf: Conf = None,
     ship: Ship = False,
 ) -> int:
-    """Compact the files that writers with setting compaction = "spark" have staged, and publish them with one log record.
+    """Compact the files that writers with setting compaction = "spark" have staged, and publish them with one log
+    record.
 
-    A cron job that runs it takes compaction off the writers' hosts. Exit code 4 where a staged file is damaged: it is left to its writer;
-    3 where storage or disk failed a file: the others are published, the next run tries it again.
+    A cron job that runs it takes compaction off the writers' hosts. Exit code 4 where a staged file is damaged: it is
+    left to its writer; 3 where storage or disk failed a file: the others are published, the next run tries it again.
 
     [bold]Examples[/bold]
 
@@ -160,7 +209,9 @@ def compact(
         report = plan_compaction(storage=uri, s3=config.s3, prices=config.prices)
     else:
         spark = spark_of(master, conf, ship=ship)
-        report = compact_staged_files(spark, storage=uri, s3=config.s3, prices=config.prices, progress=progress_of(session))
+        report = compact_staged_files(
+            spark, storage=uri, s3=config.s3, prices=config.prices, progress=progress_of(session)
+        )
     elapsed_s = time.monotonic() - begun
     if session.out.as_json:
         status = "planned" if dry_run else "compacted" if report.files else "nothing to do"
@@ -176,11 +227,17 @@ def compact(
 
 
 def _print_compacted(session: Session, report: CompactReport, elapsed_s: float) -> None:
-    what = f"{counted(report.files, 'staged file')} with {counted(report.entries, 'entry', 'entries')}, {human_bytes(report.read_bytes)}"
+    what = (
+        f"{counted(report.files, 'staged file')} with {counted(report.entries, 'entry', 'entries')}, "
+        f"{human_bytes(report.read_bytes)}"
+    )
     if report.dry_run:
         session.out.line(f"{what}: would become about {human_bytes(report.written_bytes)}; nothing was changed")
     elif report.files:
-        session.out.line(f"{what}, became {human_bytes(report.written_bytes)}: log record {report.log_number}, {human_seconds(elapsed_s)}")
+        session.out.line(
+            f"{what}, became {human_bytes(report.written_bytes)}: log record {report.log_number}, "
+            f"{human_seconds(elapsed_s)}"
+        )
     else:
         session.out.line("nothing to compact")
     about = "about " if report.dry_run else ""
@@ -205,13 +262,15 @@ def merge(
     begin: Begin = None,
     end: End = None,
     min_age: MinAge = 3600,
-    shard_bytes: Annotated[int, typer.Option(help="Size of a shard at which a window is cut, about; one a task.")] = 256 << 20,
+    shard_bytes: Annotated[int, typer.Option(help="Size of a shard at which a window is cut, about; one a task.")] = 256
+    << 20,
     dry_run: DryRun = False,
     master: Master = None,
     conf: Conf = None,
     ship: Ship = False,
 ) -> int:
-    """Merge uploaded files, and tables of shorter windows, into window tables: `tiered-index merge` by any number of executors.
+    """Merge uploaded files, and tables of shorter windows, into window tables: `tiered-index merge` by any number of
+    executors.
 
     With --dry-run Spark is not started.
 
@@ -239,9 +298,14 @@ def _merge(session: Session, config: IndexConfig, options: Sequence[MergeOptions
     spent: list[JobMetrics] = []
     for chosen in options:
         result = merge_tables(
-            spark, storage=storage_uri(config), window=chosen.window_s, options=chosen, s3=config.s3, prices=config.prices,
+            spark,
+            storage=storage_uri(config),
+            window=chosen.window_s,
+            options=chosen,
+            s3=config.s3,
+            prices=config.prices,
             progress=progress_of(session),
-        )  # fmt: skip
+        )
         document = asdict(replace(result, metrics=JobMetrics()))
         left = [list(pair) for pair in result.left]
         told.append({"window_s": chosen.window_s, **document, "left": left, "metrics": result.metrics.to_json()})

@@ -25,39 +25,59 @@ _FAILED_SHOWN = 5
 @command
 def lookup(
     session: Session,
-    keys: Annotated[str, typer.Option(metavar="FILE", help="Parquet, NDJSON or CSV file or folder of keys; Parquet also as s3:// URI.")],
+    keys: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Parquet, NDJSON or CSV file or folder of keys; Parquet also as s3:// URI."),
+    ],
     out: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Where answers go: a new folder of Parquet (NDJSON if named .ndjson), or a URI.")
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Where answers go: a new folder of Parquet (NDJSON if named .ndjson), or a URI."
+        ),
     ] = None,
     column: Annotated[
-        list[str] | None, typer.Option(metavar="FIELD=COLUMN", help="Which column a field is, as key=order_id; several times.")
+        list[str] | None,
+        typer.Option(metavar="FIELD=COLUMN", help="Which column a field is, as key=order_id; several times."),
     ] = None,
     topic: Annotated[str | None, typer.Option(help="One topic for all keys.")] = None,
-    begin: Annotated[int | None, typer.Option(parser=time_option, metavar="T", help="Only entries stored then or later.")] = None,
-    end: Annotated[int | None, typer.Option(parser=time_option, metavar="T", help="Only entries stored then or earlier.")] = None,
+    begin: Annotated[
+        int | None, typer.Option(parser=time_option, metavar="T", help="Only entries stored then or later.")
+    ] = None,
+    end: Annotated[
+        int | None, typer.Option(parser=time_option, metavar="T", help="Only entries stored then or earlier.")
+    ] = None,
     max_count: Annotated[int, typer.Option("--max", min=1, help="Entries a key, the newest.")] = 64,
     nested: Annotated[bool, typer.Option("--nested", help="One row a key, its entries in an array.")] = False,
-    allow_partial: Annotated[bool, typer.Option("--allow-partial", help="Name files that can't be read, don't fail.")] = False,
-    skip_null: Annotated[bool, typer.Option("--skip-null", help="Leave out rows without topic or key, and count them.")] = False,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="Name files that can't be read, don't fail.")
+    ] = False,
+    skip_null: Annotated[
+        bool, typer.Option("--skip-null", help="Leave out rows without topic or key, and count them.")
+    ] = False,
     max_requests: Annotated[int | None, typer.Option(min=0, help="Most requests of all tasks.")] = None,
     max_bytes: Annotated[int | None, typer.Option(min=0, help="Most bytes that all tasks read.")] = None,
     messages: Annotated[
-        str | None, typer.Option(metavar="archive|FOLDER", help="Join the messages: archived ones, or those of a RocketMQ store.")
+        str | None,
+        typer.Option(metavar="archive|FOLDER", help="Join the messages: archived ones, or those of a RocketMQ store."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show objects, requests, bytes and cost; read no entries.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show objects, requests, bytes and cost; read no entries.")
+    ] = False,
     master: Master = None,
     conf: Conf = None,
 ) -> int:
-    """Look up every key of a file, on Spark: each stored object that may hold one is opened once, whatever the number of keys.
+    """Look up every key of a file, on Spark: each stored object that may hold one is opened once, whatever the number
+    of keys.
 
-    Fields of a row: topic, key, optionally begin_ms and end_ms (epoch ms or ISO 8601); --begin and --end stand for all rows. Other columns
-    are carried through.
+    Fields of a row: topic, key, optionally begin_ms and end_ms (epoch ms or ISO 8601); --begin and --end stand for all
+    rows. Other columns are carried through.
 
     [bold]Examples[/bold]
 
       tiered-index spark lookup --keys keys.parquet --storage s3://bucket/index --out answers/
 
-      tiered-index spark lookup --keys orders.csv --column key=order_id --topic orders --storage file:///tmp/index --dry-run
+      tiered-index spark lookup --keys orders.csv --column key=order_id --topic orders --storage file:///tmp/index
+      --dry-run
     """
     config = session.config()
     if config.storage is None:
@@ -74,15 +94,30 @@ def lookup(
     from tiered_index.spark.lookup.files import check_out, read_keys, write_answers
     from tiered_index.spark.lookup.lookup import look_up
 
-    columns |= {name: F.lit(value).cast("string" if name == "topic" else "bigint") for name, value in given.items() if value is not None}
+    columns |= {
+        name: F.lit(value).cast("string" if name == "topic" else "bigint")
+        for name, value in given.items()
+        if value is not None
+    }
     if out is not None:
         check_out(out, config.s3)
     begun = time.monotonic()
     result = look_up(
-        spark, read_keys(spark, keys, config.s3), storage=config.storage, columns=columns, max_count=max_count, nested=nested,
-        allow_partial=allow_partial, skip_null=skip_null, max_requests=max_requests, max_bytes=max_bytes, messages=messages, config=config,
-        dry_run=dry_run, progress=progress_of(session),
-    )  # fmt: skip
+        spark,
+        read_keys(spark, keys, config.s3),
+        storage=config.storage,
+        columns=columns,
+        max_count=max_count,
+        nested=nested,
+        allow_partial=allow_partial,
+        skip_null=skip_null,
+        max_requests=max_requests,
+        max_bytes=max_bytes,
+        messages=messages,
+        config=config,
+        dry_run=dry_run,
+        progress=progress_of(session),
+    )
     try:
         if result.frame is not None and out is not None:
             write_answers(result.frame, out, config.s3)
@@ -95,24 +130,43 @@ def lookup(
 
 def _print(session: Session, result: LookupResult, statuses: dict[str, int], elapsed_s: float) -> None:
     if session.out.as_json:
-        names = ("rows", "skipped_null", "objects", "tasks", "log_number", "requests", "bytes_read", "cost_usd", "plans", "dry_run")
-        session.out.document({
-            "status": "planned" if result.dry_run else "partial" if statuses.get("partial") else "done",
-            **{name: getattr(result, name) for name in names}, "lookups": statuses,
-            "failed": [{"file": file, "error": error} for file, error in result.failed], "elapsed_s": round(elapsed_s, 3),
-        })  # fmt: skip
+        names = (
+            "rows",
+            "skipped_null",
+            "objects",
+            "tasks",
+            "log_number",
+            "requests",
+            "bytes_read",
+            "cost_usd",
+            "plans",
+            "dry_run",
+        )
+        session.out.document(
+            {
+                "status": "planned" if result.dry_run else "partial" if statuses.get("partial") else "done",
+                **{name: getattr(result, name) for name in names},
+                "lookups": statuses,
+                "failed": [{"file": file, "error": error} for file, error in result.failed],
+                "elapsed_s": round(elapsed_s, 3),
+            }
+        )
         return
     spent = f"{counted(result.requests, 'request')}, {human_bytes(result.bytes_read)}, ${result.cost_usd:.6f}"
     if result.skipped_null:
         session.out.line(f"{counted(result.skipped_null, 'row')} without topic or key left out")
     if result.dry_run:
         session.out.line(
-            f"{counted(result.rows, 'row')} would be looked up in {counted(result.objects, 'object')} by {counted(result.tasks, 'task')}: "
+            f"{counted(result.rows, 'row')} would be looked up in {counted(result.objects, 'object')} by "
+            f"{counted(result.tasks, 'task')}: "
             f"at most about {spent}; nothing was read"
         )
         return
     told = ", ".join(f"{count:,} {status}" for status, count in sorted(statuses.items()))
-    session.out.line(f"{counted(result.rows, 'row')}, {counted(sum(statuses.values()), 'different lookup')}{f' ({told})' if told else ''}")
+    session.out.line(
+        f"{counted(result.rows, 'row')}, "
+        f"{counted(sum(statuses.values()), 'different lookup')}{f' ({told})' if told else ''}"
+    )
     session.out.line(f"{counted(result.objects, 'object')} opened: {spent}, {human_seconds(elapsed_s)}")
     for file, error in result.failed[:_FAILED_SHOWN]:
         session.out.note(f"not read: {file}: {error}")

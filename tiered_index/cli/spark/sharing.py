@@ -30,11 +30,18 @@ __all__ = [
 ]
 
 Master = Annotated[
-    str | None, typer.Option(help="Where Spark runs: local[4], spark://host:7077, yarn; none: what spark-submit says, else this machine.")
+    str | None,
+    typer.Option(
+        help="Where Spark runs: local[4], spark://host:7077, yarn; none: what spark-submit says, else this machine."
+    ),
 ]
-Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark's; several times.")]
+Conf = Annotated[
+    list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark's; several times.")
+]
 
-Ship = Annotated[bool, typer.Option("--ship", help="Send this package to the executors, whose Python needs only what it depends on.")]
+Ship = Annotated[
+    bool, typer.Option("--ship", help="Send this package to the executors, whose Python needs only what it depends on.")
+]
 
 
 def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
@@ -49,7 +56,9 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
 
 
 def spark_of(master: str | None, conf: Sequence[str] | None, *, ship: bool = False) -> SparkSession:
-    """Return the session; with `ship` its executors get this package from here. Raises `ConfigError` where PySpark or Java is missing."""
+    """Return the session; with `ship` its executors get this package from here. Raises `ConfigError` where PySpark or
+    Java is missing.
+    """
     from tiered_index.spark.session import open_session
 
     spark = open_session(master, settings=pairs("--conf", conf))
@@ -73,13 +82,19 @@ def progress_of(session: Session) -> Callable[[str, int, int], None]:
     return tell
 
 
-Column = Annotated[list[str] | None, typer.Option(metavar="FIELD=COLUMN", help="Which column a field is, as key=order_id; several times.")]
+Column = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FIELD=COLUMN", help="Which column a field is, as key=order_id; several times."),
+]
 Constant = Annotated[
-    list[str] | None, typer.Option(metavar="FIELD=VALUE", help="A field that every entry has, as topic=orders; several times.")
+    list[str] | None,
+    typer.Option(metavar="FIELD=VALUE", help="A field that every entry has, as topic=orders; several times."),
 ]
 
 
-def given_columns(column: Sequence[str] | None, constant: Sequence[str] | None) -> tuple[dict[str, str], dict[str, str]]:
+def given_columns(
+    column: Sequence[str] | None, constant: Sequence[str] | None
+) -> tuple[dict[str, str], dict[str, str]]:
     """Return both as dicts. Raises `InvalidArgument`, before a session is made."""
     columns, constants = pairs("--column", column), pairs("--constant", constant)
     if both := sorted(columns.keys() & constants.keys()):
@@ -94,4 +109,7 @@ def spark_columns(columns: Mapping[str, str], constants: Mapping[str, str]) -> d
     """Return what `build` takes: constants as Spark columns, text where a field is text. Needs a session."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-    return {**columns, **{name: F.lit(value if name in ("topic", "key") else int(value)) for name, value in constants.items()}}
+    return {
+        **columns,
+        **{name: F.lit(value if name in ("topic", "key") else int(value)) for name, value in constants.items()},
+    }

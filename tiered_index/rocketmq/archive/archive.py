@@ -1,14 +1,15 @@
 """Archiving a store's commit log: each closed segment goes into the index's storage once, before the broker deletes it.
 
-A segment is closed when something is written in a later one; a later file alone says nothing, since the broker makes the next file in
-advance. And beside a follower, only what it has taken: a segment that it can't read is one that the broker may cut and write anew. Where
-it finds that a segment was rewritten since, the copy is replaced.
-The broker's files are read by `pread` and never written to. One thread uses an archiver; `stop`, `archived` and `losses` any.
+A segment is closed when something is written in a later one; a later file alone says nothing, since the broker makes
+the next file in advance. And beside a follower, only what it has taken: a segment that it can't read is one that the
+broker may cut and write anew. Where it finds that a segment was rewritten since, the copy is replaced. The broker's
+files are read by `pread` and never written to. One thread uses an archiver; `stop`, `archived` and `losses` any.
 
 Reading an archived segment as if it were a file of a commit log: by ranged requests of whole pieces, each checked.
 
-What the storage gives that does not match the table behind the segment is `CorruptFile`; or, where damage is to be passed over, bytes that
-no message has, and the piece is named in `ArchivedLog.damaged`. One thread. Memory: what is asked for, and one piece.
+What the storage gives that does not match the table behind the segment is `CorruptFile`; or, where damage is to be
+passed over, bytes that no message has, and the piece is named in `ArchivedLog.damaged`. One thread. Memory: what is
+asked for, and one piece.
 """
 
 from __future__ import annotations
@@ -29,11 +30,7 @@ from tiered_index.service.index import IndexService
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 
-__all__ = [
-    "ArchivedLog",
-    "SegmentArchiver",
-    "closed_segments",
-]
+__all__ = ["ArchivedLog", "SegmentArchiver", "closed_segments"]
 
 Stamp = tuple[int, ...]
 
@@ -55,16 +52,23 @@ def closed_segments(folder: Path) -> tuple[Segment, ...]:
 
 
 class SegmentArchiver:
-    """Archives the closed segments in `commitlog_folder` as those of the store `store_name`; every store of an index has its own name.
+    """Archives the closed segments in `commitlog_folder` as those of the store `store_name`; every store of an index
+    has its own name.
 
-    With `skip_corrupt` a segment that can't be archived is a loss instead of an error, and is left alone until its file changes.
-    `dispatcher` is the one that follows this store, if any; without it every closed segment is archived as it is.
+    With `skip_corrupt` a segment that can't be archived is a loss instead of an error, and is left alone until its file
+    changes. `dispatcher` is the one that follows this store, if any; without it every closed segment is archived as it
+    is.
     """
 
     def __init__(
-        self, index: IndexService, store_name: str, commitlog_folder: Path, *, skip_corrupt: bool = False,
+        self,
+        index: IndexService,
+        store_name: str,
+        commitlog_folder: Path,
+        *,
+        skip_corrupt: bool = False,
         dispatcher: Dispatcher | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.index = index
         self.store_name = store_name
         self.folder = commitlog_folder
@@ -84,15 +88,20 @@ class SegmentArchiver:
         return tuple(loss for _, loss in self._passed_over.copy().values())
 
     def stop(self) -> None:
-        """Let the round under way end soon, within a part of a segment, and later ones at once. What is archived stays so."""
+        """Let the round under way end soon, within a part of a segment, and later ones at once.
+
+        What is archived stays so.
+        """
         self._stopped.set()
 
     def run_once(self) -> int:
-        """Archive what is closed and isn't archived; return how many segments that was. May be called as often as one likes.
+        """Archive what is closed and isn't archived; return how many segments that was.
 
-        Every segment has its turn; then the first `CorruptFile` is raised, unless they are skipped: one that was cut short, or differs from
-        what was archived of it. Raises `StorageUnavailable`, `StorageMisconfigured` and `WriterFenced` at once. Whatever is raised, call it
-        again later.
+        May be called as often as one likes.
+
+        Every segment has its turn; then the first `CorruptFile` is raised, unless they are skipped: one that was cut
+        short, or differs from what was archived of it. Raises `StorageUnavailable`, `StorageMisconfigured` and
+        `WriterFenced` at once. Whatever is raised, call it again later.
         """
         before = self.archived
         first: CorruptFile | None = None
@@ -133,8 +142,12 @@ class SegmentArchiver:
         if segment.start in self._passed_over and self._passed_over[segment.start][0] == seen:
             return False
         if segment.file_size < segment.end - segment.start:
-            raise CorruptFile(str(segment.path), "was cut short and is not archived", expected=segment.end - segment.start,
-                              found=segment.file_size)  # fmt: skip
+            raise CorruptFile(
+                str(segment.path),
+                "was cut short and is not archived",
+                expected=segment.end - segment.start,
+                found=segment.file_size,
+            )
 
         def read(position: int, length: int) -> bytes:
             if self._stopped.is_set():
@@ -148,7 +161,9 @@ class SegmentArchiver:
         if rewritten_ms is None:
             fresh = self.index.archive(self.store_name, segment.start, segment.file_size, read, modified_ms)
         else:
-            fresh = self.index.archive(self.store_name, segment.start, segment.file_size, read, modified_ms, rewritten_ms)
+            fresh = self.index.archive(
+                self.store_name, segment.start, segment.file_size, read, modified_ms, rewritten_ms
+            )
         self._done[segment.start] = seen
         self._passed_over.pop(segment.start, None)
         return fresh
@@ -230,20 +245,32 @@ class ArchivedLog(CommitLogReader):
     """A log of one archived segment. Bodies are checked."""
 
     def __init__(
-        self, archive: SegmentArchive, segment: ArchivedSegment, *, skip_corrupt: bool = False, chunk_bytes: int = 1 << 24
+        self,
+        archive: SegmentArchive,
+        segment: ArchivedSegment,
+        *,
+        skip_corrupt: bool = False,
+        chunk_bytes: int = 1 << 24,
     ) -> None:
-        """Fetch the table of the segment's pieces. Raises `CorruptFile` where it contradicts the log, what the storage raises."""
+        """Fetch the table of the segment's pieces.
+
+        Raises `CorruptFile` where it contradicts the log, what the storage raises.
+        """
         super().__init__(Path(segment.name).parent, chunk_bytes, check_crc=True)
         pieces = _Pieces(archive, segment, skip_corrupt)
         object.__setattr__(self, "_pieces", pieces)
-        object.__setattr__(self, "_segment", _ArchivedFile(Path(segment.name), segment.start, segment.size_bytes, segment.end, pieces))
+        object.__setattr__(
+            self, "_segment", _ArchivedFile(Path(segment.name), segment.start, segment.size_bytes, segment.end, pieces)
+        )
 
     _pieces: _Pieces
     _segment: _ArchivedFile
 
     @property
     def damaged(self) -> tuple[SkippedRange, ...]:
-        """The pieces that did not match, of those that have been read so far; no message that reaches into one can be believed."""
+        """The pieces that did not match, of those that have been read so far; no message that reaches into one can be
+        believed.
+        """
         return tuple(self._pieces.damaged)
 
     def segments(self) -> tuple[Segment, ...]:

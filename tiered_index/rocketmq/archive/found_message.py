@@ -56,7 +56,8 @@ class FoundRocketmqMessage(Message):
 def show_body(message: Message, wanted: BodyFormat) -> dict[str, Any]:
     """Return ``body`` and ``body_format``: what is no JSON is shown as text, what is no text as hexadecimal digits.
 
-    A body that can't be decompressed is shown as stored, in hexadecimal digits, with ``body_problem``; "none" gives neither.
+    A body that can't be decompressed is shown as stored, in hexadecimal digits, with ``body_problem``; "none" gives
+    neither.
     """
     if wanted == "none":
         return {}

@@ -1,9 +1,10 @@
 """Messages of a RocketMQ store for the index's answers: from the store's own commit log, else from archived segments.
 
-Each message is checked whatever it was read from: magic, lengths, physical offset, body CRC, then queue, size and store time against the
-entry, then topic and keys. A message that agrees and does not carry the key has a hash in common with it. One that contradicts its entry is
-another one, written since in its place: of another time it is answered by its own entry, where the index has one (`Fetched.instead`), of
-another size where none agrees and it carries the key, for of entries with one place and second the index keeps one. Threads: any.
+Each message is checked whatever it was read from: magic, lengths, physical offset, body CRC, then queue, size and store
+time against the entry, then topic and keys. A message that agrees and does not carry the key has a hash in common with
+it. One that contradicts its entry is another one, written since in its place: of another time it is answered by its own
+entry, where the index has one (`Fetched.instead`), of another size where none agrees and it carries the key, for of
+entries with one place and second the index keeps one. Threads: any.
 """
 
 from __future__ import annotations
@@ -84,9 +85,15 @@ class _Search:
                 return
         is_near = self.item is not None and carries and message.store_ms // 1000 != self.item.timestamp_ms // 1000
         fetched = Fetched(
-            item=self.item, state=state, message=FoundRocketmqMessage.of(message), carries_key=carries, read_from=read_from,
-            problem="; ".join(self.problems) or None, instead=self._entry_of(message) if is_near else None, is_near=is_near,
-        )  # fmt: skip
+            item=self.item,
+            state=state,
+            message=FoundRocketmqMessage.of(message),
+            carries_key=carries,
+            read_from=read_from,
+            problem="; ".join(self.problems) or None,
+            instead=self._entry_of(message) if is_near else None,
+            is_near=is_near,
+        )
         if problem is not None:
             self.other = self.other or fetched
         elif carries:
@@ -107,7 +114,9 @@ class _Search:
         if self.item is None:
             return None
         agrees = (
-            message.queue_id == self.item.queue_id and self._is_of_the_second(message) and message.size == (self.item.size or message.size)
+            message.queue_id == self.item.queue_id
+            and self._is_of_the_second(message)
+            and message.size == (self.item.size or message.size)
         )
         return None if agrees else "another message lies there: the log was written anew"
 
@@ -145,15 +154,20 @@ class _ListedOnce(CommitLogReader):
 class RocketmqMessages:
     """The messages of one store directory and of an index's archived segments; either may be None.
 
-    `store` is the folder that holds ``commitlog``; `store_name` narrows the archive to one store's segments (None: all are tried).
-    `threads` bounds requests at once. `root` is that of an index that follows the store: what its follower remembers tells what the broker
-    cut off. Raises `InvalidArgument` where `store` is no RocketMQ store.
+    `store` is the folder that holds ``commitlog``; `store_name` narrows the archive to one store's segments (None: all
+    are tried). `threads` bounds requests at once. `root` is that of an index that follows the store: what its follower
+    remembers tells what the broker cut off. Raises `InvalidArgument` where `store` is no RocketMQ store.
     """
 
     def __init__(
-        self, store: Path | None, archive: SegmentArchive | None = None, *, store_name: str | None = None, threads: int = 8,
+        self,
+        store: Path | None,
+        archive: SegmentArchive | None = None,
+        *,
+        store_name: str | None = None,
+        threads: int = 8,
         root: Path | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._folder = StoreDirectory.open(store).commitlog if store is not None else None
         self._archive = archive
         self._store_name = store_name
@@ -178,7 +192,10 @@ class RocketmqMessages:
         return fetched
 
     def by_msg_id(self, msg_id: str) -> Fetched:
-        """Return the message that an offset message id names. Raises as `at`, `InvalidArgument` also for what is no such id."""
+        """Return the message that an offset message id names.
+
+        Raises as `at`, `InvalidArgument` also for what is no such id.
+        """
         host, offset = decode_offset_msg_id(msg_id)
         if offset < 0 or not 0 <= host.port <= _MAX_PORT:
             # unique keys have as many digits, and most of them a process id where the port should be
@@ -269,13 +286,24 @@ class RocketmqMessages:
         state: MessageState = "missing"
         if problem is None:
             if search.deleted:
-                state, problem = "expired", "the broker has deleted this part of its commit log, and " + self._not_archived
+                state, problem = (
+                    "expired",
+                    "the broker has deleted this part of its commit log, and " + self._not_archived,
+                )
             else:
-                problem = self._not_archived + ("" if self._folder is not None else ", and no store directory was given")
+                problem = self._not_archived + (
+                    "" if self._folder is not None else ", and no store directory was given"
+                )
         return Fetched(
-            item=search.item, state=state, read_from=search.read_from, problem=problem, error=search.error, requests=search.requests,
-            bytes=search.bytes, instead=search.instead,
-        )  # fmt: skip
+            item=search.item,
+            state=state,
+            read_from=search.read_from,
+            problem=problem,
+            error=search.error,
+            requests=search.requests,
+            bytes=search.bytes,
+            instead=search.instead,
+        )
 
 
 def _other_message(log: CommitLogReader, search: _Search) -> Message | None:
@@ -295,7 +323,12 @@ def _runs(wanted: Sequence[tuple[ArchivedSegment, _Search]]) -> list[_Run]:
         begin = search.place.offset
         end = min(begin + min(search.place.size or _GUESS_BYTES, MAX_MESSAGE_BYTES), segment.end)
         last = runs[-1] if runs else None
-        if last is not None and last.segment == segment and begin <= last.end + _GAP_BYTES and end - last.begin <= _RUN_BYTES:
+        if (
+            last is not None
+            and last.segment == segment
+            and begin <= last.end + _GAP_BYTES
+            and end - last.begin <= _RUN_BYTES
+        ):
             last.end = max(last.end, end)
             last.searches.append(search)
         else:
@@ -354,7 +387,9 @@ def _decode(archive: SegmentArchive, segment: ArchivedSegment, search: _Search, 
         data = data[:size]
     message = decode_message(data, file=segment.name, file_offset=at, physical_offset=offset)
     if size is not None and message.size != size:
-        raise CorruptFile(segment.name, "another message than the one expected", offset=at, expected=size, found=message.size)
+        raise CorruptFile(
+            segment.name, "another message than the one expected", offset=at, expected=size, found=message.size
+        )
     return message
 
 

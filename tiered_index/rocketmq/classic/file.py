@@ -1,13 +1,16 @@
-"""One file of the broker's classic index: read, looked up as Java does and without Java's limits, written byte for byte. Pure.
+"""One file of the broker's classic index: read, looked up as Java does and without Java's limits, written byte for
+byte. Pure.
 
 ```
-header, 40 bytes: i64 begin (ms), i64 end (ms), i64 begin offset, i64 end offset, i32 slots in use, i32 count (one more than entries)
+header, 40 bytes: i64 begin (ms), i64 end (ms), i64 begin offset, i64 end offset,
+                  i32 slots in use, i32 count (one more than entries)
 slots x i32: index of the newest entry
-items x 20 bytes: i32 key hash, i64 commit log offset, i32 seconds since begin, i32 index of the previous entry of the slot
+items x 20 bytes: i32 key hash, i64 commit log offset, i32 seconds since begin,
+                  i32 index of the previous entry of the slot
 ```
-Entry 0 is unused, so a file of n items holds n - 1. The geometry isn't stored: the broker's default is 5,000,000 slots and 20,000,000
-items, others are found by `infer_geometry`. Source: RocketMQ's `IndexFile` and `IndexHeader`. One thread writes a file; readers of one
-that is not written are free.
+Entry 0 is unused, so a file of n items holds n - 1. The geometry isn't stored: the broker's default is 5,000,000 slots
+and 20,000,000 items, others are found by `infer_geometry`. Source: RocketMQ's `IndexFile` and `IndexHeader`. One thread
+writes a file; readers of one that is not written are free.
 """
 
 from __future__ import annotations
@@ -21,7 +24,16 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.hashing import java_string_hash
 
-__all__ = ["DEFAULT_GEOMETRY", "ENTRY", "ClassicHeader", "ClassicIndexFile", "Geometry", "classic_hash", "decode_header", "infer_geometry"]
+__all__ = [
+    "DEFAULT_GEOMETRY",
+    "ENTRY",
+    "ClassicHeader",
+    "ClassicIndexFile",
+    "Geometry",
+    "classic_hash",
+    "decode_header",
+    "infer_geometry",
+]
 
 HEADER_BYTES = 40
 SLOT_BYTES = 4
@@ -88,21 +100,33 @@ def decode_header(data: bytes, file: str = "index file") -> ClassicHeader:
 class ClassicIndexFile:
     """A classic index file in memory."""
 
-    def __init__(self, data: bytes | bytearray, geometry: Geometry = DEFAULT_GEOMETRY, *, file: str = "index file") -> None:
-        """Take the bytes of a whole file; a `bytearray` can be written to. Raises `CorruptFile` where they don't fit the geometry."""
+    def __init__(
+        self, data: bytes | bytearray, geometry: Geometry = DEFAULT_GEOMETRY, *, file: str = "index file"
+    ) -> None:
+        """Take the bytes of a whole file; a `bytearray` can be written to. Raises `CorruptFile` where they don't fit
+        the geometry.
+        """
         _check_geometry(geometry)
         if len(data) != geometry.file_bytes:
-            raise CorruptFile(file, f"size of a file of {geometry.slots:,} slots and {geometry.items:,} items",
-                              expected=geometry.file_bytes, found=len(data))  # fmt: skip
+            raise CorruptFile(
+                file,
+                f"size of a file of {geometry.slots:,} slots and {geometry.items:,} items",
+                expected=geometry.file_bytes,
+                found=len(data),
+            )
         self.data = data
         self.geometry = geometry
         self.file = file
         self.header = decode_header(bytes(data[:HEADER_BYTES]), file)
         if self.header.index_count > geometry.items:
-            raise CorruptFile(file, "more entries than items", offset=36, expected=geometry.items, found=self.header.index_count)
+            raise CorruptFile(
+                file, "more entries than items", offset=36, expected=geometry.items, found=self.header.index_count
+            )
 
     @classmethod
-    def create(cls, geometry: Geometry, *, end_offset: int = 0, end_ms: int = 0, file: str = "index file") -> ClassicIndexFile:
+    def create(
+        cls, geometry: Geometry, *, end_offset: int = 0, end_ms: int = 0, file: str = "index file"
+    ) -> ClassicIndexFile:
         """Return a new file that inherits end offset and end timestamp of the one before it (0: there is none)."""
         _check_geometry(geometry)
         made = cls(bytearray(geometry.file_bytes), geometry, file=file)
@@ -122,7 +146,9 @@ class ClassicIndexFile:
         self.header = header
 
     def put_key(self, key: str, offset: int, store_ms: int) -> bool:
-        """Add an entry for `key` (`topic#key`); False where the file is full. As Java's, down to what a late timestamp does."""
+        """Add an entry for `key` (`topic#key`); False where the file is full. As Java's, down to what a late timestamp
+        does.
+        """
         header = self.header
         if self.is_full:
             return False
@@ -136,13 +162,21 @@ class ClassicIndexFile:
         late = store_ms - header.begin_ms
         # toward zero as in Java, then cut to what the field holds; late ones count as none
         seconds = min(late // 1000, _MAX_SECONDS) if header.begin_ms > 0 and late > 0 else 0
-        _entry.pack_into(self.data, self.geometry.entries_at + ENTRY_BYTES * header.index_count, hashed, offset, seconds, newest)
+        _entry.pack_into(
+            self.data, self.geometry.entries_at + ENTRY_BYTES * header.index_count, hashed, offset, seconds, newest
+        )
         _slot.pack_into(self.data, slot_at, header.index_count)
         first = header.index_count <= 1
-        self._set(ClassicHeader(
-            store_ms if first else header.begin_ms, store_ms, offset if first else header.begin_offset, offset,
-            header.slots_in_use + (newest == 0), header.index_count + 1,
-        ))  # fmt: skip
+        self._set(
+            ClassicHeader(
+                store_ms if first else header.begin_ms,
+                store_ms,
+                offset if first else header.begin_offset,
+                offset,
+                header.slots_in_use + (newest == 0),
+                header.index_count + 1,
+            )
+        )
         return True
 
     def is_time_matched(self, begin_ms: int, end_ms: int) -> bool:
@@ -153,8 +187,8 @@ class ClassicIndexFile:
     def select_offsets(self, found: list[int], key: str, max_count: int, begin_ms: int, end_ms: int) -> None:
         """Add to `found` the offsets that Java finds (`selectPhyOffset`), newest first, until it holds `max_count`.
 
-        The range is inclusive. Java stops at the first entry older than the range, though older entries may lie behind it in the chain.
-        Raises `CorruptFile` where the chain runs in a circle.
+        The range is inclusive. Java stops at the first entry older than the range, though older entries may lie behind
+        it in the chain. Raises `CorruptFile` where the chain runs in a circle.
         """
         hashed = classic_hash(key)
         count = self.header.index_count
@@ -164,7 +198,9 @@ class ClassicIndexFile:
         for _ in range(count):
             if len(found) >= max_count or index >= self.geometry.items:
                 return
-            read, offset, seconds, previous = _entry.unpack_from(self.data, self.geometry.entries_at + ENTRY_BYTES * index)
+            read, offset, seconds, previous = _entry.unpack_from(
+                self.data, self.geometry.entries_at + ENTRY_BYTES * index
+            )
             if seconds < 0:
                 return
             time_ms = self.header.begin_ms + seconds * 1000
@@ -173,24 +209,30 @@ class ClassicIndexFile:
             if not 0 < previous <= count or previous == index or time_ms < begin_ms:
                 return
             index = previous
-        raise CorruptFile(self.file, "a chain of entries runs in a circle", offset=self.geometry.entries_at + ENTRY_BYTES * index)
+        raise CorruptFile(
+            self.file, "a chain of entries runs in a circle", offset=self.geometry.entries_at + ENTRY_BYTES * index
+        )
 
     def find(self, key: str, begin_ms: int = 0, end_ms: int = 2**63 - 1) -> list[int]:
         """Return all offsets under the hash of `key` in the inclusive range, newest first: no bound, no early stop.
 
-        Times are whole seconds behind the file's begin, and the begin itself for messages older than that. The first entry's time is the
-        begin: what it holds counts from the end of the file before. Raises `CorruptFile` where a chain is none.
+        Times are whole seconds behind the file's begin, and the begin itself for messages older than that. The first
+        entry's time is the begin: what it holds counts from the end of the file before. Raises `CorruptFile` where a
+        chain is none.
         """
         hashed = classic_hash(key)
         slot = hashed % self.geometry.slots
         (index,) = _slot.unpack_from(self.data, HEADER_BYTES + SLOT_BYTES * slot)
         found = []
-        # a broker that writes just now has set the slot before it counts the entry: one index more than counted is no damage at the head
+        # a broker that writes just now has set the slot before it counts the entry: one index more than counted is no
+        # damage at the head
         before = min(self.header.index_count + 1, self.geometry.items)
         while index != 0:
             at = self.geometry.entries_at + ENTRY_BYTES * index
             if not 0 < index < before:
-                raise CorruptFile(self.file, "a chain points to no older entry", offset=at, expected=f"1 to {before - 1}", found=index)
+                raise CorruptFile(
+                    self.file, "a chain points to no older entry", offset=at, expected=f"1 to {before - 1}", found=index
+                )
             read, offset, seconds, previous = _entry.unpack_from(self.data, at)
             if read < 0 or read % self.geometry.slots != slot:
                 raise CorruptFile(self.file, "an entry in another slot's chain", offset=at, expected=slot, found=read)
@@ -202,7 +244,9 @@ class ClassicIndexFile:
 
     def entries(self) -> npt.NDArray[np.void]:
         """Return all entries (n, dtype `ENTRY`) in order of insertion: a copy."""
-        return np.frombuffer(self.data, ENTRY, self.header.index_count - 1, self.geometry.entries_at + ENTRY_BYTES).copy()
+        return np.frombuffer(
+            self.data, ENTRY, self.header.index_count - 1, self.geometry.entries_at + ENTRY_BYTES
+        ).copy()
 
     def entry_times_ms(self) -> npt.NDArray[np.int64]:
         """Return the time of each entry (n), as `find` compares it."""
@@ -219,8 +263,9 @@ def _check_geometry(geometry: Geometry) -> None:
 def infer_geometry(data: bytes | bytearray, file: str = "index file") -> Geometry:
     """Return the geometry of a file out of its contents: the one under which every entry is in the chain of its slot.
 
-    A file without entries says nothing, and is taken for the broker's ratio of one slot to four items. Raises `CorruptFile` where no
-    geometry fits. Tries every slot count that suits the size, but looks closer only where the first entry has the header's begin offset.
+    A file without entries says nothing, and is taken for the broker's ratio of one slot to four items. Raises
+    `CorruptFile` where no geometry fits. Tries every slot count that suits the size, but looks closer only where the
+    first entry has the header's begin offset.
     """
     header = decode_header(bytes(data[:HEADER_BYTES]), file)
     room = len(data) - HEADER_BYTES
@@ -228,7 +273,8 @@ def infer_geometry(data: bytes | bytearray, file: str = "index file") -> Geometr
     if usual.slots and usual.file_bytes == len(data) and _fits(data, usual, header):
         return usual
     first_slots = room // SLOT_BYTES % 5 or 5
-    # 4 * slots + 20 * items is the room, so slot counts that suit it differ by 5, and their first entries' positions by 20 bytes
+    # 4 * slots + 20 * items is the room, so slot counts that suit it differ by 5, and their first entries' positions by
+    # 20 bytes
     most = (room - 2 * ENTRY_BYTES) // SLOT_BYTES
     if room % SLOT_BYTES == 0 and most >= first_slots:
         begin = HEADER_BYTES + SLOT_BYTES * first_slots + ENTRY_BYTES
@@ -238,17 +284,23 @@ def infer_geometry(data: bytes | bytearray, file: str = "index file") -> Geometr
             geometry = Geometry(slots, (room - SLOT_BYTES * slots) // ENTRY_BYTES)
             if header.index_count > 1 and _fits(data, geometry, header):
                 return geometry
-    raise CorruptFile(file, f"no geometry fits a file of {len(data):,} bytes and its {header.index_count - 1:,} entries")
+    raise CorruptFile(
+        file, f"no geometry fits a file of {len(data):,} bytes and its {header.index_count - 1:,} entries"
+    )
 
 
 def _fits(data: bytes | bytearray, geometry: Geometry, header: ClassicHeader) -> bool:
-    """Return whether slots and entries are those of a file of this geometry: each slot's newest entry is one of its own."""
+    """Return whether slots and entries are those of a file of this geometry: each slot's newest entry is one of its
+    own.
+    """
     if header.index_count > geometry.items or not (header.index_count > 1) <= header.slots_in_use <= geometry.slots:
         return False
     entries = np.frombuffer(data, ENTRY, header.index_count - 1, geometry.entries_at + ENTRY_BYTES)
     heads = np.frombuffer(data, ">i4", geometry.slots, HEADER_BYTES)
     used = np.flatnonzero(heads)
     newest = heads[used].astype(np.int64)
-    if len(newest) != header.slots_in_use or (len(newest) and not (newest.min() > 0 and newest.max() < header.index_count)):
+    if len(newest) != header.slots_in_use or (
+        len(newest) and not (newest.min() > 0 and newest.max() < header.index_count)
+    ):
         return False
     return bool((entries["key_hash"][newest - 1] % geometry.slots == used).all())

@@ -1,18 +1,20 @@
 """Lifting a directory of classic index files into an index: their entries, completed by the messages in the commit log.
 
-A classic entry holds a hash, a commit log offset and a time difference; topic, key, queue and size are the message's. So the log is read
-from the first entry of a file to its last, and those keys of the messages found there are put whose hash an entry has. An entry is dropped,
-and counted, where its message is missing, hidden (prepared: no consumer ever saw it), or has no key of that hash.
+A classic entry holds a hash, a commit log offset and a time difference; topic, key, queue and size are the message's.
+So the log is read from the first entry of a file to its last, and those keys of the messages found there are put whose
+hash an entry has. An entry is dropped, and counted, where its message is missing, hidden (prepared: no consumer ever
+saw it), or has no key of that hash.
 
-The source is `classic:FOLDER`, its position the commit log offset before which every entry was looked at. It stays before the last message
-while further keys of that one may come, since the broker writes them one by one. Files are taken in the order of their names, one in memory
-at a time. One thread.
+The source is `classic:FOLDER`, its position the commit log offset before which every entry was looked at. It stays
+before the last message while further keys of that one may come, since the broker writes them one by one. Files are
+taken in the order of their names, one in memory at a time. One thread.
 
-The broker's classic index as a whole: its files in order, lookups over them, and what a dispatched message adds. Source: `IndexService`.
+The broker's classic index as a whole: its files in order, lookups over them, and what a dispatched message adds.
+Source: `IndexService`.
 
-Files are named by the time they were made (yyyyMMddHHmmssSSS) and sorted by name. A new file inherits end offset and end timestamp of the
-one before it, and a message below the newest end offset is ignored, so that dispatching again after a restart adds nothing twice.
-Pure but for `load_classic_index`; one thread writes.
+Files are named by the time they were made (yyyyMMddHHmmssSSS) and sorted by name. A new file inherits end offset and
+end timestamp of the one before it, and a message below the newest end offset is ignored, so that dispatching again
+after a restart adds nothing twice. Pure but for `load_classic_index`; one thread writes.
 """
 
 from __future__ import annotations
@@ -46,13 +48,7 @@ from tiered_index.rocketmq.log.segments import local_errors, pread
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 
-__all__ = [
-    "MAX_COUNT",
-    "ClassicAnswer",
-    "ClassicImport",
-    "ClassicIndex",
-    "load_classic_index",
-]
+__all__ = ["MAX_COUNT", "ClassicAnswer", "ClassicImport", "ClassicIndex", "load_classic_index"]
 
 MAX_COUNT = 64
 """The broker's bound of a lookup (`maxMsgsNumBatch`)."""
@@ -74,7 +70,9 @@ class ClassicIndex:
     files: list[ClassicIndexFile] = field(default_factory=list)
     new_name: Callable[[], str] = lambda: "index file"
 
-    def query(self, topic: str, key: str, max_count: int = MAX_COUNT, begin_ms: int = 0, end_ms: int = 2**63 - 1) -> ClassicAnswer:
+    def query(
+        self, topic: str, key: str, max_count: int = MAX_COUNT, begin_ms: int = 0, end_ms: int = 2**63 - 1
+    ) -> ClassicAnswer:
         """Return what the broker answers (`queryOffset`), bounds and early stops included; the range is inclusive.
 
         Raises `CorruptFile` where Java would not end.
@@ -90,17 +88,20 @@ class ClassicIndex:
         return ClassicAnswer(found, newest.end_ms if newest else 0, newest.end_offset if newest else 0)
 
     def find(self, topic: str, key: str, begin_ms: int = 0, end_ms: int = 2**63 - 1) -> list[int]:
-        """Return every offset under the key's hash in the inclusive range, newest file and entry first: no bound, no file left out.
+        """Return every offset under the key's hash in the inclusive range, newest file and entry first: no bound, no
+        file left out.
 
         Keys of one hash aren't told apart here; who reads the messages does that. Raises `CorruptFile`.
         """
         return [offset for file in reversed(self.files) for offset in file.find(f"{topic}#{key}", begin_ms, end_ms)]
 
-    def put(self, topic: str, uniq_key: str | None, keys: str | None, offset: int, store_ms: int, sys_flag: int) -> None:
+    def put(
+        self, topic: str, uniq_key: str | None, keys: str | None, offset: int, store_ms: int, sys_flag: int
+    ) -> None:
         """Index one message as the broker does (`buildIndex`).
 
-        `keys` is the KEYS property as it stands. Rolled-back messages are left out, prepared ones aren't, and a key that equals the
-        unique key or another one is put again: RocketMQ's bytes depend on it.
+        `keys` is the KEYS property as it stands. Rolled-back messages are left out, prepared ones aren't, and a key
+        that equals the unique key or another one is put again: RocketMQ's bytes depend on it.
         """
         newest = self._writable()
         if offset >= newest.header.end_offset and sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK:
@@ -131,12 +132,17 @@ def classic_file_names(folder: Path) -> list[str]:
 
 
 def load_classic_index(
-    folder: Path, geometry: Geometry | None = None, *, names: Iterable[str] | None = None, valid_until_ms: int | None = None
+    folder: Path,
+    geometry: Geometry | None = None,
+    *,
+    names: Iterable[str] | None = None,
+    valid_until_ms: int | None = None,
 ) -> ClassicIndex:
     """Return the index files of a folder, read into memory (420 MB each by default; `names` chooses some) for reading.
 
-    Without `geometry` each file's own contents say it. `valid_until_ms` leaves out the files that the broker deletes after a crash: those
-    that end behind it (the checkpoint's `index_ms`). Raises `CorruptFile` naming the file, and `StorageMisconfigured` without permission.
+    Without `geometry` each file's own contents say it. `valid_until_ms` leaves out the files that the broker deletes
+    after a crash: those that end behind it (the checkpoint's `index_ms`). Raises `CorruptFile` naming the file, and
+    `StorageMisconfigured` without permission.
     """
     files = []
     for name in classic_file_names(folder) if names is None else sorted(names):
@@ -184,7 +190,8 @@ class ClassicImport:
         check_one_store(self.index, self.store.source, restart=self.restart)
         self.position = 0 if self.restart else self.index.durable_position(self.source) or 0
         self._reader = CommitLogReader(self.store.commitlog)
-        self._judged = -1  # the last message that was counted as missing or hidden; the next file may have keys of it, too
+        # the last message that was counted as missing or hidden; the next file may have keys of it, too
+        self._judged = -1
         self._last = -1
         self._last_hashes: set[int] = set()  # of the entries seen of the message at `_last`
 
@@ -199,7 +206,10 @@ class ClassicImport:
         return self._header(self._names()[-1]).end_offset
 
     def run(self) -> Iterator[int]:
-        """Import everything, yielding the position now and then. Raises `CorruptFile` naming an index file, and what `put` raises."""
+        """Import everything, yielding the position now and then.
+
+        Raises `CorruptFile` naming an index file, and what `put` raises.
+        """
         for name in self._names():
             if self._header(name).index_count > 1:  # an empty one says nothing, not even its geometry
                 (file,) = load_classic_index(self.folder, names=[name]).files
@@ -218,7 +228,9 @@ class ClassicImport:
         except (CorruptFile, InvalidArgument):
             return False  # deleted since
         keys = message.index_keys
-        hashed, _ = hash_batch([message.topic], np.zeros(len(keys), np.int64), code_units(pa.array(keys, pa.large_string())))
+        hashed, _ = hash_batch(
+            [message.topic], np.zeros(len(keys), np.int64), code_units(pa.array(keys, pa.large_string()))
+        )
         return set(hashed.tolist()) <= self._last_hashes
 
     def _advance(self, position: int) -> None:
@@ -257,7 +269,9 @@ class ClassicImport:
         self._advance(last)
 
     def _batches(self, first: int, last: int) -> Iterator[IndexBatch]:
-        """Yield the batches of the log from an entry's offset on to the one that has the last; what can't be read is passed over."""
+        """Yield the batches of the log from an entry's offset on to the one that has the last; what can't be read is
+        passed over.
+        """
         try:
             for batch in self._reader.batches(first, skip_corrupt=True, skip_missing=True):
                 yield batch
@@ -307,6 +321,10 @@ class ClassicImport:
 
 # by `nulls`: `array` imports pandas where it is there, and every command would wait for that
 _NOTHING: dict[str, Any] = {
-    "topic": pa.nulls(0, pa.string()), "queue_id": pa.nulls(0, pa.int32()), "key": pa.nulls(0, pa.large_string()),
-    "offset": pa.nulls(0, pa.int64()), "size": pa.nulls(0, pa.int32()), "timestamp_ms": pa.nulls(0, pa.int64()),
-}  # fmt: skip
+    "topic": pa.nulls(0, pa.string()),
+    "queue_id": pa.nulls(0, pa.int32()),
+    "key": pa.nulls(0, pa.large_string()),
+    "offset": pa.nulls(0, pa.int64()),
+    "size": pa.nulls(0, pa.int32()),
+    "timestamp_ms": pa.nulls(0, pa.int64()),
+}

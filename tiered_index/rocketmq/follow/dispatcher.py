@@ -1,16 +1,17 @@
 """The dispatcher: brings the messages of a live store into an index, in order, from the index's durable position on.
 
-`run_once` is one round; a thread or a loop calls it again and again. The source position is the commit log offset up to which everything
-was put, so a restart goes on there, and what is put twice is one answer. Only reads the broker's files. What it finds:
+`run_once` is one round; a thread or a loop calls it again and again. The source position is the commit log offset up to
+which everything was put, so a restart goes on there, and what is put twice is one answer. Only reads the broker's
+files. What it finds:
 
-| found                                                | what happens |
-|------------------------------------------------------|--------------|
+| found                | what happens |
+|---|---|
 | zeros, or half a message, at the end of the live log | the end for now |
-| a last message with older bytes behind it            | put if the next look finds it the same |
-| zeros with something readable behind them            | the same for one look, then damage |
-| damage                                               | `CorruptFile`; with `skip_corrupt` on to the next readable message |
-| a segment deleted before it was read                 | `MissingOffsets`; with `skip_missing` on to the next segment |
-| a log that isn't what was read, or is shorter        | `RewrittenOffsets`; with `skip_missing` back to the last message that is there |
+| a last message with older bytes behind it | put if the next look finds it the same |
+| zeros with something readable behind them | the same for one look, then damage |
+| damage               | `CorruptFile`; with `skip_corrupt` on to the next readable message |
+| a segment deleted before it was read | `MissingOffsets`; with `skip_missing` on to the next segment |
+| a log that isn't what was read, or is shorter | `RewrittenOffsets`; with `skip_missing` back to what is there |
 
 Everything before what is raised was put, and reported by a round before. One thread uses a dispatcher.
 """
@@ -66,7 +67,10 @@ _REWRITTEN = "the log was cut or rewritten after it was read"
 
 
 class RewrittenOffsets(CorruptFile):
-    """Commit log offsets [begin, end) were read, and aren't there any more as they were. Attributes: `begin`, `end`, `messages`."""
+    """Commit log offsets [begin, end) were read, and aren't there any more as they were.
+
+    Attributes: `begin`, `end`, `messages`.
+    """
 
     def __init__(self, folder: str, begin: int, end: int, messages: int | None) -> None:
         count = "" if messages is None else f", {messages:,} messages in the index"
@@ -76,7 +80,9 @@ class RewrittenOffsets(CorruptFile):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Commit log offsets [begin, end) that were passed over, or were put once and read again because they had changed."""
+    """Commit log offsets [begin, end) that were passed over, or were put once and read again because they had
+    changed.
+    """
 
     kind: Literal["corrupt", "missing", "rewritten"]
     begin: int
@@ -88,7 +94,9 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far the index is behind the log: bytes behind its end, seconds behind its newest store timestamp (None: not known)."""
+    """How far the index is behind the log: bytes behind its end, seconds behind its newest store timestamp (None: not
+    known).
+    """
 
     end_offset: int
     bytes: int
@@ -116,12 +124,15 @@ class Dispatched:
 
 
 def check_one_store(index: IndexService, source: str, *, restart: bool = False) -> None:
-    """Raise `ConfigError` where the index follows another store: offsets of two stores would be told apart by nobody."""
+    """Raise `ConfigError` where the index follows another store: offsets of two stores would be told apart by
+    nobody.
+    """
     known = [name for name in index.durable_positions() if name.startswith(SOURCE_PREFIX)]
     if known and source not in known and not restart:
         other, this = (name.removeprefix(SOURCE_PREFIX) for name in (known[0], source))
         raise ConfigError(
-            f"this index is of the store {other!r}, not of {this!r}: use a root and a storage of its own, --store-name where the same "
+            f"this index is of the store {other!r}, not of {this!r}: use a root and a storage of its own, "
+            f"--store-name where the same "
             "store has moved, or --restart to put both into one index"
         )
 
@@ -130,17 +141,31 @@ class Dispatcher:
     """Follows one store for one index."""
 
     def __init__(
-        self, index: IndexService, store: StoreDirectory, *, put: Put | None = None, skip_corrupt: bool = False, skip_missing: bool = False,
-        restart: bool = False, start: Start = "begin", reader: CommitLogReader | None = None, round_bytes: int = _ROUND_BYTES,
-        disk: Disk | None = None, stopping: Callable[[], bool] = lambda: False, now_s: Callable[[], float] = time.monotonic,
+        self,
+        index: IndexService,
+        store: StoreDirectory,
+        *,
+        put: Put | None = None,
+        skip_corrupt: bool = False,
+        skip_missing: bool = False,
+        restart: bool = False,
+        start: Start = "begin",
+        reader: CommitLogReader | None = None,
+        round_bytes: int = _ROUND_BYTES,
+        disk: Disk | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+        now_s: Callable[[], float] = time.monotonic,
         clock: Clock | None = None,
-    ) -> None:  # fmt: skip
-        """`put` stands in for `index.put_batch`, to wait out back-pressure. `start` counts only where the index doesn't know the store.
+    ) -> None:
+        """`put` stands in for `index.put_batch`, to wait out back-pressure.
+
+        `start` counts only where the index doesn't know the store.
 
         A round ends early once `stopping` says so; `now_s` is its clock, and `clock` is the index's.
 
-        `restart` takes the log from its beginning. Raises `ConfigError` where the index follows another store, `CorruptFile` where what is
-        remembered of this one can't be read, `StorageMisconfigured` where the log may not be read.
+        `restart` takes the log from its beginning. Raises `ConfigError` where the index follows another store,
+        `CorruptFile` where what is remembered of this one can't be read, `StorageMisconfigured` where the log may not
+        be read.
         """
         assert index.config.root is not None
         check_one_store(index, store.source, restart=restart)
@@ -161,17 +186,21 @@ class Dispatcher:
             self._trail.continue_at = self.position if durable is not None else None
             self._trail.cut(0)
         elif self._trail.continue_at is not None:
-            # the durable position may be of the log as it was, and what lies before the place to continue needn't be durable
+            # the durable position may be of the log as it was, and what lies before the place to continue needn't be
+            # durable
             self.position = min(self._trail.continue_at, durable)
         self._trail.cut(self.position or 0)
         self.resumed_from = self.position
         self._last_store_ms: int | None = None
         self._hole: tuple[int, int] | None = None
-        """Where zeros stand before something readable, and the log's end then; the next look finds them written, or damaged."""
+        """Where zeros stand before something readable, and the log's end then; the next look finds them written, or
+        damaged.
+        """
         self._seen: Seen | None = None
         """The last message, where older bytes behind it prove nothing: put once the next look finds it the same."""
         self._torn: TornTail | None = None
-        """What was looked at before the log was read and called torn: as long as it is the same, it isn't read again."""
+        """What was looked at before the log was read and called torn: as long as it is the same, it isn't read again.
+        """
         self._damage_at: int | None = None
         self._no_hole: tuple[int, int] | None = None
         self._looks = 0
@@ -183,9 +212,11 @@ class Dispatcher:
     # one round
 
     def run_once(self) -> Dispatched:
-        """Put what the log holds behind the position, up to its end, some 64 MiB or half a second; return what was done.
+        """Put what the log holds behind the position, up to its end, some 64 MiB or half a second; return what was
+        done.
 
-        Raises `CorruptFile`, `MissingOffsets`, `RewrittenOffsets`, `StorageMisconfigured`, `StorageUnavailable`, and what `put` raises.
+        Raises `CorruptFile`, `MissingOffsets`, `RewrittenOffsets`, `StorageMisconfigured`, `StorageUnavailable`, and
+        what `put` raises.
         """
         begin = self.position or 0
         segments = self._reader.segments()  # once a round, and anew only behind what was read
@@ -209,20 +240,29 @@ class Dispatcher:
             hole_at = self._hole[0] if self._hole is not None else None
             newest_ms = None if begin is not None and begin == self._damage_at else self._store_ms_of_last()
             for read, data in self._reader.stretches(
-                begin, skip_corrupt=self._skip_corrupt, skip_missing=self._skip_missing, hole_at=hole_at, newest_ms=newest_ms,
+                begin,
+                skip_corrupt=self._skip_corrupt,
+                skip_missing=self._skip_missing,
+                hole_at=hole_at,
+                newest_ms=newest_ms,
                 segments=segments,
-            ):  # fmt: skip
+            ):
                 found = self._settled(read, data, proof)
                 batch = found.batch
-                # looked at behind the reading: what was read before the log was cut is put, and the next look sees that it is gone
+                # looked at behind the reading: what was read before the log was cut is put, and the next look sees that
+                # it is gone
                 if changed := self._check_log(self._reader.segments()):
                     return replace(done, losses=(*done.losses, *changed))
                 entries = self._take(batch, found.data)
                 done = replace(
-                    done, messages=done.messages + batch.messages, entries=done.entries + entries, hidden=done.hidden + batch.hidden,
-                    replaced_keys=done.replaced_keys + batch.replaced_keys, losses=(*done.losses, *map(self._loss, batch.skipped)),
+                    done,
+                    messages=done.messages + batch.messages,
+                    entries=done.entries + entries,
+                    hidden=done.hidden + batch.hidden,
+                    replaced_keys=done.replaced_keys + batch.replaced_keys,
+                    losses=(*done.losses, *map(self._loss, batch.skipped)),
                     state=batch.state,
-                )  # fmt: skip
+                )
                 self._seen = found.again
                 if batch.end < read.end:
                     torn = None if found.again is not None else torn_tail(self.store, batch.end)._replace(end=read.end)
@@ -244,13 +284,16 @@ class Dispatcher:
         self._torn = None
         if done.state is End.TORN and self.position is not None:
             # believed only if it was seen before it was read: what is seen now may be whole by now
-            self._torn = torn if torn is not None and torn.begin == self.position else TornTail(self.position, self.position)
+            self._torn = (
+                torn if torn is not None and torn.begin == self.position else TornTail(self.position, self.position)
+            )
             done = replace(done, torn=torn or torn_tail(self.store, self.position))
         return replace(done, caught_up=done.state is not End.OPEN or not self._may_be_hole())
 
     def call_damage(self) -> bool:
-        """Return whether what is torn at the position is followed exactly by a whole message, though an older one; the next round calls it
-        damage then. For who won't look again: it may also be a message that is being written where the broker cut its log.
+        """Return whether what is torn at the position is followed exactly by a whole message, though an older one; the
+        next round calls it damage then. For who won't look again: it may also be a message that is being written where
+        the broker cut its log.
         """
         if self._torn is None or self._torn.begin != self.position or not is_followed(self.store, self._torn):
             return False
@@ -258,7 +301,9 @@ class Dispatcher:
         return True
 
     def _may_be_hole(self) -> bool:
-        """Return whether the zeros at the position may be a hole, which the next look believes: this one may have met the writer."""
+        """Return whether the zeros at the position may be a hole, which the next look believes: this one may have met
+        the writer.
+        """
         position = self.position or 0
         looked, self._hole = self._hole, None
         end = self.store.log_end()
@@ -311,11 +356,16 @@ class Dispatcher:
     # a log that changes behind our back
 
     def _check_log(self, segments: tuple[Segment, ...]) -> tuple[Loss, ...]:
-        """Look at the last message put. Return what was lost where another stands there and that is to be passed over."""
+        """Look at the last message put.
+
+        Return what was lost where another stands there and that is to be passed over.
+        """
         if self.position or self._known:
             self._begin_of_log(segments)
         elif self.store.has_lost_log:
-            raise StorageUnavailable(f"{self.store.commitlog} is not there, but a broker's other files are: it was moved, or isn't mounted")
+            raise StorageUnavailable(
+                f"{self.store.commitlog} is not there, but a broker's other files are: it was moved, or isn't mounted"
+            )
         if not self.position:
             return ()
         newest = self._trail.witnesses[-1] if self._trail.witnesses else None
@@ -324,15 +374,21 @@ class Dispatcher:
         return (self._rewritten(),)
 
     def _begin_of_log(self, segments: tuple[Segment, ...]) -> int:
-        """Return where a log that was read begins. Raises `StorageUnavailable` where there is no segment: brokers always leave one."""
+        """Return where a log that was read begins.
+
+        Raises `StorageUnavailable` where there is no segment: brokers always leave one.
+        """
         if not segments:
             found = "has no segment" if self.store.commitlog.is_dir() else "is not there"
             read = max(self.position or 0, self._known or 0)
-            raise StorageUnavailable(f"{self.store.commitlog} {found}, and was read up to offset {read}: it was moved, or isn't mounted")
+            raise StorageUnavailable(
+                f"{self.store.commitlog} {found}, and was read up to offset {read}: it was moved, or isn't mounted"
+            )
         return segments[0].start
 
     def _check_behind(self, segments: tuple[Segment, ...]) -> tuple[Loss, ...]:
-        """Look at what lies before the last message put: all of the last two segments at a start of ours or of the broker's, else some.
+        """Look at what lies before the last message put: all of the last two segments at a start of ours or of the
+        broker's, else some.
 
         And some more of the two segments in each round, so that all of them are looked at in some minutes.
         """
@@ -361,7 +417,9 @@ class Dispatcher:
         return tuple(times)
 
     def _rewritten(self) -> Loss:
-        """Go back to the last message that is there, or to the beginning of the log; raises `RewrittenOffsets` where that isn't wanted."""
+        """Go back to the last message that is there, or to the beginning of the log; raises `RewrittenOffsets` where
+        that isn't wanted.
+        """
         assert self.position is not None
         same = self._trail.last_same(self.store.commitlog, max(self._span(self._reader.segments()), _FAR_BYTES))
         begin = self._begin_of_log(self._reader.segments()) if same is None else same.end
@@ -378,7 +436,9 @@ class Dispatcher:
         return Loss("rewritten", lost.begin, lost.end, lost.messages, _REWRITTEN)
 
     def _settle(self) -> None:
-        """While a part of the log is put again, the index's durable position lies ahead: note how far that part is durable."""
+        """While a part of the log is put again, the index's durable position lies ahead: note how far that part is
+        durable.
+        """
         if self._trail.continue_at is None or self.position is None or self._trail.continue_at == self.position:
             return
         try:
@@ -393,13 +453,17 @@ class Dispatcher:
 
     @property
     def settled_before(self) -> int:
-        """Commit log offset before which everything was read and is durable, and isn't to be read again as far as anybody knows."""
+        """Commit log offset before which everything was read and is durable, and isn't to be read again as far as
+        anybody knows.
+        """
         position, again = self.position or 0, self._trail.continue_at
         durable = self._index.durable_position(self.store.source) or 0
         return min(position, durable, position if again is None else again)
 
     def rewritten_ms(self, begin: int, end: int) -> int | None:
-        """Return when some of the offsets [begin, end) were last found to be others than were read, None where they never were."""
+        """Return when some of the offsets [begin, end) were last found to be others than were read, None where they
+        never were.
+        """
         return self._trail.rewritten_ms(begin, end)
 
     # lag

@@ -1,14 +1,17 @@
 """What a broker cut off its log, as far as the memory of the log's follower tells.
 
-A broker that cuts its log moves a position. What lies behind stays as it was until it is written over, and reads like any message. The
-follower remembers the last message that it put (`Trail`, in the index's root): from there on the log is read to its end, a short way. A
-message behind that end which is older than the last one before it was cut off. Without that memory nothing is known, nor where the follower
-has not met the cut yet. For one thread and one call: it looks once.
+A broker that cuts its log moves a position. What lies behind stays as it was until it is written over, and reads like
+any message. The follower remembers the last message that it put (`Trail`, in the index's root): from there on the log
+is read to its end, a short way. A message behind that end which is older than the last one before it was cut off.
+Without that memory nothing is known, nor where the follower has not met the cut yet. For one thread and one call: it
+looks once.
 
-Goes through all that was read of the last segments, some bytes a round, and begins again: nothing that was rewritten stays unnoticed.
+Goes through all that was read of the last segments, some bytes a round, and begins again: nothing that was rewritten
+stays unnoticed.
 
-Every round compares what was read last, and a start compares everything; but a broker may cut deeper, and write where no round looks. To
-compare all of it at once takes seconds of reading, so that it is done little by little, from the newest stretch to the oldest.
+Every round compares what was read last, and a start compares everything; but a broker may cut deeper, and write where
+no round looks. To compare all of it at once takes seconds of reading, so that it is done little by little, from the
+newest stretch to the oldest.
 """
 
 from __future__ import annotations
@@ -27,11 +30,7 @@ from tiered_index.rocketmq.log.store import SOURCE_PREFIX
 from tiered_index.service.root.root import FOLLOWERS
 from tiered_index.storage.disk import Disk
 
-__all__ = [
-    "PATROL_BYTES",
-    "CutOff",
-    "Patrol",
-]
+__all__ = ["PATROL_BYTES", "CutOff", "Patrol"]
 
 _FAR_BYTES = 1 << 26
 # a follower that is further behind its log doesn't tell where it ends
@@ -57,7 +56,11 @@ class CutOff:
         for path in sorted((self._root / FOLLOWERS).glob("*.json")) if self._root is not None else ():
             try:
                 source = checked(_SOURCE, load(path.read_bytes(), str(path), "memory"), str(path), "memory")
-                trail = Trail.load(self._root, source, Disk()) if self._root is not None and source.startswith(SOURCE_PREFIX) else None
+                trail = (
+                    Trail.load(self._root, source, Disk())
+                    if self._root is not None and source.startswith(SOURCE_PREFIX)
+                    else None
+                )
             except (OSError, TieredIndexError):
                 continue  # the follower itself tells of it; here it means that nothing is known
             if trail is not None and trail.witnesses:
@@ -105,7 +108,8 @@ class Patrol:
         """Everything from here on is done."""
 
     def step(self, trail: Trail, begin: int, segments: tuple[Segment, ...] | None = None) -> bool:
-        """Compare some more of what the trail remembers behind offset `begin`; return whether it turned out to be changed.
+        """Compare some more of what the trail remembers behind offset `begin`; return whether it turned out to be
+        changed.
 
         `segments` are those of the folder, where they are known.
         """

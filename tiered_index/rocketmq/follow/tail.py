@@ -1,20 +1,25 @@
 """The end of a log that is being written: which messages of a batch are whole. Stateless.
 
-A broker copies messages into its mapping from front to back while others read page by page. So what was read near the end can have holes
-of zeros, also before bytes that were written later, and within properties nothing shows that. But whatever was seen proves that all before
-it is written by then: a batch that isn't known to be older than its reading is read a second time, up to the last message that the first
-reading saw. That last one counts
+A broker copies messages into its mapping from front to back while others read page by page. So what was read near the
+end can have holes of zeros, also before bytes that were written later, and within properties nothing shows that. But
+whatever was seen proves that all before it is written by then: a batch that isn't known to be older than its reading is
+read a second time, up to the last message that the first reading saw. That last one counts
 
-- when a message's head that isn't older, or the segment's blank, was behind it before, or damage before a message that isn't older; or
-- when its body has its CRC, its properties have no zero, and nothing is behind it; or the same bytes were there a look before.
+- when a message's head that isn't older, or the segment's blank, was behind it before, or damage before a message that
+  isn't older; or
+- when its body has its CRC, its properties have no zero, and nothing is behind it; or the same bytes were there a look
+  before.
 
-For brokers zero nothing: one that cuts its log moves a position, and what is behind stays until it is written over. Such bytes prove
-nothing, and they can complete half a message to one that looks whole, if its lengths are those of the one before it. A message that is
-completed so for two looks, or whose last bytes nothing follows, is put and noticed as soon as it changes: its witness is of the bytes put.
+For brokers zero nothing: one that cuts its log moves a position, and what is behind stays until it is written over.
+Such bytes prove nothing, and they can complete half a message to one that looks whole, if its lengths are those of the
+one before it. A message that is completed so for two looks, or whose last bytes nothing follows, is put and noticed as
+soon as it changes: its witness is of the bytes put.
 
-What is no whole message at the end of a live log: where it is, what it is, and whether it is still what it was. Stateless.
+What is no whole message at the end of a live log: where it is, what it is, and whether it is still what it was.
+Stateless.
 
-Telling it from damage takes a search through the rest of the segment. As long as nothing there changes, the search would find the same.
+Telling it from damage takes a search through the rest of the segment. As long as nothing there changes, the search
+would find the same.
 """
 
 from __future__ import annotations
@@ -62,7 +67,9 @@ _FOR_EVER = 2**63 - 1
 
 
 class Proof(NamedTuple):
-    """The log was written up to `end`, as far as its messages aren't younger than `store_ms`: what is behind may be from before a cut."""
+    """The log was written up to `end`, as far as its messages aren't younger than `store_ms`: what is behind may be
+    from before a cut.
+    """
 
     end: int
     store_ms: int
@@ -83,7 +90,9 @@ class Seen(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """What of a batch is whole, the bytes that it was decoded from, and the message behind it that is to be looked at once more."""
+    """What of a batch is whole, the bytes that it was decoded from, and the message behind it that is to be looked at
+    once more.
+    """
 
     batch: IndexBatch
     data: bytes
@@ -91,7 +100,9 @@ class Settled(NamedTuple):
 
 
 def witnesses_of(batch: IndexBatch, data: bytes) -> list[Witness]:
-    """Return the witnesses of a batch and of what was passed over before it; `data` are the bytes that it was decoded from."""
+    """Return the witnesses of a batch and of what was passed over before it; `data` are the bytes that it was decoded
+    from.
+    """
     made = [Witness.of_passed(passed) for passed in batch.passed if passed.size]
     if not batch.messages:
         return made
@@ -124,14 +135,21 @@ def proven_end(folder: Path, position: int, chunk_bytes: int, segments: tuple[Se
             left = segment.end - ahead
             # what was stored before the messages here may be what a cut left
             store_ms = next(
-                (ms for ms in (_store_ms(data, at) for at in candidates(data, 0, ahead, segment_bytes=left)) if ms is not None), None
+                (
+                    ms
+                    for ms in (_store_ms(data, at) for at in candidates(data, 0, ahead, segment_bytes=left))
+                    if ms is not None
+                ),
+                None,
             )
             return NOTHING if store_ms is None else Proof(ahead, store_ms)
     return NOTHING
 
 
 def settled(folder: Path, batch: IndexBatch, data: bytes, proof: Proof, seen: Seen | None = None) -> Settled:
-    """Return the batch with whole messages only. `data` are the bytes it was decoded from, `seen` what the look before wanted to see again.
+    """Return the batch with whole messages only.
+
+    `data` are the bytes it was decoded from, `seen` what the look before wanted to see again.
 
     `proof` is what was seen before they were read.
     """
@@ -172,7 +190,9 @@ def _goes_on(segments: tuple[Segment, ...], batch: IndexBatch, behind: bytes) ->
 
 
 def _store_ms(data: bytes, at: int) -> int | None:
-    """Return the store timestamp of the message whose head is at a position, None for a blank, or where the data ends before it."""
+    """Return the store timestamp of the message whose head is at a position, None for a blank, or where the data ends
+    before it.
+    """
     if len(data) - at < MIN_MESSAGE_BYTES or data[at + 4 : at + 8] == _BLANK:
         return None
     dtype = header_dtype(int.from_bytes(data[at + 36 : at + 40], "big", signed=True))
@@ -195,14 +215,17 @@ _MAX_BYTES = 1 << 23
 
 
 class TornTail(NamedTuple):
-    """Commit log offsets [begin, end) hold something that is no whole message; `seen` is what was seen of them and of what is behind."""
+    """Commit log offsets [begin, end) hold something that is no whole message; `seen` is what was seen of them and of
+    what is behind.
+    """
 
     begin: int
     end: int
     seen: tuple[object, ...] = ()
     is_half: bool = True
-    """Whether a message begins there: half of one, or one whose body contradicts its CRC. Else they are bytes that a broker left where it
-    cut its log, and will write over: it zeroes nothing."""
+    """Whether a message begins there: half of one, or one whose body contradicts its CRC. Else they are bytes that a
+    broker left where it cut its log, and will write over: it zeroes nothing.
+    """
 
     @property
     def what(self) -> str:
@@ -211,7 +234,9 @@ class TornTail(NamedTuple):
 
 
 def is_followed(store: StoreDirectory, torn: TornTail) -> bool:
-    """Return whether a whole message begins exactly where the one that seems to be there ends: damage, where nobody writes here."""
+    """Return whether a whole message begins exactly where the one that seems to be there ends: damage, where nobody
+    writes here.
+    """
     size = int.from_bytes((stored_bytes(store.commitlog, torn.begin, BLANK_BYTES) or b"")[:4], "big", signed=True)
     if not torn.is_half or size < MIN_MESSAGE_BYTES:
         return False
@@ -225,8 +250,8 @@ def is_followed(store: StoreDirectory, torn: TornTail) -> bool:
 def torn_tail(store: StoreDirectory, position: int) -> TornTail:
     """Look at what stands at a position where no whole message was found.
 
-    Writing to a mapped file needn't change its time, so the bytes count as well: those of the message that seems to be there, and the end
-    of the log.
+    Writing to a mapped file needn't change its time, so the bytes count as well: those of the message that seems to be
+    there, and the end of the log.
     """
     segments = list_segments(store.commitlog)
     head = stored_bytes(store.commitlog, position, BLANK_BYTES, segments) or b""
@@ -237,5 +262,7 @@ def torn_tail(store: StoreDirectory, position: int) -> TornTail:
         with contextlib.suppress(OSError):  # deleted meanwhile
             files.append((segment.start, segment.file_size, segment.path.stat().st_mtime_ns))
     written = len(data.rstrip(b"\0"))
-    is_half = written < _TORN_HEAD_BYTES or (data[4:8] in _MAGICS and int.from_bytes(data[28:_TORN_HEAD_BYTES], "big") == position)
+    is_half = written < _TORN_HEAD_BYTES or (
+        data[4:8] in _MAGICS and int.from_bytes(data[28:_TORN_HEAD_BYTES], "big") == position
+    )
     return TornTail(position, position + written, (zlib.crc32(data), len(data), store.log_end(), *files), is_half)

@@ -1,16 +1,18 @@
 """What a follower remembers of a log to notice that it was rewritten: fingerprints of messages that it has put.
 
-After a crash of its host a broker may cut off messages that others have read already, and write others in their place. Nothing in the log
-says so, and nothing is zeroed: messages that were read may stand behind the cut as they were, with others written before them. A
-`Trail` holds the last message before each position that can become durable with a checksum of everything since the one before, and ever
-fewer of older ones, so that the place where the log still is what it was can be found again.
+After a crash of its host a broker may cut off messages that others have read already, and write others in their place.
+Nothing in the log says so, and nothing is zeroed: messages that were read may stand behind the cut as they were, with
+others written before them. A `Trail` holds the last message before each position that can become durable with a
+checksum of everything since the one before, and ever fewer of older ones, so that the place where the log still is what
+it was can be found again.
 
-The trail is kept in `followers/<hash of the source name>.json` in the index's root, written before what it describes is put: whichever
-position is durable after a crash has its witness. One thread uses a trail.
+The trail is kept in `followers/<hash of the source name>.json` in the index's root, written before what it describes is
+put: whichever position is durable after a crash has its witness. One thread uses a trail.
 
 The CRC-32 of two stretches of bytes that follow each other, from the CRC-32 of each. Pure.
 
-A CRC is a polynomial over GF(2) modulo a fixed one, and n bytes behind multiply it by x^(8n). Source: zlib's `crc32_combine`.
+A CRC is a polynomial over GF(2) modulo a fixed one, and n bytes behind multiply it by x^(8n). Source: zlib's
+`crc32_combine`.
 """
 
 from __future__ import annotations
@@ -49,13 +51,7 @@ from tiered_index.rocketmq.log.segments import Segment, list_segments, pread
 from tiered_index.service.root.root import FOLLOWERS, disk_error
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 
-__all__ = [
-    "Trail",
-    "Verdict",
-    "Witness",
-    "joined_crc",
-    "stored_bytes",
-]
+__all__ = ["Trail", "Verdict", "Witness", "joined_crc", "stored_bytes"]
 
 _POLYNOMIAL = 0xEDB88320
 _ONE = 1 << 31
@@ -109,7 +105,8 @@ class Verdict(Enum):
 
 
 class Witness(NamedTuple):
-    """The last message before position `end`, and what was put since the witness before: `messages`, of the bytes [begin, end).
+    """The last message before position `end`, and what was put since the witness before: `messages`, of the bytes
+    [begin, end).
 
     What was passed over has witnesses without messages: `offset` and `size` are of its first bytes.
     """
@@ -142,7 +139,9 @@ class Witness(NamedTuple):
         return Fingerprint(self.offset, self.size, self.crc)
 
     def look_whole(self, folder: Path, segments: tuple[Segment, ...] | None = None) -> Verdict:
-        """Compare every byte that is remembered with what is in the commit log now; `segments` are those of the folder, where known."""
+        """Compare every byte that is remembered with what is in the commit log now; `segments` are those of the folder,
+        where known.
+        """
         segments = list_segments(folder) if segments is None else segments
         verdict = self.look(folder, segments)
         if verdict is not Verdict.SAME or self.begin < 0:
@@ -163,7 +162,11 @@ class Witness(NamedTuple):
         data = stored_bytes(folder, self.offset, self.size, segments)
         if data is None:
             return Verdict.GONE if segments and self.offset < segments[-1].start else Verdict.CHANGED
-        return Verdict.SAME if Fingerprint(self.offset, len(data), zlib.crc32(data)) == self.fingerprint else Verdict.CHANGED
+        return (
+            Verdict.SAME
+            if Fingerprint(self.offset, len(data), zlib.crc32(data)) == self.fingerprint
+            else Verdict.CHANGED
+        )
 
 
 def _witness(value: Any) -> Witness:
@@ -179,13 +182,17 @@ def _witness(value: Any) -> Witness:
 _WITNESS = (_POSITION, _POSITION, SIZE, CRC32, COUNT, integer(-1, 2**62), CRC32)
 _TRAIL = record(
     lambda follower, **fields: tuple(fields.values()),
-    follower=integer(_VERSION, _VERSION), source=text(), witnesses=list_of(_witness), continue_at=nullable(_POSITION),
+    follower=integer(_VERSION, _VERSION),
+    source=text(),
+    witnesses=list_of(_witness),
+    continue_at=nullable(_POSITION),
     rewritten=Optional(list_of(tuple_of(_POSITION, _POSITION, MILLISECONDS)), ()),
-)  # fmt: skip
+)
 
 
 def stored_bytes(folder: Path, offset: int, size: int, segments: tuple[Segment, ...] | None = None) -> bytes | None:
-    """Return the bytes [offset, offset + size) of the commit log, fewer where the segment ends before, None where no segment has them.
+    """Return the bytes [offset, offset + size) of the commit log, fewer where the segment ends before, None where no
+    segment has them.
 
     `segments` are those of the folder, where they are known.
     """
@@ -199,18 +206,25 @@ def stored_bytes(folder: Path, offset: int, size: int, segments: tuple[Segment, 
 
 
 def _joined(one: Witness, later: Witness) -> Witness:
-    """Return two witnesses that follow each other as one; what lies between segments isn't remembered, so then only the later's bytes."""
+    """Return two witnesses that follow each other as one; what lies between segments isn't remembered, so then only the
+    later's bytes.
+    """
     messages = one.messages + later.messages
     if one.begin < 0 or one.end != later.begin:
         return later._replace(messages=messages)
-    return later._replace(messages=messages, begin=one.begin, stretch=joined_crc(one.stretch, later.stretch, later.end - later.begin))
+    return later._replace(
+        messages=messages, begin=one.begin, stretch=joined_crc(one.stretch, later.stretch, later.end - later.begin)
+    )
 
 
 @dataclass
 class Trail:
-    """The witnesses of one source, ascending. `continue_at` is set while a part of the log is put again: a restart begins there.
+    """The witnesses of one source, ascending.
 
-    `rewritten` are the offsets [begin, end) that were found to be others than were read, each with the time of that in epoch milliseconds.
+    `continue_at` is set while a part of the log is put again: a restart begins there.
+
+    `rewritten` are the offsets [begin, end) that were found to be others than were read, each with the time of that in
+    epoch milliseconds.
     """
 
     path: Path
@@ -236,7 +250,8 @@ class Trail:
             raise disk_error(error, f"reading {trail.path}") from error
         except CorruptFile as error:
             problem = (
-                f"not the memory of {source} ({error.problem}); without this file the log is followed unchecked from the durable position"
+                f"not the memory of {source} ({error.problem}); without this file the log is followed "
+                f"unchecked from the durable position"
             )
             raise CorruptFile(str(trail.path), problem) from error
         return trail
@@ -244,9 +259,12 @@ class Trail:
     def save(self) -> None:
         """Write the trail durably. Raises as `disk_error` says."""
         document = {
-            "follower": _VERSION, "source": self.source, "witnesses": self.witnesses, "continue_at": self.continue_at,
+            "follower": _VERSION,
+            "source": self.source,
+            "witnesses": self.witnesses,
+            "continue_at": self.continue_at,
             "rewritten": self.rewritten,
-        }  # fmt: skip
+        }
         temporary = self.path.parent / (TEMPORARY_PREFIX + secrets.token_hex(8))
         try:
             if not self.path.parent.is_dir():
@@ -271,7 +289,10 @@ class Trail:
         return max((ms for low, high, ms in self.rewritten if low < end and begin < high), default=None)
 
     def add(self, witness: Witness, durable: int) -> None:
-        """Add the newest witness. Those at or before the durable position become fewer with their distance from the newest."""
+        """Add the newest witness.
+
+        Those at or before the durable position become fewer with their distance from the newest.
+        """
         self.witnesses.append(witness)
         settled = [w for w in self.witnesses if w.end <= durable]
         if len(settled) < _MANY:
@@ -285,21 +306,33 @@ class Trail:
                 kept.append(one)
         self.witnesses[: len(settled)] = [*kept, settled[-1]]
 
-    def is_changed(self, folder: Path, span: int, many: int | None = None, segments: tuple[Segment, ...] | None = None) -> bool:
-        """Return whether anything remembered of the last `span` bytes, or of the `many` newest witnesses within them, is changed."""
+    def is_changed(
+        self, folder: Path, span: int, many: int | None = None, segments: tuple[Segment, ...] | None = None
+    ) -> bool:
+        """Return whether anything remembered of the last `span` bytes, or of the `many` newest witnesses within them,
+        is changed.
+        """
         segments = list_segments(folder) if segments is None else segments
         newest = reversed(self.witnesses[-many:] if many else self.witnesses)
-        return any(w.look_whole(folder, segments) is Verdict.CHANGED for w in itertools.takewhile(lambda w: self._within(w, span), newest))
+        return any(
+            w.look_whole(folder, segments) is Verdict.CHANGED
+            for w in itertools.takewhile(lambda w: self._within(w, span), newest)
+        )
 
     def _within(self, witness: Witness, span: int) -> bool:
         return witness is self.witnesses[-1] or self.witnesses[-1].end - witness.end < span
 
     def last_same(self, folder: Path, span: int) -> Witness | None:
-        """Return the newest witness before which, as far as the last `span` bytes go, nothing is changed; older ones by their message."""
+        """Return the newest witness before which, as far as the last `span` bytes go, nothing is changed; older ones by
+        their message.
+        """
         found: Witness | None = None
         for witness in reversed(self.witnesses):
             if not self._within(witness, span):
-                return found or next((w for w in reversed(self.witnesses) if w.end <= witness.end and w.look(folder) is Verdict.SAME), None)
+                return found or next(
+                    (w for w in reversed(self.witnesses) if w.end <= witness.end and w.look(folder) is Verdict.SAME),
+                    None,
+                )
             verdict = witness.look_whole(folder)
             found = None if verdict is Verdict.CHANGED else found or (witness if verdict is Verdict.SAME else None)
         return found

@@ -1,10 +1,13 @@
-"""A stretch of a commit log segment -> the columns that `IndexService.put_batch` takes, with no loop over messages but the walk. Pure.
+"""A stretch of a commit log segment -> the columns that `IndexService.put_batch` takes, with no loop over messages but
+the walk. Pure.
 
-First where messages begin (from consume queues, else by walking), then their headers by one gather of the fixed part, then topics and keys.
-Every length is checked before it is used. Source: RocketMQ's `CommitLog.checkMessageAndReturnSize` and `IndexService.buildIndex`; unlike
-the latter, prepared messages aren't indexed: no consumer ever sees them.
+First where messages begin (from consume queues, else by walking), then their headers by one gather of the fixed part,
+then topics and keys. Every length is checked before it is used. Source: RocketMQ's
+`CommitLog.checkMessageAndReturnSize` and `IndexService.buildIndex`; unlike the latter, prepared messages aren't
+indexed: no consumer ever sees them.
 
-Many messages at once: their headers by one gather, then, length by length, where topics, bodies and properties lie. Pure.
+Many messages at once: their headers by one gather, then, length by length, where topics, bodies and properties lie.
+Pure.
 
 Every length is checked before it is used as a position, in the order in which a single decode checks it.
 """
@@ -34,28 +37,29 @@ from tiered_index.rocketmq.log.property_columns import key_columns, spans
 from tiered_index.rocketmq.log.segments import End, message_positions, walk
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = [
-    "IndexBatch",
-    "MessageColumns",
-    "Passed",
-    "SkippedRange",
-    "decode_index_columns",
-]
+__all__ = ["IndexBatch", "MessageColumns", "Passed", "SkippedRange", "decode_index_columns"]
 
 
 class MessageColumns:
-    """The fixed parts of messages, and where their variable parts lie. `count` shrinks to what stands before the first bad message.
+    """The fixed parts of messages, and where their variable parts lie.
 
-    `head` has the fixed parts in native byte order; `ends`, `body_at`, `topic_at`, `topic_end` and `properties_at` (each `count`) are
-    positions in the data. Nothing is raised: whoever wants to know what is wrong with message `count` decodes it alone.
+    `count` shrinks to what stands before the first bad message.
+
+    `head` has the fixed parts in native byte order; `ends`, `body_at`, `topic_at`, `topic_end` and `properties_at`
+    (each `count`) are positions in the data. Nothing is raised: whoever wants to know what is wrong with message
+    `count` decodes it alone.
     """
 
     def __init__(self, raw: npt.NDArray[np.uint8], positions: Int64, start_offset: int) -> None:
         self.raw, self.positions = raw, positions
         self.count = len(positions)
         self.head = self._gather()
-        self._cut((self.head["physical_offset"] != positions + start_offset) | (self.head["queue_id"] < 0)
-                  | (self.head["store_ms"] < 0) | (self.head["store_ms"] > MAX_TIMESTAMP_MS))  # fmt: skip
+        self._cut(
+            (self.head["physical_offset"] != positions + start_offset)
+            | (self.head["queue_id"] < 0)
+            | (self.head["store_ms"] < 0)
+            | (self.head["store_ms"] > MAX_TIMESTAMP_MS)
+        )
         self._place()
 
     def _cut(self, bad: npt.NDArray[np.bool_]) -> None:
@@ -87,7 +91,9 @@ class MessageColumns:
 
     def _rows(self, positions: Int64, dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
         # a view of the bytes that has a row at every position: the gather copies each message's fixed part once
-        windows = np.ndarray((max(len(self.raw) - dtype.itemsize + 1, 0),), f"V{dtype.itemsize}", self.raw, strides=(1,))
+        windows = np.ndarray(
+            (max(len(self.raw) - dtype.itemsize + 1, 0),), f"V{dtype.itemsize}", self.raw, strides=(1,)
+        )
         return windows[positions].view(dtype)
 
     def _place(self) -> None:
@@ -130,7 +136,9 @@ class MessageColumns:
         self._narrow()
 
     def topics(self) -> tuple[list[str], npt.NDArray[np.int32]]:
-        """Return the distinct topics, and which one each message has; messages end before the first whose topic is none."""
+        """Return the distinct topics, and which one each message has; messages end before the first whose topic is
+        none.
+        """
         encoded = spans(self.raw, self.topic_at, self.topic_end).dictionary_encode()
         index = encoded.indices.to_numpy(zero_copy_only=False)
         topics: list[str] = []
@@ -170,7 +178,9 @@ class SkippedRange:
 
 
 class Passed(NamedTuple):
-    """What stood at commit log offsets [begin, end), where a reader found no message: a segment's blank, or damage that it skipped."""
+    """What stood at commit log offsets [begin, end), where a reader found no message: a segment's blank, or damage that
+    it skipped.
+    """
 
     begin: int
     end: int
@@ -186,8 +196,9 @@ class IndexBatch:
     """The entries of the messages at commit log offsets [begin, end); `end` is where to continue."""
 
     columns: Any
-    """A `pyarrow.RecordBatch`, one row per key: `topic` (dictionary), `queue_id` (i32), `key`, `offset` (i64), `size` (i32), `timestamp_ms`
-    (i64). Order: by message; the keys of one message stand together, each once."""
+    """A `pyarrow.RecordBatch`, one row per key: `topic` (dictionary), `queue_id` (i32), `key`, `offset` (i64), `size`
+    (i32), `timestamp_ms` (i64). Order: by message; the keys of one message stand together, each once.
+    """
     begin: int
     end: int
     messages: int
@@ -211,14 +222,22 @@ class IndexBatch:
 
 
 def decode_index_columns(
-    data: Buffer, start_offset: int, positions: npt.ArrayLike | None = None, *, file: str = "segment", file_offset: int = 0,
-    segment_bytes: int | None = None, check_crc: bool = False,
-) -> IndexBatch:  # fmt: skip
-    """Return the entries of the messages that begin at `data[0]` and follow each other, up to the first thing that is none.
+    data: Buffer,
+    start_offset: int,
+    positions: npt.ArrayLike | None = None,
+    *,
+    file: str = "segment",
+    file_offset: int = 0,
+    segment_bytes: int | None = None,
+    check_crc: bool = False,
+) -> IndexBatch:
+    """Return the entries of the messages that begin at `data[0]` and follow each other, up to the first thing that is
+    none.
 
-    `start_offset` is the physical offset of `data[0]`, and `file_offset` its position in `file`, for error texts. `positions` (n, relative
-    to `data`, ascending) are what consume queues say; gaps between them are walked. `segment_bytes` counts from `data[0]` to the segment's
-    end where the data is only a part of it. `check_crc` checks every body, at the price of a loop. Never raises for any content of `data`.
+    `start_offset` is the physical offset of `data[0]`, and `file_offset` its position in `file`, for error texts.
+    `positions` (n, relative to `data`, ascending) are what consume queues say; gaps between them are walked.
+    `segment_bytes` counts from `data[0]` to the segment's end where the data is only a part of it. `check_crc` checks
+    every body, at the price of a loop. Never raises for any content of `data`.
     """
     if positions is None:
         found = walk(data, segment_bytes=segment_bytes)
@@ -241,11 +260,17 @@ def decode_index_columns(
     elif state is End.DAMAGED:
         damage = CorruptFile(file, str(found.problem), offset=file_offset + stop)
     return IndexBatch(
-        columns=_record_batch(blocks), begin=start_offset, end=start_offset + stop, messages=count,
-        hidden=sum(block.hidden for block in blocks), replaced_keys=sum(block.replaced for block in blocks),
-        last_store_ms=next((block.last_store_ms for block in reversed(blocks) if block.count), None), state=state, damage=damage,
+        columns=_record_batch(blocks),
+        begin=start_offset,
+        end=start_offset + stop,
+        messages=count,
+        hidden=sum(block.hidden for block in blocks),
+        replaced_keys=sum(block.replaced for block in blocks),
+        last_store_ms=next((block.last_store_ms for block in reversed(blocks) if block.count), None),
+        state=state,
+        damage=damage,
         positions=found.positions[:count],
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +288,9 @@ class _Block:
     """The rows' headers."""
 
 
-def _decode_block(data: Buffer, raw: npt.NDArray[np.uint8], positions: Int64, start_offset: int, check_crc: bool) -> _Block:
+def _decode_block(
+    data: Buffer, raw: npt.NDArray[np.uint8], positions: Int64, start_offset: int, check_crc: bool
+) -> _Block:
     """Decode the messages at `positions` up to the first that is none."""
     fields = MessageColumns(raw, positions, start_offset)
     if check_crc:
@@ -294,11 +321,14 @@ def _record_batch(blocks: list[_Block]) -> Any:
     return pa.RecordBatch.from_arrays(
         [
             pa.DictionaryArray.from_arrays(pa.array(np.concatenate(topic)), pa.array(list(place), pa.string())),
-            column("queue_id", np.int32), pa.concat_arrays([block.keys for block in blocks]), column("physical_offset", np.int64),
-            column("size", np.int32), column("store_ms", np.int64),
+            column("queue_id", np.int32),
+            pa.concat_arrays([block.keys for block in blocks]),
+            column("physical_offset", np.int64),
+            column("size", np.int32),
+            column("store_ms", np.int64),
         ],
         names=["topic", "queue_id", "key", "offset", "size", "timestamp_ms"],
-    )  # fmt: skip
+    )
 
 
 def _what_is_wrong(data: Buffer, position: int, start_offset: int, file: str, file_offset: int) -> CorruptFile:

@@ -1,19 +1,19 @@
 """Reading a `commitlog/` folder beside the broker that writes it, from any position, to the end of what is written.
 
-Segments are read a chunk at a time, so memory is bounded by the chunk or the longest message; a longer one than a chunk is read when its
-head and its lengths agree, and when it has at most `MAX_MESSAGE_BYTES` (128 MiB). The only state is which segments there were at the last
-look: batches look at the folder anew, single messages only where that look doesn't give them. Any thread may call. What can't be
-read is never passed over in silence:
+Segments are read a chunk at a time, so memory is bounded by the chunk or the longest message; a longer one than a chunk
+is read when its head and its lengths agree, and when it has at most `MAX_MESSAGE_BYTES` (128 MiB). The only state is
+which segments there were at the last look: batches look at the folder anew, single messages only where that look
+doesn't give them. Any thread may call. What can't be read is never passed over in silence:
 
-| found                                                        | what happens |
-|--------------------------------------------------------------|--------------|
-| zeros in the segment that is being written                   | the end, for now (`End.OPEN`) |
+| found      | what happens |
+|---|---|
+| zeros in the segment that is being written | the end, for now (`End.OPEN`) |
 | zeros there at a place that the caller calls a hole, with something readable behind | as anything that is no message |
-| half a message there, with nothing readable behind it        | the end, for now (`End.TORN`): a write under way, or what a crash tore |
-| that, with only older messages behind it than before          | the same: what a broker that cut its log hasn't written over yet |
-| anything else that is no message                             | `CorruptFile`, or skipped to the next readable message |
-| a position whose segment is deleted, or never was            | `MissingOffsets`, or skipped to the next segment |
-| a position behind the end of the log                         | `MissingOffsets`: the log was cut or made anew |
+| half a message there, with nothing readable behind it | the end, for now (`End.TORN`): being written, or torn |
+| that, with only older messages behind it than before | the same: the broker cut its log and writes over it |
+| anything else that is no message | `CorruptFile`, or skipped to the next readable message |
+| a position whose segment is deleted, or never was | `MissingOffsets`, or skipped to the next segment |
+| a position behind the end of the log | `MissingOffsets`: the log was cut or made anew |
 
 A log that was rewritten below a position shows by the fingerprint of a message before it.
 """
@@ -49,7 +49,9 @@ _PIECE = 1 << 22
 
 
 class MissingOffsets(CorruptFile):
-    """Commit log offsets [begin, end) are in no file: deleted before they were read, or never written. Attributes: `begin`, `end`."""
+    """Commit log offsets [begin, end) are in no file: deleted before they were read, or never written. Attributes:
+    `begin`, `end`.
+    """
 
     def __init__(self, folder: str, problem: str, begin: int, end: int) -> None:
         super().__init__(folder, f"{problem}: commit log offsets {begin} to {end}")
@@ -78,9 +80,9 @@ class PositionSource(Protocol):
 class CommitLogReader:
     """Reads the segments in `folder`.
 
-    `chunk_bytes` is how much is read and decoded at a time. `check_crc` compares every body with its CRC while reading batches, which
-    takes a fourth of the time at bodies of 256 bytes, half of it at 4 KiB; single messages are always checked. `positions` are consume
-    queues, which save the walk through the segments.
+    `chunk_bytes` is how much is read and decoded at a time. `check_crc` compares every body with its CRC while reading
+    batches, which takes a fourth of the time at bodies of 256 bytes, half of it at 4 KiB; single messages are always
+    checked. `positions` are consume queues, which save the walk through the segments.
     """
 
     folder: Path
@@ -88,7 +90,9 @@ class CommitLogReader:
     check_crc: bool = False
     positions: PositionSource | None = None
     _looked: list[tuple[Segment, ...]] = field(default_factory=list, init=False, repr=False, compare=False)
-    """What the last look at the folder found, one at most: listing hundreds of segments would cost more than reading a message."""
+    """What the last look at the folder found, one at most: listing hundreds of segments would cost more than reading a
+    message.
+    """
 
     def __post_init__(self) -> None:
         if self.chunk_bytes < 1:
@@ -106,7 +110,8 @@ class CommitLogReader:
     # one message
 
     def read(self, offset: int, size: int | None = None) -> Message:
-        """Return the message at a commit log offset, checked to its CRC and physical offset; `size`, where known, saves a read.
+        """Return the message at a commit log offset, checked to its CRC and physical offset; `size`, where known, saves
+        a read.
 
         Raises `MissingOffsets` where no segment has the offset, `CorruptFile` where no such message begins there.
         """
@@ -146,38 +151,57 @@ class CommitLogReader:
     # all messages from a position on
 
     def batches(
-        self, position: int | None = None, *, skip_corrupt: bool = False, skip_missing: bool = False, hole_at: int | None = None,
+        self,
+        position: int | None = None,
+        *,
+        skip_corrupt: bool = False,
+        skip_missing: bool = False,
+        hole_at: int | None = None,
         newest_ms: int | None = None,
-    ) -> Iterator[IndexBatch]:  # fmt: skip
-        """Yield the entries of all messages from `position` (None: the beginning) to the end of what is written, in order.
+    ) -> Iterator[IndexBatch]:
+        """Yield the entries of all messages from `position` (None: the beginning) to the end of what is written, in
+        order.
 
-        Each batch continues where the last one ended. The last one says by `state` what stands there: `End.OPEN`, `End.TORN`, or
-        `End.SEGMENT` where the next segment isn't there yet; continue from its `end` later. An empty log yields nothing.
+        Each batch continues where the last one ended. The last one says by `state` what stands there: `End.OPEN`,
+        `End.TORN`, or `End.SEGMENT` where the next segment isn't there yet; continue from its `end` later. An empty log
+        yields nothing.
 
-        Raises `CorruptFile` at the first damage and `MissingOffsets` at the first gap, after everything before it was yielded; with
-        `skip_corrupt` and `skip_missing` the range is named in the next batch's `skipped` instead. Zeros at `hole_at` are damage where
-        something readable lies behind them, which is searched for. `newest_ms` is the store timestamp of the message before `position`.
+        Raises `CorruptFile` at the first damage and `MissingOffsets` at the first gap, after everything before it was
+        yielded; with `skip_corrupt` and `skip_missing` the range is named in the next batch's `skipped` instead. Zeros
+        at `hole_at` are damage where something readable lies behind them, which is searched for. `newest_ms` is the
+        store timestamp of the message before `position`.
 
-        This is a plain reading. Of messages that are being written while it reads it may see a part: the last one, or holes of zeros in
-        those before it, also where keys should be. `messages` looks twice; a follower does so with `tail.settled`.
+        This is a plain reading. Of messages that are being written while it reads it may see a part: the last one, or
+        holes of zeros in those before it, also where keys should be. `messages` looks twice; a follower does so with
+        `tail.settled`.
         """
-        found = self.stretches(position, skip_corrupt=skip_corrupt, skip_missing=skip_missing, hole_at=hole_at, newest_ms=newest_ms)
+        found = self.stretches(
+            position, skip_corrupt=skip_corrupt, skip_missing=skip_missing, hole_at=hole_at, newest_ms=newest_ms
+        )
         for batch, _ in found:
             yield batch
 
     def messages(
-        self, position: int | None = None, *, skip_corrupt: bool = False, skip_missing: bool = False, closed: bool = False
+        self,
+        position: int | None = None,
+        *,
+        skip_corrupt: bool = False,
+        skip_missing: bool = False,
+        closed: bool = False,
     ) -> Iterator[Message]:
-        """Yield every message whole, from `position` on, hidden ones included; raises as `batches`, and always checks bodies.
+        """Yield every message whole, from `position` on, hidden ones included; raises as `batches`, and always checks
+        bodies.
 
-        Beside a writer, too: properties with zeros are read a second time, for what was seen behind them was written after them. The
-        last message before the end of a live log is left out where it has some, as those of half a message do; not where the caller knows
-        that its broker has `closed` the log.
+        Beside a writer, too: properties with zeros are read a second time, for what was seen behind them was written
+        after them. The last message before the end of a live log is left out where it has some, as those of half a
+        message do; not where the caller knows that its broker has `closed` the log.
         """
         reader = replace(self, check_crc=True)
         for batch, data in reader.stretches(position, skip_corrupt=skip_corrupt, skip_missing=skip_missing):
             for row, at in enumerate(batch.positions.tolist(), 1):
-                message = decode_message(data, at, file=str(self.folder), physical_offset=batch.begin + at, check_crc=False)
+                message = decode_message(
+                    data, at, file=str(self.folder), physical_offset=batch.begin + at, check_crc=False
+                )
                 if b"\0" in message.raw_properties:
                     if not closed and row == batch.messages and batch.state in (End.OPEN, End.TORN):
                         return
@@ -186,9 +210,15 @@ class CommitLogReader:
                 yield message
 
     def stretches(
-        self, position: int | None = None, *, skip_corrupt: bool = False, skip_missing: bool = False, hole_at: int | None = None,
-        newest_ms: int | None = None, segments: tuple[Segment, ...] | None = None,
-    ) -> Iterator[tuple[IndexBatch, bytes]]:  # fmt: skip
+        self,
+        position: int | None = None,
+        *,
+        skip_corrupt: bool = False,
+        skip_missing: bool = False,
+        hole_at: int | None = None,
+        newest_ms: int | None = None,
+        segments: tuple[Segment, ...] | None = None,
+    ) -> Iterator[tuple[IndexBatch, bytes]]:
         """Yield batches as `batches` does, each with the bytes that it was decoded from, and perhaps more.
 
         `segments` are those there are, where they are known: the folder is looked at anew for what they don't have.
@@ -211,7 +241,12 @@ class CommitLogReader:
                 at = error.end
                 continue
             if segment is None:
-                yield replace(decode_index_columns(b"", at), state=End.SEGMENT, skipped=tuple(skipped), passed=tuple(passed)), b""
+                yield (
+                    replace(
+                        decode_index_columns(b"", at), state=End.SEGMENT, skipped=tuple(skipped), passed=tuple(passed)
+                    ),
+                    b"",
+                )
                 return
             try:
                 batch, data = self._decode(segment, at, chunk)
@@ -246,7 +281,8 @@ class CommitLogReader:
                     finally:
                         del damage
                 at = segment.end if readable is None else readable
-                chunk = min(self.chunk_bytes, _BEHIND_DAMAGE)  # there may be more of it, and each would cost a whole chunk
+                # there may be more of it, and each would cost a whole chunk
+                chunk = min(self.chunk_bytes, _BEHIND_DAMAGE)
                 skipped.append(SkippedRange(batch.end, at, damage.problem, str(segment.path)))
                 passed.append(seen)
             elif batch.state is End.SEGMENT:
@@ -256,7 +292,9 @@ class CommitLogReader:
                 at = segment.end
 
     def _next_segment(self, at: int, known: tuple[Segment, ...]) -> Segment | None:
-        """Return the segment to read at a position, None where the log ends exactly there; `known` are those of an earlier look."""
+        """Return the segment to read at a position, None where the log ends exactly there; `known` are those of an
+        earlier look.
+        """
         for segment in known:
             if segment.start <= at < segment.end:
                 return segment
@@ -272,9 +310,14 @@ class CommitLogReader:
             data = segment.read(min(chunk, segment.file_size - at), at)
             known = self.positions.between(offset, offset + len(data)) - offset if self.positions else None
             batch = decode_index_columns(
-                data, offset, known, file=str(segment.path), file_offset=at,
-                segment_bytes=segment.end - segment.start - at, check_crc=self.check_crc,
-            )  # fmt: skip
+                data,
+                offset,
+                known,
+                file=str(segment.path),
+                file_offset=at,
+                segment_bytes=segment.end - segment.start - at,
+                check_crc=self.check_crc,
+            )
             if batch.state is not End.MORE or batch.messages:
                 return batch, data
             if at + len(data) >= segment.file_size or len(data) < min(chunk, segment.file_size - at):
@@ -293,8 +336,12 @@ class CommitLogReader:
                 # without its traceback, which would keep what was read for as long as the error is kept
                 return replace(batch, state=End.DAMAGED, damage=error.with_traceback(None)), data
 
-    def _judge(self, segment: Segment, batch: IndexBatch, hole_at: int | None, newest_ms: int | None) -> tuple[IndexBatch, int | None]:
-        """Tell the end of a live log from damage: return the batch, called torn or damaged, and where reading could go on after damage."""
+    def _judge(
+        self, segment: Segment, batch: IndexBatch, hole_at: int | None, newest_ms: int | None
+    ) -> tuple[IndexBatch, int | None]:
+        """Tell the end of a live log from damage: return the batch, called torn or damaged, and where reading could go
+        on after damage.
+        """
         later = [other for other in self.segments() if other.start > segment.start]
         written_behind = segment.is_closed or any(other.read(BLANK_BYTES, 0).strip(b"\0") for other in later)
         zeros = batch.state is End.OPEN
@@ -305,9 +352,12 @@ class CommitLogReader:
             return batch if zeros else replace(batch, state=End.TORN, damage=None), None
         if zeros:
             where = "in the next segment" if written_behind else f"at commit log offset {readable}"
-            problem = CorruptFile(str(segment.path), f"zeros where the log goes on {where}", offset=batch.end - segment.start)
+            problem = CorruptFile(
+                str(segment.path), f"zeros where the log goes on {where}", offset=batch.end - segment.start
+            )
             batch = replace(batch, state=End.DAMAGED, damage=problem)
-        # What was read before the broker finished this place isn't damage: now that more is written behind it, it can't change any more.
+        # What was read before the broker finished this place isn't damage: now that more is written behind it, it can't
+        # change any more.
         if self._is_message(segment, batch.end):
             return replace(batch, state=End.MORE, damage=None), None
         return batch, readable
@@ -318,9 +368,11 @@ class CommitLogReader:
         return bool(again.messages) or again.state in (End.MORE, End.SEGMENT)
 
     def _seen_damage(self, segment: Segment, begin: int, end: int) -> Passed | None:
-        """Return what stands at the offsets [begin, end) of a segment, as far as it has a file; None where `begin` is no damage by now.
+        """Return what stands at the offsets [begin, end) of a segment, as far as it has a file; None where `begin` is
+        no damage by now.
 
-        In this order: whoever writes there later changes what was seen, and whoever has written there before shows by a message at `begin`.
+        In this order: whoever writes there later changes what was seen, and whoever has written there before shows by a
+        message at `begin`.
         """
         at, size, first, whole = begin, min(end - begin, _HEAD_OF_DAMAGE), 0, 0
         while at < end and (data := segment.read(min(end - at, _PIECE), at - segment.start)):
@@ -329,7 +381,9 @@ class CommitLogReader:
         return None if self._is_message(segment, begin) else Passed(begin, at, min(size, at - begin), first, whole)
 
     def _is_old(self, segment: Segment, offset: int, newest_ms: int | None) -> bool:
-        """Return whether messages at an offset were stored before what is known to be written: a broker's recovery zeroes nothing."""
+        """Return whether messages at an offset were stored before what is known to be written: a broker's recovery
+        zeroes nothing.
+        """
         if newest_ms is None:
             return False
         for chunk in (min(self.chunk_bytes, _BEHIND_DAMAGE), self.chunk_bytes):  # mostly the first ones tell
@@ -339,7 +393,9 @@ class CommitLogReader:
         return True
 
     def _readable_behind(self, segment: Segment, at: int) -> int | None:
-        """Return the first offset behind byte `at` of a segment where a whole, checked message or the final blank begins."""
+        """Return the first offset behind byte `at` of a segment where a whole, checked message or the final blank
+        begins.
+        """
         following, step = at + 1, max(min(self.chunk_bytes, _BEHIND_DAMAGE), 8 * MIN_MESSAGE_BYTES)
         while following < segment.file_size:
             data = segment.read(step + MIN_MESSAGE_BYTES, following)
@@ -347,7 +403,9 @@ class CommitLogReader:
             step = max(min(2 * step, self.chunk_bytes), 8 * MIN_MESSAGE_BYTES)
             if data == bytes(len(data)):  # most of a live segment; comparing is much faster than searching
                 continue
-            for place in candidates(data, 0, segment.start + window, segment_bytes=segment.end - segment.start - window):
+            for place in candidates(
+                data, 0, segment.start + window, segment_bytes=segment.end - segment.start - window
+            ):
                 offset = segment.start + window + place
                 if data[place + 4 : place + 8] == _BLANK:
                     return offset
@@ -366,14 +424,20 @@ def _read_within(segment: Segment, offset: int, size: int | None) -> Message:
     data = segment.read(length, at)
     message = decode_message(data, file=str(segment.path), file_offset=at, physical_offset=offset)
     if size is not None and message.size != size:
-        raise CorruptFile(str(segment.path), "another message than the one expected", offset=at, expected=size, found=message.size)
+        raise CorruptFile(
+            str(segment.path), "another message than the one expected", offset=at, expected=size, found=message.size
+        )
     return message
 
 
 def _claimed(segment: Segment, at: int, offset: int, *, at_once: int = _UNCHECKED_BYTES) -> int:
-    """Return the size of the message whose head lies at byte `at`; one longer than `at_once` only where its lengths add up."""
+    """Return the size of the message whose head lies at byte `at`; one longer than `at_once` only where its lengths add
+    up.
+    """
     file = str(segment.path)
-    claim = check_head(segment.read(HEAD_BYTES, at), segment.file_size - at, file=file, file_offset=at, physical_offset=offset)
+    claim = check_head(
+        segment.read(HEAD_BYTES, at), segment.file_size - at, file=file, file_offset=at, physical_offset=offset
+    )
     if claim.size > at_once:
         tail = segment.read(claim.size - claim.tail_at, at + claim.tail_at)
         check_tail(claim, tail, file=file, file_offset=at)

@@ -1,8 +1,11 @@
-"""Consume queues: for each queue of a topic, where its messages lie in the commit log. Read beside the broker, never written here.
+"""Consume queues: for each queue of a topic, where its messages lie in the commit log.
 
-An entry is 20 bytes, big-endian: i64 commit log offset, i32 size of the message, i64 tags code. Files hold 300,000 entries unless the
-broker is set otherwise, are named by the offset of their first byte within the queue, and end in zeros where nothing is written yet.
-Source: RocketMQ's `ConsumeQueue`. Everything here is stateless but `QueuePositions`, which one thread uses at a time.
+Read beside the broker, never written here.
+
+An entry is 20 bytes, big-endian: i64 commit log offset, i32 size of the message, i64 tags code. Files hold 300,000
+entries unless the broker is set otherwise, are named by the offset of their first byte within the queue, and end in
+zeros where nothing is written yet. Source: RocketMQ's `ConsumeQueue`. Everything here is stateless but
+`QueuePositions`, which one thread uses at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +22,16 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageError
 from tiered_index.rocketmq.log.segments import list_segments, local_errors, pread
 
-__all__ = ["ENTRIES_PER_FILE", "ENTRY", "ENTRY_BYTES", "ConsumeQueue", "QueuePositions", "decode_entries", "list_queues", "pack_entry"]
+__all__ = [
+    "ENTRIES_PER_FILE",
+    "ENTRY",
+    "ENTRY_BYTES",
+    "ConsumeQueue",
+    "QueuePositions",
+    "decode_entries",
+    "list_queues",
+    "pack_entry",
+]
 
 ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 """One entry; packed, big-endian."""
@@ -41,7 +53,9 @@ def pack_entry(offset: int, size: int, tags_code: int) -> bytes:
 
 
 def decode_entries(data: bytes) -> Entries:
-    """Return the entries (n, dtype `ENTRY`) before the first that is not written yet; bytes of half an entry at the end are left out."""
+    """Return the entries (n, dtype `ENTRY`) before the first that is not written yet; bytes of half an entry at the end
+    are left out.
+    """
     entries = np.frombuffer(data, ENTRY, len(data) // ENTRY_BYTES)
     written = entries["size"] > 0
     return entries if written.all() else entries[: int(written.argmin())]
@@ -56,13 +70,17 @@ class ConsumeQueue:
     folder: Path
 
     def read(self, begin: int | None = None, max_entries: int = _READ_ENTRIES) -> tuple[int, Entries]:
-        """Return the queue offset of the first entry, and up to `max_entries` entries from queue offset `begin` on (None: the oldest).
+        """Return the queue offset of the first entry, and up to `max_entries` entries from queue offset `begin` on
+        (None: the oldest).
 
-        No entries: nothing is written from there on. Where `begin` is deleted, what follows begins with the oldest there is, which the
-        returned offset says. Raises `CorruptFile` where an entry is no entry, `StorageMisconfigured` where files may not be read.
+        No entries: nothing is written from there on. Where `begin` is deleted, what follows begins with the oldest
+        there is, which the returned offset says. Raises `CorruptFile` where an entry is no entry,
+        `StorageMisconfigured` where files may not be read.
         """
         if (begin is not None and begin < 0) or max_entries < 1:
-            raise InvalidArgument(f"a queue is read from an offset >= 0 and for at least one entry, not {begin} and {max_entries}")
+            raise InvalidArgument(
+                f"a queue is read from an offset >= 0 and for at least one entry, not {begin} and {max_entries}"
+            )
         files = list_segments(self.folder)
         if not files:
             return begin or 0, np.zeros(0, ENTRY)
@@ -90,7 +108,8 @@ class ConsumeQueue:
         return start, np.concatenate(parts) if parts else np.zeros(0, ENTRY)
 
     def seek(self, offset: int) -> int:
-        """Return the queue offset of the first entry that names a commit log offset >= `offset`, else where the next one will be written.
+        """Return the queue offset of the first entry that names a commit log offset >= `offset`, else where the next
+        one will be written.
 
         Offsets ascend within a queue, so this takes about 30 small reads. Raises as `read`.
         """
@@ -118,7 +137,10 @@ class ConsumeQueue:
         if len(bad):
             at = int(bad[0])
             raise CorruptFile(
-                str(path), "a consume queue entry with a negative offset", offset=low + at * ENTRY_BYTES, found=int(entries["offset"][at])
+                str(path),
+                "a consume queue entry with a negative offset",
+                offset=low + at * ENTRY_BYTES,
+                found=int(entries["offset"][at]),
             )
 
 
@@ -130,7 +152,9 @@ def list_queues(folder: Path) -> list[ConsumeQueue]:
             for topic in sorted(os.scandir(folder), key=lambda entry: entry.name):
                 if topic.is_dir():
                     ids = [int(name) for name in os.listdir(topic.path) if name.isascii() and name.isdecimal()]
-                    queues += [ConsumeQueue(topic.name, queue_id, Path(topic.path) / str(queue_id)) for queue_id in sorted(ids)]
+                    queues += [
+                        ConsumeQueue(topic.name, queue_id, Path(topic.path) / str(queue_id)) for queue_id in sorted(ids)
+                    ]
         except FileNotFoundError:  # no queues yet, or a topic that goes just now
             pass
     return queues
@@ -140,9 +164,10 @@ def list_queues(folder: Path) -> list[ConsumeQueue]:
 class QueuePositions:
     """Where messages begin, out of all queues of a store: what `CommitLogReader` needs to save its walk.
 
-    Keeps a cursor for each queue, so that a pass from front to back reads each entry once. Queues that name nothing more, and new ones, are
-    looked at again only when the log has gone on by `_BYTES_BETWEEN_LISTINGS`: at the end of a live log the walk is cheaper than a look at
-    every queue. What isn't named, or not readably, is walked to. Memory: 8 bytes for each entry read ahead.
+    Keeps a cursor for each queue, so that a pass from front to back reads each entry once. Queues that name nothing
+    more, and new ones, are looked at again only when the log has gone on by `_BYTES_BETWEEN_LISTINGS`: at the end of a
+    live log the walk is cheaper than a look at every queue. What isn't named, or not readably, is walked to. Memory: 8
+    bytes for each entry read ahead.
     """
 
     folder: Path
@@ -195,7 +220,9 @@ class _Cursor:
                 self.is_at_end = True
                 break
             self.next = start + len(entries)
-            self.ahead = np.concatenate([self.ahead[np.searchsorted(self.ahead, begin) :], entries["offset"].astype(np.int64)])
+            self.ahead = np.concatenate(
+                [self.ahead[np.searchsorted(self.ahead, begin) :], entries["offset"].astype(np.int64)]
+            )
         if not len(self.ahead) or self.ahead[0] >= end:
             return self.ahead[:0]
         self.ahead = self.ahead[np.searchsorted(self.ahead, begin) :]

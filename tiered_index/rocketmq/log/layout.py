@@ -9,16 +9,18 @@
 20 i64 queue offset                                            topic length (magic V1: i8, V2: i16), topic
                                                                i16 properties length, properties
 ```
-Lengths are signed, as RocketMQ reads them; it writes no negative one. The body CRC is CRC-32 of the stored (compressed) body without its
-highest bit. A segment ends with a blank: i32 bytes left, u32 magic `BLANK`, then anything. Behind the last message of a segment that is
-being written lie zeros.
+Lengths are signed, as RocketMQ reads them; it writes no negative one. The body CRC is CRC-32 of the stored (compressed)
+body without its highest bit. A segment ends with a blank: i32 bytes left, u32 magic `BLANK`, then anything. Behind the
+last message of a segment that is being written lie zeros.
 
-A message's properties, its keys and its tags code, as RocketMQ's `MessageDecoder` and `IndexService` understand them. Pure.
+A message's properties, its keys and its tags code, as RocketMQ's `MessageDecoder` and `IndexService` understand them.
+Pure.
 
-Properties are `name 0x01 value 0x02 name 0x01 value 0x02 ...`; the last 0x02 may be missing. A piece without name, separator or value
-is ignored; of two pieces of one name the last counts.
+Properties are `name 0x01 value 0x02 name 0x01 value 0x02 ...`; the last 0x02 may be missing. A piece without name,
+separator or value is ignored; of two pieces of one name the last counts.
 
-Addresses as messages carry them, and the message id that is made of one: where a message lies, as 32 or 56 hexadecimal digits. Pure.
+Addresses as messages carry them, and the message id that is made of one: where a message lies, as 32 or 56 hexadecimal
+digits. Pure.
 """
 
 from __future__ import annotations
@@ -99,14 +101,30 @@ MAX_PROPERTIES_BYTES = 32_767
 
 
 def header_dtype(sys_flag: int) -> np.dtype[np.void]:
-    """Return the packed record of everything up to and with the body length; its size depends on the two address bits of `sys_flag`."""
+    """Return the packed record of everything up to and with the body length; its size depends on the two address bits
+    of `sys_flag`.
+    """
     born = "V20" if sys_flag & BORN_V6 else "V8"
     store = "V20" if sys_flag & STORE_V6 else "V8"
-    return np.dtype([
-        ("size", ">i4"), ("magic", ">u4"), ("body_crc", ">i4"), ("queue_id", ">i4"), ("flag", ">i4"), ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"), ("sys_flag", ">i4"), ("born_ms", ">i8"), ("born_host", born), ("store_ms", ">i8"),
-        ("store_host", store), ("reconsume_times", ">i4"), ("prepared_offset", ">i8"), ("body_length", ">i4"),
-    ])  # fmt: skip
+    return np.dtype(
+        [
+            ("size", ">i4"),
+            ("magic", ">u4"),
+            ("body_crc", ">i4"),
+            ("queue_id", ">i4"),
+            ("flag", ">i4"),
+            ("queue_offset", ">i8"),
+            ("physical_offset", ">i8"),
+            ("sys_flag", ">i4"),
+            ("born_ms", ">i8"),
+            ("born_host", born),
+            ("store_ms", ">i8"),
+            ("store_host", store),
+            ("reconsume_times", ">i4"),
+            ("prepared_offset", ">i8"),
+            ("body_length", ">i4"),
+        ]
+    )
 
 
 MIN_MESSAGE_BYTES = header_dtype(0).itemsize + 1 + 2
@@ -125,7 +143,9 @@ _SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
 
 def java_text(data: bytes) -> str:
-    """Return `new String(data, UTF_8)`: bytes that are no UTF-8 become U+FFFD, so keys of them hash as they do in the broker."""
+    """Return `new String(data, UTF_8)`: bytes that are no UTF-8 become U+FFFD, so keys of them hash as they do in the
+    broker.
+    """
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -149,18 +169,24 @@ def format_properties(properties: Mapping[str, str]) -> str:
 
 
 def index_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the keys a message is indexed under: unique key, then KEYS split on spaces; empty ones skipped, each once."""
+    """Return the keys a message is indexed under: unique key, then KEYS split on spaces; empty ones skipped, each
+    once.
+    """
     keys = properties.get(KEYS, "").split(" ")
     return tuple(dict.fromkeys(key for key in (properties.get(UNIQ_KEY, ""), *keys) if key))
 
 
 def delay_of_level_ms(level: int) -> int:
-    """Return the delay of a level of the broker's default table, which has 18 levels; higher ones count as the last, others as none."""
+    """Return the delay of a level of the broker's default table, which has 18 levels; higher ones count as the last,
+    others as none.
+    """
     return 1000 * _DELAY_LEVELS_S[min(level, len(_DELAY_LEVELS_S)) - 1] if level > 0 else 0
 
 
 def tags_code(topic: str, properties: Mapping[str, str], store_ms: int) -> int:
-    """Return the consume queue's tags code: the hash of the tags; for delayed messages waiting their turn, the time of delivery (ms)."""
+    """Return the consume queue's tags code: the hash of the tags; for delayed messages waiting their turn, the time of
+    delivery (ms).
+    """
     if topic == _SCHEDULE_TOPIC and (level := properties.get("DELAY", "")).isdecimal() and int(level) > 0:
         return store_ms + delay_of_level_ms(int(level))
     return _hash_of_tags(properties.get(TAGS, ""))

@@ -1,16 +1,18 @@
 """One message of the commit log, whole: decoded, checked, and encoded again. Pure.
 
 `Message` is an immutable value and safe to share between threads. Source: RocketMQ's `MessageDecoder`, `CommitLog` and
-`MessageExtEncoder`; unlike them, a negative length, a size that doesn't add up and a topic that is no UTF-8 are damage, not a message.
+`MessageExtEncoder`; unlike them, a negative length, a size that doesn't add up and a topic that is no UTF-8 are damage,
+not a message.
 
 Compressed bodies: zlib by the standard library, LZ4 frames and zstd by Arrow's codecs. Pure.
 
-A body says nothing of its size before it is decompressed, so every decompression has a bound: a few KiB can claim gigabytes.
+A body says nothing of its size before it is decompressed, so every decompression has a bound: a few KiB can claim
+gigabytes.
 
 What a message's head claims, checked before as much as it claims is read. Pure.
 
-Four lying bytes could otherwise make a reader fetch, and hold, a whole segment. RocketMQ's bound of a message is set at the broker
-(`maxMessageSize`, 4 MiB by default); `MAX_MESSAGE_BYTES` is 32 times that, and what claims more is damage.
+Four lying bytes could otherwise make a reader fetch, and hold, a whole segment. RocketMQ's bound of a message is set at
+the broker (`maxMessageSize`, 4 MiB by default); `MAX_MESSAGE_BYTES` is 32 times that, and what claims more is damage.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ __all__ = [
 ]
 
 MAX_BODY_BYTES = 1 << 27
-"""Bound of a decompressed body unless the caller says otherwise: 128 MiB, 32 times the broker's default bound of a message."""
+"""Bound of a decompressed body unless the caller says otherwise: 128 MiB, 32 times the broker's default bound of a
+message.
+"""
 
 _NAMES = {0: "zlib", COMPRESSION_LZ4: "lz4", COMPRESSION_ZSTD: "zstd", COMPRESSION_ZLIB: "zlib"}
 # type 0 stands in messages of clients older than the compression types
@@ -91,8 +95,12 @@ def compression_of(sys_flag: int) -> str | None:
     return _NAMES.get(sys_flag & COMPRESSION_MASK, "unknown") if sys_flag & COMPRESSED else None
 
 
-def decompress(body: bytes, sys_flag: int, *, file: str = "message", offset: int | None = None, max_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """Return the plain body of at most `max_bytes` bytes; raises `CorruptFile` naming `file` and `offset` for anything else."""
+def decompress(
+    body: bytes, sys_flag: int, *, file: str = "message", offset: int | None = None, max_bytes: int = MAX_BODY_BYTES
+) -> bytes:
+    """Return the plain body of at most `max_bytes` bytes; raises `CorruptFile` naming `file` and `offset` for anything
+    else.
+    """
     name = compression_of(sys_flag)
     if name is None or not body:
         return body
@@ -145,7 +153,9 @@ _dtype_of = cache(header_dtype)
 
 
 class Head(NamedTuple):
-    """A message's fixed part: `fields` as `header_dtype` names them, where the body begins, how many bytes the topic's length takes."""
+    """A message's fixed part: `fields` as `header_dtype` names them, where the body begins, how many bytes the topic's
+    length takes.
+    """
 
     size: int
     fields: Any
@@ -156,8 +166,8 @@ class Head(NamedTuple):
 def decode_head(data: Buffer, most: int, damage: Callable[..., CorruptFile], physical_offset: int | None) -> Head:
     """Return the fixed part of the message that begins at `data[0]`; of its lengths only the size is checked.
 
-    Raises what `damage` (as `CorruptFile`, from the problem on) makes of a message that has more than `most` bytes, another physical
-    offset (None: any), or a head that is none.
+    Raises what `damage` (as `CorruptFile`, from the problem on) makes of a message that has more than `most` bytes,
+    another physical offset (None: any), or a head that is none.
     """
     if len(data) < MIN_MESSAGE_BYTES:
         raise damage("no whole message", expected=f"{MIN_MESSAGE_BYTES} bytes or more", found=f"{len(data)} bytes")
@@ -172,12 +182,18 @@ def decode_head(data: Buffer, most: int, damage: Callable[..., CorruptFile], phy
         raise damage("the message's size lies", expected=expected, found=min(size, len(data)))
     fields = np.frombuffer(data[: dtype.itemsize], dtype)[0]
     if physical_offset is not None and int(fields["physical_offset"]) != physical_offset:
-        raise damage("the message belongs elsewhere", expected=f"physical offset {physical_offset}", found=int(fields["physical_offset"]))
+        raise damage(
+            "the message belongs elsewhere",
+            expected=f"physical offset {physical_offset}",
+            found=int(fields["physical_offset"]),
+        )
     return Head(size, fields, dtype.itemsize, 1 if magic == MAGIC_V1 else 2)
 
 
 class Claim(NamedTuple):
-    """What a head says: the message's size, where the length of the topic stands, and how many bytes that length takes."""
+    """What a head says: the message's size, where the length of the topic stands, and how many bytes that length
+    takes.
+    """
 
     size: int
     tail_at: int
@@ -185,9 +201,11 @@ class Claim(NamedTuple):
 
 
 def check_head(head: Buffer, left: int, *, file: str, file_offset: int, physical_offset: int) -> Claim:
-    """Return what a head claims; `head` is a message's first `HEAD_BYTES` bytes, or all of the `left` ones that there are.
+    """Return what a head claims; `head` is a message's first `HEAD_BYTES` bytes, or all of the `left` ones that there
+    are.
 
-    Raises `CorruptFile` for `file` at `file_offset` where no message of at most `left` and `MAX_MESSAGE_BYTES` bytes can begin so.
+    Raises `CorruptFile` for `file` at `file_offset` where no message of at most `left` and `MAX_MESSAGE_BYTES` bytes
+    can begin so.
     """
     damage = partial(CorruptFile, file, offset=file_offset)
     size, fields, body_at, length_bytes = decode_head(head, min(left, MAX_MESSAGE_BYTES), damage, physical_offset)
@@ -199,16 +217,28 @@ def check_head(head: Buffer, left: int, *, file: str, file_offset: int, physical
 
 
 def check_tail(claim: Claim, tail: Buffer, *, file: str, file_offset: int) -> None:
-    """Raise `CorruptFile` where topic and properties aren't as long as the head left room for; `tail` begins at `claim.tail_at`."""
+    """Raise `CorruptFile` where topic and properties aren't as long as the head left room for; `tail` begins at
+    `claim.tail_at`.
+    """
     room = claim.size - claim.tail_at
     properties_at = claim.length_bytes + int.from_bytes(tail[: claim.length_bytes], "big", signed=True) + 2
     if len(tail) < room or not claim.length_bytes + 2 <= properties_at <= room:
-        raise CorruptFile(file, "the topic's length lies", offset=file_offset, expected=f"0 to {room - claim.length_bytes - 2}",
-                          found=properties_at - claim.length_bytes - 2)  # fmt: skip
+        raise CorruptFile(
+            file,
+            "the topic's length lies",
+            offset=file_offset,
+            expected=f"0 to {room - claim.length_bytes - 2}",
+            found=properties_at - claim.length_bytes - 2,
+        )
     length = int.from_bytes(tail[properties_at - 2 : properties_at], "big", signed=True)
     if properties_at + length != room:
-        raise CorruptFile(file, "the lengths don't add up: length of the properties", offset=file_offset, expected=room - properties_at,
-                          found=length)  # fmt: skip
+        raise CorruptFile(
+            file,
+            "the lengths don't add up: length of the properties",
+            offset=file_offset,
+            expected=room - properties_at,
+            found=length,
+        )
 
 
 BODY_CRC_MASK = 0x7FFFFFFF
@@ -222,7 +252,10 @@ def body_crc(body: Buffer) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Every stored field. Times are epoch milliseconds, offsets count bytes of the commit log (`queue_offset`: messages of the queue)."""
+    """Every stored field.
+
+    Times are epoch milliseconds, offsets count bytes of the commit log (`queue_offset`: messages of the queue).
+    """
 
     topic: str
     queue_id: int
@@ -294,12 +327,28 @@ class Message:
         return decompress(self.raw_body, self.sys_flag, file=f"message {self.offset_msg_id}", max_bytes=max_bytes)
 
     def encode(self) -> bytes:
-        """Return the stored bytes; `size` and `body_crc` are taken as they are, so a decoded message gives its own bytes."""
+        """Return the stored bytes; `size` and `body_crc` are taken as they are, so a decoded message gives its own
+        bytes.
+        """
         return encode_fields(
-            self.size, self.magic, self.body_crc, self.queue_id, self.flag, self.queue_offset, self.physical_offset, self.sys_flag,
-            self.born_ms, pack_host(self.born_host), self.store_ms, pack_host(self.store_host), self.reconsume_times, self.prepared_offset,
-            self.raw_body, self.topic.encode(), self.raw_properties,
-        )  # fmt: skip
+            self.size,
+            self.magic,
+            self.body_crc,
+            self.queue_id,
+            self.flag,
+            self.queue_offset,
+            self.physical_offset,
+            self.sys_flag,
+            self.born_ms,
+            pack_host(self.born_host),
+            self.store_ms,
+            pack_host(self.store_host),
+            self.reconsume_times,
+            self.prepared_offset,
+            self.raw_body,
+            self.topic.encode(),
+            self.raw_properties,
+        )
 
 
 _HEADS = {
@@ -310,27 +359,68 @@ _HEADS = {
 _short = struct.Struct(">h").pack
 _byte = struct.Struct(">b").pack
 _NUMBERS = (
-    "size", "magic", "body_crc", "queue_id", "flag", "queue_offset", "physical_offset", "sys_flag", "born_ms", "store_ms",
-    "reconsume_times", "prepared_offset",
-)  # fmt: skip
+    "size",
+    "magic",
+    "body_crc",
+    "queue_id",
+    "flag",
+    "queue_offset",
+    "physical_offset",
+    "sys_flag",
+    "born_ms",
+    "store_ms",
+    "reconsume_times",
+    "prepared_offset",
+)
 
 
 def encode_fields(
-    size: int, magic: int, crc: int, queue_id: int, flag: int, queue_offset: int, physical_offset: int, sys_flag: int, born_ms: int,
-    born_host: bytes, store_ms: int, store_host: bytes, reconsume_times: int, prepared_offset: int, body: bytes, topic: bytes,
+    size: int,
+    magic: int,
+    crc: int,
+    queue_id: int,
+    flag: int,
+    queue_offset: int,
+    physical_offset: int,
+    sys_flag: int,
+    born_ms: int,
+    born_host: bytes,
+    store_ms: int,
+    store_host: bytes,
+    reconsume_times: int,
+    prepared_offset: int,
+    body: bytes,
+    topic: bytes,
     properties: bytes,
-) -> bytes:  # fmt: skip
-    """Return a message's stored bytes; hosts as `pack_host` gives them, in the kinds that `sys_flag` says. Nothing is checked."""
+) -> bytes:
+    """Return a message's stored bytes; hosts as `pack_host` gives them, in the kinds that `sys_flag` says. Nothing is
+    checked.
+    """
     head = _HEADS[sys_flag & (BORN_V6 | STORE_V6)](
-        size, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_ms, born_host, store_ms, store_host,
-        reconsume_times, prepared_offset, len(body),
-    )  # fmt: skip
+        size,
+        magic,
+        crc,
+        queue_id,
+        flag,
+        queue_offset,
+        physical_offset,
+        sys_flag,
+        born_ms,
+        born_host,
+        store_ms,
+        store_host,
+        reconsume_times,
+        prepared_offset,
+        len(body),
+    )
     topic_length = _byte(len(topic)) if magic == MAGIC_V1 else _short(len(topic))
     return b"".join((head, body, topic_length, topic, _short(len(properties)), properties))
 
 
 def message_size(sys_flag: int, magic: int, topic_bytes: int, body_bytes: int, properties_bytes: int) -> int:
-    """Return a message's whole length in bytes; raises `InvalidArgument` for lengths that have no room in their field."""
+    """Return a message's whole length in bytes; raises `InvalidArgument` for lengths that have no room in their
+    field.
+    """
     if not topic_bytes <= (MAX_TOPIC_V1_BYTES if magic == MAGIC_V1 else 32_767):
         raise InvalidArgument(f"a topic of {topic_bytes:,} bytes doesn't fit this message version")
     if properties_bytes > MAX_PROPERTIES_BYTES:
@@ -351,14 +441,20 @@ def problem_of_values(topic: str, queue_id: int, store_ms: int) -> str | None:
 
 
 def decode_message(
-    data: Buffer, position: int = 0, *, file: str = "message", file_offset: int = 0, physical_offset: int | None = None,
+    data: Buffer,
+    position: int = 0,
+    *,
+    file: str = "message",
+    file_offset: int = 0,
+    physical_offset: int | None = None,
     check_crc: bool = True,
-) -> Message:  # fmt: skip
+) -> Message:
     """Return the message that begins at `data[position]`; bytes behind it are not looked at.
 
-    Raises `CorruptFile` for `file` at byte `file_offset + position` (`data[0]` is the file's byte `file_offset`) where the bytes are no
-    whole message: wrong magic, lengths that don't add up or reach past `data`, a physical offset other than `physical_offset` (None: any),
-    a topic that is no UTF-8 or empty, and, with `check_crc`, a body that contradicts its CRC.
+    Raises `CorruptFile` for `file` at byte `file_offset + position` (`data[0]` is the file's byte `file_offset`) where
+    the bytes are no whole message: wrong magic, lengths that don't add up or reach past `data`, a physical offset other
+    than `physical_offset` (None: any), a topic that is no UTF-8 or empty, and, with `check_crc`, a body that
+    contradicts its CRC.
     """
     view = memoryview(data)[position:]
     damage = partial(CorruptFile, file, offset=file_offset + position)
@@ -373,7 +469,9 @@ def decode_message(
         raise damage("the topic's length lies", expected=f"0 to {size - topic_at - 2}", found=topic_length)
     properties_length = int.from_bytes(view[properties_at - 2 : properties_at], "big", signed=True)
     if properties_at + properties_length != size:
-        raise damage("the lengths don't add up: length of the properties", expected=size - properties_at, found=properties_length)
+        raise damage(
+            "the lengths don't add up: length of the properties", expected=size - properties_at, found=properties_length
+        )
     body = bytes(view[body_at : body_at + body_length])
     if check_crc and body_crc(body) != int(head["body_crc"]):
         raise damage("the body contradicts its CRC", expected=int(head["body_crc"]), found=body_crc(body))

@@ -1,6 +1,7 @@
 """The index keys of many messages at once, out of their stored properties, by NumPy and Arrow instead of a loop. Pure.
 
-Equal to `properties.index_keys(parse_properties(java_text(...)))` for every message. Memory: about 10 times the bytes of the properties.
+Equal to `properties.index_keys(parse_properties(java_text(...)))` for every message. Memory: about 10 times the bytes
+of the properties.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ _FEW = 8
 
 @dataclass(frozen=True, slots=True)
 class KeyColumns:
-    """n keys: `message` (i64, n, ascending) says whose each one is, `keys` (large_string, n) are their texts; `replaced` counts those
-    that were no UTF-8."""
+    """n keys: `message` (i64, n, ascending) says whose each one is, `keys` (large_string, n) are their texts;
+    `replaced` counts those that were no UTF-8.
+    """
 
     message: Int64
     keys: Any
@@ -37,9 +39,11 @@ class KeyColumns:
 
 
 def spans(data: Any, starts: Int64, ends: Int64) -> Any:
-    """Return the bytes [starts[i], ends[i]) of a buffer as one large_binary array; spans are ascending and don't overlap.
+    """Return the bytes [starts[i], ends[i]) of a buffer as one large_binary array; spans are ascending and don't
+    overlap.
 
-    Offsets that alternate between starts and ends describe, without a copy, an array whose odd elements are the spans: `take` gathers them.
+    Offsets that alternate between starts and ends describe, without a copy, an array whose odd elements are the spans:
+    `take` gathers them.
     """
     count = len(starts)
     offsets = np.empty(2 * count + 1, np.int64)
@@ -57,10 +61,12 @@ def _buffers(array: Any) -> tuple[Int64, npt.NDArray[np.uint8]]:
 
 
 def key_columns(data: Any, starts: Int64, ends: Int64) -> KeyColumns:
-    """Return the keys of the messages whose properties are the bytes [starts[i], ends[i]) of `data`, ascending and apart."""
-    # Each message's properties and the byte behind them, which becomes a value end: then every piece lies between two value ends, and no
-    # piece belongs to two messages. Only the last message of the data may have no byte behind it. The zeros at the end are there so that
-    # every position can be read as a word.
+    """Return the keys of the messages whose properties are the bytes [starts[i], ends[i]) of `data`, ascending and
+    apart.
+    """
+    # Each message's properties and the byte behind them, which becomes a value end: then every piece lies between two
+    # value ends, and no piece belongs to two messages. Only the last message of the data may have no byte behind it.
+    # The zeros at the end are there so that every position can be read as a word.
     if not len(starts):
         return KeyColumns(np.zeros(0, np.int64), pa.array([], pa.large_string()), 0)
     with_mark = np.minimum(ends + 1, len(data))
@@ -81,11 +87,14 @@ def key_columns(data: Any, starts: Int64, ends: Int64) -> KeyColumns:
     keys = np.flatnonzero(((first & _FIVE_BYTES) == _KEYS_AND_END) & (ends_at > piece_at + 5))
     uniq_message, uniq = _last_of_each(begins, piece_at, uniq)
     keys_message, keys = _last_of_each(begins, piece_at, keys)
-    token_message, token_starts, token_ends = _split(text, ends_at, keys_message, keys, piece_at[keys] + 5, ends_at[keys])
+    token_message, token_starts, token_ends = _split(
+        text, ends_at, keys_message, keys, piece_at[keys] + 5, ends_at[keys]
+    )
     message = np.concatenate([uniq_message, token_message])
     starts_at = np.concatenate([piece_at[uniq] + 9, token_starts])
     stops_at = np.concatenate([ends_at[uniq], token_ends])
-    order = np.argsort(starts_at, kind="stable")  # two ascending runs, which a stable sort merges; by message, as positions are
+    # two ascending runs, which a stable sort merges; by message, as positions are
+    order = np.argsort(starts_at, kind="stable")
     return _texts(text, words, message[order], starts_at[order], stops_at[order])
 
 
@@ -100,7 +109,9 @@ def _last_of_each(begins: Int64, piece_at: Int64, pieces: Int64) -> tuple[Int64,
 def _split(
     text: npt.NDArray[np.uint8], ends_at: Int64, message: Int64, keys: Int64, starts: Int64, stops: Int64
 ) -> tuple[Int64, Int64, Int64]:
-    """Cut the values [starts, stops) of the pieces `keys` at spaces; return message, start and stop of the parts that aren't empty."""
+    """Cut the values [starts, stops) of the pieces `keys` at spaces; return message, start and stop of the parts that
+    aren't empty.
+    """
     spaces = np.flatnonzero(text == _SPACE)
     if not len(spaces) or not len(keys):
         return message, starts, stops
@@ -115,7 +126,9 @@ def _split(
     return message[np.searchsorted(starts, part_starts, "right") - 1], part_starts, part_stops
 
 
-def _texts(text: npt.NDArray[np.uint8], words: npt.NDArray[np.uint64], message: Int64, starts: Int64, stops: Int64) -> KeyColumns:
+def _texts(
+    text: npt.NDArray[np.uint8], words: npt.NDArray[np.uint64], message: Int64, starts: Int64, stops: Int64
+) -> KeyColumns:
     """Return the keys [starts, stops) of `text` without those that a message has before."""
     keep = _firsts(text, words, message, starts, stops)
     if keep is not None:
@@ -128,7 +141,9 @@ def _texts(text: npt.NDArray[np.uint8], words: npt.NDArray[np.uint64], message: 
         texts = [java_text(key) for key in raw]
         once = dict.fromkeys(zip(message.tolist(), texts, strict=True))
         replaced = sum(key != text.encode() for key, text in zip(raw, texts, strict=True))
-        return KeyColumns(np.array([m for m, _ in once], np.int64), pa.array([t for _, t in once], pa.large_string()), replaced)
+        return KeyColumns(
+            np.array([m for m, _ in once], np.int64), pa.array([t for _, t in once], pa.large_string()), replaced
+        )
 
 
 def _firsts(
@@ -148,8 +163,12 @@ def _firsts(
     firsts = np.flatnonzero(np.append(True, message[1:] != message[:-1]))
     sizes = np.diff(np.append(firsts, count))
     for lag in range(1, min(int(sizes.max()), _FEW)):
-        same = np.flatnonzero((message[lag:] == message[:-lag]) & (lengths[lag:] == lengths[:-lag])
-                              & (head[lag:] == head[:-lag]) & (tail[lag:] == tail[:-lag]))  # fmt: skip
+        same = np.flatnonzero(
+            (message[lag:] == message[:-lag])
+            & (lengths[lag:] == lengths[:-lag])
+            & (head[lag:] == head[:-lag])
+            & (tail[lag:] == tail[:-lag])
+        )
         for i in same.tolist():
             j = i + lag
             if lengths[i] <= 16 or text[starts[i] : stops[i]].tobytes() == text[starts[j] : stops[j]].tobytes():

@@ -1,11 +1,13 @@
-"""The files of a folder that are named by the 20 digits of their first byte's offset: commit log segments, consume queue files.
+"""The files of a folder that are named by the 20 digits of their first byte's offset: commit log segments, consume
+queue files.
 
-Files are read by `pread` and never mapped: one that the broker cuts short or deletes meanwhile is an error, not a signal. Nothing is kept
-open, so that the broker's deletions free their room. Safe under threads.
+Files are read by `pread` and never mapped: one that the broker cuts short or deletes meanwhile is an error, not a
+signal. Nothing is kept open, so that the broker's deletions free their room. Safe under threads.
 
 Where the messages of a stretch of a segment begin, and what is behind the last one. Pure.
 
-Walking goes from message to message by their sizes and believes nothing but size and magic; the contents are checked by who decodes them.
+Walking goes from message to message by their sizes and believes nothing but size and magic; the contents are checked by
+who decodes them.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ def segment_name(start: int) -> str:
 
 @contextmanager
 def local_errors(path: Path) -> Iterator[None]:
-    """Turn what the system says of a file into typed errors; `FileNotFoundError` passes, for the caller knows what it means."""
+    """Turn what the system says of a file into typed errors; `FileNotFoundError` passes, for the caller knows what it
+    means.
+    """
     try:
         yield
     except FileNotFoundError:
@@ -82,7 +86,9 @@ def local_errors(path: Path) -> Iterator[None]:
 
 
 def list_segments(folder: Path) -> tuple[Segment, ...]:
-    """Return the files of a folder in order; other names, and folders, are nobody's business here. A missing folder is empty.
+    """Return the files of a folder in order; other names, and folders, are nobody's business here.
+
+    A missing folder is empty.
 
     Raises `StorageMisconfigured` where it may not be read.
     """
@@ -143,14 +149,18 @@ class End(Enum):
     OPEN = "open"
     """Zeros: nothing is written there yet."""
     TORN = "torn"
-    """Half a message, and nothing readable behind it: the end of a log that is being written. Only a reader of whole logs can say so."""
+    """Half a message, and nothing readable behind it: the end of a log that is being written. Only a reader of whole
+    logs can say so.
+    """
     DAMAGED = "damaged"
     """No message, no blank and not the zeros of a live segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Messages in a row: `positions` (n) of their first bytes in the data, ascending; the next would begin at `stop`."""
+    """Messages in a row: `positions` (n) of their first bytes in the data, ascending; the next would begin at
+    `stop`.
+    """
 
     positions: Positions
     stop: int
@@ -162,7 +172,8 @@ class Walk:
 def walk(data: Buffer, begin: int = 0, *, stop_at: int | None = None, segment_bytes: int | None = None) -> Walk:
     """Walk from `data[begin]` to the end of what can be read there, or to the first message at or behind `stop_at`.
 
-    `segment_bytes` is where the segment ends, counted from `data[0]` (None: with the data); the data may hold less of it.
+    `segment_bytes` is where the segment ends, counted from `data[0]` (None: with the data); the data may hold less of
+    it.
     """
     length = len(data)
     segment_end = length if segment_bytes is None else segment_bytes
@@ -170,7 +181,8 @@ def walk(data: Buffer, begin: int = 0, *, stop_at: int | None = None, segment_by
     found: list[int] = []
     add = found.append
     position = begin
-    # As little as can be: sizes only. Every step goes forward, so that anything that isn't a message is sorted out behind the loop.
+    # As little as can be: sizes only. Every step goes forward, so that anything that isn't a message is sorted out
+    # behind the loop.
     while position <= last:
         (size,) = _size(data, position)
         if size < MIN_MESSAGE_BYTES:
@@ -217,17 +229,23 @@ def _what_stands(data: Buffer, position: int, segment_end: int) -> tuple[End, st
             return End.DAMAGED, f"the message's size lies: {size}, with {left} bytes left in the segment"
         return (End.MORE, None) if len(data) < segment_end else (End.DAMAGED, "the segment ends within a message")
     if magic == BLANK:
-        return (End.SEGMENT, None) if size == left else (End.DAMAGED, f"a blank of {size} bytes where {left} are left in the segment")
+        return (
+            (End.SEGMENT, None)
+            if size == left
+            else (End.DAMAGED, f"a blank of {size} bytes where {left} are left in the segment")
+        )
     if size == 0 and magic == 0:
         return End.OPEN, None
     return End.DAMAGED, f"neither message nor blank begins here: magic {magic:#010x}"
 
 
 def message_positions(data: Buffer, known: npt.ArrayLike, begin: int = 0, *, segment_bytes: int | None = None) -> Walk:
-    """Return what `walk` returns, with fewer steps: `known` are positions in `data` that consume queues name, ascending.
+    """Return what `walk` returns, with fewer steps: `known` are positions in `data` that consume queues name,
+    ascending.
 
-    Between known messages whose sizes join without a gap nothing is walked; messages that no queue names (prepared ones, or of queues
-    deleted meanwhile) are found by walking each gap. A known position that is no message's beginning is left out.
+    Between known messages whose sizes join without a gap nothing is walked; messages that no queue names (prepared
+    ones, or of queues deleted meanwhile) are found by walking each gap. A known position that is no message's beginning
+    is left out.
     """
     given = np.asarray(known, np.int64)
     given = given[(given >= begin) & (given <= len(data) - MIN_MESSAGE_BYTES)]
@@ -260,10 +278,11 @@ def message_positions(data: Buffer, known: npt.ArrayLike, begin: int = 0, *, seg
 
 
 def candidates(data: Buffer, begin: int, start_offset: int, *, segment_bytes: int | None = None) -> Iterator[int]:
-    """Yield the positions >= `begin` where a message with its own physical offset, or a blank that ends the segment, seems to begin.
+    """Yield the positions >= `begin` where a message with its own physical offset, or a blank that ends the segment,
+    seems to begin.
 
-    `start_offset` is the physical offset of `data[0]`. A copy of a message within a body has another physical offset and isn't named. The
-    caller checks what is named: only magic, size and offset were looked at.
+    `start_offset` is the physical offset of `data[0]`. A copy of a message within a body has another physical offset
+    and isn't named. The caller checks what is named: only magic, size and offset were looked at.
     """
     segment_end = len(data) if segment_bytes is None else segment_bytes
     for match in _ANY_MAGIC.finditer(data, begin + 4):

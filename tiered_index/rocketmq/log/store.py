@@ -1,4 +1,5 @@
-"""A store directory as RocketMQ lays it out: where its parts are, what it is called, and how far its commit log is written. Read only.
+"""A store directory as RocketMQ lays it out: where its parts are, what it is called, and how far its commit log is
+written. Read only.
 
 ```
 STORE_DIR/commitlog/         segments, named by their start offset
@@ -28,14 +29,7 @@ from tiered_index.rocketmq.log.message import decode_message
 from tiered_index.rocketmq.log.segments import Segment, candidates, pread
 from tiered_index.storage.disk import absolute_path
 
-__all__ = [
-    "CHECKPOINT_BYTES",
-    "SOURCE_PREFIX",
-    "Checkpoint",
-    "LogEnd",
-    "StoreDirectory",
-    "decode_checkpoint",
-]
+__all__ = ["CHECKPOINT_BYTES", "SOURCE_PREFIX", "Checkpoint", "LogEnd", "StoreDirectory", "decode_checkpoint"]
 
 CHECKPOINT_BYTES = 4_096
 _FIELDS = struct.Struct(">5q")
@@ -55,12 +49,20 @@ class Checkpoint:
 
     def encode(self) -> bytes:
         """Return the file's bytes."""
-        fields = (self.commit_log_ms, self.consume_queue_ms, self.index_ms, self.master_flushed_offset, self.confirmed_offset)
+        fields = (
+            self.commit_log_ms,
+            self.consume_queue_ms,
+            self.index_ms,
+            self.master_flushed_offset,
+            self.confirmed_offset,
+        )
         return _FIELDS.pack(*fields).ljust(CHECKPOINT_BYTES, b"\0")
 
     @property
     def safe_ms(self) -> int:
-        """Up to when commit log and consume queues are both flushed for certain: the smaller of the two less three seconds, at least 0."""
+        """Up to when commit log and consume queues are both flushed for certain: the smaller of the two less three
+        seconds, at least 0.
+        """
         return max(0, min(self.commit_log_ms, self.consume_queue_ms) - _SAFETY_MS)
 
     @property
@@ -72,15 +74,20 @@ class Checkpoint:
 def decode_checkpoint(data: bytes, file: str = "checkpoint") -> Checkpoint:
     """Return what a checkpoint says; raises `CorruptFile` where it is cut short or holds a negative time."""
     if len(data) < _FIELDS.size:
-        raise CorruptFile(file, "the checkpoint is cut short", offset=len(data), expected=CHECKPOINT_BYTES, found=len(data))
+        raise CorruptFile(
+            file, "the checkpoint is cut short", offset=len(data), expected=CHECKPOINT_BYTES, found=len(data)
+        )
     fields = _FIELDS.unpack_from(data)
     for place, value in enumerate(fields[:3]):
         if value < 0:
             raise CorruptFile(file, "a negative time in the checkpoint", offset=8 * place, found=value)
     return Checkpoint(
-        commit_log_ms=fields[0], consume_queue_ms=fields[1], index_ms=fields[2], master_flushed_offset=fields[3],
+        commit_log_ms=fields[0],
+        consume_queue_ms=fields[1],
+        index_ms=fields[2],
+        master_flushed_offset=fields[3],
         confirmed_offset=fields[4],
-    )  # fmt: skip
+    )
 
 
 SOURCE_PREFIX = "rocketmq:"
@@ -109,7 +116,9 @@ class StoreDirectory:
 
     @classmethod
     def open(cls, folder: Path, name: str | None = None) -> StoreDirectory:
-        """Return the store in a folder; by default it is called by its resolved path. Raises `InvalidArgument` where there is none."""
+        """Return the store in a folder; by default it is called by its resolved path. Raises `InvalidArgument` where
+        there is none.
+        """
         folder = absolute_path(folder).resolve()
         if name is not None and not name.strip():
             raise InvalidArgument("a store's name is not empty")
@@ -138,8 +147,8 @@ class StoreDirectory:
     def is_closed(self) -> bool:
         """Whether its broker has ended well: what it wrote is complete, and nobody writes.
 
-        Brokers make `abort` when they start, before they take messages, and delete it last. A part of a store that was copied from a live
-        one has none either, but no checkpoint.
+        Brokers make `abort` when they start, before they take messages, and delete it last. A part of a store that was
+        copied from a live one has none either, but no checkpoint.
         """
         try:
             return not (self.folder / "abort").exists() and (self.folder / "checkpoint").exists()
@@ -148,7 +157,9 @@ class StoreDirectory:
 
     @property
     def has_lost_log(self) -> bool:
-        """Whether there is no folder of segments, though other parts say that a broker was here: brokers never delete it."""
+        """Whether there is no folder of segments, though other parts say that a broker was here: brokers never delete
+        it.
+        """
         try:
             return not self.commitlog.exists() and any((self.folder / part).exists() for part in _OF_A_BROKER)
         except OSError:  # it may not be looked at
@@ -165,8 +176,8 @@ class StoreDirectory:
     def checkpoint_offset(self) -> int | None:
         """Return where a broker dispatches again after a crash, None for the log's begin.
 
-        That is the newest segment whose first message was stored no later than the checkpoint says that commit log, consume queues and
-        classic index are flushed. Source: RocketMQ's `CommitLog.isMappedFileMatchedRecover`.
+        That is the newest segment whose first message was stored no later than the checkpoint says that commit log,
+        consume queues and classic index are flushed. Source: RocketMQ's `CommitLog.isMappedFileMatchedRecover`.
         """
         checkpoint = self.checkpoint()
         reader = CommitLogReader(self.commitlog)
@@ -181,13 +192,17 @@ class StoreDirectory:
         return None
 
     def messages_named(self, begin: int, end: int) -> int | None:
-        """Return how many messages in [begin, end) of the commit log the consume queues name, None where they name none any more."""
+        """Return how many messages in [begin, end) of the commit log the consume queues name, None where they name none
+        any more.
+        """
         return len(QueuePositions(self.folder / "consumequeue").between(begin, end)) or None
 
     def log_end(self) -> LogEnd | None:
-        """Return where the log ends, None for an empty one, without reading it: by some 20 reads of a page and one of its last messages.
+        """Return where the log ends, None for an empty one, without reading it: by some 20 reads of a page and one of
+        its last messages.
 
-        An estimate: a body of zeros longer than a page can hide what lies behind it, and what a writer is just writing may be missed.
+        An estimate: a body of zeros longer than a page can hide what lies behind it, and what a writer is just writing
+        may be missed.
         """
         segments = CommitLogReader(self.commitlog).segments()
         for segment in reversed(segments):
@@ -215,7 +230,9 @@ def _end_within(segment: Segment) -> LogEnd:
                 end = segment.end
                 continue
             try:
-                message = decode_message(data, place, file=str(segment.path), physical_offset=offset + place, check_crc=False)
+                message = decode_message(
+                    data, place, file=str(segment.path), physical_offset=offset + place, check_crc=False
+                )
             except CorruptFile:  # torn, or being written
                 continue
             if message.raw_properties.endswith(b"\0"):  # cut within its properties

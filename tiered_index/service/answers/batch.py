@@ -1,8 +1,9 @@
 """Many lookups at once: every key is hashed in one pass, every file is read once, each byte of it at most once.
 
-`QuestionBatch` holds the lookups as columns. A file answers with (question, row) pairs; those of all files are brought into answer order
-and cut per question while they come in (`gathered`). Answers equal those of single queries; they are made into objects only when they
-are looked at. Memory: some 100 bytes an answer and 60 a question. Threads: a batch belongs to one call; results may be shared.
+`QuestionBatch` holds the lookups as columns. A file answers with (question, row) pairs; those of all files are brought
+into answer order and cut per question while they come in (`gathered`). Answers equal those of single queries; they are
+made into objects only when they are looked at. Memory: some 100 bytes an answer and 60 a question. Threads: a batch
+belongs to one call; results may be shared.
 """
 
 from __future__ import annotations
@@ -20,9 +21,28 @@ from tiered_index.format.hashing import code_units, hash_batch, normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.rows import Array, encode_cursor, order_key, query_digest, row_dtype, settled
 from tiered_index.service.answers.validation import check_key, check_range, check_topic
-from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem, Lookup, QueryResult, Status
+from tiered_index.types import (
+    MAX_KEY_UNITS,
+    MAX_TIMESTAMP_MS,
+    Explain,
+    FileReport,
+    IndexItem,
+    Lookup,
+    QueryResult,
+    Status,
+)
 
-__all__ = ["MAX_PAIRS", "NEVER", "PAIRS_AT_A_TIME", "Found", "QueryResults", "QuestionBatch", "TooManyPairs", "best_answers", "first_rows"]
+__all__ = [
+    "MAX_PAIRS",
+    "NEVER",
+    "PAIRS_AT_A_TIME",
+    "Found",
+    "QueryResults",
+    "QuestionBatch",
+    "TooManyPairs",
+    "best_answers",
+    "first_rows",
+]
 
 MAX_PAIRS = 1 << 22
 """Pairs of items and questions that one `join` may make: 200 MiB."""
@@ -38,7 +58,9 @@ class TooManyPairs(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one file holds for a batch: row i answers question `questions[i]`; times and identities are not looked at yet."""
+    """What one file holds for a batch: row i answers question `questions[i]`; times and identities are not looked at
+    yet.
+    """
 
     questions: npt.NDArray[np.int64]
     rows: Array
@@ -104,14 +126,18 @@ class QuestionBatch:
         return _expanded(items, first, counts, self._by_hash)
 
     def matched(self, hashes: Array, among: npt.NDArray[np.int64] | None = None) -> tuple[npt.NDArray[np.int64], int]:
-        """Return which stored hashes (of n) are asked for, by the questions `among` or by any, and how many pairs `pairs` would make."""
+        """Return which stored hashes (of n) are asked for, by the questions `among` or by any, and how many pairs
+        `pairs` would make.
+        """
         items, _, counts = self._matches(hashes, self._ordered(among)[1], few=among is not None)
         return items, int(counts.sum())
 
     def pairs(
         self, hashes: Array, among: npt.NDArray[np.int64] | None = None
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Yield what `join` returns a bounded number of pairs at a time, at least those of one item; only of the questions `among`."""
+        """Yield what `join` returns a bounded number of pairs at a time, at least those of one item; only of the
+        questions `among`.
+        """
         by_hash, sorted_hashes = self._ordered(among)
         items, first, counts = self._matches(hashes, sorted_hashes, few=among is not None)
         ends = np.cumsum(counts)
@@ -128,10 +154,14 @@ class QuestionBatch:
         by_hash = among[np.argsort(self.key_hash[among], kind="stable")]
         return by_hash, self.key_hash[by_hash]
 
-    def _matches(self, hashes: Array, sorted_hashes: npt.NDArray[np.int32], *, few: bool) -> tuple[npt.NDArray[np.int64], ...]:
-        """Return the items (of n) whose hash is asked for, and for each the first of `sorted_hashes` that equals it and how many do.
+    def _matches(
+        self, hashes: Array, sorted_hashes: npt.NDArray[np.int32], *, few: bool
+    ) -> tuple[npt.NDArray[np.int64], ...]:
+        """Return the items (of n) whose hash is asked for, and for each the first of `sorted_hashes` that equals it and
+        how many do.
 
-        Most items are nobody's: one look at a small table tells, and only the rest are searched for. Memory: 4 bytes an item.
+        Most items are nobody's: one look at a small table tells, and only the rest are searched for. Memory: 4 bytes an
+        item.
         """
         stored = normal_hashes(hashes)
         items = np.arange(len(stored)) if few else np.flatnonzero(self._asked[stored & (len(self._asked) - 1)])
@@ -158,7 +188,9 @@ class QuestionBatch:
             keep &= items["fingerprint"] == self.fingerprint[questions]
         if topic_pairs is not None:
             place = {topic: i for i, topic in enumerate(self.topics)}
-            allowed = np.array([place[name] << 32 | topic_id for topic_id, name in topic_pairs if name in place], np.int64)
+            allowed = np.array(
+                [place[name] << 32 | topic_id for topic_id, name in topic_pairs if name in place], np.int64
+            )
             asked = self.topic_index[questions] << 32 | items["topic_id"].astype(np.int64)
             keep &= asked == allowed[0] if len(allowed) == 1 else np.isin(asked, allowed)
         kept = np.flatnonzero(keep)
@@ -187,7 +219,9 @@ class QuestionBatch:
         return ends
 
 
-def _expanded(items: Array, first: Array, counts: Array, by_hash: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _expanded(
+    items: Array, first: Array, counts: Array, by_hash: Array
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     ends = np.cumsum(counts)
     within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
     return np.repeat(items, counts), by_hash[np.repeat(first, counts) + within]
@@ -211,15 +245,22 @@ def _ranges(lookups: Sequence[Lookup]) -> tuple[npt.NDArray[np.int64], ...]:
     return table[:, 0], table[:, 1], table[:, 2]
 
 
-def best_answers(batch: QuestionBatch, parts: list[Found], schema: Schema) -> tuple[Array, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the answers of all questions in order, where each question's start (n + 1), and which questions have more than asked."""
+def best_answers(
+    batch: QuestionBatch, parts: list[Found], schema: Schema
+) -> tuple[Array, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return the answers of all questions in order, where each question's start (n + 1), and which questions have more
+    than asked.
+    """
     found, counts = first_rows(batch.max_count, parts, schema)
     ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.minimum(counts, batch.max_count))))
     return found.rows, ends, counts > batch.max_count
 
 
-def first_rows(limits: npt.NDArray[np.int64], parts: Sequence[Found], schema: Schema) -> tuple[Found, npt.NDArray[np.int64]]:
-    """Return the first rows of each question in answer order, different identities, at most `limits` (n); and how many there were.
+def first_rows(
+    limits: npt.NDArray[np.int64], parts: Sequence[Found], schema: Schema
+) -> tuple[Found, npt.NDArray[np.int64]]:
+    """Return the first rows of each question in answer order, different identities, at most `limits` (n); and how many
+    there were.
 
     Questions are in order. What is left of several lots, put together, has the same first rows as all of them.
     """
@@ -232,7 +273,9 @@ def first_rows(limits: npt.NDArray[np.int64], parts: Sequence[Found], schema: Sc
     if len(shared):
         part, asked = rows[shared], questions[shared]
         identity = [part[name] for name in reversed(schema.identity_extra)]
-        part = part[np.lexsort([*settled(part, schema), *identity, part["queue_id"], ~part["offset"], -part["second"], asked])]
+        part = part[
+            np.lexsort([*settled(part, schema), *identity, part["queue_id"], ~part["offset"], -part["second"], asked])
+        ]
         rows[shared] = part
         # one identity is one answer: the first in order is kept
         columns = [part[name] for name in ("offset", "queue_id", *schema.identity_extra)]
@@ -252,8 +295,8 @@ def first_rows(limits: npt.NDArray[np.int64], parts: Sequence[Found], schema: Sc
 class QueryResults(Sequence[QueryResult]):
     """The answers of a batch, in the order of its lookups; each `QueryResult` is made when it is looked at.
 
-    `explain` is that of the whole batch, and so is each result's, but for lookups with a cursor, which are asked alone. `failed` names
-    files that could not be read, where that was allowed.
+    `explain` is that of the whole batch, and so is each result's, but for lookups with a cursor, which are asked alone.
+    `failed` names files that could not be read, where that was allowed.
     """
 
     def __init__(
@@ -276,7 +319,10 @@ class QueryResults(Sequence[QueryResult]):
         self._schema = schema
         self._make = make
         self._failed = tuple(failed)
-        reports = {(report.source, report.file): report for report in [*failed, *(r for page in pages.values() for r in page.failed)]}
+        reports = {
+            (report.source, report.file): report
+            for report in [*failed, *(r for page in pages.values() for r in page.failed)]
+        }
         self.failed = tuple(reports.values())
         self.explain = explain
 
@@ -311,9 +357,13 @@ class QueryResults(Sequence[QueryResult]):
         q = self._batch.lookups[number]
         rows = self._rows[self._starts[number] : self._starts[number + 1]]
         low, high = int(self._batch.second_min[number]), int(self._batch.second_max[number])
-        failed = tuple(report for report in self._failed if report.begin_ms // 1000 <= high and report.end_ms // 1000 >= low)
+        failed = tuple(
+            report for report in self._failed if report.begin_ms // 1000 <= high and report.end_ms // 1000 >= low
+        )
         more = bool(self._more[number])
         status: Status = "partial" if failed else "truncated" if more else "complete"
-        cursor = encode_cursor(order_key(rows[-1], self._schema), query_digest(q.topic, q.key, low, high)) if more else None
+        cursor = (
+            encode_cursor(order_key(rows[-1], self._schema), query_digest(q.topic, q.key, low, high)) if more else None
+        )
         items: tuple[Any, ...] = tuple(self._make(q.topic, row) for row in rows.tolist())
         return QueryResult(items=items, status=status, cursor=cursor, failed=failed, explain=self.explain)

@@ -1,7 +1,7 @@
 """Rows found for a batch on their way to its answers, cut while they come in.
 
-Of each question no more rows are worth holding than its page and one, which says that more follows. Memory: twice the answers, or
-`_HELD_ROWS` where that is more, and some 64 Ki pairs of items and questions.
+Of each question no more rows are worth holding than its page and one, which says that more follows. Memory: twice the
+answers, or `_HELD_ROWS` where that is more, and some 64 Ki pairs of items and questions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _FEWEST = 1 << 10
 
 
 class Gathered:
-    """What was found for the questions of a batch, some rows of each question that can't be in its answer left out. Safe under threads."""
+    """What was found for the questions of a batch, some rows of each question that can't be in its answer left out.
+
+    Safe under threads.
+    """
 
     def __init__(self, batch: QuestionBatch, schema: Schema) -> None:
         self._batch = batch
@@ -76,10 +79,11 @@ def matching(
     schema: Schema,
     among: npt.NDArray[np.int64] | None = None,
 ) -> Found:
-    """Return the rows of `items` (as stored, or columns of that names) that answer questions (only those `among`), in no order.
+    """Return the rows of `items` (as stored, or columns of that names) that answer questions (only those `among`), in
+    no order.
 
-    At most one more than asked of each question: the first ones. `seconds_of` returns the epoch seconds of items; `topic_pairs` as
-    `QuestionBatch.select`.
+    At most one more than asked of each question: the first ones. `seconds_of` returns the epoch seconds of items;
+    `topic_pairs` as `QuestionBatch.select`.
     """
     gathered = Gathered(batch, schema)
 

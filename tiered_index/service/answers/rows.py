@@ -1,11 +1,12 @@
 """Rows: entries on their way to an answer, in one native-order structured array whatever file they came from.
 
-A row is a compacted item with `second` (epoch seconds) in place of the difference. Selection, answer order, identity and paging are
-defined here, once, for every kind of file. Pure functions over arrays; safe under threads.
+A row is a compacted item with `second` (epoch seconds) in place of the difference. Selection, answer order, identity
+and paging are defined here, once, for every kind of file. Pure functions over arrays; safe under threads.
 
 Cursors: where a page of answers ended, as text. Stateless: they survive compaction, upload, merge and restarts.
 
-A cursor holds the order key of the last answer, a digest of the query it belongs to, and a CRC32 against tampering by accident.
+A cursor holds the order key of the last answer, a digest of the query it belongs to, and a CRC32 against tampering by
+accident.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ _FEW = 16
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A validated lookup: hashes instead of the key, inclusive epoch seconds, and the order key that the page starts after."""
+    """A validated lookup: hashes instead of the key, inclusive epoch seconds, and the order key that the page starts
+    after.
+    """
 
     topic: str
     key: str
@@ -68,14 +71,25 @@ class Question:
 @cache
 def row_dtype(schema: Schema) -> np.dtype[Any]:
     """Return the dtype of rows for a schema."""
-    columns = [("second", "i8"), ("key_hash", "i4"), ("topic_id", "i4"), ("queue_id", "i4"), ("offset", "i8"), ("size", "i4")]
+    columns = [
+        ("second", "i8"),
+        ("key_hash", "i4"),
+        ("topic_id", "i4"),
+        ("queue_id", "i4"),
+        ("offset", "i8"),
+        ("size", "i4"),
+    ]
     return np.dtype(columns + [(c.name, np.dtype(c.dtype).newbyteorder("=").str) for c in schema.extra])
 
 
-def select_items(items: Array, begin_s: int, question: Question, topic_ids: frozenset[int] | None, schema: Schema) -> Array:
-    """Return the rows of `items` (structured, n; entries or compacted items of one file) that answer `question`, in no order.
+def select_items(
+    items: Array, begin_s: int, question: Question, topic_ids: frozenset[int] | None, schema: Schema
+) -> Array:
+    """Return the rows of `items` (structured, n; entries or compacted items of one file) that answer `question`, in no
+    order.
 
-    `begin_s` is the file's begin second. `topic_ids` narrows to the topic's ids in that file; None where the file has no table.
+    `begin_s` is the file's begin second. `topic_ids` narrows to the topic's ids in that file; None where the file has
+    no table.
     """
     places = np.flatnonzero(normal_hashes(items["key_hash"]) == question.key_hash)
     if len(places) <= _FEW:
@@ -94,7 +108,9 @@ def select_items(items: Array, begin_s: int, question: Question, topic_ids: froz
     return _in_question(rows, question, schema)
 
 
-def select_few(items: Array, begin_s: int, question: Question, topic_ids: frozenset[int] | None, schema: Schema) -> Array:
+def select_few(
+    items: Array, begin_s: int, question: Question, topic_ids: frozenset[int] | None, schema: Schema
+) -> Array:
     """Do as `select_items` for a handful of items whose hash is known to match; plain Python is the faster way then."""
     columns = len(schema.extra)
     fingerprint = 6 + [c.name for c in schema.extra].index("fingerprint") if schema.keyed else -1
@@ -111,7 +127,9 @@ def select_few(items: Array, begin_s: int, question: Question, topic_ids: frozen
     return _in_question(rows, question, schema) if question.after is not None else rows
 
 
-def rows_of_columns(columns: Mapping[str, Array], question: Question, topic_ids: frozenset[int], schema: Schema) -> Array:
+def rows_of_columns(
+    columns: Mapping[str, Array], question: Question, topic_ids: frozenset[int], schema: Schema
+) -> Array:
     """Return the rows of buffered columns (native order, `second` among them) that answer `question`, in no order."""
     places = np.flatnonzero(columns["key_hash"] == question.key_hash)
     if len(places) and schema.keyed:
@@ -125,7 +143,9 @@ def rows_of_columns(columns: Mapping[str, Array], question: Question, topic_ids:
 
 
 def _is_one_of(values: Array, topic_ids: frozenset[int]) -> Array:
-    """Return which values are among `topic_ids`; a topic has one id nearly always, which needs no sort as `np.isin` does."""
+    """Return which values are among `topic_ids`; a topic has one id nearly always, which needs no sort as `np.isin`
+    does.
+    """
     if len(topic_ids) == 1:
         (only,) = topic_ids
         return values == only  # type: ignore[no-any-return]
@@ -136,12 +156,16 @@ def _in_question(rows: Array, question: Question, schema: Schema) -> Array:
     rows = rows[(rows["second"] >= question.second_min) & (rows["second"] <= question.second_max)]
     if question.after is None or not len(rows):
         return rows
-    # strictly after in (second desc, offset desc, queue_id asc, ...): compare column by column while all before are equal
+    # strictly after in (second desc, offset desc, queue_id asc, ...): compare column by column while all before are
+    # equal
     later = np.zeros(len(rows), bool)
     equal = np.ones(len(rows), bool)
     names = ("second", "offset", "queue_id", *schema.identity_extra)
     if len(names) != len(question.after):
-        raise SchemaMismatch(f"a file tells entries apart by {names}, the index by {len(question.after)} columns: it is not of this index")
+        raise SchemaMismatch(
+            f"a file tells entries apart by {names}, the index by {len(question.after)} columns: it is not of this "
+            f"index"
+        )
     for name, bound in zip(names, question.after, strict=True):
         values = rows[name]
         later |= equal & (values < bound if name in ("second", "offset") else values > bound)
@@ -160,11 +184,15 @@ def concatenate(parts: list[Array], schema: Schema) -> Array:
 def check_schema(rows: Array, schema: Schema, file: str) -> None:
     """Raise `SchemaMismatch` where the rows of a file have other columns than the index."""
     if rows.dtype != row_dtype(schema):
-        raise SchemaMismatch(f"{file} stores the columns {rows.dtype.names}, the index {row_dtype(schema).names}: it is not of this index")
+        raise SchemaMismatch(
+            f"{file} stores the columns {rows.dtype.names}, the index {row_dtype(schema).names}: it is not of this "
+            f"index"
+        )
 
 
 def first_answers(rows: Array, schema: Schema, limit: int) -> Array:
-    """Return the first `limit` answers in order: second desc, offset desc, queue_id asc; equal identities are one answer.
+    """Return the first `limit` answers in order: second desc, offset desc, queue_id asc; equal identities are one
+    answer.
 
     Of entries with one identity the newest is kept; `settled` decides what else may differ.
     """
@@ -183,7 +211,8 @@ def first_answers(rows: Array, schema: Schema, limit: int) -> Array:
 def settled(rows: Array, schema: Schema) -> list[Array]:
     """Return sort keys (last one first, as `np.lexsort` takes them) that settle entries of one identity and second.
 
-    The greater size is kept, then the greater further columns, then the greater topic id: so no answer depends on where entries lie.
+    The greater size is kept, then the greater further columns, then the greater topic id: so no answer depends on where
+    entries lie.
     """
     keys: list[Array] = [-rows["topic_id"].astype(np.int64)]
     for c in reversed(schema.caller_columns):
@@ -244,7 +273,9 @@ def encode_cursor(after: OrderKey, digest: str) -> str:
 
 
 def decode_cursor(cursor: str, digest: str, columns: int) -> OrderKey:
-    """Return the order key (`columns` integers) in a cursor; raises `InvalidCursor` where it was altered or is another query's."""
+    """Return the order key (`columns` integers) in a cursor; raises `InvalidCursor` where it was altered or is another
+    query's.
+    """
     if not isinstance(cursor, str):
         raise InvalidCursor(f"a cursor is text, not {type(cursor).__name__}")
     try:

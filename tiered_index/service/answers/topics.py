@@ -1,7 +1,8 @@
 """Topic ids of one writer: as given by the source, else assigned.
 
-An assigned id is derived from the name (2**30 and 30 bits of CRC32), so that it is the same in every root and after every restart without
-being stored; ids given by a source are smaller in practice. One id never means two names. Threads: all methods may be called from any.
+An assigned id is derived from the name (2**30 and 30 bits of CRC32), so that it is the same in every root and after
+every restart without being stored; ids given by a source are smaller in practice. One id never means two names.
+Threads: all methods may be called from any.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class TopicTable:
 
     @synchronized
     def give(self, pairs: Iterable[tuple[int, str]]) -> None:
-        """Record ids given by a source. Raises `InvalidArgument` where one means another name already; then none is recorded."""
+        """Record ids given by a source.
+
+        Raises `InvalidArgument` where one means another name already; then none is recorded.
+        """
         fresh: dict[int, str] = {}
         for topic_id, topic in pairs:
             other = self._names.get(topic_id, fresh.get(topic_id, topic))

@@ -1,7 +1,7 @@
 """What a caller may pass: topics, keys, numbers, batches. Everything is checked before anything is changed.
 
-Limits: topic 1..1,024 and key 1..32,767 UTF-16 code units (a topic not only of blanks); `queue_id` and `size` 0..2**31-1, `offset`
-0..2**63-1, `timestamp_ms` 0..253,402,300,799,999 (the year 9999).
+Limits: topic 1..1,024 and key 1..32,767 UTF-16 code units (a topic not only of blanks); `queue_id` and `size`
+0..2**31-1, `offset` 0..2**63-1, `timestamp_ms` 0..253,402,300,799,999 (the year 9999).
 
 Columns: entries on their way into a file, hashed. Pure.
 """
@@ -43,7 +43,9 @@ __all__ = [
 ]
 
 Columns = dict[str, npt.NDArray[Any]]
-"""Native-order columns of equal length: `second`, `key_hash`, `topic_id`, `queue_id`, `offset`, `size`, and the schema's extra ones."""
+"""Native-order columns of equal length: `second`, `key_hash`, `topic_id`, `queue_id`, `offset`, `size`, and the
+schema's extra ones.
+"""
 
 
 def hash_columns(topics: Sequence[str], topic_index: npt.NDArray[Any], keys: CodeUnits, schema: Schema) -> Columns:
@@ -53,9 +55,13 @@ def hash_columns(topics: Sequence[str], topic_index: npt.NDArray[Any], keys: Cod
 
 
 _LIMITS = {
-    "queue_id": 2**31 - 1, "offset": 2**63 - 1, "size": 2**31 - 1, "timestamp_ms": MAX_TIMESTAMP_MS, "topic_id": 2**31 - 1,
+    "queue_id": 2**31 - 1,
+    "offset": 2**63 - 1,
+    "size": 2**31 - 1,
+    "timestamp_ms": MAX_TIMESTAMP_MS,
+    "topic_id": 2**31 - 1,
     "source_position": 2**63 - 1,
-}  # fmt: skip
+}
 _BATCH_NUMBERS = ("queue_id", "offset", "size", "timestamp_ms")
 
 
@@ -70,7 +76,9 @@ def check_topic(topic: object) -> str:
     if not topic.strip():
         raise InvalidArgument("topic is empty")
     if len(topic) * 2 > MAX_TOPIC_UNITS and _units(topic) > MAX_TOPIC_UNITS:
-        raise InvalidArgument(f"topic {topic[:40]!r}... has {_units(topic):,} UTF-16 code units; the limit is {MAX_TOPIC_UNITS:,}")
+        raise InvalidArgument(
+            f"topic {topic[:40]!r}... has {_units(topic):,} UTF-16 code units; the limit is {MAX_TOPIC_UNITS:,}"
+        )
     return topic
 
 
@@ -81,7 +89,9 @@ def check_key(key: object) -> str:
     if not key:
         raise InvalidArgument("a key is empty")
     if len(key) * 2 > MAX_KEY_UNITS and _units(key) > MAX_KEY_UNITS:
-        raise InvalidArgument(f"key {key[:40]!r}... has {_units(key):,} UTF-16 code units; the limit is {MAX_KEY_UNITS:,}")
+        raise InvalidArgument(
+            f"key {key[:40]!r}... has {_units(key):,} UTF-16 code units; the limit is {MAX_KEY_UNITS:,}"
+        )
     return key
 
 
@@ -114,7 +124,9 @@ def check_number(name: str, value: Any) -> int:
 
 
 def is_plain(keys: object, queue_id: object, offset: object, size: object, timestamp_ms: object) -> bool:
-    """Return whether a message is certainly valid: one key of moderate length and plain integers in range. False decides nothing."""
+    """Return whether a message is certainly valid: one key of moderate length and plain integers in range. False
+    decides nothing.
+    """
     return (
         type(keys) is str
         and 0 < len(keys) <= MAX_KEY_UNITS // 2  # each character has at most two code units
@@ -130,7 +142,9 @@ def is_plain(keys: object, queue_id: object, offset: object, size: object, times
 
 
 def check_range(begin_ms: Any, end_ms: Any, max_count: Any, which: str = "") -> tuple[int, int, int]:
-    """Return a lookup's inclusive range in epoch seconds, None being no bound, and its count; `which` begins the text of an error."""
+    """Return a lookup's inclusive range in epoch seconds, None being no bound, and its count; `which` begins the text
+    of an error.
+    """
     low = 0 if begin_ms is None else check_integer(f"{which}begin_ms", begin_ms)
     high = MAX_TIMESTAMP_MS if end_ms is None else check_integer(f"{which}end_ms", end_ms)
     count = check_integer(f"{which}max_count", max_count)
@@ -168,7 +182,9 @@ def message_row(
     """Return (topic, queue_id, offset, size, second, caller columns) of one message, checked."""
     names = [c.name for c in schema.caller_columns]
     if unknown := [name for name in extra if name not in names]:
-        raise InvalidArgument(f"schema {schema.name} has no column {unknown[0]!r}" + (f"; it has {names}" if names else ""))
+        raise InvalidArgument(
+            f"schema {schema.name} has no column {unknown[0]!r}" + (f"; it has {names}" if names else "")
+        )
     if missing := [name for name in names if name not in extra]:
         raise InvalidArgument(f"column {missing[0]!r} of schema {schema.name} is missing")
     return (
@@ -195,7 +211,9 @@ def _extra_value(column: Column, value: Any) -> Any:
                 return real
         elif isinstance(value, bytes) and len(value) <= dtype.itemsize:
             if value.endswith(b"\0"):
-                raise InvalidArgument(f"{column.name} ends in a NUL byte, which a fixed-width column can't keep: {value!r:.80}")
+                raise InvalidArgument(
+                    f"{column.name} ends in a NUL byte, which a fixed-width column can't keep: {value!r:.80}"
+                )
             return value
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"{column.name} must be a {dtype.name}, not {value!r:.80}") from error
@@ -203,10 +221,12 @@ def _extra_value(column: Column, value: Any) -> Any:
 
 
 def batch_columns(batch: Any, schema: Schema, topics: TopicTable) -> tuple[Columns, list[tuple[int, str]]]:
-    """Return a batch (Arrow record batch or table, or dict of arrays) as hashed columns, and the (id, name) pairs that it gives.
+    """Return a batch (Arrow record batch or table, or dict of arrays) as hashed columns, and the (id, name) pairs that
+    it gives.
 
-    Columns: `topic` (text, or dictionary-encoded), `queue_id`, `key`, `offset`, `size`, `timestamp_ms` (integers, or an Arrow timestamp),
-    optionally `topic_id`, and every caller column of the schema. Raises `InvalidArgument` naming the column and the first bad row.
+    Columns: `topic` (text, or dictionary-encoded), `queue_id`, `key`, `offset`, `size`, `timestamp_ms` (integers, or an
+    Arrow timestamp), optionally `topic_id`, and every caller column of the schema. Raises `InvalidArgument` naming the
+    column and the first bad row.
     """
     given = _as_mapping(batch)
     names = ["topic", "key", *_BATCH_NUMBERS, *(c.name for c in schema.caller_columns)]
@@ -230,7 +250,9 @@ def batch_columns(batch: Any, schema: Schema, topics: TopicTable) -> tuple[Colum
     lengths = units.lengths
     if count and (bad := np.flatnonzero((lengths == 0) | (lengths > MAX_KEY_UNITS))).size:
         row = int(bad[0])
-        raise InvalidArgument(f"key in row {row} has {int(lengths[row]):,} UTF-16 code units; 1..{MAX_KEY_UNITS:,} are allowed")
+        raise InvalidArgument(
+            f"key in row {row} has {int(lengths[row]):,} UTF-16 code units; 1..{MAX_KEY_UNITS:,} are allowed"
+        )
     if "topic_id" in columns:
         pairs = np.unique(columns["topic_id"] << 32 | topic_index.astype(np.int64)).tolist()
         given_ids = [(pair >> 32, distinct[pair & 0xFFFFFFFF]) for pair in pairs]
@@ -295,7 +317,9 @@ def _dictionary(values: Any) -> Any:
     if not isinstance(values, pa.DictionaryArray) or values.null_count or values.dictionary.null_count:
         return None
     kind = values.type.value_type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)) or len(values.dictionary.unique()) != len(values.dictionary):
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)) or len(values.dictionary.unique()) != len(
+        values.dictionary
+    ):
         return None
     return values
 
@@ -338,7 +362,9 @@ def _number(name: str, values: Any) -> npt.NDArray[np.int64]:
 
 
 def milliseconds(times: Any) -> Any:
-    """Return an Arrow timestamp column as integers of epoch milliseconds, floored; raises `InvalidArgument` where seconds overflow."""
+    """Return an Arrow timestamp column as integers of epoch milliseconds, floored; raises `InvalidArgument` where
+    seconds overflow.
+    """
     unit, counts = times.type.unit, times.cast(pa.int64())
     if unit == "s":
         try:
@@ -381,7 +407,11 @@ def _extra_column(column: Column, values: Any) -> npt.NDArray[Any]:
     if dtype.kind == "S" and array.dtype.itemsize > dtype.itemsize:
         raise InvalidArgument(f"column {column.name!r} holds values longer than {dtype.itemsize} bytes")
     if dtype.kind == "S" and not plain and any(value.endswith(b"\0") for value in values):
-        raise InvalidArgument(f"column {column.name!r} holds values that end in a NUL byte, which a fixed-width column can't keep")
-    if dtype.kind == "f" and bool(np.any(np.isfinite(array) & (np.abs(array.astype(np.float64)) > float(np.finfo(dtype).max)))):
+        raise InvalidArgument(
+            f"column {column.name!r} holds values that end in a NUL byte, which a fixed-width column can't keep"
+        )
+    if dtype.kind == "f" and bool(
+        np.any(np.isfinite(array) & (np.abs(array.astype(np.float64)) > float(np.finfo(dtype).max)))
+    ):
         raise InvalidArgument(f"column {column.name!r} holds values that do not fit {dtype.name}")
     return array.astype(dtype)

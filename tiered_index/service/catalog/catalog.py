@@ -1,8 +1,9 @@
 """The catalog: which file handles queries see, and when what they replace may go.
 
-Handles lie in a `TimeRangeSkipList` by their interval. A change of state inserts the successor before it removes the predecessor, so a
-query meets at least one of them. What a removed handle needed (a file, a map) is disposed of only after every query that began before the
-removal has ended; queries announce themselves by one dictionary entry and take no lock.
+Handles lie in a `TimeRangeSkipList` by their interval. A change of state inserts the successor before it removes the
+predecessor, so a query meets at least one of them. What a removed handle needed (a file, a map) is disposed of only
+after every query that began before the removal has ended; queries announce themselves by one dictionary entry and take
+no lock.
 
 Threads: `reading` and `overlapping` from any thread without a lock; changes under an internal lock.
 """
@@ -33,7 +34,8 @@ def unmap(mapping: mmap.mmap) -> None:
 class Handle(Protocol):
     """A file as queries see it. Seconds are inclusive; `second_max` may grow while the file is unsealed.
 
-    `is_local`: a search needs no request; `asks_storage`: it may make some all the same, where the local copy turns out to be damaged.
+    `is_local`: a search needs no request; `asks_storage`: it may make some all the same, where the local copy turns out
+    to be damaged.
     """
 
     @property
@@ -52,7 +54,9 @@ class Handle(Protocol):
     def asks_storage(self) -> bool: ...
     @property
     def search_bytes(self) -> int:
-        """How many bytes a search asks of the storage, about: the directory, where it isn't at hand, and a slot group."""
+        """How many bytes a search asks of the storage, about: the directory, where it isn't at hand, and a slot
+        group.
+        """
         ...
 
     @property
@@ -125,7 +129,8 @@ class Catalog:
         """While it is entered, nothing that was in the catalog at entry is disposed of."""
         ticket = next(self._tickets)
         try:
-            # single dictionary operations are atomic; the generation is read first, so a removal in between only waits longer
+            # single dictionary operations are atomic; the generation is read first, so a removal in between only waits
+            # longer
             self._readers[ticket] = self._generation
             yield
         finally:
@@ -154,7 +159,9 @@ class Catalog:
 
     @synchronized
     def put(self, handle: Handle, dispose: Callable[[], None] | None = None) -> None:
-        """Add a handle, or replace the one of the same file; `dispose` runs when no query can still be using that one."""
+        """Add a handle, or replace the one of the same file; `dispose` runs when no query can still be using that
+        one.
+        """
         old = self._nodes.get(handle.file_id)
         begin = handle.second_min if old is None else min(handle.second_min, old.begin)
         self._nodes[handle.file_id] = self._list.insert(begin, max(begin, handle.second_max), handle)
@@ -182,8 +189,8 @@ class Catalog:
 
     @synchronized
     def clear(self, beside: Iterable[Handle] = ()) -> None:
-        """Let go of every handle and its mapping, and of those that lookups find `beside` the catalog; what a query has gathered stays
-        until it ends. Nothing is disposed of.
+        """Let go of every handle and its mapping, and of those that lookups find `beside` the catalog; what a query has
+        gathered stays until it ends. Nothing is disposed of.
         """
         self._cleared += [*beside, *(node.value for node in self._nodes.values() if node.value is not None)]
         self._list = TimeRangeSkipList()
@@ -203,7 +210,8 @@ class Catalog:
         return waiting
 
     def _let_go(self) -> None:
-        # who announces itself from here on finds nothing; whoever of two that come here at once is late finds less to do
+        # who announces itself from here on finds nothing; whoever of two that come here at once is late finds less to
+        # do
         if not self._readers:
             cleared, self._cleared = self._cleared, []
             for handle in cleared:

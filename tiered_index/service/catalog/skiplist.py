@@ -1,20 +1,21 @@
 """`TimeRangeSkipList`: handles keyed by time range, newest first, searched without a lock.
 
-A node holds an inclusive interval [begin, end] of epoch seconds and a value. Nodes are ordered by begin descending, then by age
-ascending. Each link of level i carries the greatest `end` of the nodes it passes over, its target included, so a search descends only
-into links that hold an overlapping node: O(log n + hits).
+A node holds an inclusive interval [begin, end] of epoch seconds and a value. Nodes are ordered by begin descending,
+then by age ascending. Each link of level i carries the greatest `end` of the nodes it passes over, its target included,
+so a search descends only into links that hold an overlapping node: O(log n + hits).
 
 Invariants
-- A link is one immutable pair (node it leads to, greatest end it passes over), replaced as a whole: whoever reads it gets an end that
-  belongs to that span. The end is never smaller than that of any node in the span: an insertion raises it before it links the node, a
-  removal lowers it after it has unlinked the node. So a reader may visit too much, never too little.
+- A link is one immutable pair (node it leads to, greatest end it passes over), replaced as a whole: whoever reads it
+  gets an end that belongs to that span. The end is never smaller than that of any node in the span: an insertion raises
+  it before it links the node, a removal lowers it after it has unlinked the node. So a reader may visit too much, never
+  too little.
 - A removed node keeps its own links: a reader that stands on it walks on into the list.
-- To replace a node, insert the successor first, with a begin that is not greater: it then lies behind its predecessor in the order
-  of reading, and a concurrent reader meets at least one of the two.
+- To replace a node, insert the successor first, with a begin that is not greater: it then lies behind its predecessor
+  in the order of reading, and a concurrent reader meets at least one of the two.
 
-Threads: `insert` and `remove` under an internal lock; `overlapping`, `__len__` and `__iter__` take none and may run at any time beside
-them. Sources: Pugh, "Skip lists: a probabilistic alternative to balanced trees" (1990);
-Hanson and Johnson, "The interval skip list: a data structure for finding all intervals that overlap a point" (1991).
+Threads: `insert` and `remove` under an internal lock; `overlapping`, `__len__` and `__iter__` take none and may run at
+any time beside them. Sources: Pugh, "Skip lists: a probabilistic alternative to balanced trees" (1990); Hanson and
+Johnson, "The interval skip list: a data structure for finding all intervals that overlap a point" (1991).
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ class TimeRangeSkipList(Generic[V]):
             node, _ = node.links[0]
 
     def insert(self, begin: int, end: int, value: V) -> Node[V]:
-        """Add `value` for the inclusive interval [begin, end] and return its node. Raises `ValueError` where begin > end."""
+        """Add `value` for the inclusive interval [begin, end] and return its node.
+
+        Raises `ValueError` where begin > end.
+        """
         if begin > end:
             raise ValueError(f"interval ends before it begins: [{begin}, {end}]")
         with self._lock:

@@ -1,4 +1,6 @@
-"""What checks have found: findings (something is wrong), notes (something is odd, nothing is lost), and what could not be checked."""
+"""What checks have found: findings (something is wrong), notes (something is odd, nothing is lost), and what could not
+be checked.
+"""
 
 from __future__ import annotations
 
@@ -88,5 +90,7 @@ class Report:
             "checked": dict(self.checked),
             "findings": [asdict(defect) for defect in self.findings],
             "notes": self.notes,
-            "unchecked": [{"what": what, "type": type(error).__name__, "message": str(error)} for what, error in self.unchecked],
+            "unchecked": [
+                {"what": what, "type": type(error).__name__, "message": str(error)} for what, error in self.unchecked
+            ],
         }

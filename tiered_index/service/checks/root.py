@@ -1,4 +1,6 @@
-"""Checks of a root: every file in its folders, as far as its journal or trailer vouches for it. The writer may be at work beside.
+"""Checks of a root: every file in its folders, as far as its journal or trailer vouches for it.
+
+The writer may be at work beside.
 
 One thread.
 """
@@ -38,7 +40,12 @@ def _check_names(root: Root, report: Report) -> None:
                 report.note(f"{path}: half-made work, or space reserved by a running writer; the next start drops it")
             elif file_id_of(name) is None or (name.endswith(JOURNAL_SUFFIX) and state != UNSEALED):
                 report.note(f"{path}: not a file of this index")
-            elif state == UNSEALED and name.endswith(INDEX_SUFFIX) and not path.with_suffix(JOURNAL_SUFFIX).exists() and path.exists():
+            elif (
+                state == UNSEALED
+                and name.endswith(INDEX_SUFFIX)
+                and not path.with_suffix(JOURNAL_SUFFIX).exists()
+                and path.exists()
+            ):
                 # looked at again, because a writer deletes the two one after the other
                 report.add(str(path), "journal", "its journal is missing")
 
@@ -55,5 +62,7 @@ def _check_file(root: Root, handle: Handle, report: Report) -> None:
     elif isinstance(handle, CompactedFile) and handle.local is not None:
         data, size = handle.local.data, handle.local.size_bytes
         report.count("bytes", size)
-        findings = verify_compacted(lambda position, length: data[position : position + length], size, handle.local.file)
+        findings = verify_compacted(
+            lambda position, length: data[position : position + length], size, handle.local.file
+        )
         report.add_all(handle.local.file, findings)

@@ -1,12 +1,16 @@
-"""Checks of a storage: every log record and checkpoint, then every object that the log names, against the log and against local copies.
+"""Checks of a storage: every log record and checkpoint, then every object that the log names, against the log and
+against local copies.
 
-Objects nobody names are notes: a running upload looks the same as what a crash left. A pool of threads asks about objects.
+Objects nobody names are notes: a running upload looks the same as what a crash left. A pool of threads asks about
+objects.
 
-Checks of window tables by the log's word: shards that fit each other, come and go together, and hold what they were merged out of.
+Checks of window tables by the log's word: shards that fit each other, come and go together, and hold what they were
+merged out of.
 
 No request is made. One thread.
 
-Checks of archived segments: each against the log's word and its own checksums. What nobody names is a note, as with other objects.
+Checks of archived segments: each against the log's word and its own checksums. What nobody names is a note, as with
+other objects.
 
 One thread.
 """
@@ -42,7 +46,9 @@ __all__ = [
 
 
 class RecordCheck:
-    """Checks each record of the log, from the first on: tables come and go whole, and a merge adds as many entries as it removes."""
+    """Checks each record of the log, from the first on: tables come and go whole, and a merge adds as many entries as
+    it removes.
+    """
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -60,11 +66,15 @@ class RecordCheck:
         for table in sorted({stored.shard.table for stored in removed if stored.shard is not None}):
             left = [stored.name for stored in before.tables[table] if stored.name not in gone]
             if left:
-                self._report.add(name, "table", f"removes a part of table {table}: {len(left)} of its shards stay, {left[0]} first")
+                self._report.add(
+                    name, "table", f"removes a part of table {table}: {len(left)} of its shards stay, {left[0]} first"
+                )
         if record.kind == "merge":
             lost, gained = sum(stored.count for stored in removed), sum(stored.count for stored in record.add)
             if lost != gained:
-                self._report.add(name, "merge", f"its sources held {lost:,} entries, the tables that it adds hold {gained:,}")
+                self._report.add(
+                    name, "merge", f"its sources held {lost:,} entries, the tables that it adds hold {gained:,}"
+                )
 
 
 def check_tables(state: LogState, report: Report) -> None:
@@ -76,11 +86,19 @@ def check_tables(state: LogState, report: Report) -> None:
         for stored in ordered:
             shard = _shard(stored)
             if (shard.slots, shard.begin_s, shard.window_s) != (first.slots, first.begin_s, first.window_s):
-                report.add(stored.name, "table", f"it is of another window or slot map than {ordered[0].name} of table {table}")
+                report.add(
+                    stored.name, "table", f"it is of another window or slot map than {ordered[0].name} of table {table}"
+                )
             if not 0 <= shard.slot_low < shard.slot_high <= shard.slots.slots:
-                report.add(stored.name, "table", f"slots {_range(stored)} are not among the {shard.slots.slots} of its map")
+                report.add(
+                    stored.name, "table", f"slots {_range(stored)} are not among the {shard.slots.slots} of its map"
+                )
             if not shard.begin_s <= stored.second_min <= stored.second_max < shard.begin_s + shard.window_s:
-                report.add(stored.name, "table", f"its seconds {stored.second_min}..{stored.second_max} are not those of its window")
+                report.add(
+                    stored.name,
+                    "table",
+                    f"its seconds {stored.second_min}..{stored.second_max} are not those of its window",
+                )
         reached = ordered[0]
         for stored in ordered[1:]:
             low, high = _range(reached)
@@ -97,10 +115,25 @@ def check_shard_record(stored: StoredObject, meta: Metadata, report: Report) -> 
     if "slot_map" not in meta.more:
         report.add(stored.name, "object", f"it is no shard, the log says it is one of table {shard.table}")
         return
-    found = (meta.more.get("table"), meta.begin_ms, meta.more.get("window_s"), meta.slot_map, *meta.slot_range, meta.count, meta.file_id)
+    found = (
+        meta.more.get("table"),
+        meta.begin_ms,
+        meta.more.get("window_s"),
+        meta.slot_map,
+        *meta.slot_range,
+        meta.count,
+        meta.file_id,
+    )
     said = (
-        shard.table, shard.begin_s * 1000, shard.window_s, shard.slots, shard.slot_low, shard.slot_high, stored.count, stored.file_id,
-    )  # fmt: skip
+        shard.table,
+        shard.begin_s * 1000,
+        shard.window_s,
+        shard.slots,
+        shard.slot_low,
+        shard.slot_high,
+        stored.count,
+        stored.file_id,
+    )
     if found != said:
         report.add(stored.name, "object", f"its metadata says {found}, the log says {said}")
 
@@ -119,7 +152,9 @@ _PIECES = 16
 # read at once
 
 
-def check_segments(storage: Storage, segments: Iterable[ArchivedSegment], report: Report, progress: Progress, *, deep: bool) -> None:
+def check_segments(
+    storage: Storage, segments: Iterable[ArchivedSegment], report: Report, progress: Progress, *, deep: bool
+) -> None:
     """Check size and table of archived segments, with `deep` every byte. Raises `StorageError`."""
     nothing = LogState()
     archive = SegmentArchive(storage, lambda: nothing, lambda: nothing)
@@ -147,7 +182,9 @@ def _check_bytes(archive: SegmentArchive, segment: ArchivedSegment, table: Segme
             piece = (begin + at) // table.piece_bytes
             found, expected = zlib.crc32(data[at : at + table.piece_bytes]), int(table.pieces[piece])
             if found != expected:
-                report.add(segment.name, f"piece {piece}", f"CRC32 {found:#010x}, its table says {expected:#010x}", begin + at)
+                report.add(
+                    segment.name, f"piece {piece}", f"CRC32 {found:#010x}, its table says {expected:#010x}", begin + at
+                )
     if whole != segment.crc32:
         report.add(segment.name, "segment", f"CRC32 {whole:#010x}, the log says {segment.crc32:#010x}")
 
@@ -158,7 +195,10 @@ def note_stray_segments(storage: Storage, refreshed: Callable[[], LogState], rep
     named = refreshed().archive
     for info in strays:
         if info.name not in named:
-            report.note(f"{info.name}: {info.size_bytes:,} bytes that the log doesn't name: an upload under way, or what a crash left")
+            report.note(
+                f"{info.name}: {info.size_bytes:,} bytes that the log doesn't name: an upload under way, or what a "
+                f"crash left"
+            )
     for handle in storage.list_uploads(SEGMENTS_PREFIX):
         report.note(f"{handle.name}: an unfinished upload, under way or left by a crash")
 
@@ -182,7 +222,8 @@ def check_storage(
     threads: int,
     check_objects: CheckObjects | None = None,
 ) -> LogState | None:
-    """Check a storage against itself and against the compacted files of a root; return the log's state where it can be believed.
+    """Check a storage against itself and against the compacted files of a root; return the log's state where it can be
+    believed.
 
     `check_objects` checks the objects elsewhere. Raises `NotAnIndex`, `StorageError`.
     """
@@ -208,13 +249,17 @@ def check_storage(
     return state
 
 
-def check_object(storage: Storage, stored: StoredObject, local: CompactedFile | None, report: Report, *, deep: bool) -> None:
+def check_object(
+    storage: Storage, stored: StoredObject, local: CompactedFile | None, report: Report, *, deep: bool
+) -> None:
     """Check one object that the log names, and its local copy where there is one. Raises `StorageError`."""
     _ObjectCheck(storage, report, deep).check(stored, local)
 
 
 def _check_log(storage: Storage, report: Report) -> LogState | None:
-    """Fold the whole log from record 1, comparing each checkpoint on the way; return the last state, or None where it breaks."""
+    """Fold the whole log from record 1, comparing each checkpoint on the way; return the last state, or None where it
+    breaks.
+    """
     checkpoints = {}
     for info in storage.list(CHECKPOINT_PREFIX):
         try:
@@ -225,7 +270,9 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
     try:
         for info in storage.list(LOG_PREFIX):
             if number_of(info.name) != state.number + 1:
-                raise CorruptFile(info.name, f"record {state.number + 1} is missing before it", expected=state.number + 1)
+                raise CorruptFile(
+                    info.name, f"record {state.number + 1} is missing before it", expected=state.number + 1
+                )
             record, before = _next_record(storage, state), state
             state = state.apply(record, info.name)
             records.check(record, before)
@@ -295,23 +342,40 @@ class _ObjectCheck:
         trailer = ColdPath(self._storage).trailer(stored)
         meta, tail = trailer.metadata, trailer.tail
         found = (
-            meta.second_min, meta.second_max, meta.lane, tail.position, tail.filter_length, tail.directory_length, tail.metadata_length,
-        )  # fmt: skip
+            meta.second_min,
+            meta.second_max,
+            meta.lane,
+            tail.position,
+            tail.filter_length,
+            tail.directory_length,
+            tail.metadata_length,
+        )
         said = (
-            stored.second_min, stored.second_max, stored.lane, stored.trailer_position, stored.filter_length, stored.directory_length,
+            stored.second_min,
+            stored.second_max,
+            stored.lane,
+            stored.trailer_position,
+            stored.filter_length,
+            stored.directory_length,
             stored.metadata_length,
-        )  # fmt: skip
+        )
         if found != said:
             self._report.add(stored.name, "object", f"its trailer says {found}, the log says {said}")
         if stored.shard is not None:
             check_shard_record(stored, meta, self._report)
         elif "slot_map" in meta.more:
-            self._report.add(stored.name, "object", "it is a shard of a window table, the log says it is a file of its own")
+            self._report.add(
+                stored.name, "object", "it is a shard of a window table, the log says it is a file of its own"
+            )
 
     def _check_bytes(self, stored: StoredObject, local: CompactedFile | None) -> bool:
         """Check every byte; return whether the trailer is sound, so that it can be compared with the log."""
         size, name = stored.size_bytes, stored.name
-        mirror = local.local.data if local is not None and local.local is not None and local.local.size_bytes == size else None
+        mirror = (
+            local.local.data
+            if local is not None and local.local is not None and local.local.size_bytes == size
+            else None
+        )
         different: list[int] = []
 
         def compare(start: int, window: bytes) -> None:
@@ -342,6 +406,9 @@ def _check_strays(storage: Storage, state: LogState, report: Report) -> None:
     named = _refreshed(storage, state).objects
     for info in strays:
         if info.name not in named:
-            report.note(f"{info.name}: {info.size_bytes:,} bytes that the log doesn't name: an upload under way, or what a crash left")
+            report.note(
+                f"{info.name}: {info.size_bytes:,} bytes that the log doesn't name: an upload under way, or what a "
+                f"crash left"
+            )
     for handle in storage.list_uploads(DATA_PREFIX):
         report.note(f"{handle.name}: an unfinished upload, under way or left by a crash")

@@ -1,24 +1,26 @@
-"""The local cache of directories and filters: one index's entries in a `CacheRoom`, verified whenever something is read from them.
+"""The local cache of directories and filters: one index's entries in a `CacheRoom`, verified whenever something is read
+from them.
 
 ```
 folder/<index id>/<object name, "/" written as ",">.trailer|.filter
 entry := (piece of 4,096 bytes, the last one shorter; CRC32 of it) ...
 ```
-Objects never change under one name, so an entry is never stale. Each CRC32 starts from one over index, object, kind and piece number:
-an entry that was copied, cut or swapped fails like one with a flipped bit. What fails is deleted and fetched anew; where it can't be
-deleted it is told of once, and is as good as absent until it is replaced. An entry is a copy, so no trouble of this
-folder is a lookup's error.
+Objects never change under one name, so an entry is never stale. Each CRC32 starts from one over index, object, kind and
+piece number: an entry that was copied, cut or swapped fails like one with a flipped bit. What fails is deleted and
+fetched anew; where it can't be deleted it is told of once, and is as good as absent until it is replaced. An entry is a
+copy, so no trouble of this folder is a lookup's error.
 
-A CRC32 is no signature: who may write an entry could make an answer short. So an entry is believed only where it is a regular file that
-`CacheRoom.trusts`: no other user's, and not for others to write. What else stands in its place is treated as damaged.
+A CRC32 is no signature: who may write an entry could make an answer short. So an entry is believed only where it is a
+regular file that `CacheRoom.trusts`: no other user's, and not for others to write. What else stands in its place is
+treated as damaged.
 
 Threads and processes: any number may share a folder; entries appear whole, by a rename.
 
 The room of a local cache: one folder with a bound in bytes over the entries of all indexes in it.
 
-What was used longest ago goes first. A time of use is the file's own time, so that it is known to every process that shares the folder.
-Each process counts what it adds; others add, too, so all is counted again after a small part of the bound.
-Threads: any number.
+What was used longest ago goes first. A time of use is the file's own time, so that it is known to every process that
+shares the folder. Each process counts what it adds; others add, too, so all is counted again after a small part of the
+bound. Threads: any number.
 """
 
 from __future__ import annotations
@@ -40,12 +42,7 @@ from tiered_index.format.names import DATA_PREFIX
 from tiered_index.service.cold.memory_cache import HeldRoom
 from tiered_index.storage.disk import TEMPORARY_PREFIX, make_path
 
-__all__ = [
-    "PIECE_BYTES",
-    "CacheFolder",
-    "CacheRoom",
-    "Kind",
-]
+__all__ = ["PIECE_BYTES", "CacheFolder", "CacheRoom", "Kind"]
 
 _TOUCH_S = 60.0
 # an entry's time of use is brought up to date this often
@@ -84,8 +81,12 @@ class CacheRoom:
                 self._trusted.add(folder.parent.stat().st_uid)
 
     def trusts(self, status: os.stat_result) -> bool:
-        """Return whether a file or folder is no other user's, and for no other to write: ours, the superuser's, a read root's owner's."""
-        return not stat.S_ISLNK(status.st_mode) and status.st_uid in self._trusted and not status.st_mode & _OTHERS_WRITE
+        """Return whether a file or folder is no other user's, and for no other to write: ours, the superuser's, a read
+        root's owner's.
+        """
+        return (
+            not stat.S_ISLNK(status.st_mode) and status.st_uid in self._trusted and not status.st_mode & _OTHERS_WRITE
+        )
 
     def takes(self, size_bytes: int) -> bool:
         """Return whether an entry of `size_bytes` may be written."""
@@ -129,7 +130,8 @@ class CacheRoom:
                     self._size_bytes -= size
 
     def reserve(self, path: Path, size_bytes: int, since_s: float) -> bool:
-        """Hold room for an entry to come until `release`, if none must go for it that was used after `since_s` (epoch seconds).
+        """Hold room for an entry to come until `release`, if none must go for it that was used after `since_s` (epoch
+        seconds).
 
         A tenth of the bound is left to entries that come without asking. A time of use may be `_TOUCH_S` behind.
         """
@@ -137,7 +139,9 @@ class CacheRoom:
             if self._counted_at is None or time.monotonic() - self._counted_at > _TOUCH_S:
                 self._count()
             free_bytes = self.max_bytes * _SLACK - self._size_bytes
-            return self.takes(size_bytes) and self._held.hold(path, size_bytes, free_bytes, self._ages, since_s - _TOUCH_S)
+            return self.takes(size_bytes) and self._held.hold(
+                path, size_bytes, free_bytes, self._ages, since_s - _TOUCH_S
+            )
 
     def release(self, path: Path) -> None:
         """Let go of what was reserved."""
@@ -147,7 +151,11 @@ class CacheRoom:
     def _count(self) -> list[tuple[float, int, str]]:
         """Look at all entries; return them, the one used longest ago first."""
         entries = sorted(self._entries())
-        self._size_bytes, self._uncounted_bytes, self._counted_at = sum(size for _, size, _ in entries), 0, time.monotonic()
+        self._size_bytes, self._uncounted_bytes, self._counted_at = (
+            sum(size for _, size, _ in entries),
+            0,
+            time.monotonic(),
+        )
         self._ages = [(used_s, size) for used_s, size, _ in entries]
         return entries
 
@@ -235,7 +243,9 @@ class CacheFolder:
                 stored = PIECE_BYTES + _CRC_BYTES
                 data = memoryview(os.pread(handle.fileno(), (end - first) * stored, first * stored))
                 for number in range(first, end):
-                    piece = self._checked(name, kind, number, bytes(data[(number - first) * stored : (number - first + 1) * stored]))
+                    piece = self._checked(
+                        name, kind, number, bytes(data[(number - first) * stored : (number - first + 1) * stored])
+                    )
                     if piece is None:
                         self._damaged(path, status, f"piece {number} does not match its CRC32")
                         return None
@@ -258,7 +268,9 @@ class CacheFolder:
         try:
             make_path(self._mine)
             if not self._room.trusts(self._mine.lstat()):
-                raise PermissionError(errno.EPERM, "another user's folder, a link, or for others to write", str(self._mine))
+                raise PermissionError(
+                    errno.EPERM, "another user's folder, a link, or for others to write", str(self._mine)
+                )
             temporary.touch(0o644, exist_ok=False)
             with temporary.open("wb") as handle:
                 for number, length in _pieces(len(data)):
@@ -279,7 +291,9 @@ class CacheFolder:
         return self._room.takes(_stored_bytes(length))
 
     def reserve(self, name: str, kind: Kind, length: int, since_s: float) -> bool:
-        """Hold room for an entry until `release`, if none must go for it that was used after `since_s` (epoch seconds)."""
+        """Hold room for an entry until `release`, if none must go for it that was used after `since_s` (epoch
+        seconds).
+        """
         return self._room.reserve(self._path(name, kind), _stored_bytes(length), since_s)
 
     def release(self, name: str, kind: Kind) -> None:
@@ -300,7 +314,11 @@ class CacheFolder:
 
     def _checked(self, name: str, kind: Kind, number: int, data: bytes) -> bytes | None:
         piece = data[:-_CRC_BYTES]
-        return piece if zlib.crc32(piece, self._seed(name, kind, number)).to_bytes(_CRC_BYTES, "big") == data[-_CRC_BYTES:] else None
+        return (
+            piece
+            if zlib.crc32(piece, self._seed(name, kind, number)).to_bytes(_CRC_BYTES, "big") == data[-_CRC_BYTES:]
+            else None
+        )
 
     def _damaged(self, path: Path, status: os.stat_result, problem: str) -> None:
         gone = False

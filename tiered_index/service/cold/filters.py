@@ -1,12 +1,12 @@
 """Filters at hand: whether a stored file can hold a key, told without a request.
 
-A filter is megabytes and a probe looks at 32 bytes of it, so what lies in the local cache is read by verified pieces of 4 KiB; without
-a local cache whole filters are kept in memory, within its bound. A filter is worth fetching for a file that was probed in vain
-`after_probes` times: by then it would have spared more requests than it costs.
+A filter is megabytes and a probe looks at 32 bytes of it, so what lies in the local cache is read by verified pieces of
+4 KiB; without a local cache whole filters are kept in memory, within its bound. A filter is worth fetching for a file
+that was probed in vain `after_probes` times: by then it would have spared more requests than it costs.
 
-Where not all filters fit, those at hand stay: one is fetched only if it throws out nothing that was of use while its file was read in
-vain. One that was fetched twice all the same takes twice as many reads in vain each further time, up to `2**_DOUBLINGS` as many.
-Threads: any number.
+Where not all filters fit, those at hand stay: one is fetched only if it throws out nothing that was of use while its
+file was read in vain. One that was fetched twice all the same takes twice as many reads in vain each further time, up
+to `2**_DOUBLINGS` as many. Threads: any number.
 """
 
 from __future__ import annotations
@@ -42,10 +42,16 @@ class _InVain:
 
 
 class Filters:
-    """The filters of one index's stored files, as far as they are at hand; `memory` may be shared with other indexes."""
+    """The filters of one index's stored files, as far as they are at hand; `memory` may be shared with other
+    indexes.
+    """
 
     def __init__(
-        self, folder: CacheFolder | None, memory: ByteCache[tuple[str, str, int], bytes], index_id: str, after_probes: int
+        self,
+        folder: CacheFolder | None,
+        memory: ByteCache[tuple[str, str, int], bytes],
+        index_id: str,
+        after_probes: int,
     ) -> None:
         self._folder = folder
         self._memory = memory
@@ -54,7 +60,8 @@ class Filters:
         self._lock = threading.Lock()
         self._in_vain: dict[str, _InVain] = {}
         self._fetches: dict[str, tuple[int, int]] = {}
-        # how often, and how many entries of the local cache had been found damaged by then: those are fetched anew as at first
+        # how often, and how many entries of the local cache had been found damaged by then: those are fetched anew as
+        # at first
         self._too_large: set[str] = set()
         # files whose filters neither the local cache nor the memory took
 
@@ -87,7 +94,9 @@ class Filters:
         return ~blocks_may_hold(words[place * _BLOCKS_A_PIECE + numbers % _BLOCKS_A_PIECE], hashes)
 
     def note_in_vain(self, stored: StoredObject, hash64: int, keys: int = 1) -> None:
-        """Remember that the file was read in vain for `keys` keys, that of `hash64` among them, its filter not being at hand."""
+        """Remember that the file was read in vain for `keys` keys, that of `hash64` among them, its filter not being at
+        hand.
+        """
         blocks = stored.filter_length // FILTER_BLOCK_BYTES
         if not blocks or stored.name in self._too_large:
             return
@@ -100,9 +109,11 @@ class Filters:
             seen.keys += keys
 
     def claim(self, stored: StoredObject) -> bool:
-        """Return whether the caller, and nobody else, is to fetch the file's filter now, for which room is held until `release`.
+        """Return whether the caller, and nobody else, is to fetch the file's filter now, for which room is held until
+        `release`.
 
-        The file was read in vain often enough, and what must go for the filter was of no use meanwhile; else they are counted anew.
+        The file was read in vain often enough, and what must go for the filter was of no use meanwhile; else they are
+        counted anew.
         """
         name = stored.name
         if not self._is_due(name):

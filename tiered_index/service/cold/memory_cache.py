@@ -1,17 +1,18 @@
-"""Room that a bounded cache holds for a value on its way, so that what is fetched side by side isn't promised the same bytes twice.
+"""Room that a bounded cache holds for a value on its way, so that what is fetched side by side isn't promised the same
+bytes twice.
 
-A value that is asked for may push out only what was of no use while it was waited for. Threads: those that hold the cache's lock.
+A value that is asked for may push out only what was of no use while it was waited for. Threads: those that hold the
+cache's lock.
 
 A cache in memory with a bound in bytes: what was used longest ago goes first.
 
-Values are immutable (bytes, parsed tables), so a caller may keep what it got after it was thrown out. Threads: any number, one lock held
-for a few dictionary steps.
+Values are immutable (bytes, parsed tables), so a caller may keep what it got after it was thrown out. Threads: any
+number, one lock held for a few dictionary steps.
 
 What is kept in memory of stored files: one set of caches for an index, or for all indexes that are read as one.
 
-Keys begin with the index's id, so that objects of one name in two storages are two. The bounds are of all indexes together: one that
-is asked much may have nearly all of them.
-Threads: any number.
+Keys begin with the index's id, so that objects of one name in two storages are two. The bounds are of all indexes
+together: one that is asked much may have nearly all of them. Threads: any number.
 """
 
 from __future__ import annotations
@@ -24,12 +25,7 @@ from typing import Generic, TypeVar
 
 from tiered_index.format.trailer import Trailer
 
-__all__ = [
-    "ByteCache",
-    "CacheUse",
-    "Caches",
-    "HeldRoom",
-]
+__all__ = ["ByteCache", "CacheUse", "Caches", "HeldRoom"]
 
 K = TypeVar("K")
 
@@ -41,9 +37,11 @@ class HeldRoom(Generic[K]):
         self._held: dict[K, int] = {}
 
     def hold(self, key: K, size_bytes: int, free_bytes: float, used: Iterable[tuple[float, int]], since: float) -> bool:
-        """Hold `size_bytes` until `release`, if there are as many free, or would be without entries last used before `since`.
+        """Hold `size_bytes` until `release`, if there are as many free, or would be without entries last used before
+        `since`.
 
-        `used` has (time of last use, bytes) of the cache's entries, the one used longest ago first. Return whether the room is held.
+        `used` has (time of last use, bytes) of the cache's entries, the one used longest ago first. Return whether the
+        room is held.
         """
         needed = sum(self._held.values()) + size_bytes - free_bytes
         for when, freed in used:
@@ -76,7 +74,9 @@ class CacheUse:
 
 
 class ByteCache(Generic[K, V]):
-    """Holds values up to `max_bytes` (0: none). A value larger than half of the bound is not kept: it would throw out most others."""
+    """Holds values up to `max_bytes` (0: none). A value larger than half of the bound is not kept: it would throw out
+    most others.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -122,13 +122,16 @@ class ByteCache(Generic[K, V]):
         return True
 
     def reserve(self, key: K, size_bytes: int, since: int) -> bool:
-        """Hold room for a value to come until `release`, if it throws out nothing that was used at or after the moment `since`.
+        """Hold room for a value to come until `release`, if it throws out nothing that was used at or after the moment
+        `since`.
 
         Others who reserve count it as there; `put` doesn't.
         """
         with self._lock:
             used = ((when, size) for _, size, when in self._entries.values())
-            return self.takes(size_bytes) and self._held.hold(key, size_bytes, self._max_bytes - self._size_bytes, used, since)
+            return self.takes(size_bytes) and self._held.hold(
+                key, size_bytes, self._max_bytes - self._size_bytes, used, since
+            )
 
     def release(self, key: K) -> None:
         """Let go of what was reserved."""
@@ -144,7 +147,9 @@ class ByteCache(Generic[K, V]):
     def use(self) -> CacheUse:
         """Return the counters at one moment."""
         with self._lock:
-            return CacheUse(self._hits, self._misses, self._evictions, len(self._entries), self._size_bytes, self._max_bytes)
+            return CacheUse(
+                self._hits, self._misses, self._evictions, len(self._entries), self._size_bytes, self._max_bytes
+            )
 
 
 class Caches:

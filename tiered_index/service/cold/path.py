@@ -1,10 +1,12 @@
-"""The cold path of one index: trailers, filters and slot groups of its stored files, every byte verified before it is believed.
+"""The cold path of one index: trailers, filters and slot groups of its stored files, every byte verified before it is
+believed.
 
-A look-up in a file costs one range request once the file's directory is known; the directory comes by one exact request, once, and stays in
-memory or in the local cache. A filter at hand makes it none where the key can't be. What fails its CRC32 is fetched once more (a
-transfer may go wrong), then it is `CorruptFile`.
+A look-up in a file costs one range request once the file's directory is known; the directory comes by one exact
+request, once, and stays in memory or in the local cache. A filter at hand makes it none where the key can't be. What
+fails its CRC32 is fetched once more (a transfer may go wrong), then it is `CorruptFile`.
 
-Threads: any number. At most `query_threads` ranges travel at once, whoever asks, also of several indexes that are read as one.
+Threads: any number. At most `query_threads` ranges travel at once, whoever asks, also of several indexes that are read
+as one.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class _Abandoned(Exception):
 
 
 class MissingObject(ObjectNotFound):
-    """An object that the log names is not there: it was removed by a later record, or the storage lost it. `uri` is the storage's."""
+    """An object that the log names is not there: it was removed by a later record, or the storage lost it. `uri` is the
+    storage's.
+    """
 
     def __init__(self, name: str, uri: str) -> None:
         super().__init__(name, uri)
@@ -78,8 +82,9 @@ class ColdSettings:
 class ColdPath:
     """Reads the stored files of one index.
 
-    `keyed` says whether its entries have fingerprints; `folder` is the local cache, if there is one. `caches` are those in memory, where
-    several indexes, each with its `index_id`, share them, and `travel` what bounds their ranges; whoever made them clears and closes them.
+    `keyed` says whether its entries have fingerprints; `folder` is the local cache, if there is one. `caches` are those
+    in memory, where several indexes, each with its `index_id`, share them, and `travel` what bounds their ranges;
+    whoever made them clears and closes them.
     """
 
     def __init__(
@@ -109,7 +114,8 @@ class ColdPath:
     def trailer(self, stored: StoredObject) -> Trailer:
         """Return a file's verified trailer from memory, the local cache or, by one request, the storage.
 
-        Look-ups that come while it is fetched wait for that request and share its outcome, an error of the file or the storage included.
+        Look-ups that come while it is fetched wait for that request and share its outcome, an error of the file or the
+        storage included.
         """
         while True:
             known = self.known_trailer(stored)
@@ -120,7 +126,9 @@ class ColdPath:
                 fetch = self._fetches.setdefault(stored.name, mine)
                 if fetch is mine:
                     trailer = self._load_trailer(stored)
-                    self._caches.directories.put((self._index_id, stored.name), trailer, stored.size_bytes - stored.directory_position)
+                    self._caches.directories.put(
+                        (self._index_id, stored.name), trailer, stored.size_bytes - stored.directory_position
+                    )
                     mine.set_result(trailer)
                     return trailer
             except BaseException as error:
@@ -135,14 +143,17 @@ class ColdPath:
             except (BudgetExceeded, _Abandoned):
                 continue  # of the look-up that fetched: this one has a budget of its own
             except TimeoutError as error:
-                raise BudgetExceeded(f"timeout_s was reached while waiting for the directory of {stored.name}") from error
+                raise BudgetExceeded(
+                    f"timeout_s was reached while waiting for the directory of {stored.name}"
+                ) from error
 
     def known_trailer(self, stored: StoredObject) -> Trailer | None:
         """Return a file's trailer where it is in memory."""
         return self._caches.directories.get((self._index_id, stored.name))
 
     def verified(self, stored: StoredObject, runs: Sequence[Run]) -> list[memoryview]:
-        """Return each run's verified bytes, in the order given; what isn't cached travels side by side, neighbours in one range.
+        """Return each run's verified bytes, in the order given; what isn't cached travels side by side, neighbours in
+        one range.
 
         Raises `CorruptFile` naming the run, `MissingObject`.
         """
@@ -160,10 +171,11 @@ class ColdPath:
         return [pieces[run.offset] for run in runs]
 
     def learn_filter(self, stored: StoredObject) -> bool:
-        """Fetch a file's filter where it has been probed in vain often enough to be worth it; return whether it was fetched now.
+        """Fetch a file's filter where it has been probed in vain often enough to be worth it; return whether it was
+        fetched now.
 
-        A look-up held to a budget leaves it to others. One can do without: what keeps a filter from being fetched is logged, and only an
-        object that is gone is an error.
+        A look-up held to a budget leaves it to others. One can do without: what keeps a filter from being fetched is
+        logged, and only an object that is gone is an error.
         """
         bounded = remaining_s() is not None or (isinstance(self.storage, MeteredStorage) and self.storage.is_limited)
         if bounded or not self.filters.claim(stored):
@@ -184,14 +196,21 @@ class ColdPath:
 
         def check(data: bytes) -> bytes:
             if (found := zlib.crc32(data)) != expected:
-                raise CorruptFile(stored.name, "filter's CRC32 does not match", offset=stored.trailer_position, expected=expected,
-                                  found=found)  # fmt: skip
+                raise CorruptFile(
+                    stored.name,
+                    "filter's CRC32 does not match",
+                    offset=stored.trailer_position,
+                    expected=expected,
+                    found=found,
+                )
             return data
 
         return self._checked(stored, stored.trailer_position, stored.filter_length, check)
 
     def forget_unnamed(self, named: Container[str]) -> None:
-        """Forget what was noted of objects that are not among `named`: those that are gone don't come again under their names."""
+        """Forget what was noted of objects that are not among `named`: those that are gone don't come again under their
+        names.
+        """
         self.filters.forget_unnamed(named)
         if self._folder is not None:
             self._folder.forget_unnamed(named)
@@ -202,10 +221,14 @@ class ColdPath:
             with memoryview(data) as whole:
                 self._folder.write(stored.name, "trailer", bytes(whole[stored.directory_position : stored.size_bytes]))
                 if stored.filter_length:
-                    self._folder.write(stored.name, "filter", bytes(whole[stored.trailer_position : stored.directory_position]))
+                    self._folder.write(
+                        stored.name, "filter", bytes(whole[stored.trailer_position : stored.directory_position])
+                    )
 
     def use(self) -> dict[str, CacheUse]:
-        """Return how the caches in memory were used, by all who share them: ``blocks``, ``directories``, ``filters``."""
+        """Return how the caches in memory were used, by all who share them: ``blocks``, ``directories``,
+        ``filters``.
+        """
         return self._caches.use()
 
     def close(self) -> None:
@@ -266,13 +289,19 @@ class ColdPath:
         except InvalidArgument as error:  # our own ranges lie within what the log says
             if self._closed:
                 raise
-            raise CorruptFile(stored.name, f"shorter than the log says ({error})", expected=stored.size_bytes) from error
+            raise CorruptFile(
+                stored.name, f"shorter than the log says ({error})", expected=stored.size_bytes
+            ) from error
         if len(data) != length:
-            raise CorruptFile(stored.name, "a range came back with another length", offset=start, expected=length, found=len(data))
+            raise CorruptFile(
+                stored.name, "a range came back with another length", offset=start, expected=length, found=len(data)
+            )
         return data
 
     def _side_by_side(self, tasks: Sequence[Callable[[], T]]) -> Iterator[T]:
-        """Yield what the tasks return, in order; the first, and those for which there is no thread, run in the caller's."""
+        """Yield what the tasks return, in order; the first, and those for which there is no thread, run in the
+        caller's.
+        """
         futures = [None, *(self._submit(task) for task in tasks[1:])]
         try:
             for task, future in zip(tasks, futures, strict=False):

@@ -4,8 +4,8 @@ Threads: any number.
 
 Few ranges instead of many: runs that lie close together are fetched by one request.
 
-A request costs as much time as some hundred KiB, so a gap below `gap_bytes` is read and thrown away rather than paid for by a request.
-Pure.
+A request costs as much time as some hundred KiB, so a gap below `gap_bytes` is read and thrown away rather than paid
+for by a request. Pure.
 """
 
 from __future__ import annotations
@@ -24,11 +24,7 @@ from tiered_index.format.trailer import Run
 from tiered_index.service.threads.pool import DaemonPool
 from tiered_index.storage.deadline import remaining_s
 
-__all__ = [
-    "Span",
-    "Travel",
-    "spans_of",
-]
+__all__ = ["Span", "Travel", "spans_of"]
 
 T = TypeVar("T")
 
@@ -42,7 +38,10 @@ class Travel:
 
     @contextlib.contextmanager
     def place(self, name: str) -> Iterator[None]:
-        """Hold one of the places until the block ends. Raises `BudgetExceeded` where none is free before the deadline."""
+        """Hold one of the places until the block ends.
+
+        Raises `BudgetExceeded` where none is free before the deadline.
+        """
         if not self._travelling.acquire(timeout=remaining_s()):
             raise BudgetExceeded(f"timeout_s was reached while waiting to read {name}")
         try:
@@ -78,7 +77,8 @@ class Span:
 def spans_of(runs: Iterable[Run], gap_bytes: int, max_bytes: int) -> list[Span]:
     """Return spans that cover `runs` (each once, not overlapping), in order of offset.
 
-    Runs at most `gap_bytes` apart share a span unless it would pass `max_bytes`; only a run longer than that makes a longer one.
+    Runs at most `gap_bytes` apart share a span unless it would pass `max_bytes`; only a run longer than that makes a
+    longer one.
     """
     spans: list[Span] = []
     for run in sorted(runs, key=attrgetter("offset")):

@@ -29,7 +29,13 @@ from tiered_index.service.answers.rows import Question, concatenate
 from tiered_index.service.catalog.catalog import AlwaysRead, unmap
 from tiered_index.service.cold.path import ColdPath, MissingObject, check_run
 from tiered_index.service.cold.range_pool import spans_of
-from tiered_index.service.files.search import FileBytes, question_hash, question_hashes, search_file, search_file_for_many
+from tiered_index.service.files.search import (
+    FileBytes,
+    question_hash,
+    question_hashes,
+    search_file,
+    search_file_for_many,
+)
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.root.root import disk_error
 from tiered_index.storage.base import ByteRange
@@ -132,7 +138,11 @@ class StorageBytes:
         if cold.learn_filter(stored) and cold.filters.excludes(stored, hash64):
             return concatenate([], self.trailer().metadata.layout.schema)
         rows = search_file(self, question)
-        whole = question.after is None and question.second_min <= stored.second_min and question.second_max >= stored.second_max
+        whole = (
+            question.after is None
+            and question.second_min <= stored.second_min
+            and question.second_max >= stored.second_max
+        )
         # what the range or the cursor left out says nothing of the key
         if not len(rows) and whole and not self.lacks_topic(question.topic):
             cold.filters.note_in_vain(stored, hash64)
@@ -154,7 +164,9 @@ class StorageBytes:
         return found
 
     def away(self, batch: QuestionBatch) -> npt.NDArray[np.bool_]:
-        """Return which questions (bool, n) have no answer here: their range is another, or their key, says a filter at hand."""
+        """Return which questions (bool, n) have no answer here: their range is another, or their key, says a filter at
+        hand.
+        """
         away = (batch.second_min > self.stored.second_max) | (batch.second_max < self.stored.second_min)
         here = np.flatnonzero(~away)
         away[here] = self.cold.filters.excludes_many(self.stored, question_hashes(batch, keyed=self.cold.keyed)[here])
@@ -169,14 +181,19 @@ class StorageBytes:
     def lacks_topic(self, topic: str) -> bool:
         """Return whether the file is known, without a request, to hold nothing of `topic`."""
         trailer = self.cold.known_trailer(self.stored)
-        return trailer is not None and bool(trailer.metadata.topics) and all(name != topic for _, name in trailer.metadata.topics)
+        return (
+            trailer is not None
+            and bool(trailer.metadata.topics)
+            and all(name != topic for _, name in trailer.metadata.topics)
+        )
 
 
 @dataclass
 class CompactedFile:
     """A compacted file as queries see it. `local` and `stored` are its bytes; the local ones are preferred.
 
-    `folder` is the local copy's, or None; a copy in ``uploaded`` has no `stored` only while the storage could not be asked.
+    `folder` is the local copy's, or None; a copy in ``uploaded`` has no `stored` only while the storage could not be
+    asked.
     """
 
     file_id: str
@@ -211,7 +228,9 @@ class CompactedFile:
         return self.stored.search_bytes if self.local is None and self.stored is not None else 0
 
     def excludes(self, question: Question) -> str | None:
-        """Return why a search would find nothing (``filter``, ``topic``), as far as that is known without a request, or None."""
+        """Return why a search would find nothing (``filter``, ``topic``), as far as that is known without a request, or
+        None.
+        """
         if self.local is not None or self.stored is None:
             return None
         if self.stored.cold.filters.excludes(self.stored.stored, question_hash(question, keyed=self.stored.cold.keyed)):
@@ -263,13 +282,16 @@ class CompactedFile:
 
 
 def read_runs(source: _Ranges, runs: Sequence[Run]) -> list[memoryview]:
-    """Return each run's verified bytes; neighbouring runs are read by one range. Raises `CorruptFile` naming the run."""
+    """Return each run's verified bytes; neighbouring runs are read by one range. Raises `CorruptFile` naming the
+    run.
+    """
     spans = spans_of(runs, 0, 1 << 62)
     found: dict[int, memoryview] = {}
     for span, data in zip(spans, source.read([ByteRange(span.start, span.length) for span in spans]), strict=True):
         if len(data) != span.length:
-            raise CorruptFile(source.file, "shorter than its directory says", offset=span.start, expected=span.length,
-                              found=len(data))  # fmt: skip
+            raise CorruptFile(
+                source.file, "shorter than its directory says", offset=span.start, expected=span.length, found=len(data)
+            )
         for run, piece in span.pieces(data):
             check_run(piece, run, source.file)
             found[run.offset] = piece
@@ -310,7 +332,9 @@ def open_stored(cold: ColdPath, stored: StoredObject) -> CompactedFile:
 
 
 class DamagedFile(AlwaysRead):
-    """A local file that could not be read at recovery: its range of time is kept, and every lookup that meets it fails or says so."""
+    """A local file that could not be read at recovery: its range of time is kept, and every lookup that meets it fails
+    or says so.
+    """
 
     def __init__(self, file_id: str, place: str, second_min: int, second_max: int, error: TieredIndexError) -> None:
         self.file_id = file_id
@@ -342,7 +366,10 @@ def verify_runs(file: CompactedFile) -> None:
 
 
 def verify_tables(file: CompactedFile) -> None:
-    """Check header, slot table and filter of a local compacted file, which lookups in it do without. Raises `CorruptFile`."""
+    """Check header, slot table and filter of a local compacted file, which lookups in it do without.
+
+    Raises `CorruptFile`.
+    """
     assert file.local is not None
     trailer = file.local.trailer()
     metadata, tail = trailer.metadata, trailer.tail
@@ -355,4 +382,6 @@ def verify_tables(file: CompactedFile) -> None:
         with memoryview(file.local.data) as whole, whole[start:stop] as piece:
             found = zlib.crc32(piece)
         if found != expected:
-            raise CorruptFile(file.local.file, f"{name} does not match its CRC32", offset=start, expected=expected, found=found)
+            raise CorruptFile(
+                file.local.file, f"{name} does not match its CRC32", offset=start, expected=expected, found=found
+            )

@@ -1,17 +1,20 @@
 """The search in one compacted file or shard, wherever its bytes lie.
 
-The directory says which ranges may hold a key; just those are read, each is checked against its CRC32, and only then an item is looked at.
-A giant slot is read newest blocks first, no more of it than the page needs. Threads: any; answers are copies.
+The directory says which ranges may hold a key; just those are read, each is checked against its CRC32, and only then an
+item is looked at. A giant slot is read newest blocks first, no more of it than the page needs. Threads: any; answers
+are copies.
 
 The search of a batch in one compacted file or shard: its slot groups in order, each byte once.
 
-Giant slots are read newest blocks first, more of them in each round, while questions lack answers: what a question can't need any more is
-not read. What is found is cut to the pages as it comes in. Threads: any; answers are copies.
+Giant slots are read newest blocks first, more of them in each round, while questions lack answers: what a question
+can't need any more is not read. What is found is cut to the pages as it comes in. Threads: any; answers are copies.
 
-A slot group that is cut into blocks, and the questions of a batch that look there: which block is read, and when it is enough.
+A slot group that is cut into blocks, and the questions of a batch that look there: which block is read, and when it is
+enough.
 
-A question needs the blocks that may hold its hash at its time. They are read newest first, twice as many in each round, until it has one
-answer more than asked and nothing that is not read could come before. A block is read once, for all that need it. Threads: one.
+A question needs the blocks that may hold its hash at its time. They are read newest first, twice as many in each round,
+until it has one answer more than asked and nothing that is not read could come before. A block is read once, for all
+that need it. Threads: one.
 """
 
 from __future__ import annotations
@@ -31,14 +34,7 @@ from tiered_index.service.answers.batch import NEVER, Found, QuestionBatch
 from tiered_index.service.answers.matches import Gathered, matching
 from tiered_index.service.answers.rows import Array, Question, concatenate, first_answers, select_items
 
-__all__ = [
-    "FileBytes",
-    "GiantSlot",
-    "question_hash",
-    "question_hashes",
-    "search_file",
-    "search_file_for_many",
-]
+__all__ = ["FileBytes", "GiantSlot", "question_hash", "question_hashes", "search_file", "search_file_for_many"]
 
 _BATCH_BYTES = 8 << 20
 # blocks of a giant slot held in memory at a time
@@ -79,13 +75,17 @@ def search_file(source: FileBytes, question: Question) -> Array:
         if not ids:
             return concatenate([], layout.schema)
     second_max = question.second_max if question.after is None else min(question.second_max, question.after[0])
-    runs = trailer.directory.runs(metadata.slot_map.slot_of(question.key_hash), question.key_hash, question.second_min, second_max)
+    runs = trailer.directory.runs(
+        metadata.slot_map.slot_of(question.key_hash), question.key_hash, question.second_min, second_max
+    )
     begin_s = metadata.begin_ms // 1000
     rows = concatenate([], layout.schema)
     ordered = metadata.in_answer_order
     for batch in _newest_first(runs, question, ordered=ordered):
         # one answer more than asked, and the rest of the blocks is behind them all: it can't change the page
-        if len(rows) > question.max_count and (ordered or int(rows["second"][question.max_count]) > batch[0].second_max):
+        if len(rows) > question.max_count and (
+            ordered or int(rows["second"][question.max_count]) > batch[0].second_max
+        ):
             break
         items = (np.frombuffer(data, layout.schema.item) for data in source.verified(batch))
         parts = [rows, *(select_items(part, begin_s, question, ids, layout.schema) for part in items)]
@@ -96,10 +96,11 @@ def search_file(source: FileBytes, question: Question) -> Array:
 
 
 def _newest_first(runs: list[Run], question: Question, *, ordered: bool) -> Iterator[list[Run]]:
-    """Yield the runs newest first, in batches that may hold as many items as asked; each batch is larger than the one before.
+    """Yield the runs newest first, in batches that may hold as many items as asked; each batch is larger than the one
+    before.
 
-    Runs of one second are taken together where only all of them tell which of their items come first: a second within which a cursor
-    stands, and any second of a file that isn't `ordered` (`Metadata.in_answer_order`).
+    Runs of one second are taken together where only all of them tell which of their items come first: a second within
+    which a cursor stands, and any second of a file that isn't `ordered` (`Metadata.in_answer_order`).
     """
     if len(runs) > 1 and not ordered:
         runs = sorted(runs, key=attrgetter("second_max"), reverse=True)
@@ -127,15 +128,20 @@ _ALL = 1 << 40
 
 
 class GiantSlot:
-    """One cut group: its `blocks` (rows of the directory, n), what must be read of each, and the open questions (numbers in the batch).
+    """One cut group: its `blocks` (rows of the directory, n), what must be read of each, and the open questions
+    (numbers in the batch).
 
     `ordered`: entries of one hash stand in answer order.
     """
 
-    def __init__(self, blocks: Array, runs: list[Run], questions: npt.NDArray[np.int64], batch: QuestionBatch, *, ordered: bool) -> None:
+    def __init__(
+        self, blocks: Array, runs: list[Run], questions: npt.NDArray[np.int64], batch: QuestionBatch, *, ordered: bool
+    ) -> None:
         self._runs = runs
         self._places = {run.offset: place for place, run in enumerate(runs)}
-        self._bounds = list(zip(*(blocks[n].tolist() for n in ("hash_min", "hash_max", "second_min", "second_max")), strict=True))
+        self._bounds = list(
+            zip(*(blocks[n].tolist() for n in ("hash_min", "hash_max", "second_min", "second_max")), strict=True)
+        )
         newest = blocks["second_max"].astype(np.int64)
         self._order = list(range(len(runs))) if ordered else np.argsort(-newest, kind="stable").tolist()
         self._unread = [True] * len(runs)
@@ -145,7 +151,9 @@ class GiantSlot:
         self._ask(questions)
 
     def next_runs(self) -> list[Run]:
-        """Return what the next round reads: of each question as many blocks as may hold what it asks for, or as was found wanting."""
+        """Return what the next round reads: of each question as many blocks as may hold what it asks for, or as was
+        found wanting.
+        """
         target = (np.minimum(self._batch.max_count[self._questions], _ALL) + 1) << self._round
         self._round = min(self._round + 1, _MOST_ROUNDS)
         promised = np.zeros(len(self._questions), np.int64)
@@ -172,7 +180,9 @@ class GiantSlot:
         return self._questions[self._needing(place)]
 
     def settle(self, found: Found) -> None:
-        """Close the questions that have enough; `found` are their first rows so far, by question and in answer order."""
+        """Close the questions that have enough; `found` are their first rows so far, by question and in answer
+        order.
+        """
         questions = self._questions
         last = self._batch.page_ends(questions, found)
         # the greatest second of what is not read; whether any is; whether something was read that stands behind it
@@ -206,7 +216,9 @@ _WINDOW_BYTES = 32 << 20
 # slot groups of a batch held in memory at a time
 
 
-def search_file_for_many(source: FileBytes, batch: QuestionBatch, excluded: npt.NDArray[np.bool_] | None = None) -> Found:
+def search_file_for_many(
+    source: FileBytes, batch: QuestionBatch, excluded: npt.NDArray[np.bool_] | None = None
+) -> Found:
     """Return the rows that answer each question, in no order, at most one more than asked of each.
 
     `excluded` (bool, n) are those whose key the file certainly doesn't hold.
@@ -217,7 +229,9 @@ def search_file_for_many(source: FileBytes, batch: QuestionBatch, excluded: npt.
     trailer = source.trailer()
     metadata, directory = trailer.metadata, trailer.directory
     schema = metadata.layout.schema
-    pairs = [(topic_id, name) for topic_id, name in metadata.topics if name in batch.topics] if metadata.topics else None
+    pairs = (
+        [(topic_id, name) for topic_id, name in metadata.topics if name in batch.topics] if metadata.topics else None
+    )
     wanted = np.intersect1d(wanted, batch.overlapping(metadata.second_min, metadata.second_max), assume_unique=True)
     if pairs is not None:
         names = {name for _, name in pairs}
@@ -266,9 +280,11 @@ def search_file_for_many(source: FileBytes, batch: QuestionBatch, excluded: npt.
 
 
 def _segments(chosen: list[Run], waiting: list[Run], done: list[int], gap_bytes: int) -> Iterator[list[Run]]:
-    """Yield the chosen runs in order of position, cut where two of them would be read as one range over a gap that was read already.
+    """Yield the chosen runs in order of position, cut where two of them would be read as one range over a gap that was
+    read already.
 
-    What of the waiting runs lies in a gap that is read anyway is read for good. `done` are the positions of what was read, sorted.
+    What of the waiting runs lies in a gap that is read anyway is read for good. `done` are the positions of what was
+    read, sorted.
     """
     chosen = sorted(chosen, key=attrgetter("offset"))
     waiting = sorted(waiting, key=attrgetter("offset"))

@@ -1,10 +1,12 @@
 """An unsealed file on disk: the flusher appends batches, queries read, a seal ends it.
 
-Order of one append: entries (pwrite), fdatasync, journal record, fdatasync, then the batch becomes visible. A batch whose
-append raised, whatever it was, is not part of the file, and the file takes no more: the kernel may have dropped what a failed sync did
-not write, and shows it all the same. So the last record of a journal that was found may not be on the disk: recovery writes it again.
+Order of one append: entries (pwrite), fdatasync, journal record, fdatasync, then the batch becomes visible. A batch
+whose append raised, whatever it was, is not part of the file, and the file takes no more: the kernel may have dropped
+what a failed sync did not write, and shows it all the same. So the last record of a journal that was found may not be
+on the disk: recovery writes it again.
 
-Threads: one writer (`append`, `seal`, `close`); `search` from any thread beside it. The map is read-only; a full disk is an exception.
+Threads: one writer (`append`, `seal`, `close`); `search` from any thread beside it. The map is read-only; a full disk
+is an exception.
 """
 
 from __future__ import annotations
@@ -70,11 +72,16 @@ class Reserve:
 
 
 class UnsealedFile(AlwaysRead):
-    """One unsealed file. `sequence` orders the files of a root by when they were begun; `lane` is ``main`` or ``quarantine``."""
+    """One unsealed file.
+
+    `sequence` orders the files of a root by when they were begun; `lane` is ``main`` or ``quarantine``.
+    """
 
     place = UNSEALED
 
-    def __init__(self, root: Root, journal: Journal, table: UnsealedTable, descriptor: int, journal_descriptor: int) -> None:
+    def __init__(
+        self, root: Root, journal: Journal, table: UnsealedTable, descriptor: int, journal_descriptor: int
+    ) -> None:
         self._root = root
         self._disk = root.disk
         self.layout = journal.layout
@@ -117,11 +124,15 @@ class UnsealedFile(AlwaysRead):
         predecessor: tuple[str, int] | None = None,
         log_number: int = 0,
     ) -> UnsealedFile:
-        """Turn reserved space into a file: header, journal with its open record, then both get their names, the journal first."""
+        """Turn reserved space into a file: header, journal with its open record, then both get their names, the journal
+        first.
+        """
         disk, layout = root.disk, reserve.layout
         file_id = new_file_id(begin_ms)
         table = UnsealedTable(layout, begin_ms)
-        record = encode_open(file_id, layout, begin_ms, lane, sequence, offset_space, created_ms, predecessor, log_number)
+        record = encode_open(
+            file_id, layout, begin_ms, lane, sequence, offset_space, created_ms, predecessor, log_number
+        )
         temporary = root.temporary(UNSEALED)
         journal_descriptor = disk.create(temporary)
         try:
@@ -133,9 +144,17 @@ class UnsealedFile(AlwaysRead):
             disk.rename(reserve.path, root.index_path(UNSEALED, file_id))
             disk.sync_folder(root.folder(UNSEALED))
             journal = Journal(
-                file_id, layout, begin_ms, lane, sequence, offset_space, created_ms, predecessor, valid_length=len(record),
+                file_id,
+                layout,
+                begin_ms,
+                lane,
+                sequence,
+                offset_space,
+                created_ms,
+                predecessor,
+                valid_length=len(record),
                 log_number=log_number,
-            )  # fmt: skip
+            )
             return cls(root, journal, table, reserve.descriptor, journal_descriptor)
         except BaseException:
             disk.close(journal_descriptor)
@@ -167,8 +186,9 @@ class UnsealedFile(AlwaysRead):
             file = cls(root, journal, table, descriptor, journal_descriptor)
             # what a crash tore off is overwritten by the next record; cut it so that it can't be mistaken for damage
             root.disk.truncate(journal_descriptor, journal.valid_length)
-            # What was read may be in memory only: the sync behind the last record may have failed, and a later one would not write
-            # it. Everything before that record was synced before it was written, the entries that it speaks of too.
+            # What was read may be in memory only: the sync behind the last record may have failed, and a later one
+            # would not write it. Everything before that record was synced before it was written, the entries that it
+            # speaks of too.
             root.disk.pwrite(journal_descriptor, data[: journal.valid_length], 0)
             root.disk.sync(journal_descriptor)
             undo.pop_all()
@@ -209,8 +229,8 @@ class UnsealedFile(AlwaysRead):
     def append(self, columns: Columns, names: Iterable[tuple[int, str]], positions: dict[str, int]) -> None:
         """Make a batch durable and visible.
 
-        `columns` (native order, n rows that fit) hold whole seconds; `names` are the (id, name) pairs of the topics in it; `positions` are
-        durable with it. Raises `OSError`; whatever is raised, the file accepts no more.
+        `columns` (native order, n rows that fit) hold whole seconds; `names` are the (id, name) pairs of the topics in
+        it; `positions` are durable with it. Raises `OSError`; whatever is raised, the file accepts no more.
         """
         seconds = columns["second"]
         fresh = [(topic_id, name) for topic_id, name in names if topic_id not in self.topics]
@@ -227,7 +247,8 @@ class UnsealedFile(AlwaysRead):
         self._is_blank = False
         self._disk.pwrite(self._journal_descriptor, log, self._journal_length)
         self._disk.sync(self._journal_descriptor)
-        # where this ends early, what is wider than the entries does no harm, so it comes first; positions promise most and come last
+        # where this ends early, what is wider than the entries does no harm, so it comes first; positions promise most
+        # and come last
         for topic_id, name in fresh:
             self.topics[topic_id] = name
             self._ids[name] = self._ids.get(name, frozenset()) | {topic_id}
@@ -241,7 +262,9 @@ class UnsealedFile(AlwaysRead):
         self.failed = False
 
     def seal(self) -> None:
-        """Accept no more entries; header and slot table are written, the journal says so, the descriptors are closed. Idempotent."""
+        """Accept no more entries; header and slot table are written, the journal says so, the descriptors are closed.
+        Idempotent.
+        """
         if self.sealed:
             return
         is_whole, self.failed = self._descriptor is not None and not self.failed, True
@@ -270,7 +293,9 @@ class UnsealedFile(AlwaysRead):
         self._disk.sync(self._descriptor)
 
     def close(self) -> None:
-        """Write header and slot table of a file that is still open for writing, and close the descriptors; reading goes on."""
+        """Write header and slot table of a file that is still open for writing, and close the descriptors; reading goes
+        on.
+        """
         if self._descriptor is None:
             return
         try:
@@ -290,7 +315,9 @@ class UnsealedFile(AlwaysRead):
                 self._disk.close(descriptor)
 
     def let_go(self) -> None:
-        """Close the descriptors and the map, whoever still has the object: nobody may search it any more. Idempotent."""
+        """Close the descriptors and the map, whoever still has the object: nobody may search it any more.
+        Idempotent.
+        """
         self.release()
         unmap(self._map)
 
@@ -301,9 +328,16 @@ class UnsealedFile(AlwaysRead):
             deletions.unlink([self.path, self.journal_path])
             return
         begun = encode_open(
-            self.file_id, self.layout, self.table.begin_ms, self.lane, self.sequence, self.offset_space, self.created_ms, self.predecessor,
+            self.file_id,
+            self.layout,
+            self.table.begin_ms,
+            self.lane,
+            self.sequence,
+            self.offset_space,
+            self.created_ms,
+            self.predecessor,
             self.log_number,
-        )  # fmt: skip
+        )
         drop_unbegun(self._root, self.file_id, begun, deletions)
 
     def entries(self) -> Array:
@@ -315,7 +349,9 @@ class UnsealedFile(AlwaysRead):
         return self._ids.get(topic, frozenset())
 
     def search(self, question: Question) -> Array:
-        """Return the rows that answer `question`, in no order: along the chain, or by a scan where the chain is long."""
+        """Return the rows that answer `question`, in no order: along the chain, or by a scan where the chain is
+        long.
+        """
         ids = self.topic_ids(question.topic)
         begin_s = self.table.begin_ms // 1000
         schema = self.layout.schema
@@ -331,7 +367,9 @@ class UnsealedFile(AlwaysRead):
         return select_items(entries_view(self._map, self.layout, count), begin_s, question, ids, schema)
 
     def search_many(self, batch: QuestionBatch) -> Found:
-        """Return the rows that answer each question, in no order: all chains are walked side by side, long ones scanned."""
+        """Return the rows that answer each question, in no order: all chains are walked side by side, long ones
+        scanned.
+        """
         schema, layout = self.layout.schema, self.layout
         count = self.table.count
         wanted = batch.overlapping(self.second_min, self.second_max)
@@ -352,8 +390,11 @@ class UnsealedFile(AlwaysRead):
             index = older
             if broken:
                 break
-        if broken or np.any(index > 0):  # chains of hundreds, or ones that run backwards: the scan decides for every question
-            return matching(batch, entries_view(self._map, layout, count), self._seconds_of, tuple(self.topics.items()), schema)
+        # chains of hundreds, or ones that run backwards: the scan decides for every question
+        if broken or np.any(index > 0):
+            return matching(
+                batch, entries_view(self._map, layout, count), self._seconds_of, tuple(self.topics.items()), schema
+            )
         items = np.concatenate([found for found, _ in pairs]) if pairs else np.zeros(0, np.int64)
         questions = np.concatenate([asked for _, asked in pairs]) if pairs else np.zeros(0, np.int64)
         picked = entries[items]
@@ -364,17 +405,27 @@ class UnsealedFile(AlwaysRead):
 
     def _as_journal(self) -> Journal:
         return Journal(
-            self.file_id, self.layout, self.table.begin_ms, self.lane, self.sequence, self.offset_space, batches=list(self.batches)
+            self.file_id,
+            self.layout,
+            self.table.begin_ms,
+            self.lane,
+            self.sequence,
+            self.offset_space,
+            batches=list(self.batches),
         )
 
 
 def drop_unbegun(root: Root, file_id: str, begun: bytes, deletions: Deletions) -> None:
     """Delete a file that holds nothing, or nothing that doesn't stand elsewhere; `begun` is its journal's first record.
 
-    First that record alone takes the journal's place, durably: the journal may end in a record whose sync failed, and without its entries
-    that would be damage. Where it fails the file stays, and what it says is true.
+    First that record alone takes the journal's place, durably: the journal may end in a record whose sync failed, and
+    without its entries that would be damage. Where it fails the file stays, and what it says is true.
     """
-    path, journal_path, temporary = root.index_path(UNSEALED, file_id), root.journal_path(file_id), root.temporary(UNSEALED)
+    path, journal_path, temporary = (
+        root.index_path(UNSEALED, file_id),
+        root.journal_path(file_id),
+        root.temporary(UNSEALED),
+    )
     try:
         if journal_path.exists():
             root.disk.write_file(temporary, [begun])
@@ -395,9 +446,13 @@ def verified_entries(data: Any, journal: Journal, file: str) -> Array:
     layout = journal.layout
     header = read_header(data[:28], file)
     if header.begin_ms != journal.begin_ms or header.magic not in (layout.preset.begin_magic, layout.preset.end_magic):
-        raise CorruptFile(file, "header contradicts the journal", offset=0, expected=journal.begin_ms, found=header.begin_ms)
+        raise CorruptFile(
+            file, "header contradicts the journal", offset=0, expected=journal.begin_ms, found=header.begin_ms
+        )
     if len(data) < layout.entry_position(journal.count + 1):
-        raise CorruptFile(file, "shorter than its journal says", expected=layout.entry_position(journal.count + 1), found=len(data))
+        raise CorruptFile(
+            file, "shorter than its journal says", expected=layout.entry_position(journal.count + 1), found=len(data)
+        )
     view = memoryview(data)
     try:
         for batch in journal.batches:
@@ -406,8 +461,13 @@ def verified_entries(data: Any, journal: Journal, file: str) -> Array:
             for at in range(start, stop, _VERIFY_CHUNK):
                 crc = zlib.crc32(view[at : min(at + _VERIFY_CHUNK, stop)], crc)
             if crc != batch.crc32:
-                raise CorruptFile(file, f"entries {batch.first}..{batch.first + batch.count - 1} do not match their CRC32",
-                                  offset=start, expected=batch.crc32, found=crc)  # fmt: skip
+                raise CorruptFile(
+                    file,
+                    f"entries {batch.first}..{batch.first + batch.count - 1} do not match their CRC32",
+                    offset=start,
+                    expected=batch.crc32,
+                    found=crc,
+                )
     finally:
         view.release()
     return entries_view(data, layout, journal.count)

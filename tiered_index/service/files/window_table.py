@@ -1,9 +1,10 @@
 """Window tables: the entries of one time window, merged out of many files, as one handle.
 
-A lookup reads the one shard that holds its slot; a giant slot continues in further shards, each with a time of its own, of which only those
-are read that the page needs. Threads: every method from any thread.
+A lookup reads the one shard that holds its slot; a giant slot continues in further shards, each with a time of its own,
+of which only those are read that the page needs. Threads: every method from any thread.
 
-Making a catalog show what the log says: the one way by which stored files and window tables come to queries, and go. Threads: any.
+Making a catalog show what the log says: the one way by which stored files and window tables come to queries, and go.
+Threads: any.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from tiered_index.service.files.search import question_hash
 from tiered_index.service.log.records import LogState, StoredObject, TableShard
 from tiered_index.service.threads.pool import side_by_side
 
-__all__ = [
-    "WindowTable",
-    "show_stored",
-]
+__all__ = ["WindowTable", "show_stored"]
 
 
 class WindowTable:
-    """The shards of one table. `file_id` is the table's id. Raises `CorruptFile` for shards that contradict each other."""
+    """The shards of one table.
+
+    `file_id` is the table's id. Raises `CorruptFile` for shards that contradict each other.
+    """
 
     place = "storage"
     is_local = False
@@ -44,8 +45,15 @@ class WindowTable:
         first = _shard(ordered[0])
         for stored in ordered:
             shard = _shard(stored)
-            if (shard.table, shard.slots, shard.begin_s, shard.window_s) != (first.table, first.slots, first.begin_s, first.window_s):
-                raise CorruptFile(stored.name, "shard is of another table than its neighbours", expected=first, found=shard)
+            if (shard.table, shard.slots, shard.begin_s, shard.window_s) != (
+                first.table,
+                first.slots,
+                first.begin_s,
+                first.window_s,
+            ):
+                raise CorruptFile(
+                    stored.name, "shard is of another table than its neighbours", expected=first, found=shard
+                )
         self.file_id = first.table
         self.shards = tuple(ordered)
         self.slots, self.begin_s, self.window_s = first.slots, first.begin_s, first.window_s
@@ -83,21 +91,33 @@ class WindowTable:
         rows: Array | None = None
         schema = None
         for stored in sorted(self._holding(question), key=lambda o: -o.second_max):
-            if rows is not None and len(rows) > question.max_count and int(rows["second"][question.max_count]) > stored.second_max:
+            if (
+                rows is not None
+                and len(rows) > question.max_count
+                and int(rows["second"][question.max_count]) > stored.second_max
+            ):
                 break
             if self._cold.filters.excludes(stored, hash64):
                 continue
             source = StorageBytes(self._cold, stored)
             found = source.search(question)
             schema = source.trailer().metadata.layout.schema
-            rows = found if rows is None else first_answers(concatenate([rows, found], schema), schema, question.max_count + 1)
+            rows = (
+                found
+                if rows is None
+                else first_answers(concatenate([rows, found], schema), schema, question.max_count + 1)
+            )
             if len(rows) > question.max_count:
                 rows = first_answers(rows, schema, question.max_count + 1)
         return rows if rows is not None else np.empty(0, "i8")
 
     def search_many(self, batch: QuestionBatch) -> Found:
-        """Return the rows that answer each question, in no order; shards side by side, every slot group is read and checked once."""
-        searches = [partial(StorageBytes(self._cold, stored).search_many, batch, away) for stored, away in self._excluded(batch)]
+        """Return the rows that answer each question, in no order; shards side by side, every slot group is read and
+        checked once.
+        """
+        searches = [
+            partial(StorageBytes(self._cold, stored).search_many, batch, away) for stored, away in self._excluded(batch)
+        ]
         found = [part for part in side_by_side(searches) if len(part.rows)]
         if not found:
             return Found(np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -141,11 +161,12 @@ def show_stored(
     dispose: Callable[[str], Callable[[], None] | None],
     keeps: Callable[[CompactedFile], bool] = lambda _: False,
 ) -> None:
-    """Make the catalog show exactly the objects of `state` beside the local files; `dispose` names what goes with a removed file.
-    `keeps` says which local copies stay although their file was merged.
+    """Make the catalog show exactly the objects of `state` beside the local files; `dispose` names what goes with a
+    removed file. `keeps` says which local copies stay although their file was merged.
 
-    `handles` must have been taken before `state`: what was published in between is not among them and stays. What the cold path has noted
-    of objects that are gone is forgotten, so that a reader that lives for years doesn't grow with those that came and went.
+    `handles` must have been taken before `state`: what was published in between is not among them and stays. What the
+    cold path has noted of objects that are gone is forgotten, so that a reader that lives for years doesn't grow with
+    those that came and went.
     """
     # tables first: what they were merged out of goes after them, so that a lookup meets an entry at least once
     for table, shards in state.tables.items():

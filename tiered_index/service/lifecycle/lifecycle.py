@@ -1,8 +1,9 @@
-"""The background life of files: seal by age, compact or stage, upload, retire, and dispose of what no query needs any more.
+"""The background life of files: seal by age, compact or stage, upload, retire, and dispose of what no query needs any
+more.
 
-`run_once` is one round; each step is idempotent, so a crash between any two calls costs time and nothing else. A file's predecessor goes
-only after its successor serves reads. No lock is held during an upload: the round's own lock keeps rounds apart, not readers or writers.
-Threads: rounds are serialised; everything may be called from any thread.
+`run_once` is one round; each step is idempotent, so a crash between any two calls costs time and nothing else. A file's
+predecessor goes only after its successor serves reads. No lock is held during an upload: the round's own lock keeps
+rounds apart, not readers or writers. Threads: rounds are serialised; everything may be called from any thread.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ class Progress:
 
 
 class Lifecycle:
-    """The life cycle of one root's files. `errors` holds the last error of each file that could not go on, until it can."""
+    """The life cycle of one root's files.
+
+    `errors` holds the last error of each file that could not go on, until it can.
+    """
 
     def __init__(
         self,
@@ -82,8 +86,8 @@ class Lifecycle:
         damaged: Iterable[DamagedFile] = (),
         journals: Mapping[str, Journal] | None = None,
     ) -> None:
-        """`recovered` are the ids of files that an earlier process began: it may have published them unheard. `damaged`, `journals`: as in
-        `Recovered`.
+        """`recovered` are the ids of files that an earlier process began: it may have published them unheard.
+        `damaged`, `journals`: as in `Recovered`.
         """
         self._root = root
         self._catalog = catalog
@@ -99,23 +103,46 @@ class Lifecycle:
         begun = set(recovered)
         self._deletions = deletions
         self._uploads = Uploads(
-            root, catalog, session, cold, self._deletions, clock,
-            part_bytes=config.upload_part_bytes, refresh=self.refresh, recovered=begun,
-        )  # fmt: skip
+            root,
+            catalog,
+            session,
+            cold,
+            self._deletions,
+            clock,
+            part_bytes=config.upload_part_bytes,
+            refresh=self.refresh,
+            recovered=begun,
+        )
         self._staging = Staging(
-            session, catalog, cold, config, clock,
-            suspect=self._uploads.suspect, refresh=self.refresh, drop=self._drop_unsealed, recovered=begun,
-        )  # fmt: skip
+            session,
+            catalog,
+            cold,
+            config,
+            clock,
+            suspect=self._uploads.suspect,
+            refresh=self.refresh,
+            drop=self._drop_unsealed,
+            recovered=begun,
+        )
         self._damaged = DamagedCopies(
-            root, catalog, session, cold, self._deletions,
-            damaged=damaged, journals=journals or {}, refresh=self.refresh, learn=flusher.learn,
-        )  # fmt: skip
+            root,
+            catalog,
+            session,
+            cold,
+            self._deletions,
+            damaged=damaged,
+            journals=journals or {},
+            refresh=self.refresh,
+            learn=flusher.learn,
+        )
         self._failed: dict[str, TieredIndexError] = {}  # in this round
         self.errors: dict[str, TieredIndexError] = {}
         self._closed = False
 
     def run_once(self) -> Progress:
-        """Seal what is old, then compact, upload and retire what can be. Raises the first error after every file had its turn.
+        """Seal what is old, then compact, upload and retire what can be.
+
+        Raises the first error after every file had its turn.
 
         While the root is not what it was, no file has a turn: another folder may be in its place.
         """
@@ -142,7 +169,8 @@ class Lifecycle:
                 self._tend(progress)
                 for ready in self._ready():
                     if not self._step(ready.file_id, partial(self._uploads.upload, ready)):
-                        break  # in order of sequence, so that source positions in the log never run ahead of the entries
+                        # in order of sequence, so that source positions in the log never run ahead of the entries
+                        break
                     progress.uploaded += 1
                 self._step("staging", self._staging.settle)
                 for old in self._retirable(lacks_room=lacks_room):
@@ -155,7 +183,9 @@ class Lifecycle:
             return progress, list(self.errors.values())
 
     def tend_damaged(self) -> None:
-        """Let go of damaged files that were published; ask for those that are staged. What fails is repeated by the rounds."""
+        """Let go of damaged files that were published; ask for those that are staged. What fails is repeated by the
+        rounds.
+        """
         with self._lock:
             self._step("damaged", self._tend_damaged)
 
@@ -165,7 +195,9 @@ class Lifecycle:
             self._closed = True
 
     def sweep_attempts(self, file_ids: set[str]) -> int:
-        """Delete what unfinished uploads of this root's own files left in the storage; return how many objects and uploads that was."""
+        """Delete what unfinished uploads of this root's own files left in the storage; return how many objects and
+        uploads that was.
+        """
         return self._uploads.sweep_attempts(file_ids)
 
     def close(self) -> None:
@@ -213,11 +245,20 @@ class Lifecycle:
                     self._catalog.remove(handle.file_id, self._dispose_local(handle.file_id))
                 elif stored is not None:
                     self._catalog.put(replace(handle, stored=StorageBytes(self._cold, stored)))
-        show_stored(self._catalog, self._catalog.all(), self._session.log.state, self._cold, self._dispose_local, self._says_more)
+        show_stored(
+            self._catalog,
+            self._catalog.all(),
+            self._session.log.state,
+            self._cold,
+            self._dispose_local,
+            self._says_more,
+        )
         return state
 
     def _says_more(self, file: CompactedFile) -> bool:
-        """Return whether a local copy says a source's position that the log doesn't reach yet: it stays until the log does."""
+        """Return whether a local copy says a source's position that the log doesn't reach yet: it stays until the log
+        does.
+        """
         return file.local is not None and says_more(file, self._session.log.state.positions)
 
     def _step(self, name: str, step: Callable[[], None]) -> bool:
@@ -252,10 +293,15 @@ class Lifecycle:
             self._damaged.staged(file_id)
 
     def _tend(self, progress: Progress) -> None:
-        """Stage what is sealed, take over what jobs have published. A storage that fails is left alone for this round."""
+        """Stage what is sealed, take over what jobs have published.
+
+        A storage that fails is left alone for this round.
+        """
         staged, adopted = self._staging.staged, self._staging.adopted
         for file in self._sealed():
-            if not self._step(file.file_id, partial(self._staging.tend, file)) and isinstance(self._failed[file.file_id], StorageError):
+            if not self._step(file.file_id, partial(self._staging.tend, file)) and isinstance(
+                self._failed[file.file_id], StorageError
+            ):
                 break
         progress.staged, progress.adopted = self._staging.staged - staged, self._staging.adopted - adopted
 
@@ -270,12 +316,16 @@ class Lifecycle:
     def _retirable(self, *, lacks_room: bool) -> list[CompactedFile]:
         """Return local copies that have been kept long enough, and the oldest of those beyond the bound in bytes.
 
-        Where a flush or a compaction found no room the oldest go early, as many as make room for one more file. A copy stays while it is
-        the last to say a source's position: one that the log and the younger local files don't reach.
+        Where a flush or a compaction found no room the oldest go early, as many as make room for one more file. A copy
+        stays while it is the last to say a source's position: one that the log and the younger local files don't reach.
         """
         handles = self._catalog.all()
         known = self._session.log.state.files
-        kept = [h for h in handles if isinstance(h, CompactedFile) and h.local is not None and h.stored is not None and h.file_id in known]
+        kept = [
+            h
+            for h in handles
+            if isinstance(h, CompactedFile) and h.local is not None and h.stored is not None and h.file_id in known
+        ]
         kept.sort(key=lambda file: file.sequence)
         total = sum(file.local.size_bytes for file in kept if file.local is not None)
         bound = self._config.local_keep_bytes
@@ -318,8 +368,12 @@ class Lifecycle:
         stored = file.stored.stored
         size = self._session.storage.head(stored.name).size_bytes
         if size != stored.size_bytes:
-            raise CorruptFile(stored.name, "object has another size than the log says; its local copy is kept",
-                              expected=stored.size_bytes, found=size)  # fmt: skip
+            raise CorruptFile(
+                stored.name,
+                "object has another size than the log says; its local copy is kept",
+                expected=stored.size_bytes,
+                found=size,
+            )
         self._catalog.put(open_stored(self._cold, stored), self._dispose_local(file.file_id))
 
     def _dispose_local(self, file_id: str) -> Callable[[], None]:

@@ -1,7 +1,9 @@
-"""Local files that could not be read, and the storage behind them: one is let go of once the log says that its entries were published.
+"""Local files that could not be read, and the storage behind them: one is let go of once the log says that its entries
+were published.
 
-The log may have its object still, or a merge has taken it since. The journal, where it is whole, says source positions that nothing else
-may say: it is kept until the log does. What was not published stays, untouched. Threads: the life cycle's round.
+The log may have its object still, or a merge has taken it since. The journal, where it is whole, says source positions
+that nothing else may say: it is kept until the log does. What was not published stays, untouched. Threads: the life
+cycle's round.
 
 Source positions: which of them the log may say once a file is published.
 
@@ -30,20 +32,15 @@ from tiered_index.service.log.session import StorageSession
 from tiered_index.service.root.root import Deletions, Root
 from tiered_index.service.writing.lanes import QUARANTINE
 
-__all__ = [
-    "DamagedCopies",
-    "Removals",
-    "durable_positions",
-    "own_positions",
-    "positions_of",
-    "says_more",
-]
+__all__ = ["DamagedCopies", "Removals", "durable_positions", "own_positions", "positions_of", "says_more"]
 
 
 def durable_positions(file: CompactedFile | UnsealedFile | Journal, handles: Sequence[Handle]) -> dict[str, int]:
-    """Return the source positions that are true once `file` is published: those before which no entry waits in another of `handles`.
+    """Return the source positions that are true once `file` is published: those before which no entry waits in another
+    of `handles`.
 
-    A main file's positions say nothing of quarantine and of damaged files; a quarantine file's say nothing of main files.
+    A main file's positions say nothing of quarantine and of damaged files; a quarantine file's say nothing of main
+    files.
     """
     waiting = [h for h in handles if h.file_id != file.file_id and not _is_stored(h)]
     if any(isinstance(h, DamagedFile) or h.lane == QUARANTINE or h.sequence < file.sequence for h in waiting):
@@ -90,7 +87,8 @@ class Removals:
         self._files: set[str] = set()
 
     def files(self, state: LogState, after: int = 0) -> set[str]:
-        """Return the ids of the files that records behind number `after`, up to `state`'s, have removed, and maybe older ones'.
+        """Return the ids of the files that records behind number `after`, up to `state`'s, have removed, and maybe
+        older ones'.
 
         Raises what the storage raises; what was read before is not read again.
         """
@@ -115,16 +113,25 @@ _MAX_RECORDS = 1000
 
 
 class DamagedCopies:
-    """The damaged files of one root, as they were found when it was opened; `journals` are those of their journals that are whole.
+    """The damaged files of one root, as they were found when it was opened; `journals` are those of their journals that
+    are whole.
 
     `refresh` reads the log and shows what it says, `learn` is told of source positions that need not come again.
     """
 
     def __init__(
-        self, root: Root, catalog: Catalog, session: StorageSession, cold: ColdPath, deletions: Deletions, *,
-        damaged: Iterable[DamagedFile], journals: Mapping[str, Journal], refresh: Callable[[], object],
+        self,
+        root: Root,
+        catalog: Catalog,
+        session: StorageSession,
+        cold: ColdPath,
+        deletions: Deletions,
+        *,
+        damaged: Iterable[DamagedFile],
+        journals: Mapping[str, Journal],
+        refresh: Callable[[], object],
         learn: Callable[[dict[str, int]], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._root = root
         self._catalog = catalog
         self._session = session
@@ -174,7 +181,9 @@ class DamagedCopies:
             del self._published[file_id]
 
     def _before(self, state: LogState) -> int:
-        """Return the number of a log record before any that removed a waiting file, as far as journals say it and the bound allows."""
+        """Return the number of a log record before any that removed a waiting file, as far as journals say it and the
+        bound allows.
+        """
         if self._looked_from is None:
             begun = [journal.log_number if (journal := self._journals.get(file_id)) else 0 for file_id in self._waiting]
             self._looked_from = max(min(begun), state.number - _MAX_RECORDS)

@@ -1,10 +1,12 @@
-"""Objects that no log record names: what crashes left (probes, too), and what merges have replaced. Found by a listing, deleted when asked.
+"""Objects that no log record names: what crashes left (probes, too), and what merges have replaced.
 
-An object that was uploaded a moment ago may be published in the next one, and a reader may still work at the log position before a merge:
-so nothing younger than `older_than_s` is an orphan, nor what was removed from the log since. No job or writer publishes what is nearly as
-old as the least age that is safe beside any (`unpublished.MAX_AGE_S`). Staged files are orphans once the log has or had them, or no ticket
-names them, or only one as old of a fenced writer: its host has the file, and sends it anew if it comes back.
-Threads: any.
+Found by a listing, deleted when asked.
+
+An object that was uploaded a moment ago may be published in the next one, and a reader may still work at the log
+position before a merge: so nothing younger than `older_than_s` is an orphan, nor what was removed from the log since.
+No job or writer publishes what is nearly as old as the least age that is safe beside any (`unpublished.MAX_AGE_S`).
+Staged files are orphans once the log has or had them, or no ticket names them, or only one as old of a fenced writer:
+its host has the file, and sends it anew if it comes back. Threads: any.
 """
 
 from __future__ import annotations
@@ -47,10 +49,13 @@ class Orphans:
 def find_orphans(storage: Storage, log: StorageLog, clock: Clock, *, older_than_s: float = 86400.0) -> Orphans:
     """Return what no record names and what is older than `older_than_s` (at least an hour).
 
-    The listing comes before the log, so that what is published meanwhile is known. Raises `InvalidArgument`, what the storage raises.
+    The listing comes before the log, so that what is published meanwhile is known. Raises `InvalidArgument`, what the
+    storage raises.
     """
     if not older_than_s >= MIN_AGE_S:
-        raise InvalidArgument(f"older_than_s must be {MIN_AGE_S:.0f} or more, not {older_than_s!r}: an upload may be under way")
+        raise InvalidArgument(
+            f"older_than_s must be {MIN_AGE_S:.0f} or more, not {older_than_s!r}: an upload may be under way"
+        )
     before_ms = clock.now_ms() - round(older_than_s * 1000)
     listed = [info for prefix in _LISTED for info in storage.list(prefix) if info.modified_ms < before_ms]
     staged = list(storage.list(STAGING_PREFIX))
@@ -63,15 +68,20 @@ def find_orphans(storage: Storage, log: StorageLog, clock: Clock, *, older_than_
     state = log.refresh()
     kept = state.objects.keys() | state.archive.keys() | _removed_since(log, state.number, before_ms)
     waiting = _waiting(log, state, tickets, before_ms)
-    listed += [info for info in staged if info.modified_ms < before_ms and info.name not in waiting and _file_of(info) not in renewed]
+    listed += [
+        info
+        for info in staged
+        if info.modified_ms < before_ms and info.name not in waiting and _file_of(info) not in renewed
+    ]
     return Orphans(tuple(info for info in listed if info.name not in kept), tuple(uploads), log)
 
 
 def delete_orphans(storage: Storage, orphans: Orphans) -> Orphans:
-    """Delete them, but for what has been published, or asked for by a ticket, since they were found; return what was deleted.
+    """Delete them, but for what has been published, or asked for by a ticket, since they were found; return what was
+    deleted.
 
-    Costs a listing of the log's end for each thousand, and one of what is staged where that is among them. Raises what the storage raises;
-    what is left is found again.
+    Costs a listing of the log's end for each thousand, and one of what is staged where that is among them. Raises what
+    the storage raises; what is left is found again.
     """
     deleted: list[ObjectInfo] = []
     doomed = {info.name for info in orphans.objects}
@@ -83,7 +93,9 @@ def delete_orphans(storage: Storage, orphans: Orphans) -> Orphans:
             asked = {_file_of(info) for info in tickets if info.name not in doomed}
         state = orphans.log.refresh()
         named = state.objects.keys() | state.archive.keys()
-        gone = [i for i in batch if i.name not in named and not (i.name.startswith(STAGING_PREFIX) and _file_of(i) in asked)]
+        gone = [
+            i for i in batch if i.name not in named and not (i.name.startswith(STAGING_PREFIX) and _file_of(i) in asked)
+        ]
         storage.delete_many([info.name for info in gone])
         deleted += gone
     for handle in orphans.uploads:
@@ -107,9 +119,11 @@ def _file_of(info: ObjectInfo) -> str:
 
 
 def _tickets(storage: Storage, staged: Sequence[ObjectInfo]) -> tuple[list[tuple[Ticket, int]], set[str]]:
-    """Return the tickets among staged objects, each with the time of its last put, and the files of those that are gone meanwhile.
+    """Return the tickets among staged objects, each with the time of its last put, and the files of those that are gone
+    meanwhile.
 
-    A damaged one asks for nothing. One that is gone was renewed, or is over: nothing of its file is judged by this listing.
+    A damaged one asks for nothing. One that is gone was renewed, or is over: nothing of its file is judged by this
+    listing.
     """
     tickets, renewed = [], set()
     for info in staged:
@@ -133,4 +147,9 @@ def _waiting(log: StorageLog, state: LogState, tickets: Sequence[tuple[Ticket, i
             return True
         return ticket.file_id in removed if ticket.epoch == state.epoch else modified_ms < before_ms
 
-    return {name for ticket, modified_ms in tickets if not is_over(ticket, modified_ms) for name in (ticket.name, ticket.object)}
+    return {
+        name
+        for ticket, modified_ms in tickets
+        if not is_over(ticket, modified_ms)
+        for name in (ticket.name, ticket.object)
+    }

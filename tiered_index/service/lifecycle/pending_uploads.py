@@ -1,7 +1,7 @@
 """Objects on their way into the storage that no log record names yet: sent in parts, completed or taken back.
 
-Names are unique to the attempt. Who sends leaves a multipart upload unfinished where another one decides; whoever publishes completes it.
-Memory: two parts an upload. Threads: one an upload; any number of uploads.
+Names are unique to the attempt. Who sends leaves a multipart upload unfinished where another one decides; whoever
+publishes completes it. Memory: two parts an upload. Threads: one an upload; any number of uploads.
 """
 
 from __future__ import annotations
@@ -31,12 +31,16 @@ __all__ = [
 ]
 
 MAX_AGE_S = 23 * 3600
-"""How long after it began to be uploaded an object may be published: an hour less than `orphans` spares by default what no record names."""
+"""How long after it began to be uploaded an object may be published: an hour less than `orphans` spares by default what
+no record names.
+"""
 _PART_BYTES = 16 << 20
 
 
 class JobOverdue(TieredIndexError):
-    """A job took so long that what it has uploaded may be swept at any moment; nothing was published. Divide the work, run it again."""
+    """A job took so long that what it has uploaded may be swept at any moment; nothing was published. Divide the work,
+    run it again.
+    """
 
     exit_code = 3
 
@@ -83,7 +87,9 @@ class Upload:
             self._send(rest)
 
     def abandon(self) -> None:
-        """Take back what was sent; what can't be is left to `orphans`: the error that led here is the one that counts."""
+        """Take back what was sent; what can't be is left to `orphans`: the error that led here is the one that
+        counts.
+        """
         with contextlib.suppress(StorageError):
             if self.handle is not None:
                 self._storage.abort_upload(self.handle)
@@ -97,13 +103,18 @@ class Upload:
 
 
 def complete(finished: Sequence[FinishedObject], storage: Storage) -> None:
-    """Complete the uploads, so that each object is there as it was written. Raises `CorruptFile`, what the storage raises."""
+    """Complete the uploads, so that each object is there as it was written.
+
+    Raises `CorruptFile`, what the storage raises.
+    """
     for one in finished:
         if one.upload is not None:
             storage.complete_upload(one.upload, one.parts)
         size = storage.head(one.stored.name).size_bytes
         if size != one.stored.size_bytes:
-            raise CorruptFile(one.stored.name, "object has another size than was written", expected=one.stored.size_bytes, found=size)
+            raise CorruptFile(
+                one.stored.name, "object has another size than was written", expected=one.stored.size_bytes, found=size
+            )
 
 
 def abandon(finished: Sequence[FinishedObject], storage: Storage) -> None:
@@ -116,8 +127,11 @@ def abandon(finished: Sequence[FinishedObject], storage: Storage) -> None:
             storage.delete(one.stored.name)
 
 
-def append_in_time(what: str, finished: Sequence[FinishedObject], make: Make, storage: Storage, log: StorageLog) -> LogState:
-    """Append the record of a job that has uploaded `finished`, which say in `published_ms` when it began to, by this host's clock.
+def append_in_time(
+    what: str, finished: Sequence[FinishedObject], make: Make, storage: Storage, log: StorageLog
+) -> LogState:
+    """Append the record of a job that has uploaded `finished`, which say in `published_ms` when it began to, by this
+    host's clock.
 
     Raises `JobOverdue` where that is `MAX_AGE_S` ago, and takes the uploads back; as `StorageLog.append`.
     """
@@ -127,8 +141,10 @@ def append_in_time(what: str, finished: Sequence[FinishedObject], make: Make, st
         age_s = max((age_s_of(one.stored.published_ms, log.clock) for one in finished), default=0.0)
         if record is not None and age_s >= MAX_AGE_S:
             raise JobOverdue(
-                f"{storage.uri}: {what} began {age_s / 3600:.1f} hours ago and would be published now; what it uploaded may be swept as "
-                f"orphans after {MAX_AGE_S // 3600} hours, so nothing was published: divide the work, or give it more workers"
+                f"{storage.uri}: {what} began {age_s / 3600:.1f} hours ago and would be published now; what it "
+                f"uploaded may be swept as "
+                f"orphans after {MAX_AGE_S // 3600} hours, so nothing was published: divide the work, or give it "
+                f"more workers"
             )
         return record
 
@@ -140,15 +156,20 @@ def append_in_time(what: str, finished: Sequence[FinishedObject], make: Make, st
 
 
 def age_s_of(began_ms: int, clock: Clock) -> float:
-    """Return how long ago an upload was begun, by this host's clock; one that was put back counts as one that went on."""
+    """Return how long ago an upload was begun, by this host's clock; one that was put back counts as one that went
+    on.
+    """
     return abs(clock.now_ms() - began_ms) / 1000
 
 
 def check_age(name: str, began_ms: int, clock: Clock, storage: Storage) -> None:
-    """Raise `StorageUnavailable` where the upload of an object that is about to be published was begun `MAX_AGE_S` ago: it is sent anew."""
+    """Raise `StorageUnavailable` where the upload of an object that is about to be published was begun `MAX_AGE_S` ago:
+    it is sent anew.
+    """
     if (age_s := age_s_of(began_ms, clock)) >= MAX_AGE_S:
         raise StorageUnavailable(
-            f"{storage.uri}: {name} was uploaded {age_s / 3600:.1f} hours ago and no record names it yet; it may be swept as an orphan at "
+            f"{storage.uri}: {name} was uploaded {age_s / 3600:.1f} hours ago and no record names it yet; it may be "
+            f"swept as an orphan at "
             "any moment, so it isn't published, but sent anew"
         )
 

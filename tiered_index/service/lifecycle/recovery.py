@@ -1,8 +1,11 @@
 """Recovery: from folder names and journals back to a working root. Every step may be repeated, and broken off anywhere.
 
-1. Temporary names are half-made work: dropped. 2. An id in two folders: the later state wins once it verifies, and once its name is
-durable. 3. An unsealed file is what its journal confirms, written anew; chains and slots are rebuilt. One that confirms nothing is dropped:
-its name may not be durable. 4. What can't be read is kept, untouched, and every lookup that meets it says so. What can't be deleted is
+1. Temporary names are half-made work: dropped. 2. An id in two folders: the later state wins once it verifies, and once
+   its name is
+durable. 3. An unsealed file is what its journal confirms, written anew; chains and slots are rebuilt. One that confirms
+nothing is dropped:
+its name may not be durable. 4. What can't be read is kept, untouched, and every lookup that meets it says so. What
+can't be deleted is
 passed over, and left to the life cycle. One thread, under the root's lock, before anything else runs.
 """
 
@@ -19,7 +22,14 @@ from tiered_index.format.layout import HEADER_SIZE, Layout
 from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, file_id_of
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.cold.path import ColdPath
-from tiered_index.service.files.compacted import CompactedFile, DamagedFile, StorageBytes, open_local, verify_runs, verify_tables
+from tiered_index.service.files.compacted import (
+    CompactedFile,
+    DamagedFile,
+    StorageBytes,
+    open_local,
+    verify_runs,
+    verify_tables,
+)
 from tiered_index.service.files.unsealed import UnsealedFile, drop_unbegun
 from tiered_index.service.log.records import LogState, max_positions
 from tiered_index.service.root.root import Deletions, Root, disk_error
@@ -33,8 +43,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Recovered:
-    """What was found. `deletions` holds what could not be deleted. `unsealed` are in order of sequence; `journals` are the whole ones of
-    `damaged` files that were sealed; `notes` say what was dropped or moved, one line each.
+    """What was found. `deletions` holds what could not be deleted. `unsealed` are in order of sequence; `journals` are
+    the whole ones of `damaged` files that were sealed; `notes` say what was dropped or moved, one line each.
     """
 
     deletions: Deletions
@@ -58,7 +68,8 @@ class Recovered:
 def recover_root(root: Root, cold: ColdPath, state: LogState | None, layout: Layout) -> Recovered:
     """Bring a root in order and return its files; `state` is the log's, or None while the storage can't be asked.
 
-    A file whose schema, preset or slots are not those of `layout` is not of this index: it is kept aside as damaged, untouched.
+    A file whose schema, preset or slots are not those of `layout` is not of this index: it is kept aside as damaged,
+    untouched.
     """
     found = Recovered(Deletions(root.disk))
     try:
@@ -77,7 +88,9 @@ def _recover(root: Root, cold: ColdPath, state: LogState | None, layout: Layout,
             for path in temporaries:
                 found.deletions.unlink([path])
             found.notes.append(f"{len(temporaries)} temporary files dropped")
-        ids = {s: {i for name in root.disk.names(root.folder(s)) if (i := file_id_of(name)) is not None} for s in STATES}
+        ids = {
+            s: {i for name in root.disk.names(root.folder(s)) if (i := file_id_of(name)) is not None} for s in STATES
+        }
         _recover_uploaded(root, ids, cold, state, found)
         _recover_compacted(root, ids, cold, state, found)
         _recover_unsealed(root, ids, state, found)
@@ -98,12 +111,15 @@ def _recover(root: Root, cold: ColdPath, state: LogState | None, layout: Layout,
         found.next_sequence = max([found.next_sequence, *(o.sequence + 1 for o in state.objects.values())])
 
 
-def _recover_uploaded(root: Root, ids: dict[str, set[str]], cold: ColdPath, state: LogState | None, found: Recovered) -> None:
+def _recover_uploaded(
+    root: Root, ids: dict[str, set[str]], cold: ColdPath, state: LogState | None, found: Recovered
+) -> None:
     for file_id in sorted(ids[UPLOADED]):
         path = root.index_path(UPLOADED, file_id)
         stored = state.object_of(file_id) if state is not None else None
         if state is not None and stored is None:
-            # merged or expired since: the log decides what exists, but what it doesn't know of a source's position is kept
+            # merged or expired since: the log decides what exists, but what it doesn't know of a source's position is
+            # kept
             with contextlib.suppress(CorruptFile):
                 file = open_local(path)
                 if max_positions(state.positions, file.metadata().source_positions) != state.positions:
@@ -124,7 +140,9 @@ def _recover_uploaded(root: Root, ids: dict[str, set[str]], cold: ColdPath, stat
             ids[UPLOADED].discard(file_id)
 
 
-def _recover_compacted(root: Root, ids: dict[str, set[str]], cold: ColdPath, state: LogState | None, found: Recovered) -> None:
+def _recover_compacted(
+    root: Root, ids: dict[str, set[str]], cold: ColdPath, state: LogState | None, found: Recovered
+) -> None:
     for file_id in sorted(ids[COMPACTED]):
         path = root.index_path(COMPACTED, file_id)
         if file_id in ids[UPLOADED]:
@@ -143,7 +161,9 @@ def _recover_compacted(root: Root, ids: dict[str, set[str]], cold: ColdPath, sta
             elif file_id in ids[UNSEALED]:
                 with contextlib.suppress(OSError):  # else it is replaced
                     root.disk.unlink(path)
-                found.notes.append(f"{path.name}: compacted copy does not verify, dropped; compacted again from unsealed/ ({error})")
+                found.notes.append(
+                    f"{path.name}: compacted copy does not verify, dropped; compacted again from unsealed/ ({error})"
+                )
             else:
                 found.damaged.append(_damaged(file_id, COMPACTED, error))
             continue
@@ -183,8 +203,12 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
             data = journal_path.read_bytes() if journal_path.exists() else b""
             journal = parse_journal(data, str(journal_path), file_id)
             if (count := journal.count if journal is not None else 0) < claims.get(file_id, 0):
-                raise CorruptFile(str(journal_path), "ends before entries that were durable when the next file was begun",
-                                  expected=claims[file_id], found=count)  # fmt: skip
+                raise CorruptFile(
+                    str(journal_path),
+                    "ends before entries that were durable when the next file was begun",
+                    expected=claims[file_id],
+                    found=count,
+                )
             if journal is None and (not path.exists() or _never_written(path)):
                 found.deletions.unlink([path, journal_path])
                 found.notes.append(f"{file_id}: a file that was being begun, dropped")
@@ -195,14 +219,19 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
                 continue
             if journal is None or not path.exists():
                 lost = journal_path if journal is None else path
-                raise CorruptFile(str(lost), "an unsealed file needs both its entries and its journal, and this one is missing or empty")
+                raise CorruptFile(
+                    str(lost),
+                    "an unsealed file needs both its entries and its journal, and this one is missing or empty",
+                )
             found.unsealed.append(UnsealedFile.recover(root, journal, data))
         except (CorruptFile, StorageUnavailable, ValueError) as error:
             if file_id in later and not last_word:
                 found.deletions.unlink([journal_path, path])
                 found.notes.append(f"{file_id}: damaged local copy dropped, the storage has the file ({error})")
                 continue
-            typed = error if isinstance(error, TieredIndexError) else CorruptFile(str(path), f"can't be mapped: {error}")
+            typed = (
+                error if isinstance(error, TieredIndexError) else CorruptFile(str(path), f"can't be mapped: {error}")
+            )
             found.damaged.append(_damaged(file_id, UNSEALED, typed, journal))
             if journal is not None and journal.sealed:
                 found.journals[file_id] = journal
@@ -210,7 +239,9 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
 
 
 def _says_more(file_id: str, path: Path, journal_path: Path, state: LogState) -> bool:
-    """Return whether a sealed file that a job has published says a source's position that the log doesn't: the life cycle sees to that."""
+    """Return whether a sealed file that a job has published says a source's position that the log doesn't: the life
+    cycle sees to that.
+    """
     with contextlib.suppress(CorruptFile, ConfigError, FileNotFoundError):
         journal = parse_journal(journal_path.read_bytes(), str(journal_path), file_id)
         if journal is not None and journal.sealed and journal.count and path.exists():
@@ -223,7 +254,8 @@ def _claims(root: Root, file_ids: set[str], found: Recovered) -> dict[str, int]:
     pairs = [file.metadata().more.get("predecessor") for file in (*found.compacted, *found.uploaded)]
     for file_id in file_ids:
         path = root.journal_path(file_id)
-        with contextlib.suppress(CorruptFile, ConfigError, FileNotFoundError):  # said again when the file itself is opened
+        # said again when the file itself is opened
+        with contextlib.suppress(CorruptFile, ConfigError, FileNotFoundError):
             journal = parse_journal(path.read_bytes(), str(path), file_id)
             pairs.append(journal.predecessor if journal is not None else None)
     return {str(pair[0]): int(pair[1]) for pair in pairs if pair}
@@ -236,7 +268,9 @@ def _set_strangers_aside(layout: Layout, found: Recovered) -> None:
     for files in (found.compacted, found.uploaded):
         for file in [file for file in files if not is_ours(file.metadata().layout)]:
             files.remove(file)
-            found.damaged.append(_stranger(file.file_id, file.place, file.second_min, file.second_max, file.metadata().layout, layout))
+            found.damaged.append(
+                _stranger(file.file_id, file.place, file.second_min, file.second_max, file.metadata().layout, layout)
+            )
     for unsealed in [file for file in found.unsealed if not is_ours(file.layout)]:
         found.unsealed.remove(unsealed)
         unsealed.release()
@@ -244,7 +278,9 @@ def _set_strangers_aside(layout: Layout, found: Recovered) -> None:
         found.damaged.append(_stranger(unsealed.file_id, UNSEALED, low, high, unsealed.layout, layout))
 
 
-def _stranger(file_id: str, place: str, second_min: int, second_max: int, stored: Layout, wanted: Layout) -> DamagedFile:
+def _stranger(
+    file_id: str, place: str, second_min: int, second_max: int, stored: Layout, wanted: Layout
+) -> DamagedFile:
     error = SchemaMismatch(
         f"{place}/{file_id} stores {stored.schema.name} ({stored.preset.name}, {stored.slots:,} slots), the index "
         f"{wanted.schema.name} ({wanted.preset.name}, {wanted.slots:,} slots): it is not of this index"
@@ -254,7 +290,9 @@ def _stranger(file_id: str, place: str, second_min: int, second_max: int, stored
 
 
 def _never_written(path: Path) -> bool:
-    """Return whether nothing follows an unsealed file's header: entries are written only once the journal has its name durably."""
+    """Return whether nothing follows an unsealed file's header: entries are written only once the journal has its name
+    durably.
+    """
     with path.open("rb") as handle:
         handle.seek(HEADER_SIZE)
         while piece := handle.read(_READ_BYTES):

@@ -1,8 +1,10 @@
-"""Archived segments: closed pieces of a source's log, uploaded whole and once, so that what the index points to outlives the source.
+"""Archived segments: closed pieces of a source's log, uploaded whole and once, so that what the index points to
+outlives the source.
 
-An upload is invisible until one log record adds it; its object carries the CRC32 of every MiB behind the segment's bytes. Names carry the
-writer's epoch: what a crash left is swept by a writer of the same or a later epoch, never by one that was taken over from.
-Threads: uploads of one process are serialised by a lock that nothing else takes; reading from any thread.
+An upload is invisible until one log record adds it; its object carries the CRC32 of every MiB behind the segment's
+bytes. Names carry the writer's epoch: what a crash left is swept by a writer of the same or a later epoch, never by one
+that was taken over from. Threads: uploads of one process are serialised by a lock that nothing else takes; reading from
+any thread.
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from tiered_index.clock import Clock
-from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageError, StorageUnavailable, WriterFenced
+from tiered_index.errors import (
+    CorruptFile,
+    InvalidArgument,
+    ObjectNotFound,
+    StorageError,
+    StorageUnavailable,
+    WriterFenced,
+)
 from tiered_index.format.archived import PIECE_BYTES, SegmentSums, SegmentTable, segment_object_bytes
 from tiered_index.format.names import segment_epoch, segment_name, store_prefix
 from tiered_index.service.lifecycle.pending_uploads import MAX_AGE_S, age_s_of, check_age
@@ -27,7 +36,8 @@ from tiered_index.storage.base import MAX_PARTS, PartInfo, Storage
 __all__ = ["ReadSegment", "SegmentArchive", "SegmentUploads"]
 
 ReadSegment = Callable[[int, int], bytes]
-"""Returns `length` bytes of a segment from `position`, counted from its beginning; raises a typed error where it can't."""
+"""Returns `length` bytes of a segment from `position`, counted from its beginning; raises a typed error where it can't.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,9 +55,12 @@ class SegmentArchive:
         return [segment for name in stores if (segment := state.segment_holding(name, offset)) is not None]
 
     def read(self, segment: ArchivedSegment, offset: int, length: int) -> bytes:
-        """Return `length` bytes of the log from `offset`, within `segment`, by one ranged request. They are not checked here.
+        """Return `length` bytes of the log from `offset`, within `segment`, by one ranged request.
 
-        Raises `ObjectNotFound` where the log has removed the segment since, `CorruptFile` where the log names it and it is gone or short.
+        They are not checked here.
+
+        Raises `ObjectNotFound` where the log has removed the segment since, `CorruptFile` where the log names it and it
+        is gone or short.
         """
         if not segment.start <= offset <= offset + length <= segment.end:
             raise InvalidArgument(f"bytes {offset} to {offset + length} are not within {segment.name}")
@@ -58,18 +71,27 @@ class SegmentArchive:
                 raise
             raise CorruptFile(segment.name, "the log names this object, but the storage does not have it") from error
         except InvalidArgument as error:
-            raise CorruptFile(segment.name, f"is shorter than the log says ({error})", expected=segment.object_bytes) from error
+            raise CorruptFile(
+                segment.name, f"is shorter than the log says ({error})", expected=segment.object_bytes
+            ) from error
 
     def table(self, segment: ArchivedSegment) -> SegmentTable:
-        """Return the checksums of a segment's pieces, by one request. Raises `CorruptFile` where they contradict the log."""
+        """Return the checksums of a segment's pieces, by one request.
+
+        Raises `CorruptFile` where they contradict the log.
+        """
         data, size = self.storage.get_suffix(segment.name, segment.object_bytes - segment.size_bytes)
         if size != segment.object_bytes:
-            raise CorruptFile(segment.name, "has another size than the log says", expected=segment.object_bytes, found=size)
+            raise CorruptFile(
+                segment.name, "has another size than the log says", expected=segment.object_bytes, found=size
+            )
         table = SegmentTable.decode(data, size, segment.name)
         found = (table.start, table.size_bytes, table.crc32, int(table.pieces[0]) if len(table.pieces) else 0)
         said = (segment.start, segment.size_bytes, segment.crc32, segment.head_crc32)
         if found != said:
-            raise CorruptFile(segment.name, "start, size or CRC32 are not what the log says", expected=said, found=found)
+            raise CorruptFile(
+                segment.name, "start, size or CRC32 are not what the log says", expected=said, found=found
+            )
         return table
 
 
@@ -85,17 +107,29 @@ class SegmentUploads:
         self._sent: dict[tuple[str, int], ArchivedSegment] = {}  # uploaded whole and not known to be in the log
 
     def archive(
-        self, store: str, start: int, size_bytes: int, read: ReadSegment, modified_ms: int | None, rewritten_ms: int | None = None
+        self,
+        store: str,
+        start: int,
+        size_bytes: int,
+        read: ReadSegment,
+        modified_ms: int | None,
+        rewritten_ms: int | None = None,
     ) -> bool:
-        """Upload a segment unless it is archived; return whether it was uploaded. Arguments and errors as `IndexService.archive`."""
+        """Upload a segment unless it is archived; return whether it was uploaded. Arguments and errors as
+        `IndexService.archive`.
+        """
         if start < 0 or size_bytes <= 0:
-            raise InvalidArgument(f"a segment begins at 0 or later and has a byte at least, not {start} and {size_bytes}")
+            raise InvalidArgument(
+                f"a segment begins at 0 or later and has a byte at least, not {start} and {size_bytes}"
+            )
         with self._lock:
             state = self._claimed_state()
             self._sweep(store, state)
             known = state.segment_at(store, start)
             if known is not None:
-                stale = rewritten_ms is not None and known.published_ms <= rewritten_ms and known.size_bytes == size_bytes
+                stale = (
+                    rewritten_ms is not None and known.published_ms <= rewritten_ms and known.size_bytes == size_bytes
+                )
                 try:
                     _compare(known, size_bytes, read, None if stale else modified_ms)
                 except CorruptFile:
@@ -105,13 +139,19 @@ class SegmentUploads:
                 return False
             for other in state.segments_of(store):
                 if other.start < start + size_bytes and start < other.end:
-                    raise CorruptFile(_called(store, start), f"overlaps {other.name}, which is archived already: the log was made anew",
-                                      expected=(other.start, other.end), found=(start, start + size_bytes))  # fmt: skip
+                    raise CorruptFile(
+                        _called(store, start),
+                        f"overlaps {other.name}, which is archived already: the log was made anew",
+                        expected=(other.start, other.end),
+                        found=(start, start + size_bytes),
+                    )
             segment = self._uploaded(store, start, size_bytes, read)
             return self._publish(segment, read, modified_ms)
 
     def _replace(self, known: ArchivedSegment, read: ReadSegment) -> bool:
-        """Archive a segment in the place of what it was before; the old object goes with a later start's sweep: readers may be at it."""
+        """Archive a segment in the place of what it was before; the old object goes with a later start's sweep: readers
+        may be at it.
+        """
         self._sent.pop(known.place, None)  # of before, like the other one
         return self._publish(self._uploaded(known.store, known.start, known.size_bytes, read), read, None, known.name)
 
@@ -120,7 +160,9 @@ class SegmentUploads:
         if session.fenced is not None:
             raise session.fenced
         if not session.claimed:
-            raise StorageUnavailable(f"{session.storage.uri}: the index is not claimed yet, since the storage did not answer; try again")
+            raise StorageUnavailable(
+                f"{session.storage.uri}: the index is not claimed yet, since the storage did not answer; try again"
+            )
         state = session.log.refresh()
         if state.epoch > session.epoch:
             raise fenced(session.storage.uri, state.epoch, session.epoch)
@@ -146,8 +188,9 @@ class SegmentUploads:
             return False  # nobody's: not ours to delete
 
     def _uploaded(self, store: str, start: int, size_bytes: int, read: ReadSegment) -> ArchivedSegment:
-        """Return the segment as uploaded now, or by an earlier try whose record is not known to be in the log; not by one that `orphans`
-        may be about to sweep."""
+        """Return the segment as uploaded now, or by an earlier try whose record is not known to be in the log; not by
+        one that `orphans` may be about to sweep.
+        """
         storage, sent = self._session.storage, self._sent.get((store, start))
         if sent is not None and sent.size_bytes == size_bytes and age_s_of(sent.published_ms, self._clock) < MAX_AGE_S:
             with contextlib.suppress(ObjectNotFound):
@@ -160,13 +203,17 @@ class SegmentUploads:
             sums = self._send(name, start, size_bytes, read)
             size = storage.head(name).size_bytes
             if size != object_bytes:
-                raise StorageUnavailable(f"{storage.uri}: {name} has {size:,} bytes after its upload, not {object_bytes:,}")
+                raise StorageUnavailable(
+                    f"{storage.uri}: {name} has {size:,} bytes after its upload, not {object_bytes:,}"
+                )
         except Exception:
             self._delete(name)
             raise
         return ArchivedSegment(name, store, start, size_bytes, sums.crc32, sums.head_crc32, object_bytes, now_ms)
 
-    def _publish(self, segment: ArchivedSegment, read: ReadSegment, modified_ms: int | None, instead_of: str | None = None) -> bool:
+    def _publish(
+        self, segment: ArchivedSegment, read: ReadSegment, modified_ms: int | None, instead_of: str | None = None
+    ) -> bool:
         log, place = self._session.log, (segment.store, segment.start)
         self._sent[place] = segment
         try:
@@ -223,16 +270,25 @@ def _called(store: str, start: int) -> str:
 def _exactly(read: ReadSegment, position: int, length: int) -> bytes:
     data = read(position, length)
     if len(data) != length:
-        raise StorageUnavailable(f"a segment gave {len(data):,} bytes at {position:,} instead of {length:,}: it was cut meanwhile")
+        raise StorageUnavailable(
+            f"a segment gave {len(data):,} bytes at {position:,} instead of {length:,}: it was cut meanwhile"
+        )
     return data
 
 
 def _compare(known: ArchivedSegment, size_bytes: int, read: ReadSegment, modified_ms: int | None) -> None:
-    """Raise `CorruptFile` where a segment isn't what was archived of it. One that is older than its archived copy is known by its head."""
+    """Raise `CorruptFile` where a segment isn't what was archived of it.
+
+    One that is older than its archived copy is known by its head.
+    """
     where = _called(known.store, known.start)
     if size_bytes != known.size_bytes:
-        raise CorruptFile(where, f"has another size than its archived copy {known.name}: it was rewritten", expected=known.size_bytes,
-                          found=size_bytes)  # fmt: skip
+        raise CorruptFile(
+            where,
+            f"has another size than its archived copy {known.name}: it was rewritten",
+            expected=known.size_bytes,
+            found=size_bytes,
+        )
     head = _exactly(read, 0, min(PIECE_BYTES, size_bytes))
     found = zlib.crc32(head)
     expected = known.head_crc32
@@ -241,4 +297,6 @@ def _compare(known: ArchivedSegment, size_bytes: int, read: ReadSegment, modifie
             found = zlib.crc32(_exactly(read, position, min(PIECE_BYTES, size_bytes - position)), found)
         expected = known.crc32
     if found != expected:
-        raise CorruptFile(where, f"differs from its archived copy {known.name}: it was rewritten", expected=expected, found=found)
+        raise CorruptFile(
+            where, f"differs from its archived copy {known.name}: it was rewritten", expected=expected, found=found
+        )

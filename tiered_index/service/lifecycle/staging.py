@@ -1,13 +1,13 @@
 """Staging: with ``compaction = "spark"`` sealed files go to the storage as they are, and jobs compact and publish them.
 
 ```
-sealed ─stage─> staged object, then its ticket ─a job─> in the log ─adopt─> positions said, local copy and staged object gone
+sealed ─stage─> staged object, then its ticket ─a job─> in the log ─adopt─> local copy and staged object gone
                 └── compact_timeout_s ─> compacted and uploaded by this host, as ever; the log decides who was first
 ```
-The local copy answers until the log has the file and says what the copy says of source positions: jobs don't know which are true. Every
-step may be repeated, by another process, too: what is staged is found again by a listing. A file that doesn't say durably that it is sealed
-is never staged, since it might go on after a restart.
-Threads: the life cycle's round.
+The local copy answers until the log has the file and says what the copy says of source positions: jobs don't know which
+are true. Every step may be repeated, by another process, too: what is staged is found again by a listing. A file that
+doesn't say durably that it is sealed is never staged, since it might go on after a restart. Threads: the life cycle's
+round.
 """
 
 from __future__ import annotations
@@ -46,14 +46,23 @@ class _Staged:
 class Staging:
     """The staged files of one root. `recovered` are the ids of files that an earlier process began.
 
-    `suspect` is told of each file that others may publish from then on, `refresh` reads the log and shows what it says, `drop` deletes the
-    local copy of an unsealed file.
+    `suspect` is told of each file that others may publish from then on, `refresh` reads the log and shows what it says,
+    `drop` deletes the local copy of an unsealed file.
     """
 
     def __init__(
-        self, session: StorageSession, catalog: Catalog, cold: ColdPath, config: IndexConfig, clock: Clock, *,
-        suspect: Callable[[str], None], refresh: Callable[[], object], drop: Callable[[UnsealedFile], None], recovered: Iterable[str],
-    ) -> None:  # fmt: skip
+        self,
+        session: StorageSession,
+        catalog: Catalog,
+        cold: ColdPath,
+        config: IndexConfig,
+        clock: Clock,
+        *,
+        suspect: Callable[[str], None],
+        refresh: Callable[[], object],
+        drop: Callable[[UnsealedFile], None],
+        recovered: Iterable[str],
+    ) -> None:
         self._session = session
         self._catalog = catalog
         self._cold = cold
@@ -82,7 +91,9 @@ class Staging:
         return self._enabled and file.ended and not overdue
 
     def begin_clocks(self, files: Iterable[UnsealedFile]) -> None:
-        """Let the time of each sealed file of this root run from when it is first told: whatever fails later, it comes to an end."""
+        """Let the time of each sealed file of this root run from when it is first told: whatever fails later, it comes
+        to an end.
+        """
         now_ms = self._clock.now_ms()
         self._since_ms = {file.file_id: self._since_ms.get(file.file_id, now_ms) for file in files}
 
@@ -107,7 +118,8 @@ class Staging:
         self._stage(file)
 
     def ask_for(self, damaged: Collection[str]) -> list[str]:
-        """Return those of `damaged`, ids of local files that can't be read, that are staged whole: their tickets are renewed once.
+        """Return those of `damaged`, ids of local files that can't be read, that are staged whole: their tickets are
+        renewed once.
 
         Raises what the storage raises; it may be repeated.
         """
@@ -116,7 +128,9 @@ class Staging:
         return [file_id for file_id in damaged if file_id in self._staged]
 
     def settle(self) -> None:
-        """Say in the log which source positions have become true by jobs' records, let go of local copies, sweep what was staged."""
+        """Say in the log which source positions have become true by jobs' records, let go of local copies, sweep what
+        was staged.
+        """
         if self._published or self._enabled:
             handles, logged = self._catalog.all(), self._session.log.state.positions
             positions: dict[str, int] = {}
@@ -131,7 +145,9 @@ class Staging:
         self._sweep()
 
     def _stage(self, file: UnsealedFile) -> None:
-        """Send the entries, then the ticket, as far as that is not done; anew what no ticket names and `orphans` may sweep soon."""
+        """Send the entries, then the ticket, as far as that is not done; anew what no ticket names and `orphans` may
+        sweep soon.
+        """
         known = self._staged.get(file.file_id)
         if known is not None and known.told:
             return
@@ -140,7 +156,9 @@ class Staging:
         if known is None or age_s_of(known.ticket.staged_ms, self._clock) >= MAX_AGE_S:
             sealed, entries = sealed_form(file), file.entries()
             now_ms = self._clock.now_ms()
-            ticket = send_entries(session.storage, sealed, entries, epoch=session.epoch, now_ms=now_ms, part_bytes=self._part_bytes)
+            ticket = send_entries(
+                session.storage, sealed, entries, epoch=session.epoch, now_ms=now_ms, part_bytes=self._part_bytes
+            )
             if known is None:
                 self._since_ms[file.file_id] = now_ms
             else:
@@ -159,15 +177,23 @@ class Staging:
         except ObjectNotFound as error:
             self._refresh()
             if self._session.log.state.object_of(file.file_id) == stored:
-                raise StorageUnavailable(f"{storage.uri}: {stored.name}, which the log names, is gone; {file.path} is kept") from error
+                raise StorageUnavailable(
+                    f"{storage.uri}: {stored.name}, which the log names, is gone; {file.path} is kept"
+                ) from error
             return  # merged since: the next round sees it
         if size != stored.size_bytes:
-            raise CorruptFile(stored.name, "object has another size than the log says; the local file is kept",
-                              expected=stored.size_bytes, found=size)  # fmt: skip
+            raise CorruptFile(
+                stored.name,
+                "object has another size than the log says; the local file is kept",
+                expected=stored.size_bytes,
+                found=size,
+            )
         metadata = self._cold.trailer(stored).metadata
         expected, found = (file.file_id, file.count), (metadata.file_id, metadata.count)
         if found != expected:
-            raise CorruptFile(stored.name, "object is not the file that was sealed, which is kept", expected=expected, found=found)
+            raise CorruptFile(
+                stored.name, "object is not the file that was sealed, which is kept", expected=expected, found=found
+            )
         self._take_as_published(file)
 
     def _take_as_published(self, file: UnsealedFile) -> None:
@@ -189,7 +215,10 @@ class Staging:
         """Delete tickets and staged objects of files that are published and let go of, whoever compacted them."""
         for file_id, staged in list(self._staged.items()):
             handle = self._catalog.get(file_id)
-            if not (isinstance(handle, UnsealedFile | DamagedFile) or (isinstance(handle, CompactedFile) and handle.folder == COMPACTED)):
+            if not (
+                isinstance(handle, UnsealedFile | DamagedFile)
+                or (isinstance(handle, CompactedFile) and handle.folder == COMPACTED)
+            ):
                 self._leftovers += [staged.ticket.name, staged.ticket.object]
                 del self._staged[file_id]
         while self._leftovers:
@@ -197,7 +226,8 @@ class Staging:
             del self._leftovers[0]
 
     def _resume(self) -> None:
-        """Find what an earlier process staged: renew the tickets of files that still wait, under this epoch; note what is left to sweep.
+        """Find what an earlier process staged: renew the tickets of files that still wait, under this epoch; note what
+        is left to sweep.
 
         Other roots' files are not touched: their writers may come back.
         """
@@ -217,7 +247,10 @@ class Staging:
             if waits and state.object_of(file_id) is None:
                 # only what had ended was staged, so that a ticket has all of a file whose own count is lost
                 keep = self._renew(file_id, file.count if isinstance(file, UnsealedFile) else None, infos)
-            leftovers += sorted((info.name for info in infos if info.name not in keep), key=lambda name: not name.endswith(TICKET_SUFFIX))
+            leftovers += sorted(
+                (info.name for info in infos if info.name not in keep),
+                key=lambda name: not name.endswith(TICKET_SUFFIX),
+            )
         for handle in list(storage.list_uploads(STAGING_PREFIX)):
             if handle.name.split("/")[1] in mine:
                 storage.abort_upload(handle)
@@ -225,7 +258,9 @@ class Staging:
         self._resumed = True
 
     def _renew(self, file_id: str, count: int | None, infos: list[ObjectInfo]) -> set[str]:
-        """Put a ticket of this epoch for what is staged of a file; return the names that stay. The time of staging stays what it was."""
+        """Put a ticket of this epoch for what is staged of a file; return the names that stay. The time of staging
+        stays what it was.
+        """
         sizes = {info.name: info.size_bytes for info in infos}
         for name in sorted((name for name in sizes if name.endswith(TICKET_SUFFIX)), reverse=True):
             with contextlib.suppress(CorruptFile):

@@ -1,13 +1,15 @@
-"""Compacting staged files anywhere: a task makes the compacted object of one file, who drives the tasks publishes all by one log record.
+"""Compacting staged files anywhere: a task makes the compacted object of one file, who drives the tasks publishes all
+by one log record.
 
-A task changes nothing that a reader sees; it may be repeated, run twice at once or die. The log decides: a file is published once, and only
-while the epoch of its ticket is the log's, so that nothing of a fenced writer appears. The record carries no source positions, which only
-the writer can know to be true. Threads: one task by one thread, any number of tasks anywhere.
+A task changes nothing that a reader sees; it may be repeated, run twice at once or die. The log decides: a file is
+published once, and only while the epoch of its ticket is the log's, so that nothing of a fenced writer appears. The
+record carries no source positions, which only the writer can know to be true. Threads: one task by one thread, any
+number of tasks anywhere.
 
 What compacting staged files will cost: requests, bytes and dollars before anything is read or sent. Pure.
 
-The counts follow from how a task works: a range for the document and one for 8 MiB of entries, a put or the parts of an upload, and a look
-at what is there. What the writer does about a file, staging, adopting and sweeping it, is not in it.
+The counts follow from how a task works: a range for the document and one for 8 MiB of entries, a put or the parts of an
+upload, and a look at what is there. What the writer does about a file, staging, adopting and sweeping it, is not in it.
 """
 
 from __future__ import annotations
@@ -22,28 +24,30 @@ from tiered_index.errors import CorruptFile, ObjectNotFound, TieredIndexError
 from tiered_index.format.names import STAGING_PREFIX, TICKET_SUFFIX, data_name
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.lifecycle.local_copies import Removals
-from tiered_index.service.lifecycle.pending_uploads import FinishedObject, Upload, abandon, append_in_time, complete, stored_file
+from tiered_index.service.lifecycle.pending_uploads import (
+    FinishedObject,
+    Upload,
+    abandon,
+    append_in_time,
+    complete,
+    stored_file,
+)
 from tiered_index.service.lifecycle.staged import Ticket, read_sealed, staged_entries
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, LogState
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import PriceTable
 
-__all__ = [
-    "CompactionCost",
-    "StagedResult",
-    "compact_staged",
-    "estimate_compaction",
-    "open_tickets",
-    "publish_staged",
-]
+__all__ = ["CompactionCost", "StagedResult", "compact_staged", "estimate_compaction", "open_tickets", "publish_staged"]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StagedResult:
-    """What became of one file: `finished`, or why it was `left`; `corrupt`: its staged object is damaged; `failed`: an error stopped it."""
+    """What became of one file: `finished`, or why it was `left`; `corrupt`: its staged object is damaged; `failed`: an
+    error stopped it.
+    """
 
     ticket: Ticket
     finished: FinishedObject | None = None
@@ -68,8 +72,16 @@ def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[
             continue  # its file was published meanwhile, or its ticket renewed
         except CorruptFile as error:
             _log.error("%s", error)
-            damaged = Ticket(file_id=info.name.split("/")[1], epoch=0, object=info.name, size_bytes=0, entries_bytes=0, count=0,
-                             created_ms=0, staged_ms=0)  # fmt: skip
+            damaged = Ticket(
+                file_id=info.name.split("/")[1],
+                epoch=0,
+                object=info.name,
+                size_bytes=0,
+                entries_bytes=0,
+                count=0,
+                created_ms=0,
+                staged_ms=0,
+            )
             left.append(StagedResult(damaged, left=str(error), corrupt=True))
     # the log after the tickets: what was published meanwhile is known
     state = log.refresh()
@@ -89,8 +101,8 @@ def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[
 def compact_staged(ticket: Ticket, storage: Storage, now_ms: int) -> StagedResult:
     """Compact one file and send it, unpublished; what was sent is taken back where that fails.
 
-    No file stands in the way of another: one that is damaged, or gone because it was published meanwhile, and whatever error storage or
-    disk raise is what the result says.
+    No file stands in the way of another: one that is damaged, or gone because it was published meanwhile, and whatever
+    error storage or disk raise is what the result says.
     """
     upload = Upload(storage, data_name(ticket.file_id, secrets.token_hex(8)))
     try:
@@ -115,11 +127,15 @@ def compact_staged(ticket: Ticket, storage: Storage, now_ms: int) -> StagedResul
     return StagedResult(ticket, FinishedObject(stored, upload.handle, tuple(upload.parts)))
 
 
-def publish_staged(results: Sequence[StagedResult], storage: Storage, log: StorageLog) -> tuple[LogState, list[StagedResult]]:
-    """Complete the uploads and append one record with all files that still may come; return the log's state and what became of each.
+def publish_staged(
+    results: Sequence[StagedResult], storage: Storage, log: StorageLog
+) -> tuple[LogState, list[StagedResult]]:
+    """Complete the uploads and append one record with all files that still may come; return the log's state and what
+    became of each.
 
-    Files that may not come any more are told as left, and taken back, and those whose upload can't be completed as failed. Raises
-    `JobOverdue`, and what the log raises: what was sent stays then, since the record's outcome may be unknown; `orphans` decides.
+    Files that may not come any more are told as left, and taken back, and those whose upload can't be completed as
+    failed. Raises `JobOverdue`, and what the log raises: what was sent stays then, since the record's outcome may be
+    unknown; `orphans` decides.
     """
     done = [_completed(result, storage) for result in results]
     finished = [result.finished for result in done if result.finished is not None]
@@ -141,9 +157,11 @@ def publish_staged(results: Sequence[StagedResult], storage: Storage, log: Stora
     abandon(late, storage)
     names = {one.stored.name for one in late}
     return state, [
-        StagedResult(r.ticket, left=reasons[r.ticket.file_id]) if r.finished is not None and r.finished.stored.name in names else r
+        StagedResult(r.ticket, left=reasons[r.ticket.file_id])
+        if r.finished is not None and r.finished.stored.name in names
+        else r
         for r in done
-    ]  # fmt: skip
+    ]
 
 
 def _completed(result: StagedResult, storage: Storage) -> StagedResult:
@@ -185,7 +203,10 @@ _RECORD = {"list": 1, "head": 1, "put_if_absent": 1, "put": 1}
 
 @dataclass(frozen=True, slots=True)
 class CompactionCost:
-    """Estimates. `requests` by operation; `written_bytes` are of items: directories and filters add some 5%, more to small files."""
+    """Estimates.
+
+    `requests` by operation; `written_bytes` are of items: directories and filters add some 5%, more to small files.
+    """
 
     requests: dict[str, int]
     read_bytes: int
@@ -196,7 +217,10 @@ class CompactionCost:
 def estimate_compaction(
     tickets: Sequence[Ticket], item_bytes: int, prices: PriceTable, *, looked: Mapping[str, int], looked_bytes: int
 ) -> CompactionCost:
-    """Return what a job for `tickets` will cost. `looked`, `looked_bytes`: what looking at tickets and log has just cost."""
+    """Return what a job for `tickets` will cost.
+
+    `looked`, `looked_bytes`: what looking at tickets and log has just cost.
+    """
     requests = Counter(looked)
     requests.update(_PROBE)
     written = 0
@@ -214,4 +238,6 @@ def estimate_compaction(
     if tickets:
         requests.update(_RECORD)
     read = looked_bytes + sum(ticket.size_bytes for ticket in tickets)
-    return CompactionCost({name: count for name, count in requests.items() if count}, read, written, prices.cost_usd(requests, read))
+    return CompactionCost(
+        {name: count for name, count in requests.items() if count}, read, written, prices.cost_usd(requests, read)
+    )

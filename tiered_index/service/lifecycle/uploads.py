@@ -1,8 +1,9 @@
 """Uploads: a compacted file is sent under a name of its own, then one log record publishes it.
 
-An upload may be repeated after any failure. A file that may have been published unheard (by an earlier process, or by a try whose outcome
-is unknown) is looked up in the log's records first: a merge may have removed it since. What waited for the log for most of a day is sent
-anew, for `orphans` may be about to sweep it. One thread at a time: the life cycle's round.
+An upload may be repeated after any failure. A file that may have been published unheard (by an earlier process, or by a
+try whose outcome is unknown) is looked up in the log's records first: a merge may have removed it since. What waited
+for the log for most of a day is sent anew, for `orphans` may be about to sweep it. One thread at a time: the life
+cycle's round.
 """
 
 from __future__ import annotations
@@ -38,12 +39,24 @@ class _Sent(NamedTuple):
 
 
 class Uploads:
-    """The uploads of one root. `recovered` are the ids of files that an earlier process began: it may have published them unheard."""
+    """The uploads of one root.
+
+    `recovered` are the ids of files that an earlier process began: it may have published them unheard.
+    """
 
     def __init__(
-        self, root: Root, catalog: Catalog, session: StorageSession, cold: ColdPath, deletions: Deletions, clock: Clock,
-        *, part_bytes: int, refresh: Callable[[], object], recovered: Iterable[str],
-    ) -> None:  # fmt: skip
+        self,
+        root: Root,
+        catalog: Catalog,
+        session: StorageSession,
+        cold: ColdPath,
+        deletions: Deletions,
+        clock: Clock,
+        *,
+        part_bytes: int,
+        refresh: Callable[[], object],
+        recovered: Iterable[str],
+    ) -> None:
         """`refresh` reads the log and shows what it says."""
         self._root = root
         self._catalog = catalog
@@ -60,14 +73,16 @@ class Uploads:
     def upload(self, file: CompactedFile) -> None:
         """Publish a compacted file, unless the log has it already, and move it to ``uploaded``.
 
-        Raises what the storage raises, `CorruptFile` (the local file does not verify), `WriterFenced`. It may be repeated.
+        Raises what the storage raises, `CorruptFile` (the local file does not verify), `WriterFenced`. It may be
+        repeated.
         """
         assert file.local is not None
         storage, epoch = self._session.storage, self._session.epoch
         verify_tables(file)
         verify_runs(file)
         trailer = file.local.trailer()
-        # an attempt that reached the storage but, as far as we heard, not the log is published under the name that it has
+        # an attempt that reached the storage but, as far as we heard, not the log is published under the name that it
+        # has
         sent = self._sent.get(file.file_id)
         if sent is not None and age_s_of(sent.began_ms, self._clock) >= MAX_AGE_S:
             # never deleted, since its record may still arrive
@@ -92,13 +107,17 @@ class Uploads:
                     self._send(storage, name, memoryview(file.local.data))
                 size = storage.head(name).size_bytes
                 if size != stored.size_bytes:
-                    raise StorageUnavailable(f"{storage.uri}: {name} has {size:,} bytes after its upload, not {stored.size_bytes:,}")
+                    raise StorageUnavailable(
+                        f"{storage.uri}: {name} has {size:,} bytes after its upload, not {stored.size_bytes:,}"
+                    )
             except TieredIndexError as error:
                 if sent is None:
-                    with contextlib.suppress(StorageError):  # the error that counts is the upload's; an orphan costs only space
+                    # the error that counts is the upload's; an orphan costs only space
+                    with contextlib.suppress(StorageError):
                         storage.delete(name)
                 elif isinstance(error, ObjectNotFound):
-                    del self._sent[file.file_id]  # sent anew next time; never deleted, since its record may still arrive
+                    # sent anew next time; never deleted, since its record may still arrive
+                    del self._sent[file.file_id]
                 raise
             self._sent[file.file_id] = sent or _Sent(name, now_ms)
             try:
@@ -128,13 +147,17 @@ class Uploads:
         self._unheard.add(file_id)
 
     def _publish(self, file: CompactedFile, stored: StoredObject) -> StoredObject | None:
-        """Append the record, unless others were first; return what the log has, None where a merge has removed it since."""
+        """Append the record, unless others were first; return what the log has, None where a merge has removed it
+        since.
+        """
         log = self._session.log
         before = _log_number(file)
         removed = partial(self._removals.files, after=before) if file.file_id in self._unheard else _none
         positions = durable_positions(file, self._catalog.all())
         check = partial(check_age, stored.name, self._sent[file.file_id].began_ms, self._clock, self._session.storage)
-        return log.publish(self._session.epoch, (stored,), positions=positions, removed=removed, check=check).object_of(file.file_id)
+        return log.publish(self._session.epoch, (stored,), positions=positions, removed=removed, check=check).object_of(
+            file.file_id
+        )
 
     def _move(self, file: CompactedFile) -> Path:
         """Move a file to ``uploaded``, durably; return where it is."""
@@ -150,9 +173,11 @@ class Uploads:
         return target
 
     def _let_go(self, file: CompactedFile) -> None:
-        """Drop a file that is in the log no more: an earlier try, or a job, published it and a merge has removed it since.
+        """Drop a file that is in the log no more: an earlier try, or a job, published it and a merge has removed it
+        since.
 
-        What it was merged into is shown first. The local copy stays, as an uploaded one, while it is the last to say a source's position.
+        What it was merged into is shown first. The local copy stays, as an uploaded one, while it is the last to say a
+        source's position.
         """
         log = self._session.log
         self._refresh()
@@ -182,7 +207,9 @@ class Uploads:
             raise
 
     def sweep_attempts(self, file_ids: set[str]) -> int:
-        """Delete what unfinished uploads of this root's own files left in the storage; return how many objects and uploads that was."""
+        """Delete what unfinished uploads of this root's own files left in the storage; return how many objects and
+        uploads that was.
+        """
         storage = self._session.storage
         swept = 0
         named = set(self._session.log.refresh().objects)
@@ -200,7 +227,9 @@ class Uploads:
 
 
 def _log_number(file: CompactedFile) -> int:
-    """Return the number of a record before any that names the file; 0, the log's beginning, for files of older versions."""
+    """Return the number of a record before any that names the file; 0, the log's beginning, for files of older
+    versions.
+    """
     return int(file.metadata().more.get("log_number", 0))
 
 

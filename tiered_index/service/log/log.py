@@ -1,14 +1,16 @@
 """The storage's log: what exists is what its records say, and their order is decided by put-if-absent alone.
 
-`StorageLog` holds the state at one position; `refresh` moves it forward, `append` adds a record at last + 1. Whoever loses a number reads
-the winner, looks again at what it wanted to do, and tries the next one. A writer that meets a higher epoch is fenced and stops.
+`StorageLog` holds the state at one position; `refresh` moves it forward, `append` adds a record at last + 1. Whoever
+loses a number reads the winner, looks again at what it wanted to do, and tries the next one. A writer that meets a
+higher epoch is fenced and stops.
 
 Threads: every method from any thread; appends of one process are serialised by a lock, which is never held by readers.
 
 Checkpoints of the storage's log: stored states, so that whoever opens the log needs not read it from its beginning.
 
-A checkpoint is a cache: one that is gone or damaged costs requests, never data, and one that can't be written doesn't fail its record. The
-newest two are kept, older ones go several at a time. Which there are is known from the listing at opening and from what was written since.
+A checkpoint is a cache: one that is gone or damaged costs requests, never data, and one that can't be written doesn't
+fail its record. The newest two are kept, older ones go several at a time. Which there are is known from the listing at
+opening and from what was written since.
 
 Threads: `newest` from any; `write` from one at a time.
 """
@@ -40,16 +42,7 @@ from tiered_index.format.names import CHECKPOINT_PREFIX, LOG_PREFIX, checkpoint_
 from tiered_index.service.log.records import ArchivedSegment, Genesis, LogRecord, LogState, StoredObject, max_positions
 from tiered_index.storage.base import Storage
 
-__all__ = [
-    "Checkpoints",
-    "Genesis",
-    "LogRecord",
-    "LogState",
-    "Make",
-    "StorageLog",
-    "StoredObject",
-    "fenced",
-]
+__all__ = ["Checkpoints", "Genesis", "LogRecord", "LogState", "Make", "StorageLog", "StoredObject", "fenced"]
 
 _BYTES_A_RECORD = 1 << 20
 # a state of up to this size is stored after every record, one of k times the size after every k-th
@@ -62,7 +55,10 @@ _log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The checkpoints of one log. `every`: records between them; None: so many that a record costs about `_BYTES_A_RECORD` at most."""
+    """The checkpoints of one log.
+
+    `every`: records between them; None: so many that a record costs about `_BYTES_A_RECORD` at most.
+    """
 
     def __init__(self, storage: Storage, every: int | None = None) -> None:
         self._storage = storage
@@ -73,9 +69,12 @@ class Checkpoints:
         self._written: list[int] = []
 
     def newest(self) -> LogState:
-        """Return the state in the newest checkpoint that can be believed, or that of an empty log. Costs a listing and a GET.
+        """Return the state in the newest checkpoint that can be believed, or that of an empty log.
 
-        A writer may sweep them meanwhile: then newer ones are there, so they are listed again, a bounded number of times.
+        Costs a listing and a GET.
+
+        A writer may sweep them meanwhile: then newer ones are there, so they are listed again, a bounded number of
+        times.
         """
         for listings_left in reversed(range(_LISTINGS)):
             self._listed = self._list()
@@ -85,7 +84,9 @@ class Checkpoints:
                     data = self._storage.get(name)
                     state = LogState.decode(data, name)
                     if state.number != number:
-                        raise CorruptFile(name, "checkpoint has another number than its name", expected=number, found=state.number)
+                        raise CorruptFile(
+                            name, "checkpoint has another number than its name", expected=number, found=state.number
+                        )
                 except CorruptFile as error:
                     _log.warning("checkpoint passed over: %s", error)
                 except ObjectNotFound:
@@ -109,7 +110,9 @@ class Checkpoints:
             self._written.append(state.number)
             self._sweep()
         except (StorageError, DiskFull) as error:
-            _log.warning("checkpoint %d not written or older ones not swept, the next one will do it: %s", state.number, error)
+            _log.warning(
+                "checkpoint %d not written or older ones not swept, the next one will do it: %s", state.number, error
+            )
 
     def _gap(self) -> int:
         return self._every or min(_MOST_RECORDS, 1 + self._size_bytes // _BYTES_A_RECORD)
@@ -169,15 +172,19 @@ class StorageLog:
         return self._state
 
     def open(self) -> LogState:
-        """Read the newest checkpoint and the records behind it: three requests, and one more a record. Raises `NotAnIndex`."""
+        """Read the newest checkpoint and the records behind it: three requests, and one more a record. Raises
+        `NotAnIndex`.
+        """
         if not self._read_on(self._checkpoints.newest()):
             raise NotAnIndex(f"{self._storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
         return self._state
 
     def refresh(self) -> LogState:
-        """Read records that others have added since: one request, and one more for each; a writer also looks at the last one it knows.
+        """Read records that others have added since: one request, and one more for each; a writer also looks at the
+        last one it knows.
 
-        What was read before an error of the storage, or a spent budget, is not read again. Raises `CorruptFile` where a record is missing.
+        What was read before an error of the storage, or a spent budget, is not read again. Raises `CorruptFile` where a
+        record is missing.
         """
         self._read_on(self._state)
         return self._state
@@ -252,13 +259,20 @@ class StorageLog:
         raise StorageUnavailable(f"{self._storage.uri}: {_MAX_RACES} epochs were claimed by others")
 
     def publish(
-        self, epoch: int, add: tuple[StoredObject, ...], *, remove: tuple[str, ...] = (), positions: dict[str, int] | None = None,
-        removed: Callable[[LogState], Container[str]] = lambda state: (), check: Callable[[], object] = lambda: None,
-    ) -> LogState:  # fmt: skip
-        """Append a record that adds and removes objects; those that are there (or gone) already, by an earlier try, are left out.
+        self,
+        epoch: int,
+        add: tuple[StoredObject, ...],
+        *,
+        remove: tuple[str, ...] = (),
+        positions: dict[str, int] | None = None,
+        removed: Callable[[LogState], Container[str]] = lambda state: (),
+        check: Callable[[], object] = lambda: None,
+    ) -> LogState:
+        """Append a record that adds and removes objects; those that are there (or gone) already, by an earlier try, are
+        left out.
 
-        So are files that are there under another name, and those that are among `removed` of the state that the record follows. `check` is
-        called before a record that adds is put; what it raises is the end of it.
+        So are files that are there under another name, and those that are among `removed` of the state that the record
+        follows. `check` is called before a record that adds is put; what it raises is the end of it.
         """
 
         def make(state: LogState) -> LogRecord | None:
@@ -266,7 +280,11 @@ class StorageLog:
             gone = tuple(name for name in remove if name in state.objects or name in state.archive)
             if fresh:
                 check()
-            return LogRecord(0, "publish" if add else "remove", epoch, "", 0, fresh, gone, positions or {}) if fresh or gone else None
+            return (
+                LogRecord(0, "publish" if add else "remove", epoch, "", 0, fresh, gone, positions or {})
+                if fresh or gone
+                else None
+            )
 
         return self.append("publish", epoch, make)
 
@@ -281,11 +299,17 @@ class StorageLog:
         return self.append("source positions", epoch, make) if make(self._state) is not None else self._state
 
     def archive(
-        self, epoch: int, segment: ArchivedSegment, instead_of: str | None = None, check: Callable[[], object] = lambda: None
+        self,
+        epoch: int,
+        segment: ArchivedSegment,
+        instead_of: str | None = None,
+        check: Callable[[], object] = lambda: None,
     ) -> LogState:
-        """Append a record that adds an archived segment, unless one is there at its place already (look at what the state says).
+        """Append a record that adds an archived segment, unless one is there at its place already (look at what the
+        state says).
 
-        `instead_of` names the one that the same record removes, where that is still the one at its place. `check` as of `publish`.
+        `instead_of` names the one that the same record removes, where that is still the one at its place. `check` as of
+        `publish`.
         """
 
         def make(state: LogState) -> LogRecord | None:
@@ -293,7 +317,9 @@ class StorageLog:
             if there is not None and there.name != instead_of:
                 return None
             check()
-            return LogRecord(0, "archive", epoch, "", 0, archive=(segment,), remove=() if there is None else (there.name,))
+            return LogRecord(
+                0, "archive", epoch, "", 0, archive=(segment,), remove=() if there is None else (there.name,)
+            )
 
         return self.append("an archived segment", epoch, make)
 
@@ -302,7 +328,9 @@ class StorageLog:
         return LogRecord.decode(self._storage.get(log_name(number)), log_name(number))
 
     def numbers_since(self, last: int, since_ms: int) -> Iterator[int]:
-        """Yield `last` and the numbers before it of records that were put since `since_ms` by the storage's clock; a listing a thousand."""
+        """Yield `last` and the numbers before it of records that were put since `since_ms` by the storage's clock; a
+        listing a thousand.
+        """
         while last > 0:
             after = max(0, last - _LISTED)
             listed = self._storage.list(LOG_PREFIX, start_after=log_name(after) if after else "")
@@ -318,8 +346,9 @@ class StorageLog:
 
         `epoch` is the writer's; None for jobs (merge, erase), which no writer fences: `make` decides by the state.
 
-        Raises `WriterFenced` where the log holds a higher epoch than `epoch`, `StorageUnavailable` where the outcome is unknown:
-        repeat the call, it finds its own record. After any error that is no `StorageError` the record certainly is not there.
+        Raises `WriterFenced` where the log holds a higher epoch than `epoch`, `StorageUnavailable` where the outcome is
+        unknown: repeat the call, it finds its own record. After any error that is no `StorageError` the record
+        certainly is not there.
         """
         with self._append_lock:
             attempt, self._writes = secrets.token_hex(8), True
@@ -344,7 +373,9 @@ class StorageLog:
         raise StorageUnavailable(f"{self._storage.uri}: lost {_MAX_RACES} log numbers in a row while appending {what}")
 
     def _put(self, record: LogRecord) -> LogRecord:
-        """Return the record that is there under the number of `record`: this one, or who came first. Raises `StorageError` alone."""
+        """Return the record that is there under the number of `record`: this one, or who came first. Raises
+        `StorageError` alone.
+        """
         name, data = log_name(record.number), record.encode()
         try:
             try:
@@ -352,7 +383,9 @@ class StorageLog:
             except ObjectExists:
                 return self._winner(name)
         except (CorruptFile, InvalidArgument) as error:
-            raise StorageUnavailable(f"{self._storage.uri}: whether {name} is the record that was put is not known: {error}") from error
+            raise StorageUnavailable(
+                f"{self._storage.uri}: whether {name} is the record that was put is not known: {error}"
+            ) from error
         return self._decoded(data, name)
 
     def _winner(self, name: str) -> LogRecord:
@@ -362,10 +395,11 @@ class StorageLog:
             return self._decoded(self._storage.get(name), name)
 
     def check_end(self) -> None:
-        """Raise `StorageUnavailable` where the newest record known is gone, or is another; records never are deleted or replaced.
+        """Raise `StorageUnavailable` where the newest record known is gone, or is another; records never are deleted or
+        replaced.
 
-        An empty folder where a disk should be mounted looks like the end of the log: a record that is written there is lost to everybody.
-        One with another index in it would get the records of this one.
+        An empty folder where a disk should be mounted looks like the end of the log: a record that is written there is
+        lost to everybody. One with another index in it would get the records of this one.
         """
         state = self._state
         if state.number:
@@ -381,11 +415,13 @@ class StorageLog:
                 is_same = True
         except ObjectNotFound as error:
             raise StorageUnavailable(
-                f"{self._storage.uri}: the log's record {state.number} is gone, so this is not the storage that it was: is it mounted?"
+                f"{self._storage.uri}: the log's record {state.number} is gone, so this is not the storage that it "
+                f"was: is it mounted?"
             ) from error
         if not is_same:
             raise StorageUnavailable(
-                f"{self._storage.uri}: the log's record {state.number} is another, so this is not the storage that it was: what is mounted?"
+                f"{self._storage.uri}: the log's record {state.number} is another, so this is not the storage that "
+                f"it was: what is mounted?"
             )
 
     def _advance(self, state: LogState) -> None:

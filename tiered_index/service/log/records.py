@@ -1,7 +1,8 @@
 """Records of the storage's log and the state they add up to. SPEC.md section 9.
 
-A record is one JSON document, a line ``#crc32 xxxxxxxx`` behind it; it adds objects and archived segments, removes others, and carries the
-writer's epoch, the attempt's id and source positions. `LogState` is the fold of records 1..n, a checkpoint a stored `LogState`. Pure.
+A record is one JSON document, a line ``#crc32 xxxxxxxx`` behind it; it adds objects and archived segments, removes
+others, and carries the writer's epoch, the attempt's id and source positions. `LogState` is the fold of records 1..n, a
+checkpoint a stored `LogState`. Pure.
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ def max_positions(first: dict[str, int], second: dict[str, int]) -> dict[str, in
 class TableShard:
     """What part of which window table an object is. All shards of a table come and go in one record.
 
-    The window is [`begin_s`, `begin_s` + `window_s`) epoch seconds; the object holds slots [`slot_low`, `slot_high`) of `slots`. A slot too
-    large for one object is spread over several of the same range, each with the entries of a time of its own.
+    The window is [`begin_s`, `begin_s` + `window_s`) epoch seconds; the object holds slots [`slot_low`, `slot_high`) of
+    `slots`. A slot too large for one object is spread over several of the same range, each with the entries of a time
+    of its own.
     """
 
     table: str
@@ -80,14 +82,20 @@ class TableShard:
     def to_json(self) -> dict[str, Any]:
         """Return the fields as stored in a record."""
         return {
-            "table": self.table, "begin_s": self.begin_s, "window_s": self.window_s, "slots": self.slots.to_json(),
-            "slot_low": self.slot_low, "slot_high": self.slot_high,
-        }  # fmt: skip
+            "table": self.table,
+            "begin_s": self.begin_s,
+            "window_s": self.window_s,
+            "slots": self.slots.to_json(),
+            "slot_low": self.slot_low,
+            "slot_high": self.slot_high,
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One object that exists by the log's word. Seconds are inclusive epoch seconds, `size_bytes` is the whole object's.
+    """One object that exists by the log's word.
+
+    Seconds are inclusive epoch seconds, `size_bytes` is the whole object's.
 
     `shard` says which part of a window table it is; None: a file of its own.
     """
@@ -188,7 +196,10 @@ class Genesis:
 
 @dataclass(frozen=True)
 class LogRecord:
-    """One record. `kind`: ``create``, ``fence``, ``publish``, ``archive``, ``remove``; others are folded by what they add and remove."""
+    """One record.
+
+    `kind`: ``create``, ``fence``, ``publish``, ``archive``, ``remove``; others are folded by what they add and remove.
+    """
 
     number: int
     kind: str
@@ -204,11 +215,21 @@ class LogRecord:
 
     def encode(self) -> bytes:
         """Return the record's bytes."""
-        return encode_document({
-            "kind": self.kind, "number": self.number, "epoch": self.epoch, "attempt": self.attempt, "created_ms": self.created_ms,
-            "add": [o.to_json() for o in self.add], "remove": list(self.remove), "positions": self.positions,
-            "genesis": self.genesis.to_json() if self.genesis else None, **_archive_json(self.archive), **_batches_json(self.batches),
-        })  # fmt: skip
+        return encode_document(
+            {
+                "kind": self.kind,
+                "number": self.number,
+                "epoch": self.epoch,
+                "attempt": self.attempt,
+                "created_ms": self.created_ms,
+                "add": [o.to_json() for o in self.add],
+                "remove": list(self.remove),
+                "positions": self.positions,
+                "genesis": self.genesis.to_json() if self.genesis else None,
+                **_archive_json(self.archive),
+                **_batches_json(self.batches),
+            }
+        )
 
     @classmethod
     def decode(cls, data: bytes, file: str) -> LogRecord:
@@ -229,11 +250,16 @@ class LogState:
     batches: dict[str, StreamBatch] = field(default_factory=dict)
 
     def apply(self, record: LogRecord, file: str) -> LogState:
-        """Return the state after `record`, which must be the next one. Raises `CorruptFile` for one that contradicts the state."""
+        """Return the state after `record`, which must be the next one.
+
+        Raises `CorruptFile` for one that contradicts the state.
+        """
         return self.fold([(record, file)])
 
     def fold(self, records: Iterable[tuple[LogRecord, str]]) -> LogState:
-        """Return the state after `records`, each with its name, in order; one copy is made for all. Errors as `apply`."""
+        """Return the state after `records`, each with its name, in order; one copy is made for all. Errors as
+        `apply`.
+        """
         fold = self.folding()
         for added, file in records:
             fold.add(added, file)
@@ -295,13 +321,18 @@ class LogState:
 
     def encode(self) -> bytes:
         """Return a checkpoint's bytes."""
-        return encode_document({
-            "kind": "checkpoint", "number": self.number, "epoch": self.epoch,
-            "genesis": self.genesis.to_json() if self.genesis else None,
-            "objects": [o.to_json() for o in self.objects.values()], "positions": self.positions,
-            **_archive_json(self.archive.values()),
-            **_batches_json(self.batches),
-        })  # fmt: skip
+        return encode_document(
+            {
+                "kind": "checkpoint",
+                "number": self.number,
+                "epoch": self.epoch,
+                "genesis": self.genesis.to_json() if self.genesis else None,
+                "objects": [o.to_json() for o in self.objects.values()],
+                "positions": self.positions,
+                **_archive_json(self.archive.values()),
+                **_batches_json(self.batches),
+            }
+        )
 
     @classmethod
     def decode(cls, data: bytes, file: str) -> LogState:
@@ -313,15 +344,25 @@ class Fold:
     """A state that changes in place while records are added to it."""
 
     def __init__(self, begun: LogState) -> None:
-        self.number, self._epoch, self._genesis, self._positions = begun.number, begun.epoch, begun.genesis, begun.positions
+        self.number, self._epoch, self._genesis, self._positions = (
+            begun.number,
+            begun.epoch,
+            begun.genesis,
+            begun.positions,
+        )
         self._objects, self._archive, self._copied = begun.objects, begun.archive, False
         self._batches = begun.batches
         self._places: set[tuple[str, int]] | None = None  # of the segments in the archive, once they matter
 
     def add(self, record: LogRecord, file: str) -> None:
-        """Add the next record. Raises `CorruptFile` where it contradicts those before; nothing may be added after that."""
+        """Add the next record.
+
+        Raises `CorruptFile` where it contradicts those before; nothing may be added after that.
+        """
         if record.number != self.number + 1:
-            raise CorruptFile(file, "log record has another number than its name", expected=self.number + 1, found=record.number)
+            raise CorruptFile(
+                file, "log record has another number than its name", expected=self.number + 1, found=record.number
+            )
         if (record.number == 1) != (record.genesis is not None):
             raise CorruptFile(file, "only record 1 creates an index")
         if not self._copied:
@@ -349,12 +390,18 @@ class Fold:
         self.number = record.number
         self._epoch = max(self._epoch, record.epoch)
         self._positions = max_positions(self._positions, record.positions)
-        later = {s: batch for s, batch in record.batches.items() if s not in self._batches or batch.number > self._batches[s].number}
+        later = {
+            s: batch
+            for s, batch in record.batches.items()
+            if s not in self._batches or batch.number > self._batches[s].number
+        }
         self._batches = {**self._batches, **later} if later else self._batches
 
     def state(self) -> LogState:
         """Return the state reached."""
-        return LogState(self.number, self._epoch, self._genesis, self._objects, self._positions, self._archive, self._batches)
+        return LogState(
+            self.number, self._epoch, self._genesis, self._objects, self._positions, self._archive, self._batches
+        )
 
 
 def _archive_json(segments: Iterable[ArchivedSegment]) -> dict[str, Any]:
@@ -383,15 +430,21 @@ def decode_document(data: bytes, file: str) -> dict[str, Any]:
     document = load(body, file, "what matches its CRC32")
     if not isinstance(document, dict) or document.get("version") != LOG_VERSION:
         found = document.get("version") if isinstance(document, dict) else None
-        raise UnsupportedVersion(file, f"log version {found} is newer than this reader", expected=LOG_VERSION, found=found)
+        raise UnsupportedVersion(
+            file, f"log version {found} is newer than this reader", expected=LOG_VERSION, found=found
+        )
     return document
 
 
 def _check_slots(stored: StoredObject, genesis: Genesis | None, file: str) -> None:
-    """Raise `CorruptFile` for a shard of other base slots than the index has: no lookup, no merge would find its entries."""
+    """Raise `CorruptFile` for a shard of other base slots than the index has: no lookup, no merge would find its
+    entries.
+    """
     base = genesis.layout.slots if genesis is not None else 0
     if stored.shard is not None and stored.shard.slots.base != base:
-        raise CorruptFile(file, f"{stored.name} has other base slots than the index", expected=base, found=stored.shard.slots.base)
+        raise CorruptFile(
+            file, f"{stored.name} has other base slots than the index", expected=base, found=stored.shard.slots.base
+        )
 
 
 def _table_shard(**fields: Any) -> TableShard:
@@ -434,27 +487,71 @@ _PART = r"/[A-Za-z0-9_=+@-][A-Za-z0-9._=+@-]{0,127}"
 _DATA_NAME = text(rf"{DATA_PREFIX[:-1]}({_PART}){{1,3}}")
 _SEGMENT_NAME = text(rf"{SEGMENTS_PREFIX[:-1]}({_PART}){{1,4}}")
 _SHARD = record(
-    _table_shard, table=FILE_ID, begin_s=SECONDS, window_s=integer(1, 2**42), slots=SlotMap.from_json, slot_low=COUNT, slot_high=COUNT
+    _table_shard,
+    table=FILE_ID,
+    begin_s=SECONDS,
+    window_s=integer(1, 2**42),
+    slots=SlotMap.from_json,
+    slot_low=COUNT,
+    slot_high=COUNT,
 )
 _OBJECT = record(
-    _stored_object, name=_DATA_NAME, file_id=FILE_ID, lane=text(), sequence=COUNT, second_min=SECONDS, second_max=SECONDS,
-    count=integer(1, 2**36), size_bytes=SIZE, trailer_position=SIZE, filter_length=SIZE, directory_length=SIZE, metadata_length=SIZE,
-    published_ms=MILLISECONDS, shard=Optional(_SHARD, None),
-)  # fmt: skip
-_ARCHIVED = record(
-    _segment, name=_SEGMENT_NAME, store=text(), start=integer(0, 2**62), size_bytes=SIZE, crc32=CRC32, head_crc32=CRC32, object_bytes=SIZE,
+    _stored_object,
+    name=_DATA_NAME,
+    file_id=FILE_ID,
+    lane=text(),
+    sequence=COUNT,
+    second_min=SECONDS,
+    second_max=SECONDS,
+    count=integer(1, 2**36),
+    size_bytes=SIZE,
+    trailer_position=SIZE,
+    filter_length=SIZE,
+    directory_length=SIZE,
+    metadata_length=SIZE,
     published_ms=MILLISECONDS,
-)  # fmt: skip
+    shard=Optional(_SHARD, None),
+)
+_ARCHIVED = record(
+    _segment,
+    name=_SEGMENT_NAME,
+    store=text(),
+    start=integer(0, 2**62),
+    size_bytes=SIZE,
+    crc32=CRC32,
+    head_crc32=CRC32,
+    object_bytes=SIZE,
+    published_ms=MILLISECONDS,
+)
 _BATCH = record(
     lambda number, entries, checksum: StreamBatch(number, entries, int(checksum, 16)),
-    number=COUNT, entries=COUNT, checksum=text("[0-9a-f]{16}"),
-)  # fmt: skip
+    number=COUNT,
+    entries=COUNT,
+    checksum=text("[0-9a-f]{16}"),
+)
 _GENESIS = record(Genesis, index_id=FILE_ID, layout=Layout.from_json, offset_space=text())
 _ARCHIVE, _BATCHES = Optional(list_of(_ARCHIVED), ()), Optional(map_of(_BATCH), {})
 _RECORD = record(
-    LogRecord, number=COUNT, kind=text(), epoch=COUNT, attempt=text(), created_ms=MILLISECONDS, add=list_of(_OBJECT),
-    remove=list_of(text()), positions=POSITIONS, genesis=nullable(_GENESIS), archive=_ARCHIVE, batches=_BATCHES,
-)  # fmt: skip
+    LogRecord,
+    number=COUNT,
+    kind=text(),
+    epoch=COUNT,
+    attempt=text(),
+    created_ms=MILLISECONDS,
+    add=list_of(_OBJECT),
+    remove=list_of(text()),
+    positions=POSITIONS,
+    genesis=nullable(_GENESIS),
+    archive=_ARCHIVE,
+    batches=_BATCHES,
+)
 _STATE = record(
-    _state, number=COUNT, epoch=COUNT, genesis=_GENESIS, objects=list_of(_OBJECT), positions=POSITIONS, archive=_ARCHIVE, batches=_BATCHES
+    _state,
+    number=COUNT,
+    epoch=COUNT,
+    genesis=_GENESIS,
+    objects=list_of(_OBJECT),
+    positions=POSITIONS,
+    archive=_ARCHIVE,
+    batches=_BATCHES,
 )

@@ -1,12 +1,12 @@
 """A writer's standing in the storage: the log, the epoch it claimed, and its lease.
 
-A root that already belongs to an index may start while the storage is down: the claim is then made by the life cycle, and until then
-files wait locally. Threads: the life cycle's, and the opener's before that starts.
+A root that already belongs to an index may start while the storage is down: the claim is then made by the life cycle,
+and until then files wait locally. Threads: the life cycle's, and the opener's before that starts.
 
 The lease: decides when another host may claim the index. Correctness never depends on it, only the log's fences count.
 
-Renewals are numbered objects ``lease/EPOCH/N``, the greatest name counts. A lease names the root it belongs to: whoever holds that root's
-lock takes over at once; anyone else waits until it has expired or was released.
+Renewals are numbered objects ``lease/EPOCH/N``, the greatest name counts. A lease names the root it belongs to: whoever
+holds that root's lock takes over at once; anyone else waits until it has expired or was released.
 """
 
 from __future__ import annotations
@@ -21,19 +21,23 @@ from dataclasses import dataclass
 
 from tiered_index.clock import Clock
 from tiered_index.documents import MILLISECONDS, checked, flag, integer, load, record, text
-from tiered_index.errors import CorruptFile, DiskFull, LockHeld, NotAnIndex, ObjectNotFound, SchemaMismatch, StorageError, WriterFenced
+from tiered_index.errors import (
+    CorruptFile,
+    DiskFull,
+    LockHeld,
+    NotAnIndex,
+    ObjectNotFound,
+    SchemaMismatch,
+    StorageError,
+    WriterFenced,
+)
 from tiered_index.format.names import LEASE_PREFIX, lease_name
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import Genesis
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import probe_put_if_absent
 
-__all__ = [
-    "Lease",
-    "StorageSession",
-    "check_genesis",
-    "check_lease",
-]
+__all__ = ["Lease", "StorageSession", "check_genesis", "check_lease"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +51,9 @@ class _Holder:
     released: bool
 
 
-_HOLDER = record(_Holder, root_id=text(), host=text(), pid=integer(0, 2**31 - 1), expires_ms=MILLISECONDS, released=flag)
+_HOLDER = record(
+    _Holder, root_id=text(), host=text(), pid=integer(0, 2**31 - 1), expires_ms=MILLISECONDS, released=flag
+)
 
 
 def check_lease(storage: Storage, root_id: str, clock: Clock) -> None:
@@ -106,9 +112,12 @@ class Lease:
     def _write(self, *, released: bool) -> None:
         self._number += 1
         document = {
-            "root_id": self._root_id, "host": socket.gethostname(), "pid": os.getpid(), "released": released,
+            "root_id": self._root_id,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "released": released,
             "expires_ms": self._clock.now_ms() + round(self._ttl_s * 1000),
-        }  # fmt: skip
+        }
         self._storage.put(lease_name(self._epoch, self._number), json.dumps(document).encode())
         if self._number > 1:
             self._storage.delete(lease_name(self._epoch, self._number - 1))
@@ -120,7 +129,10 @@ def check_genesis(stored: Genesis, wanted: Genesis, where: str) -> None:
     if wanted.index_id and stored.index_id != wanted.index_id:
         raise NotAnIndex(f"{where} holds index {stored.index_id}, not {wanted.index_id}")
     if stored.layout.schema != wanted.layout.schema:
-        raise SchemaMismatch(f"{where} stores {_declared(stored)}, not {_declared(wanted)}: an index keeps the schema it was created with")
+        raise SchemaMismatch(
+            f"{where} stores {_declared(stored)}, not {_declared(wanted)}: an index keeps the schema it was created "
+            f"with"
+        )
     if stored.layout.preset != wanted.layout.preset or stored.layout.slots != wanted.layout.slots:
         raise SchemaMismatch(
             f"{where} was created with preset {stored.layout.preset.name} and {stored.layout.slots:,} slots, "
@@ -128,7 +140,8 @@ def check_genesis(stored: Genesis, wanted: Genesis, where: str) -> None:
         )
     if stored.offset_space != wanted.offset_space:
         raise SchemaMismatch(
-            f"{where} holds offsets in {stored.offset_space!r}, not in {wanted.offset_space!r}: an index keeps the offset space it was "
+            f"{where} holds offsets in {stored.offset_space!r}, not in {wanted.offset_space!r}: an index keeps the "
+            f"offset space it was "
             "created with, so these need a root and a storage of their own"
         )
 
@@ -147,7 +160,8 @@ class StorageSession:
         self.log = log
         self.epoch = 0
         self.fenced: WriterFenced | None = None
-        self.log_error: StorageError | DiskFull | None = None  # why it isn't known what the storage holds, or None where it is
+        # why it isn't known what the storage holds, or None where it is
+        self.log_error: StorageError | DiskFull | None = None
         self._clock = clock
         self._lease_ttl_s = lease_ttl_s
         self._lease: Lease | None = None
@@ -161,7 +175,8 @@ class StorageSession:
     def join(self, wanted: Genesis, adapt: Callable[[Genesis], Genesis]) -> Genesis:
         """Open the index in the storage, or create it as `wanted`; return what it is.
 
-        `adapt` says what is wanted of an index that is there already. Raises `SchemaMismatch`, `NotAnIndex`, `StorageError`.
+        `adapt` says what is wanted of an index that is there already. Raises `SchemaMismatch`, `NotAnIndex`,
+        `StorageError`.
         """
         self._asked = wanted, adapt
         where = self.storage.uri
@@ -182,7 +197,10 @@ class StorageSession:
         self.join(*self._asked)
 
     def claim(self, root_id: str) -> None:
-        """Become the index's writer. Raises `LockHeld` where another root's lease is in force, `WriterFenced`, `StorageError`."""
+        """Become the index's writer.
+
+        Raises `LockHeld` where another root's lease is in force, `WriterFenced`, `StorageError`.
+        """
         check_lease(self.storage, root_id, self._clock)
         probe_put_if_absent(self.storage)
         epoch = self.log.claim_epoch()

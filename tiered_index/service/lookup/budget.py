@@ -1,9 +1,11 @@
 """What one lookup may spend, and what it has spent: requests, bytes, time.
 
-An `Account` is open while its lookup runs; every request made meanwhile, reads of the log included, is admitted and counted by it. What it
-can't afford raises `BudgetExceeded` before it is sent. Threads: one lookup's, in copies of its context.
+An `Account` is open while its lookup runs; every request made meanwhile, reads of the log included, is admitted and
+counted by it. What it can't afford raises `BudgetExceeded` before it is sent. Threads: one lookup's, in copies of its
+context.
 
-The one thread-safe budget of a lookup's answers: what was found so far, best first, and which files that makes needless.
+The one thread-safe budget of a lookup's answers: what was found so far, best first, and which files that makes
+needless.
 """
 
 from __future__ import annotations
@@ -21,12 +23,7 @@ from tiered_index.service.answers.rows import Array, concatenate, first_answers
 from tiered_index.storage.deadline import deadline_at
 from tiered_index.storage.metering import MeteredStorage, Usage
 
-__all__ = [
-    "Account",
-    "AnswerBudget",
-    "LookupLimits",
-    "measured",
-]
+__all__ = ["Account", "AnswerBudget", "LookupLimits", "measured"]
 
 _LONGEST_S = threading.TIMEOUT_MAX / 2
 # no thread can wait longer; such a bound is none
@@ -61,7 +58,9 @@ class LookupLimits:
             raise InvalidArgument(f"timeout_s must be a positive number of seconds, not {limit!r}")
 
     def deadline_s(self) -> float | None:
-        """Return when `timeout_s` from now will be, by `time.monotonic()`; None: no bound, or one so far away that it is none."""
+        """Return when `timeout_s` from now will be, by `time.monotonic()`; None: no bound, or one so far away that it
+        is none.
+        """
         bounded = self.timeout_s is not None and self.timeout_s < _LONGEST_S
         return time.monotonic() + self.timeout_s if bounded and self.timeout_s is not None else None
 
@@ -114,7 +113,8 @@ class AnswerBudget:
         with self._lock:
             self._fresh.append(rows)
             self._fresh_count += len(rows)
-            # fewer than asked spare no read; enough are brought in order at once where they are few or the first, many when they doubled
+            # fewer than asked spare no read; enough are brought in order at once where they are few or the first, many
+            # when they doubled
             total = len(self._rows) + self._fresh_count
             enough = total >= self._max_count and (total <= _FEW_ANSWERS or self._cutoff is None)
             if enough or self._fresh_count >= max(len(self._rows), _FEW_ANSWERS):
@@ -130,7 +130,9 @@ class AnswerBudget:
             self._cutoff = int(self._rows["second"][self._max_count - 1])
 
     def spares(self, second_max: int) -> bool:
-        """Return whether a file with this greatest second can't change the answer any more; if so the answer counts as truncated."""
+        """Return whether a file with this greatest second can't change the answer any more; if so the answer counts as
+        truncated.
+        """
         with self._lock:
             if self._cutoff is None or second_max >= self._cutoff:
                 return False
@@ -138,7 +140,9 @@ class AnswerBudget:
             return True
 
     def missing(self) -> int:
-        """Return how many more answers are asked for than were found, at least 0; equal identities count as often as they were found."""
+        """Return how many more answers are asked for than were found, at least 0; equal identities count as often as
+        they were found.
+        """
         with self._lock:
             return max(0, self._max_count - len(self._rows) - self._fresh_count)
 

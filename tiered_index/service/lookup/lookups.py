@@ -55,15 +55,16 @@ class Lookups(ABC):
         max_bytes: int | None = None,
         timeout_s: float | None = None,
     ) -> QueryResult:
-        """Return the newest `max_count` messages of `topic` that carry `key`, stored in the inclusive range [begin_ms, end_ms].
+        """Return the newest `max_count` messages of `topic` that carry `key`, stored in the inclusive range [begin_ms,
+        end_ms].
 
-        The range is compared by whole seconds. Buffered, unsealed, compacted and uploaded entries answer alike; a reader does not see what
-        its writer has not flushed. `cursor` continues a truncated answer. `max_requests`, `max_bytes` (read from the storage) and
-        `timeout_s` bound what the lookup may cost.
+        The range is compared by whole seconds. Buffered, unsealed, compacted and uploaded entries answer alike; a
+        reader does not see what its writer has not flushed. `cursor` continues a truncated answer. `max_requests`,
+        `max_bytes` (read from the storage) and `timeout_s` bound what the lookup may cost.
 
-        Raises `InvalidArgument`, `InvalidCursor`; where a file can't be read `StorageUnavailable`, `CorruptFile` or `PartialAnswer`; where
-        a bound was reached `BudgetExceeded`, whose `result` is what was found. With `allow_partial` the status is ``partial`` instead, and
-        `failed` names each file and why.
+        Raises `InvalidArgument`, `InvalidCursor`; where a file can't be read `StorageUnavailable`, `CorruptFile` or
+        `PartialAnswer`; where a bound was reached `BudgetExceeded`, whose `result` is what was found. With
+        `allow_partial` the status is ``partial`` instead, and `failed` names each file and why.
         """
         limits = _NO_LIMITS
         if max_requests is not None or max_bytes is not None or timeout_s is not None:
@@ -72,7 +73,16 @@ class Lookups(ABC):
             allow_partial,
             limits,
             lambda lost, account: self._engine.query(
-                self._handles, topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, lost=lost, account=account
+                self._handles,
+                topic,
+                key,
+                begin_ms,
+                end_ms,
+                max_count,
+                cursor,
+                allow_partial,
+                lost=lost,
+                account=account,
             ),
         )
 
@@ -85,7 +95,8 @@ class Lookups(ABC):
         max_bytes: int | None = None,
         timeout_s: float | None = None,
     ) -> QueryResults:
-        """Answer many lookups at once, in their order, each file read once for all of them; arguments and errors as `query`.
+        """Answer many lookups at once, in their order, each file read once for all of them; arguments and errors as
+        `query`.
 
         The bounds are of the whole call. The result is a sequence of `QueryResult`, each made when it is looked at.
         """
@@ -94,7 +105,9 @@ class Lookups(ABC):
         return self._answer(
             allow_partial,
             LookupLimits(max_requests, max_bytes, timeout_s),
-            lambda lost, account: self._engine.query_many(self._handles, asked, allow_partial, lost=lost, account=account),
+            lambda lost, account: self._engine.query_many(
+                self._handles, asked, allow_partial, lost=lost, account=account
+            ),
         )
 
     def messages(
@@ -112,11 +125,13 @@ class Lookups(ABC):
         max_bytes: int | None = None,
         timeout_s: float | None = None,
     ) -> MessagesResult:
-        """Return the newest `max_count` messages themselves, each with its state, fetched from `source`; arguments as `query`.
+        """Return the newest `max_count` messages themselves, each with its state, fetched from `source`; arguments as
+        `query`.
 
-        Entries of other keys with an equal hash are dropped, counted, and paged past; a message that can't be had is listed with its
-        state. The bounds are of the whole call, reads of archived messages included. Raises as `query`, also where a message's place can't
-        be asked; with `allow_partial` the status is ``partial`` then. The `result` of a `BudgetExceeded` is a `MessagesResult`.
+        Entries of other keys with an equal hash are dropped, counted, and paged past; a message that can't be had is
+        listed with its state. The bounds are of the whole call, reads of archived messages included. Raises as `query`,
+        also where a message's place can't be asked; with `allow_partial` the status is ``partial`` then. The `result`
+        of a `BudgetExceeded` is a `MessagesResult`.
         """
         self._check_one_index()
         asked = Asked(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial)
@@ -124,7 +139,9 @@ class Lookups(ABC):
             return find_messages(self.query, asked, source, self._schema, account)
 
     def cache_use(self) -> dict[str, CacheUse]:
-        """Return how the caches in memory were used so far: ``blocks``, ``directories``, ``filters``; those of several indexes together."""
+        """Return how the caches in memory were used so far: ``blocks``, ``directories``, ``filters``; those of several
+        indexes together.
+        """
         return self._cold_paths[0].use()  # they are shared by all
 
     def _answer(self, allow_partial: bool, limits: LookupLimits, ask_engine: Callable[[Lost, Account | None], T]) -> T:
@@ -133,7 +150,9 @@ class Lookups(ABC):
             return past_lost_objects(self._catalogs, self._read_log, allow_partial, lambda lost: ask_engine(lost, None))
         with Account(self._storages, limits).open() as account:
             self._prepare()
-            return past_lost_objects(self._catalogs, self._read_log, allow_partial, lambda lost: ask_engine(lost, account))
+            return past_lost_objects(
+                self._catalogs, self._read_log, allow_partial, lambda lost: ask_engine(lost, account)
+            )
 
     @abstractmethod
     def _check_open(self) -> None:

@@ -1,19 +1,22 @@
-"""Messages as the answer: what an index's entries point to, fetched from wherever it still is, and checked against the real key.
+"""Messages as the answer: what an index's entries point to, fetched from wherever it still is, and checked against the
+real key.
 
-Whatever an entry points to is accounted for: a message, or its state and a reason. Only entries of another key with an equal hash are
-dropped, and counted; and those of messages that were written over, where the index has the entry of the message that lies there now: it
-answers for itself, at its place in the order. Threads: any; no state.
+Whatever an entry points to is accounted for: a message, or its state and a reason. Only entries of another key with an
+equal hash are dropped, and counted; and those of messages that were written over, where the index has the entry of the
+message that lies there now: it answers for itself, at its place in the order. Threads: any; no state.
 
 One lookup of messages at work: pages of the index, what became of their entries, and which entry answers for a message.
 
-A log may be written anew from some place on. Then the index has several entries of one place and queue, each of another second, and one
-message lies there. An entry answers only for the message that it was written for; the message that lies there is answered by its own
-entry, at that entry's place in the order: so it is answered once, however the answer is cut into pages. One page has only the newest
-entry of a place; one that comes later in the order and that a newer one hides is asked for. One thread uses it.
+A log may be written anew from some place on. Then the index has several entries of one place and queue, each of another
+second, and one message lies there. An entry answers only for the message that it was written for; the message that lies
+there is answered by its own entry, at that entry's place in the order: so it is answered once, however the answer is
+cut into pages. One page has only the newest entry of a place; one that comes later in the order and that a newer one
+hides is asked for. One thread uses it.
 
 What a message is as an answer: the words that indexes and the sources of their messages have in common.
 
-The index knows hashes and places; a `MessageSource` knows the messages of one system. Values are immutable; share them between threads.
+The index knows hashes and places; a `MessageSource` knows the messages of one system. Values are immutable; share them
+between threads.
 """
 
 from __future__ import annotations
@@ -45,8 +48,9 @@ __all__ = [
 ]
 
 MessageState = Literal["local", "archived", "expired", "missing"]
-"""``local``: read from the source's own files. ``archived``: from an archived segment. ``expired``: the source has deleted it, and no
-archive has it. ``missing``: it should be there and isn't, is damaged, or could not be asked for."""
+"""``local``: read from the source's own files. ``archived``: from an archived segment. ``expired``: the source has
+deleted it, and no archive has it. ``missing``: it should be there and isn't, is damaged, or could not be asked for.
+"""
 
 _NOTHING = Explain()
 
@@ -63,7 +67,8 @@ class FoundMessage(Protocol):
 class Fetched:
     """What became of one entry of the index, or of one place that was asked for (`item` is then None).
 
-    `message` is there where the state is ``local`` or ``archived``. `problem` says why not, or why it was not read from a nearer place.
+    `message` is there where the state is ``local`` or ``archived``. `problem` says why not, or why it was not read from
+    a nearer place.
     """
 
     item: IndexItem | None
@@ -79,7 +84,9 @@ class Fetched:
     instead: IndexItem | None = None
     """Where another message of the key lies in the entry's place, of another second: the entry that one would have."""
     is_near: bool = False
-    """`message` is the one of `instead`, whose second is so near that this may be its entry, where the index has no other for it."""
+    """`message` is the one of `instead`, whose second is so near that this may be its entry, where the index has no
+    other for it.
+    """
     requests: int = 0
     bytes: int = 0
     """What it cost in requests to the storage. Neighbours fetched by one request stand with the first of them."""
@@ -99,7 +106,10 @@ class MessageSource(Protocol):
     """Where the messages are. Safe under threads."""
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
-        """Return what became of each of `items`, in their order, looked up under `key` of `topic`. Never raises for a single item."""
+        """Return what became of each of `items`, in their order, looked up under `key` of `topic`.
+
+        Never raises for a single item.
+        """
         ...
 
 
@@ -107,10 +117,10 @@ class MessageSource(Protocol):
 class MessagesResult:
     """The answer to a lookup of messages.
 
-    `messages` are in answer order, at most `max_count` of them, those that can't be had among them. `status` and `cursor` are as in
-    `QueryResult`; `failed` names files of the index and places of messages that could not be read (status ``partial``). `collisions` is
-    how many entries of other keys with an equal hash were dropped. `explain` counts lookups and messages (its reports of place
-    ``messages``), the last two fields the messages alone.
+    `messages` are in answer order, at most `max_count` of them, those that can't be had among them. `status` and
+    `cursor` are as in `QueryResult`; `failed` names files of the index and places of messages that could not be read
+    (status ``partial``). `collisions` is how many entries of other keys with an equal hash were dropped. `explain`
+    counts lookups and messages (its reports of place ``messages``), the last two fields the messages alone.
     """
 
     messages: tuple[Fetched, ...]
@@ -133,7 +143,8 @@ class MessagesResult:
             "cursor": self.cursor,
             "failed": [report.to_dict() for report in self.failed],
             "collisions": self.collisions,
-            "explain": self.explain.to_dict() | {"message_requests": self.message_requests, "message_bytes": self.message_bytes},
+            "explain": self.explain.to_dict()
+            | {"message_requests": self.message_requests, "message_bytes": self.message_bytes},
         }
 
 
@@ -159,7 +170,9 @@ _STEPS_S = (0, 1, -1)
 class MessageLookup:
     """The calls of one lookup, and what they gave; `exceeded` is the budget's refusal of a part of the index."""
 
-    def __init__(self, query: Callable[..., QueryResult], asked: Asked, source: MessageSource, schema: Schema, account: Account) -> None:
+    def __init__(
+        self, query: Callable[..., QueryResult], asked: Asked, source: MessageSource, schema: Schema, account: Account
+    ) -> None:
         self._query = query
         self._asked = asked
         self._source = source
@@ -177,13 +190,18 @@ class MessageLookup:
     def cursor_behind(self, item: IndexItem) -> str:
         """Return the cursor of a page that ended with `item`."""
         second, offset, *more = self._key(item)
-        return encode_cursor((second, offset, *more), query_digest(self._asked.topic, self._asked.key, self._second_min, self._second_max))
+        return encode_cursor(
+            (second, offset, *more),
+            query_digest(self._asked.topic, self._asked.key, self._second_min, self._second_max),
+        )
 
     def settle(self, items: Sequence[IndexItem], ahead: list[IndexItem], *, is_last: bool) -> list[Fetched]:
-        """Return what became of `items`, in answer order, other keys' messages among them; entries that don't answer are left out.
+        """Return what became of `items`, in answer order, other keys' messages among them; entries that don't answer
+        are left out.
 
-        `ahead` are the entries behind them on their page; an entry that comes later and that one of these hides is put among them, if
-        it lies before the page's end, which there is unless the page `is_last`. Else it comes by itself, on its own page.
+        `ahead` are the entries behind them on their page; an entry that comes later and that one of these hides is put
+        among them, if it lies before the page's end, which there is unless the page `is_last`. Else it comes by itself,
+        on its own page.
         """
         end = self.order(items[-1])
         settled: list[Fetched] = []
@@ -218,13 +236,20 @@ class MessageLookup:
         return self.order(fetched.item)
 
     def _key(self, item: IndexItem) -> tuple[int, ...]:
-        return item.timestamp_ms // 1000, item.offset, item.queue_id, *(int(getattr(item, name)) for name in self._schema.identity_extra)
+        return (
+            item.timestamp_ms // 1000,
+            item.offset,
+            item.queue_id,
+            *(int(getattr(item, name)) for name in self._schema.identity_extra),
+        )
 
     def _look_up(self, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None) -> QueryResult:
         asked, left_s = self._asked, self._account.remaining_s()
         limits = {} if left_s is None else {"timeout_s": max(left_s, _MOMENT_S)}
         try:
-            answer = self._query(asked.topic, asked.key, begin_ms, end_ms, max_count, cursor, asked.allow_partial, **limits)
+            answer = self._query(
+                asked.topic, asked.key, begin_ms, end_ms, max_count, cursor, asked.allow_partial, **limits
+            )
         except BudgetExceeded as error:
             self.exceeded = self.exceeded or error
             answer = error.result if isinstance(error.result, QueryResult) else QueryResult(items=(), status="partial")
@@ -232,14 +257,18 @@ class MessageLookup:
         return answer
 
     def _own_entry(self, there: IndexItem) -> IndexItem | None:
-        """Return the index's entry, of whatever range, of the message that would have the entry `there`, None where it has none."""
+        """Return the index's entry, of whatever range, of the message that would have the entry `there`, None where it
+        has none.
+        """
         second, *place = self._key(there)
         for step in _STEPS_S:
             own = second + step
             if not 0 <= own <= MAX_TIMESTAMP_MS // 1000:
                 continue  # a time that was damaged
             # the cursor just before it: no other entry lies between
-            before = encode_cursor((own, *place[:-1], place[-1] - 1), query_digest(self._asked.topic, self._asked.key, own, own))
+            before = encode_cursor(
+                (own, *place[:-1], place[-1] - 1), query_digest(self._asked.topic, self._asked.key, own, own)
+            )
             for item in self._look_up(own * 1000, own * 1000, 1, before).items:
                 if self._key(item) == (own, *place):
                     return item
@@ -263,7 +292,12 @@ def _not_there(fetched: Fetched) -> Fetched:
     """Return the same without a message that is another entry's."""
     if fetched.message is None:
         return fetched
-    return replace(fetched, state="missing", message=None, problem=f"{fetched.read_from}: the message there has an entry of another second")
+    return replace(
+        fetched,
+        state="missing",
+        message=None,
+        problem=f"{fetched.read_from}: the message there has an entry of another second",
+    )
 
 
 _PAGE = 64
@@ -275,8 +309,9 @@ def find_messages(
 ) -> MessagesResult:
     """Look up, fetch, and page on past collisions until `max_count` entries are accounted for or there are no more.
 
-    `query` is that of a service or reader; `account` is open and holds the bounds of the whole call. Raises as `query` does, and the first
-    `Fetched.error` unless partial answers are allowed; the `result` of a `BudgetExceeded` is the `MessagesResult` up to then.
+    `query` is that of a service or reader; `account` is open and holds the bounds of the whole call. Raises as `query`
+    does, and the first `Fetched.error` unless partial answers are allowed; the `result` of a `BudgetExceeded` is the
+    `MessagesResult` up to then.
     """
     started = time.perf_counter()
     work = MessageLookup(query, asked, source, schema, account)
@@ -327,7 +362,9 @@ def _first(settled: Sequence[Fetched], count: int) -> tuple[list[Fetched], bool]
 
 
 def _reports(spent: Sequence[Fetched], prices: PriceTable) -> list[FileReport]:
-    """Return what was done with each archived segment, or other place that cost a request or failed, of which messages were asked."""
+    """Return what was done with each archived segment, or other place that cost a request or failed, of which messages
+    were asked.
+    """
     groups: dict[tuple[str, bool], list[Fetched]] = {}
     for one in spent:
         if one.item is not None and (one.requests or one.error is not None or one.state == "archived"):
@@ -338,24 +375,34 @@ def _reports(spent: Sequence[Fetched], prices: PriceTable) -> list[FileReport]:
         requests, read = sum(one.requests for one in several), sum(one.bytes for one in several)
         reports.append(
             FileReport(
-                file=file, place="messages", outcome="failed" if failed else "fetched", begin_ms=min(times), end_ms=max(times),
-                requests=requests, bytes=read, cost_usd=prices.cost_usd({"get_range": requests}, read),
+                file=file,
+                place="messages",
+                outcome="failed" if failed else "fetched",
+                begin_ms=min(times),
+                end_ms=max(times),
+                requests=requests,
+                bytes=read,
+                cost_usd=prices.cost_usd({"get_range": requests}, read),
                 matched=sum(one.message is not None and one.carries_key for one in several),
                 error=str(several[0].error) if failed else None,
             )
-        )  # fmt: skip
+        )
     return reports
 
 
 def _failures(spent: Sequence[Fetched], reports: Sequence[FileReport], *, allow_partial: bool) -> dict[str, FileReport]:
-    """Return the reports of what could not be asked; raises what it raised unless partial answers are allowed, or the budget refused it."""
+    """Return the reports of what could not be asked; raises what it raised unless partial answers are allowed, or the
+    budget refused it.
+    """
     failed = {report.file: report for report in reports if report.outcome == "failed"}
     errors = [one.error for one in spent if one.error is not None]
     hard = [error for error in errors if not isinstance(error, BudgetExceeded)]
     if hard and not allow_partial:
         if all(type(error) is type(hard[0]) for error in hard):
             raise hard[0]
-        raise PartialAnswer("; ".join(f"{file}: {report.error}" for file, report in failed.items()), failed=tuple(failed.values()))
+        raise PartialAnswer(
+            "; ".join(f"{file}: {report.error}" for file, report in failed.items()), failed=tuple(failed.values())
+        )
     return failed
 
 
@@ -366,15 +413,29 @@ def _refused(spent: Sequence[Fetched]) -> BudgetExceeded | None:
 
 
 def _together(explains: Sequence[Explain], fetched: Sequence[FileReport], account: Account, started: float) -> Explain:
-    """Return the sum of it all. What the account counted beside lookups and messages is the log's, which fetching may read on."""
+    """Return the sum of it all.
+
+    What the account counted beside lookups and messages is the log's, which fetching may read on.
+    """
     parts: list[Explain | FileReport] = [*explains, *fetched]
-    requests, read, cost_usd = sum(p.requests for p in parts), sum(p.bytes for p in parts), sum((p.cost_usd for p in parts), 0.0)
+    requests, read, cost_usd = (
+        sum(p.requests for p in parts),
+        sum(p.bytes for p in parts),
+        sum((p.cost_usd for p in parts), 0.0),
+    )
     usage, log = account.usage, []
     if (more := usage.requests - requests) > 0:
         more_bytes, more_usd = max(0, usage.bytes_read - read), max(0.0, usage.cost_usd - cost_usd)
         log = [
             FileReport(
-                file="log", place="storage", outcome="refreshed", begin_ms=0, end_ms=0, requests=more, bytes=more_bytes, cost_usd=more_usd
+                file="log",
+                place="storage",
+                outcome="refreshed",
+                begin_ms=0,
+                end_ms=0,
+                requests=more,
+                bytes=more_bytes,
+                cost_usd=more_usd,
             )
         ]
         requests, read, cost_usd = requests + more, read + more_bytes, cost_usd + more_usd

@@ -1,16 +1,17 @@
 """Queries: many files, one thread-safe budget, one deterministic answer.
 
-A file is skipped only when `max_count` answers are strictly newer than its greatest second, so the answer never depends on which thread was
-faster. `scan` reads the files, `lost_objects` says what becomes of those that are gone; what a lookup may spend is decided here.
+A file is skipped only when `max_count` answers are strictly newer than its greatest second, so the answer never depends
+on which thread was faster. `scan` reads the files, `lost_objects` says what becomes of those that are gone; what a
+lookup may spend is decided here.
 
 What a lookup says of itself: each file and what it cost, and what went to the storage's log. Pure; one thread.
 
 Objects that the log names and the storage doesn't have: what that means for a lookup.
 
-A later record may have removed them, or the storage lost them. One pass over the files finds all that it misses; then the log is read on,
-once for each storage. Where it still names all of them the pass stands, and they are what could not be read. Where it doesn't, the lookup
-is begun again over the files that there are now; what the passes before have cost stays on its account, file by file.
-Threads: one lookup's.
+A later record may have removed them, or the storage lost them. One pass over the files finds all that it misses; then
+the log is read on, once for each storage. Where it still names all of them the pass stands, and they are what could not
+be read. Where it doesn't, the lookup is begun again over the files that there are now; what the passes before have cost
+stays on its account, file by file. Threads: one lookup's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from tiered_index.errors import BudgetExceeded, CorruptFile, PartialAnswer, StorageError, StorageUnavailable, TieredIndexError
+from tiered_index.errors import (
+    BudgetExceeded,
+    CorruptFile,
+    PartialAnswer,
+    StorageError,
+    StorageUnavailable,
+    TieredIndexError,
+)
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.batch import QueryResults, QuestionBatch, best_answers
@@ -109,10 +117,16 @@ def explain_scan(scan: Scan, started: float, elsewhere: Spent = NOTHING) -> Expl
         reports = [
             *reports,
             FileReport(
-                file="log", place="storage", outcome="refreshed", begin_ms=0, end_ms=0, requests=log.requests, bytes=log.bytes,
+                file="log",
+                place="storage",
+                outcome="refreshed",
+                begin_ms=0,
+                end_ms=0,
+                requests=log.requests,
+                bytes=log.bytes,
                 cost_usd=log.cost_usd,
             ),
-        ]  # fmt: skip
+        ]
         spent = account
     return Explain(
         requests=spent.requests,
@@ -153,7 +167,8 @@ class _MovedOn(Exception):
 class Lost:
     """What one lookup knows of objects that are not there, and of its passes that were given up.
 
-    `read_log` reads on the log of a storage, by its URI; without it the first object that is missing is the lookup's error.
+    `read_log` reads on the log of a storage, by its URI; without it the first object that is missing is the lookup's
+    error.
     """
 
     def __init__(self, read_log: Callable[[str], LogState] | None = None, *, allow_partial: bool = False) -> None:
@@ -171,8 +186,9 @@ class Lost:
     def settle(self, scan: Scan) -> None:
         """Put in place of each object that a scan has missed what that means.
 
-        Where the lookup can't afford to read the log, the object's file is one that its budget did not reach for. Raises `CorruptFile`
-        where one is lost and partial answers are not allowed, and what keeps the log from being read.
+        Where the lookup can't afford to read the log, the object's file is one that its budget did not reach for.
+        Raises `CorruptFile` where one is lost and partial answers are not allowed, and what keeps the log from being
+        read.
         """
         if self._outdated and not self._told:
             self._told, scan.outdated = True, self._outdated
@@ -224,7 +240,8 @@ def past_lost_objects(
     allow_partial: bool,
     ask_engine: Callable[[Lost], T],
 ) -> T:
-    """Return what `ask_engine` answers; where the log has removed an object, the lookup is begun again, a bounded number of times.
+    """Return what `ask_engine` answers; where the log has removed an object, the lookup is begun again, a bounded
+    number of times.
 
     `read_log` reads on the log of a storage, by its URI, and shows it in its catalog. Raises as `Lost.settle`.
     """
@@ -252,7 +269,9 @@ Handles = Callable[[int, int], Sequence[Handle]]
 """What may hold answers in an inclusive range of epoch seconds."""
 
 
-def ask(schema: Schema, topic: str, key: str, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None) -> Question:
+def ask(
+    schema: Schema, topic: str, key: str, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None
+) -> Question:
     """Return the validated question. Raises `InvalidArgument`, `InvalidCursor`."""
     check_topic(topic)
     check_key(key)
@@ -300,9 +319,9 @@ class QueryEngine:
     ) -> QueryResult:
         """Answer one lookup over what `handles` yields for it. Arguments and errors as `IndexService.query`.
 
-        `lost` finds out what objects mean that are not there; without it such a one raises `MissingObject` even where partial answers are
-        allowed. `account` is open and holds the lookup's limits; `spent` is
-        what of it went to other lookups.
+        `lost` finds out what objects mean that are not there; without it such a one raises `MissingObject` even where
+        partial answers are allowed. `account` is open and holds the lookup's limits; `spent` is what of it went to
+        other lookups.
         """
         started = time.perf_counter()
         question = ask(self._schema, topic, key, begin_ms, end_ms, max_count, cursor)
@@ -316,7 +335,15 @@ class QueryEngine:
 
         # what is newer than the cursor was answered on the pages before
         newest = question.second_max if question.after is None else min(question.second_max, question.after[0])
-        scan = Scan(look, lambda handle: handle.excludes(question), budget.spares, budget.missing, newest, allow_partial, account)
+        scan = Scan(
+            look,
+            lambda handle: handle.excludes(question),
+            budget.spares,
+            budget.missing,
+            newest,
+            allow_partial,
+            account,
+        )
         self._read(scan, handles(question.second_min, newest), lost)
         rows, more = budget.answers()
         failed = tuple([report for report, _ in scan.errors])
@@ -339,7 +366,9 @@ class QueryEngine:
         lost: Lost | None = None,
         account: Account | None = None,
     ) -> QueryResults:
-        """Answer many lookups; arguments and errors as `query`. Files are not skipped by budget: each is read once for all."""
+        """Answer many lookups; arguments and errors as `query`. Files are not skipped by budget: each is read once for
+        all.
+        """
         started = time.perf_counter()
         batch = QuestionBatch(lookups)
         gathered = Gathered(batch, self._schema)
@@ -358,9 +387,18 @@ class QueryEngine:
             spent = sum(beside, NOTHING)
             try:
                 page = self.query(
-                    handles, q.topic, q.key, q.begin_ms, q.end_ms, q.max_count, q.cursor, allow_partial,
-                    lost=lost, account=account, spent=spent,
-                )  # fmt: skip
+                    handles,
+                    q.topic,
+                    q.key,
+                    q.begin_ms,
+                    q.end_ms,
+                    q.max_count,
+                    q.cursor,
+                    allow_partial,
+                    lost=lost,
+                    account=account,
+                    spent=spent,
+                )
             except BudgetExceeded as error:
                 if not isinstance(error.result, QueryResult):
                     raise
@@ -369,20 +407,32 @@ class QueryEngine:
             beside.append(Spent.of(page.explain))
             return page
 
-        scan = Scan(look, lambda handle: handle.excludes_all(batch), lambda second_max: False, lambda: 0, 0, allow_partial, account)
+        scan = Scan(
+            look,
+            lambda handle: handle.excludes_all(batch),
+            lambda second_max: False,
+            lambda: 0,
+            0,
+            allow_partial,
+            account,
+        )
         pages = {i: alone(q) for i, q in enumerate(lookups) if q.cursor is not None}
         if len(lookups) > len(pages):
             self._read(scan, handles(int(batch.second_min.min()), int(batch.second_max.max())), lost)
         rows, starts, more = best_answers(batch, [gathered.found()], self._schema)
         failed = [report for report, _ in scan.errors]
-        explain = explain_together(explain_scan(scan, started, sum(beside, NOTHING)), [page.explain for page in pages.values()])
+        explain = explain_together(
+            explain_scan(scan, started, sum(beside, NOTHING)), [page.explain for page in pages.values()]
+        )
         results = QueryResults(batch, rows, starts, more, failed, explain, self._schema, self._make, pages)
         if short and not scan.errors:
             raise BudgetExceeded(str(short[0]), failed=results.failed, result=results) from short[0]
         return _affordable(scan, results)
 
     def _read(self, scan: Scan, handles: Sequence[Handle], lost: Lost | None) -> None:
-        """Search the handles; raise what can't be passed over. A spent budget is told by `_affordable`, with what was found."""
+        """Search the handles; raise what can't be passed over. A spent budget is told by `_affordable`, with what was
+        found.
+        """
         lost = lost or Lost()
         lost.note(scan)
         self._files.read(scan, handles)
@@ -395,7 +445,9 @@ R = TypeVar("R", QueryResult, QueryResults)
 
 
 def _affordable(scan: Scan, result: R) -> R:
-    """Return the answer; raise it in a `BudgetExceeded` where the budget did not reach for all of it and a part was not asked for."""
+    """Return the answer; raise it in a `BudgetExceeded` where the budget did not reach for all of it and a part was not
+    asked for.
+    """
     if not scan.errors or scan.allow_partial:
         return result
     report, error = scan.errors[0]
@@ -417,4 +469,6 @@ def _error(scan: Scan) -> TieredIndexError:
     if all(isinstance(error, StorageUnavailable) for _, error in hard):
         return first
     names = "; ".join(str(error) for _, error in hard)
-    return PartialAnswer(f"{len(hard)} files could not be read: {names}", failed=tuple(report for report, _ in scan.errors))
+    return PartialAnswer(
+        f"{len(hard)} files could not be read: {names}", failed=tuple(report for report, _ in scan.errors)
+    )

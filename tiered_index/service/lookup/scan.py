@@ -1,10 +1,12 @@
-"""A pass over files: newest first, local ones in the caller's thread, stored ones side by side, no more of them than is of use.
+"""A pass over files: newest first, local ones in the caller's thread, stored ones side by side, no more of them than is
+of use.
 
-Files are taken newest first (by greatest second). A file is skipped when the answer can't change by it any more, or when its filter or
-topic table, being at hand, say that it holds nothing. As many stored files are searched at once as answers are missing, since each is
-likely to hold one, and twice as many after each that held none, up to the bound: so `max_count` stops needless reads before they are made.
-Once none is missing, files that the answers at hand don't spare must be searched whatever the others hold: as many as the bound allows.
-The same goes for files that reach to the newest second an answer may have.
+Files are taken newest first (by greatest second). A file is skipped when the answer can't change by it any more, or
+when its filter or topic table, being at hand, say that it holds nothing. As many stored files are searched at once as
+answers are missing, since each is likely to hold one, and twice as many after each that held none, up to the bound: so
+`max_count` stops needless reads before they are made. Once none is missing, files that the answers at hand don't spare
+must be searched whatever the others hold: as many as the bound allows. The same goes for files that reach to the newest
+second an answer may have.
 
 Threads: one scan belongs to one lookup; the pool is shared by all lookups of an index.
 """
@@ -39,10 +41,10 @@ _REQUESTS = 2
 class Scan:
     """One pass.
 
-    `look` searches a file and takes in what it holds, returning how many rows that was; `excludes` says why a file needn't be searched;
-    `spares` says by a file's greatest second whether the answer can't change by it any more; `missing` how many answers are sought before
-    it can spare any, 0 where none are; `newest` is the last second that an answer may have. `outdated` is what earlier passes of the lookup
-    cost, which were given up.
+    `look` searches a file and takes in what it holds, returning how many rows that was; `excludes` says why a file
+    needn't be searched; `spares` says by a file's greatest second whether the answer can't change by it any more;
+    `missing` how many answers are sought before it can spare any, 0 where none are; `newest` is the last second that an
+    answer may have. `outdated` is what earlier passes of the lookup cost, which were given up.
     """
 
     look: Callable[[Handle], int]
@@ -62,7 +64,9 @@ class Scan:
 
     @property
     def failed(self) -> bool:
-        """Whether a file could not be read and that ends the lookup; a spent budget does not: what is at hand is still searched."""
+        """Whether a file could not be read and that ends the lookup; a spent budget does not: what is at hand is still
+        searched.
+        """
         return not self.allow_partial and any(not isinstance(error, BudgetExceeded) for _, error in self.errors)
 
     def remaining_s(self) -> float | None:
@@ -71,7 +75,10 @@ class Scan:
 
 
 class _Search:
-    """The search of one file. Whoever ends it first, the thread that does it or the lookup that can't wait for it, makes its report."""
+    """The search of one file.
+
+    Whoever ends it first, the thread that does it or the lookup that can't wait for it, makes its report.
+    """
 
     def __init__(self, scan: Scan, handle: Handle) -> None:
         self.scan = scan
@@ -107,7 +114,9 @@ class _Search:
             stored_only = not self.handle.is_local
             report = FileReport(
                 file=self.handle.file_id,
-                place="cache" if outcome == "read" and stored_only and usage is not None and not usage.requests else self.place,
+                place="cache"
+                if outcome == "read" and stored_only and usage is not None and not usage.requests
+                else self.place,
                 outcome=outcome,
                 begin_ms=self.handle.second_min * 1000,
                 end_ms=self.handle.second_max * 1000,
@@ -144,8 +153,12 @@ class FileReader:
             pool.close()
 
     def read(self, scan: Scan, handles: Sequence[Handle]) -> None:
-        """Search what must be searched of `handles`; afterwards `scan` has a report of each that was met and every error."""
-        ordered = sorted(handles, key=lambda h: (-h.second_max, -h.sequence, h.file_id)) if len(handles) > 1 else handles
+        """Search what must be searched of `handles`; afterwards `scan` has a report of each that was met and every
+        error.
+        """
+        ordered = (
+            sorted(handles, key=lambda h: (-h.second_max, -h.sequence, h.file_id)) if len(handles) > 1 else handles
+        )
         searching: dict[Future[None], _Search] = {}
         width = 1
         newest = min(scan.newest, ordered[0].second_max) if ordered else 0
@@ -214,10 +227,13 @@ class FileReader:
                 search.end("skipped_budget")
 
     def _collect(self, scan: Scan, searching: dict[Future[None], _Search]) -> list[_Search]:
-        """Wait for a search to end and return those that did; none where the time is up: then all that run are given up."""
+        """Wait for a search to end and return those that did; none where the time is up: then all that run are given
+        up.
+        """
         ended: list[_Search] = []
         try:
-            # a queue, and not `wait`: that takes the locks of all futures for each that ends, and so holds up those that are about to
+            # a queue, and not `wait`: that takes the locks of all futures for each that ends, and so holds up those
+            # that are about to
             future = scan.done.get(timeout=scan.remaining_s())
             while True:
                 future.result()
@@ -262,7 +278,8 @@ class FileReader:
         search.end("read", matched=search.matched)
 
     def _search_local_copy(self, search: _Search) -> bool:
-        """Search a local copy in the caller's thread; return False, having told nothing, where the storage would have to be asked.
+        """Search a local copy in the caller's thread; return False, having told nothing, where the storage would have
+        to be asked.
 
         That may take longer than the lookup has, and only what runs in another thread can be given up.
         """
@@ -288,7 +305,8 @@ class FileReader:
 
 
 def _affordable(scan: Scan, handle: Handle, searching: Collection[_Search]) -> bool:
-    """Return whether the budget reaches for one more search beside those that run: a file's directory first, then its items.
+    """Return whether the budget reaches for one more search beside those that run: a file's directory first, then its
+    items.
 
     Otherwise a small budget would go to the directories of many files, and no item would be read.
     """
@@ -301,7 +319,9 @@ def _affordable(scan: Scan, handle: Handle, searching: Collection[_Search]) -> b
         if requests - promised < _REQUESTS:
             return False
     if size is not None:
-        promised = sum(max(0, search.expected_bytes - (search.usage.bytes_asked if search.usage else 0)) for search in searching)
+        promised = sum(
+            max(0, search.expected_bytes - (search.usage.bytes_asked if search.usage else 0)) for search in searching
+        )
         if size - promised < handle.search_bytes:
             return False
     return True

@@ -1,8 +1,9 @@
 """The sources of a merge, read in bounded pieces: neighbouring base slots of all sources at a time.
 
-How many entries lie where is known from the directories, so pieces are cut before a byte of items is read. A base slot with more entries
-than a piece may hold (one hot key) comes in several pieces of its own, each with a time of its own, newest first.
-Threads: one reader a task, which reads some sources side by side. Memory: the directories, and some 100 bytes an entry of one piece.
+How many entries lie where is known from the directories, so pieces are cut before a byte of items is read. A base slot
+with more entries than a piece may hold (one hot key) comes in several pieces of its own, each with a time of its own,
+newest first. Threads: one reader a task, which reads some sources side by side. Memory: the directories, and some 100
+bytes an entry of one piece.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _ALWAYS = (-(2**62), 2**62)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Items (structured as compacted items, n) of base slots [`low`, `high`) with their absolute seconds (i64, n), in no order.
+    """Items (structured as compacted items, n) of base slots [`low`, `high`) with their absolute seconds (i64, n), in
+    no order.
 
     `part` counts the pieces of a base slot that has several, from 0; None: the piece has all entries of its base slots.
     """
@@ -52,9 +54,16 @@ class SourceReader:
     """
 
     def __init__(
-        self, cold: ColdPath, sources: Sequence[StoredObject], schema: Schema, base: int, low: int, high: int, step: int,
+        self,
+        cold: ColdPath,
+        sources: Sequence[StoredObject],
+        schema: Schema,
+        base: int,
+        low: int,
+        high: int,
+        step: int,
         seconds: tuple[int, int] = _ALWAYS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._cold = cold
         self._sources = sources
         self._schema = schema
@@ -64,9 +73,13 @@ class SourceReader:
             self._trailers: list[Trailer] = list(pool.map(cold.trailer, sources))
         for stored, trailer in zip(sources, self._trailers, strict=True):
             if trailer.metadata.layout.schema != schema:
-                raise SchemaMismatch(f"{stored.name} stores {trailer.metadata.layout.schema.name} entries, the index {schema.name}")
+                raise SchemaMismatch(
+                    f"{stored.name} stores {trailer.metadata.layout.schema.name} entries, the index {schema.name}"
+                )
             if trailer.metadata.slot_map.base != base:
-                raise SchemaMismatch(f"{stored.name} has {trailer.metadata.slot_map.base:,} base slots, the index {base:,}")
+                raise SchemaMismatch(
+                    f"{stored.name} has {trailer.metadata.slot_map.base:,} base slots, the index {base:,}"
+                )
         self.topics, self._topic_ids = _common_topics(self._trailers)
         self.read_counts = dict.fromkeys((stored.name for stored in sources), 0)
 
@@ -82,8 +95,11 @@ class SourceReader:
     def _cuts(self, most: int) -> Iterator[tuple[int, int, int]]:
         """Yield (low, high, about how many entries) of runs of base slots; a run of one step may have any number."""
         first, last = self._low // self._step, -(-self._high // self._step)
-        # of each group the steps that it lies in, and its entries taken to be spread evenly over them; a slot of its own is one step
-        begins, ends, counts = (np.concatenate(column) for column in zip(*map(self._spread, self._trailers), strict=True))
+        # of each group the steps that it lies in, and its entries taken to be spread evenly over them; a slot of its
+        # own is one step
+        begins, ends, counts = (
+            np.concatenate(column) for column in zip(*map(self._spread, self._trailers), strict=True)
+        )
         densities = counts / (ends - begins)
         begins, ends = begins.clip(first, last), ends.clip(first, last)
         edges, places = np.unique(np.concatenate(([first, last], begins, ends)), return_inverse=True)
@@ -106,7 +122,11 @@ class SourceReader:
         begins = firsts[:-1] * slots.join if slots.join > 1 else firsts[:-1] // slots.split
         ends = firsts[1:] * slots.join if slots.join > 1 else -(-firsts[1:] // slots.split)
         begins = begins // self._step
-        return begins, np.maximum(begins + 1, -(-ends // self._step)), trailer.directory.groups["count"].astype(np.int64)
+        return (
+            begins,
+            np.maximum(begins + 1, -(-ends // self._step)),
+            trailer.directory.groups["count"].astype(np.int64),
+        )
 
     def _side_by_side(self, low: int, high: int, seconds: tuple[int, int]) -> list[tuple[Array, Int64]]:
         """Return what `_read` does for each source; some are asked at once, since each is a request or a few."""
@@ -114,7 +134,9 @@ class SourceReader:
             return list(pool.map(lambda index: self._read(index, low, high, seconds), range(len(self._sources))))
 
     def _read(self, index: int, low: int, high: int, seconds: tuple[int, int]) -> tuple[Array, Int64]:
-        """Return the items of base slots [low, high) of one source that lie in an inclusive range of seconds, and their seconds."""
+        """Return the items of base slots [low, high) of one source that lie in an inclusive range of seconds, and their
+        seconds.
+        """
         trailer = self._trailers[index]
         metadata = trailer.metadata
         first, last = metadata.slot_map.slots_of_base(low, high)
@@ -140,15 +162,23 @@ class SourceReader:
         return items
 
     def _piece(self, low: int, high: int, parts: Sequence[tuple[Array, Int64]], part: int | None) -> Piece:
-        return Piece(low, high, np.concatenate([items.view(np.void) for items, _ in parts]).view(self._schema.item),
-                     np.concatenate([seconds for _, seconds in parts]), part)  # fmt: skip
+        return Piece(
+            low,
+            high,
+            np.concatenate([items.view(np.void) for items, _ in parts]).view(self._schema.item),
+            np.concatenate([seconds for _, seconds in parts]),
+            part,
+        )
 
     def _giant(self, low: int, high: int, count: int, most: int) -> Iterator[Piece]:
         """Yield a run of one step that has too many entries by ranges of time, newest first."""
         bounds = []
         for trailer in self._trailers:
             first, last = trailer.metadata.slot_map.slots_of_base(low, high)
-            bounds += [(run.second_min, run.second_max, run.count) for run in trailer.directory.runs_between(first, last, *self._seconds)]
+            bounds += [
+                (run.second_min, run.second_max, run.count)
+                for run in trailer.directory.runs_between(first, last, *self._seconds)
+            ]
         # a run's entries are taken to be spread evenly; ranges of time end where a piece is full
         edges = _time_edges(bounds, self._interval(), most)
         for part, (second_min, second_max) in enumerate(edges):
@@ -169,7 +199,14 @@ def _time_edges(bounds: Sequence[tuple[int, int, int]], interval: tuple[int, int
     `bounds` are (first second, last second, entries); a second is never divided.
     """
     low, high = interval
-    marks = sorted({low, high + 1, *(min(max(b, low), high) for b, _, _ in bounds), *(min(max(e, low), high) + 1 for _, e, _ in bounds)})
+    marks = sorted(
+        {
+            low,
+            high + 1,
+            *(min(max(b, low), high) for b, _, _ in bounds),
+            *(min(max(e, low), high) + 1 for _, e, _ in bounds),
+        }
+    )
     starts = np.array([min(max(b, low), high) for b, _, _ in bounds], np.int64)
     ends = np.array([min(max(e, low), high) + 1 for _, e, _ in bounds], np.int64)
     counts = np.array([c for _, _, c in bounds], np.float64) / (ends - starts)

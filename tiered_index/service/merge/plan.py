@@ -1,12 +1,15 @@
 """What a merge does, decided from the log's state alone: sources, windows, tasks. Pure.
 
-Sources are whole objects: every entry of a source goes to the table of its window in the same log record that removes the source. Files
-that share a window belong to one job. A window that has a table already gets a further, small one, until these are worth folding.
+Sources are whole objects: every entry of a source goes to the table of its window in the same log record that removes
+the source. Files that share a window belong to one job. A window that has a table already gets a further, small one,
+until these are worth folding.
 
-Where a merge is cut into tasks: runs of base slots, and groups of neighbouring windows, so that a task holds a bounded amount. Pure.
+Where a merge is cut into tasks: runs of base slots, and groups of neighbouring windows, so that a task holds a bounded
+amount. Pure.
 
-A task holds two parts of an upload for each window that it writes, and 8 bytes an entry. A source that lies in several groups of windows
-is read by a task of each; more runs of slots mean more shards, each smaller. Sizes are estimates, the numbers of windows are not.
+A task holds two parts of an upload for each window that it writes, and 8 bytes an entry. A source that lies in several
+groups of windows is read by a task of each; more runs of slots mean more shards, each smaller. Sizes are estimates, the
+numbers of windows are not.
 """
 
 from __future__ import annotations
@@ -21,15 +24,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.slot_map import SlotMap
 from tiered_index.service.log.records import Genesis, LogState, StoredObject
 
-__all__ = [
-    "FULL_WINDOWS",
-    "MergeJob",
-    "MergePlan",
-    "MergeTask",
-    "Window",
-    "cut_windows",
-    "plan_merge",
-]
+__all__ = ["FULL_WINDOWS", "MergeJob", "MergePlan", "MergeTask", "Window", "cut_windows", "plan_merge"]
 
 FULL_WINDOWS = 8
 """Windows of one task whose uploads have parts of full size; of more windows the parts are smaller."""
@@ -46,7 +41,9 @@ Span = tuple[int, int, int]
 """First and last window of a source, and its bytes."""
 
 
-def cut_windows(sizes: Mapping[int, int], spans: Sequence[Span], shard_bytes: int, most_runs: int) -> tuple[int, list[list[int]]]:
+def cut_windows(
+    sizes: Mapping[int, int], spans: Sequence[Span], shard_bytes: int, most_runs: int
+) -> tuple[int, list[list[int]]]:
     """Return the number of runs of slots, at most `most_runs`, and the groups of windows; each run and group is a task.
 
     `sizes` are bytes by number of window.
@@ -78,7 +75,9 @@ def _groups(sizes: Mapping[int, int], runs: int, shard_bytes: int) -> list[list[
 def _read(groups: Sequence[Sequence[int]], spans: Sequence[Span]) -> float:
     """Return how often a byte of the sources is read, on average."""
     begins = [group[0] for group in groups]
-    read = sum(size * (bisect_right(begins, last) - max(0, bisect_right(begins, first) - 1)) for first, last, size in spans)
+    read = sum(
+        size * (bisect_right(begins, last) - max(0, bisect_right(begins, first) - 1)) for first, last, size in spans
+    )
     return read / max(1, sum(size for _, _, size in spans))
 
 
@@ -96,7 +95,9 @@ _ENTRIES_PER_SLOT = 4
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One table to be written: entries of [`begin_s`, `begin_s` + `window_s`) epoch seconds. `entries` is an estimate."""
+    """One table to be written: entries of [`begin_s`, `begin_s` + `window_s`) epoch seconds. `entries` is an
+    estimate.
+    """
 
     table: str
     begin_s: int
@@ -107,10 +108,11 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """One run of base slots, [`base_low`, `base_high`), and a group of windows, of every source that may have entries of both.
+    """One run of base slots, [`base_low`, `base_high`), and a group of windows, of every source that may have entries
+    of both.
 
-    A shard is written for each window that has some; other entries are another task's. `sequence` is the shards': the greatest
-    of all of the job's sources.
+    A shard is written for each window that has some; other entries are another task's. `sequence` is the shards': the
+    greatest of all of the job's sources.
     """
 
     number: int
@@ -155,15 +157,24 @@ class MergePlan:
 
 
 def plan_merge(
-    state: LogState, *, window_s: int, now_s: int, min_age_s: int = 0, shard_bytes: int = 1 << 30, begin_s: int = 0, end_s: int = 1 << 62
+    state: LogState,
+    *,
+    window_s: int,
+    now_s: int,
+    min_age_s: int = 0,
+    shard_bytes: int = 1 << 30,
+    begin_s: int = 0,
+    end_s: int = 1 << 62,
 ) -> MergePlan:
     """Return what there is to merge into windows of `window_s` seconds (aligned to the epoch, UTC).
 
-    Only windows that ended `min_age_s` or more ago are written, and only files whose seconds lie within [`begin_s`, `end_s`) are read.
-    Tables of shorter windows are sources, too. Raises `InvalidArgument`.
+    Only windows that ended `min_age_s` or more ago are written, and only files whose seconds lie within [`begin_s`,
+    `end_s`) are read. Tables of shorter windows are sources, too. Raises `InvalidArgument`.
     """
     if window_s < 1 or shard_bytes < 1 << 20 or min_age_s < 0:
-        raise InvalidArgument(f"window_s {window_s}, shard_bytes {shard_bytes}, min_age_s {min_age_s}: no plan can be made of these")
+        raise InvalidArgument(
+            f"window_s {window_s}, shard_bytes {shard_bytes}, min_age_s {min_age_s}: no plan can be made of these"
+        )
     assert state.genesis is not None
     left: list[tuple[str, str]] = []
     groups = [([stored], stored.file_id) for stored in state.files.values()]
@@ -198,9 +209,12 @@ def plan_merge(
     return MergePlan(tuple(jobs), tuple(left))
 
 
-def _job(sources: Sequence[StoredObject], counts: dict[int, int], window_s: int, genesis: Genesis, shard_bytes: int) -> MergeJob:
+def _job(
+    sources: Sequence[StoredObject], counts: dict[int, int], window_s: int, genesis: Genesis, shard_bytes: int
+) -> MergeJob:
     base, item_size = genesis.layout.slots, genesis.layout.schema.item.itemsize
-    # a piece holds whole slots of every window: those of a small one must not be so coarse that they are too many entries of a large one
+    # a piece holds whole slots of every window: those of a small one must not be so coarse that they are too many
+    # entries of a large one
     least = _ENTRIES_PER_SLOT * -(-sum(counts.values()) // _STEP_ENTRIES)
     windows = tuple(
         Window(secrets.token_hex(8), begin * window_s, window_s, SlotMap.for_count(base, max(count, least)), count)
@@ -209,7 +223,9 @@ def _job(sources: Sequence[StoredObject], counts: dict[int, int], window_s: int,
     step = max(window.slots.join for window in windows)
     units = -(-base // step)
     sizes = {begin: count * item_size for begin, count in counts.items()}
-    spans = [(stored.second_min // window_s, stored.second_max // window_s, stored.count * item_size) for stored in sources]
+    spans = [
+        (stored.second_min // window_s, stored.second_max // window_s, stored.count * item_size) for stored in sources
+    ]
     runs, groups = cut_windows(sizes, spans, shard_bytes, units)
     cuts = sorted({min(base, units * number // runs * step) for number in range(runs)} | {base})
     ordered = tuple(sorted(sources, key=lambda stored: stored.name))
@@ -250,7 +266,9 @@ def _components(groups: Sequence[list[StoredObject]], window_s: int) -> list[lis
 
 
 def _estimates(sources: Iterable[StoredObject], window_s: int) -> dict[int, int]:
-    """Return how many entries each window (number) may get, as if each source's were spread evenly over its seconds; at least 1."""
+    """Return how many entries each window (number) may get, as if each source's were spread evenly over its seconds; at
+    least 1.
+    """
     counts: dict[int, int] = {}
     for stored in sources:
         first, last = stored.second_min // window_s, stored.second_max // window_s

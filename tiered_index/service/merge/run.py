@@ -1,19 +1,22 @@
-"""A merge in this process: plan, tasks in threads, publish. Small installations need nothing else; Spark runs the same tasks elsewhere.
+"""A merge in this process: plan, tasks in threads, publish.
 
-Repeating it is harmless: what was merged is no source any more. A job that another merge has overtaken is planned anew, a bounded number of
-times. Threads: one merge at a time is the caller's business; several are safe, the log decides.
+Small installations need nothing else; Spark runs the same tasks elsewhere.
+
+Repeating it is harmless: what was merged is no source any more. A job that another merge has overtaken is planned anew,
+a bounded number of times. Threads: one merge at a time is the caller's business; several are safe, the log decides.
 
 The end of a merge: proof that nothing was lost or doubled, then one log record that swaps tables for sources.
 
-Whoever drives the tasks calls `publish` once with one result of each. Before the record is appended the uploads are completed, which makes
-objects that nobody knows of; whatever fails before the record leaves the index as it was, and the leftovers to `orphans`.
+Whoever drives the tasks calls `publish` once with one result of each. Before the record is appended the uploads are
+completed, which makes objects that nobody knows of; whatever fails before the record leaves the index as it was, and
+the leftovers to `orphans`.
 
 What a merge will cost, by its plan: requests, bytes and dollars before anything is read. Pure.
 
-The counts follow from how a task works: a range to the end of each source for its directory, a range a source and piece (8 MiB at most),
-and for each shard one put, or the parts of an upload. A source that lies in
-several groups of windows is read for each. Entries are taken to be spread evenly over tasks; what is so small that it fits fewer
-pieces or shards costs less, and a hot key more.
+The counts follow from how a task works: a range to the end of each source for its directory, a range a source and piece
+(8 MiB at most), and for each shard one put, or the parts of an upload. A source that lies in several groups of windows
+is read for each. Entries are taken to be spread evenly over tasks; what is so small that it fits fewer pieces or shards
+costs less, and a hot key more.
 """
 
 from __future__ import annotations
@@ -58,7 +61,10 @@ class MergeOvertaken(TieredIndexError):
 
 
 def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log: StorageLog) -> LogState:
-    """Prove, complete and publish one job. Raises `CorruptFile` (the proof failed), `MergeOvertaken`, `JobOverdue`, as the storage."""
+    """Prove, complete and publish one job.
+
+    Raises `CorruptFile` (the proof failed), `MergeOvertaken`, `JobOverdue`, as the storage.
+    """
     check_results(job, results)
     shards = [shard for result in results for shard in result.shards]
     complete(shards, storage)
@@ -70,7 +76,9 @@ def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log:
             return None  # an earlier try got as far as the log
         gone = [name for name in names if name not in state.objects]
         if gone:
-            raise MergeOvertaken(f"{storage.uri}: {len(gone)} of {len(names)} sources are in the log no more, {gone[0]} first")
+            raise MergeOvertaken(
+                f"{storage.uri}: {len(gone)} of {len(names)} sources are in the log no more, {gone[0]} first"
+            )
         return LogRecord(0, "merge", 0, "", 0, tuple(shard.stored for shard in shards), names)
 
     return append_in_time("a merge", shards, make, storage, log)
@@ -84,14 +92,21 @@ def check_results(job: MergeJob, results: Sequence[TaskResult]) -> None:
     for source in job.sources:
         read = sum(result.read_counts.get(source.name, 0) for result in results)
         if read != source.count:
-            raise CorruptFile(source.name, "the merge read another number of entries than the log says", expected=source.count, found=read)
+            raise CorruptFile(
+                source.name,
+                "the merge read another number of entries than the log says",
+                expected=source.count,
+                found=read,
+            )
     shards = [shard for result in results for shard in result.shards]
     written = sum(shard.stored.count for shard in shards)
     if written != job.entries:
         raise CorruptFile("merge", "wrote another number of entries than it read", expected=job.entries, found=written)
     read_sum, written_sum = sum(result.read_checksum for result in results), sum(shard.checksum for shard in shards)
     if (read_sum - written_sum) % 2**64:
-        raise CorruptFile("merge", "wrote other entries than it read", expected=read_sum % 2**64, found=written_sum % 2**64)
+        raise CorruptFile(
+            "merge", "wrote other entries than it read", expected=read_sum % 2**64, found=written_sum % 2**64
+        )
 
 
 _TRIES = 10
@@ -223,13 +238,16 @@ def estimate(job: MergeJob, prices: PriceTable) -> MergeCost:
     item_size = job.tasks[0].genesis.layout.schema.item.itemsize
     runs = len({task.base_low for task in job.tasks})
     readers = Counter(source.name for task in job.tasks for source in task.sources)
-    times = Counter(name for name, _ in {(source.name, task.windows[0].begin_s) for task in job.tasks for source in task.sources})
+    times = Counter(
+        name for name, _ in {(source.name, task.windows[0].begin_s) for task in job.tasks for source in task.sources}
+    )
     moved = sum(source.count * times[source.name] for source in job.sources)
     requests: Counter[str] = Counter(RECORD_REQUESTS)
     pieces = max(1, -(-moved // (len(job.tasks) * PIECE_ITEMS)))
     # a task reads of each source that has entries for it the directory, and a range a piece
     spans = sum(
-        max(pieces * readers[source.name], -(-source.count * times[source.name] * item_size // _SPAN_BYTES)) for source in job.sources
+        max(pieces * readers[source.name], -(-source.count * times[source.name] * item_size // _SPAN_BYTES))
+        for source in job.sources
     )
     requests["get_range"] += readers.total() + spans
     shards = 0
@@ -239,11 +257,15 @@ def estimate(job: MergeJob, prices: PriceTable) -> MergeCost:
         size = window.entries * item_size // made
         shards += made
         requests += writing_requests(made, size)
-    return MergeCost(shards, dict(requests), moved * item_size, job.entries * item_size, prices.cost_usd(requests, moved * item_size))
+    return MergeCost(
+        shards, dict(requests), moved * item_size, job.entries * item_size, prices.cost_usd(requests, moved * item_size)
+    )
 
 
 def writing_requests(shards: int, size: int) -> Counter[str]:
-    """Return what it takes to send `shards` objects of `size` bytes each, and to see that they are there, by operation."""
+    """Return what it takes to send `shards` objects of `size` bytes each, and to see that they are there, by
+    operation.
+    """
     if size < 2 * _PART_BYTES:
         return Counter(put=shards, head=shards)
     # the last part is what is left: less than two

@@ -1,13 +1,16 @@
-"""One task of a merge: its run of base slots and its windows of every source, sorted and written as shards, uploaded but not published.
+"""One task of a merge: its run of base slots and its windows of every source, sorted and written as shards, uploaded
+but not published.
 
-The shards' names are unique to the attempt, and nothing refers to them until the job's log record does: a task may be repeated, run twice
-at once or die at any moment. Memory: one piece of the sources, its sort, and for each window of the task two parts of an upload and 8 bytes
-an entry; `cuts` bounds these. Threads: one task is run by one thread; any number of tasks by as many threads or processes.
+The shards' names are unique to the attempt, and nothing refers to them until the job's log record does: a task may be
+repeated, run twice at once or die at any moment. Memory: one piece of the sources, its sort, and for each window of the
+task two parts of an upload and 8 bytes an entry; `cuts` bounds these. Threads: one task is run by one thread; any
+number of tasks by as many threads or processes.
 
 Shards on their way into the storage: pieces of sorted-to-be entries in, uploaded but unpublished objects out.
 
-Names are unique to the attempt, and nothing refers to an object until a log record does. Memory: one piece, its sort, two parts of an
-upload and 8 bytes an entry of a shard. Threads: one run is written by one thread; any number of runs by as many threads or processes.
+Names are unique to the attempt, and nothing refers to an object until a log record does. Memory: one piece, its sort,
+two parts of an upload and 8 bytes an entry of a shard. Threads: one run is written by one thread; any number of runs by
+as many threads or processes.
 """
 
 from __future__ import annotations
@@ -32,12 +35,7 @@ from tiered_index.service.merge.pieces import Piece, SourceReader
 from tiered_index.service.merge.plan import FULL_WINDOWS, MergeTask, Window
 from tiered_index.storage.base import Storage
 
-__all__ = [
-    "FinishedShard",
-    "TableRun",
-    "TaskResult",
-    "run_task",
-]
+__all__ = ["FinishedShard", "TableRun", "TaskResult", "run_task"]
 
 _PART_BYTES = 16 << 20
 
@@ -60,16 +58,31 @@ class _OpenShard:
 class TableRun:
     """One window's run of base slots: the shard that is being written, and those that are finished.
 
-    Pieces come in order of base slots, a giant's parts newest first. `topics` are the names of ids, `most` bounds the entries to come.
-    `beside` is how many runs are written at once: the more, the smaller are the parts of their uploads.
+    Pieces come in order of base slots, a giant's parts newest first. `topics` are the names of ids, `most` bounds the
+    entries to come. `beside` is how many runs are written at once: the more, the smaller are the parts of their
+    uploads.
     """
 
     def __init__(
-        self, genesis: Genesis, window: Window, base_slots: tuple[int, int], topics: Mapping[int, str], sequence: int, most: int,
-        storage: Storage, now_ms: int, beside: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        genesis: Genesis,
+        window: Window,
+        base_slots: tuple[int, int],
+        topics: Mapping[int, str],
+        sequence: int,
+        most: int,
+        storage: Storage,
+        now_ms: int,
+        beside: int = 1,
+    ) -> None:
         self.finished: list[FinishedShard] = []
-        self._genesis, self._window, self._topics, self._storage, self._now_ms = genesis, window, topics, storage, now_ms
+        self._genesis, self._window, self._topics, self._storage, self._now_ms = (
+            genesis,
+            window,
+            topics,
+            storage,
+            now_ms,
+        )
         self._schema = genesis.layout.schema
         self._sequence, self._most = sequence, most
         self._part_bytes = _PART_BYTES * FULL_WINDOWS // max(FULL_WINDOWS, beside)
@@ -177,10 +190,16 @@ class TaskResult:
     shards: tuple[FinishedShard, ...]
 
 
-def run_task(task: MergeTask, storage: Storage, now_ms: int, progress: Callable[[int], None] = lambda entries: None) -> TaskResult:
-    """Read, sort and write one task; `progress` is told of entries done. What was uploaded before an error is aborted or deleted."""
+def run_task(
+    task: MergeTask, storage: Storage, now_ms: int, progress: Callable[[int], None] = lambda entries: None
+) -> TaskResult:
+    """Read, sort and write one task; `progress` is told of entries done. What was uploaded before an error is aborted
+    or deleted.
+    """
     schema = task.genesis.layout.schema
-    cold = ColdPath(storage, keyed=schema.keyed, settings=ColdSettings(query_threads=8, block_cache_bytes=0, coalesce_gap_bytes=0))
+    cold = ColdPath(
+        storage, keyed=schema.keyed, settings=ColdSettings(query_threads=8, block_cache_bytes=0, coalesce_gap_bytes=0)
+    )
     with contextlib.closing(cold):
         return _run(task, cold, storage, now_ms, progress)
 
@@ -190,11 +209,21 @@ def _run(task: MergeTask, cold: ColdPath, storage: Storage, now_ms: int, progres
         return TaskResult(task.number, {}, 0, ())
     schema = task.genesis.layout.schema
     step = max(window.slots.join for window in task.windows)
-    reader = SourceReader(cold, task.sources, schema, task.genesis.layout.slots, task.base_low, task.base_high, step, task.seconds)
+    reader = SourceReader(
+        cold, task.sources, schema, task.genesis.layout.slots, task.base_low, task.base_high, step, task.seconds
+    )
     most = sum(source.count for source in task.sources)
     tables = [
         TableRun(
-            task.genesis, window, (task.base_low, task.base_high), reader.topics, task.sequence, most, storage, now_ms, len(task.windows)
+            task.genesis,
+            window,
+            (task.base_low, task.base_high),
+            reader.topics,
+            task.sequence,
+            most,
+            storage,
+            now_ms,
+            len(task.windows),
         )
         for window in task.windows
     ]

@@ -1,14 +1,13 @@
 """What the views of one reader share: caches, the bound of ranges, and the threads that wait for storages.
 
-A request under way can't be broken off. What nobody waits for any longer, since a deadline came first, goes on in a daemon thread until it
-ends by itself.
-Threads: every method from any thread, but none of `threads`' own.
+A request under way can't be broken off. What nobody waits for any longer, since a deadline came first, goes on in a
+daemon thread until it ends by itself. Threads: every method from any thread, but none of `threads`' own.
 
 Files of several indexes in one answer: each row says of which index it is.
 
-The engine sees one schema, that of the indexes with a further identity column, the last: equal positions in the logs of two brokers
-are two messages. A source's number is a digest of its index's id, so order and cursors don't depend on which others are read with it.
-Pure but for the files that are searched. Threads: as the files'.
+The engine sees one schema, that of the indexes with a further identity column, the last: equal positions in the logs of
+two brokers are two messages. A source's number is a digest of its index's id, so order and cursors don't depend on
+which others are read with it. Pure but for the files that are searched. Threads: as the files'.
 """
 
 from __future__ import annotations
@@ -34,12 +33,7 @@ from tiered_index.service.cold.range_pool import Travel
 from tiered_index.service.threads.pool import DaemonPool, NoThread
 from tiered_index.storage.deadline import check_deadline, no_deadline, remaining_s
 
-__all__ = [
-    "ReaderParts",
-    "SourcedFile",
-    "source_number",
-    "sourced_schema",
-]
+__all__ = ["ReaderParts", "SourcedFile", "source_number", "sourced_schema"]
 
 T = TypeVar("T")
 
@@ -66,23 +60,30 @@ class ReaderParts:
         return self.threads.submit(contextvars.copy_context().run, act)
 
     def side_by_side(self, calls: Sequence[Callable[[], T]]) -> list[Future[T]]:
-        """Make calls without a deadline, each in a thread of its own as far as there are any, the rest in the caller's; return them when
-        all have ended."""
+        """Make calls without a deadline, each in a thread of its own as far as there are any, the rest in the caller's;
+        return them when all have ended.
+        """
         made = self._begun(self.begin, calls)
         wait(made)
         return made
 
-    def in_time(self, calls: Sequence[tuple[str, Callable[[], T]]], late: Callable[[T], object] = lambda _: None) -> list[T]:
-        """Return what calls return, in order; they are made side by side and held to the caller's deadline. Each says what it is about.
+    def in_time(
+        self, calls: Sequence[tuple[str, Callable[[], T]]], late: Callable[[T], object] = lambda _: None
+    ) -> list[T]:
+        """Return what calls return, in order; they are made side by side and held to the caller's deadline.
 
-        Raises the first one's error; `BudgetExceeded`, naming what was not done, where the deadline comes before all have ended. What a
-        call returned, or will return, is given to `late` then.
+        Each says what it is about.
+
+        Raises the first one's error; `BudgetExceeded`, naming what was not done, where the deadline comes before all
+        have ended. What a call returned, or will return, is given to `late` then.
         """
         if len(calls) == 1 and remaining_s() is None:
             return [calls[0][1]()]
         if calls:
             check_deadline(calls[0][0])
-        made = self._begun(lambda call: self.threads.submit(contextvars.copy_context().run, call), [call for _, call in calls])
+        made = self._begun(
+            lambda call: self.threads.submit(contextvars.copy_context().run, call), [call for _, call in calls]
+        )
         unfinished = wait(made, remaining_s()).not_done
         try:
             for (doing, _), future in zip(calls, made, strict=True):
@@ -101,7 +102,9 @@ class ReaderParts:
         self.travel.close()
         self.caches.clear()
 
-    def _begun(self, begin: Callable[[Callable[[], T]], Future[T]], calls: Sequence[Callable[[], T]]) -> list[Future[T]]:
+    def _begun(
+        self, begin: Callable[[Callable[[], T]], Future[T]], calls: Sequence[Callable[[], T]]
+    ) -> list[Future[T]]:
         made: list[Future[T]] = []
         for call in calls:
             try:

@@ -1,9 +1,9 @@
 """A root as another process sees it: what the writer has flushed, read without its lock.
 
-Folders are looked at in the direction in which files move (unsealed, compacted, uploaded), so a file on its way is met at least once; one
-that vanished between the look and the opening makes the look start again, a bounded number of times. Unsealed entries are believed as
-far as the journal confirms them and their CRC32 matches; they are found by a scan of the hash column, not through chains.
-Threads: any; each look gives handles of its own.
+Folders are looked at in the direction in which files move (unsealed, compacted, uploaded), so a file on its way is met
+at least once; one that vanished between the look and the opening makes the look start again, a bounded number of times.
+Unsealed entries are believed as far as the journal confirms them and their CRC32 matches; they are found by a scan of
+the hash column, not through chains. Threads: any; each look gives handles of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _STEP_NS = 2_000_000_000
 
 
 class UnsealedView(AlwaysRead):
-    """The durable entries of an unsealed file at one moment; `state` is inode, size and time of its journal just before it was read."""
+    """The durable entries of an unsealed file at one moment; `state` is inode, size and time of its journal just before
+    it was read.
+    """
 
     place = UNSEALED
 
@@ -74,8 +76,14 @@ class UnsealedView(AlwaysRead):
 
     def search_many(self, batch: QuestionBatch) -> Found:
         """Return the rows that answer each question, in no order."""
-        begin_s, topics, schema = self.journal.begin_ms // 1000, tuple(self.journal.topics.items()), self.journal.layout.schema
-        return matching(batch, self.entries(), lambda picked: begin_s + picked["time_diff_s"].astype(np.int64), topics, schema)
+        begin_s, topics, schema = (
+            self.journal.begin_ms // 1000,
+            tuple(self.journal.topics.items()),
+            self.journal.layout.schema,
+        )
+        return matching(
+            batch, self.entries(), lambda picked: begin_s + picked["time_diff_s"].astype(np.int64), topics, schema
+        )
 
 
 class RootView:
@@ -89,7 +97,8 @@ class RootView:
     def changes(self) -> tuple[int, ...] | None:
         """Return a value that differs when files have entered or left the folders since.
 
-        None where that can't be told: a change just made may have the time of the one before it, as file systems count in steps.
+        None where that can't be told: a change just made may have the time of the one before it, as file systems count
+        in steps.
         """
         try:
             times = tuple(self._root.folder(state).stat().st_mtime_ns for state in STATES)
@@ -104,7 +113,9 @@ class RootView:
         return handles
 
     def look(self) -> list[Handle]:
-        """Return handles of every file with durable entries, each in its latest state; a file that can't be read is among them."""
+        """Return handles of every file with durable entries, each in its latest state; a file that can't be read is
+        among them.
+        """
         for left in reversed(range(_LOOKS)):
             self.changes()  # a folder that is missing is no empty one
             try:
@@ -127,7 +138,8 @@ class RootView:
             try:
                 view = self._view(file_id)
             except FileNotFoundError as error:
-                gone[file_id] = error.with_traceback(None)  # a kept trace would hold this frame, and so every mapping in it
+                # a kept trace would hold this frame, and so every mapping in it
+                gone[file_id] = error.with_traceback(None)
                 continue
             except (TieredIndexError, ValueError) as error:
                 handles[file_id] = _damaged(file_id, UNSEALED, error.with_traceback(None))
@@ -161,8 +173,12 @@ class RootView:
             if not last:
                 raise FileNotFoundError(f"{file_id} has grown since it was looked at")
             journal_path = self._root.journal_path(file_id)
-            short = CorruptFile(str(journal_path), "ends before entries that were durable when the next file was begun",
-                                expected=claimed, found=counts[file_id])  # fmt: skip
+            short = CorruptFile(
+                str(journal_path),
+                "ends before entries that were durable when the next file was begun",
+                expected=claimed,
+                found=counts[file_id],
+            )
             handles[file_id] = _damaged(file_id, UNSEALED, short)
         self._opened, self._unsealed = opened, unsealed
         return list(handles.values())

@@ -2,11 +2,11 @@
 
 A view stands at one position of the log and moves on when it is refreshed. It never writes a byte to storage or root.
 
-A lookup that is held to a time does not wait for the log longer than half of what is left of it, so that it can still be answered from
-where the view stands. The reading goes on behind it, in a thread of its own and without a deadline: so the view moves on however short the
-times are. A lookup that is held to no time waits for the reading that another one has begun. Where the log was due to be read for too long
-already, a lookup is told that a file, the log, could not be afforded.
-Threads: every method from any thread.
+A lookup that is held to a time does not wait for the log longer than half of what is left of it, so that it can still
+be answered from where the view stands. The reading goes on behind it, in a thread of its own and without a deadline: so
+the view moves on however short the times are. A lookup that is held to no time waits for the reading that another one
+has begun. Where the log was due to be read for too long already, a lookup is told that a file, the log, could not be
+afforded. Threads: every method from any thread.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _OVERDUE_S = 30.0
 class IndexView:
     """An index that somebody else writes.
 
-    `backend` stands in for the storage that `config` names; it is closed with the view, not where making the view fails.
-    Raises as `IndexReader.open`.
+    `backend` stands in for the storage that `config` names; it is closed with the view, not where making the view
+    fails. Raises as `IndexReader.open`.
     """
 
     def __init__(self, config: IndexConfig, clock: Clock, backend: Storage | None, parts: ReaderParts) -> None:
@@ -77,7 +77,9 @@ class IndexView:
             root = Root(config.root, Disk())
             marker = root.read_marker()
             if marker is None:
-                raise NotAnIndex(f"{config.root} holds no tiered index" + ("" if config.root.exists() else " (it does not exist)"))
+                raise NotAnIndex(
+                    f"{config.root} holds no tiered index" + ("" if config.root.exists() else " (it does not exist)")
+                )
             self._root_view = RootView(root)
         opened = None
         if backend is None:
@@ -134,7 +136,10 @@ class IndexView:
             return self._read()
 
     def read_on(self) -> LogState:
-        """Refresh for a lookup, beginning after this call. Raises `BudgetExceeded` where its time is too short; the reading goes on."""
+        """Refresh for a lookup, beginning after this call.
+
+        Raises `BudgetExceeded` where its time is too short; the reading goes on.
+        """
         left_s = remaining_s()
         if left_s is None:
             return self.refresh()
@@ -160,7 +165,9 @@ class IndexView:
         return self._tries
 
     def claim_refresh(self) -> bool:
-        """Return whether `refresh_interval_s` has passed and nobody is at it: then the caller has `refresh_claimed` called, or releases."""
+        """Return whether `refresh_interval_s` has passed and nobody is at it: then the caller has `refresh_claimed`
+        called, or releases.
+        """
         if not self._is_due() or not self._refreshing.acquire(blocking=False):
             return False  # whoever refreshes does it for all
         if not self._is_due():
@@ -175,8 +182,8 @@ class IndexView:
     def refresh_claimed(self) -> None:
         """Refresh, having claimed it.
 
-        A storage that can't be asked is told by the lookups that need it. A lookup that can't afford it answers from where the view
-        stands; the next one tries again.
+        A storage that can't be asked is told by the lookups that need it. A lookup that can't afford it answers from
+        where the view stands; the next one tries again.
         """
         try:
             self._refresh_due()
@@ -184,21 +191,26 @@ class IndexView:
             self._refreshing.release()
 
     def catch_up(self, tries: int) -> None:
-        """Wait for a refresh that is due, whoever does it, and do it where nobody did; not where `tries` have become more meanwhile."""
+        """Wait for a refresh that is due, whoever does it, and do it where nobody did; not where `tries` have become
+        more meanwhile.
+        """
         if self._tries == tries and self._is_due():
             with self._refreshing:
                 if self._tries == tries and self._is_due():
                     self._refresh_due()
 
     def note_age(self) -> None:
-        """Find out, for the lookup that begins in this thread, whether the view stands too far back for a complete answer."""
+        """Find out, for the lookup that begins in this thread, whether the view stands too far back for a complete
+        answer.
+        """
         age_s = self._clock.monotonic_s() - self._refreshed_s
         interval_s = self._config.refresh_interval_s
         self._lookup.tries = self._tries
         self._lookup.behind_s = age_s if age_s > interval_s + max(interval_s, _OVERDUE_S) else None
 
     def _refresh_due(self) -> None:
-        """Read the log by at most half of the requests that the lookup has, so that it can read files, too; the next one reads on.
+        """Read the log by at most half of the requests that the lookup has, so that it can read files, too; the next
+        one reads on.
 
         A listing and a record are the least that gets anywhere.
         """
@@ -228,7 +240,9 @@ class IndexView:
         return state
 
     def handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
-        """Return what may hold answers in an inclusive range of epoch seconds; for lookups, which call `note_age` before."""
+        """Return what may hold answers in an inclusive range of epoch seconds; for lookups, which call `note_age`
+        before.
+        """
         if self._root_view is None:
             return [*self.catalog.overlapping(second_min, second_max), *_unread(self._log_error or self._too_old())]
         found, error = self._local_and_stored(self._root_view)
@@ -239,10 +253,14 @@ class IndexView:
         behind_s: float | None = getattr(self._lookup, "behind_s", None)
         if behind_s is None or self._lookup.tries != self._tries:
             return None  # young enough, or read since
-        return BudgetExceeded(f"the log of {self.storage.uri} was last read {behind_s:.0f} s ago, and this lookup could not wait for it")
+        return BudgetExceeded(
+            f"the log of {self.storage.uri} was last read {behind_s:.0f} s ago, and this lookup could not wait for it"
+        )
 
     def _try(self, read: Callable[[], LogState]) -> None:
-        """Read the log; where it can't be read, or not believed, lookups say so until one of the next tries succeeds."""
+        """Read the log; where it can't be read, or not believed, lookups say so until one of the next tries
+        succeeds.
+        """
         try:
             read()
         except (StorageError, CorruptFile) as error:
@@ -251,7 +269,10 @@ class IndexView:
             self._refreshed_s = self._clock.monotonic_s() - max(0.0, self._config.refresh_interval_s - _RETRY_S)
 
     def all_handles(self) -> list[Handle]:
-        """Return the handles of all files. Closing empties the catalog: whoever asks looks afterwards whether it was closed meanwhile."""
+        """Return the handles of all files.
+
+        Closing empties the catalog: whoever asks looks afterwards whether it was closed meanwhile.
+        """
         if self._root_view is None:
             return self.catalog.all()
         found, error = self._local_and_stored(self._root_view)
@@ -259,8 +280,9 @@ class IndexView:
 
     def _local_and_stored(self, root_view: RootView) -> tuple[list[Handle], TieredIndexError | None]:
         """Return the files of root and storage, and why the log could not be read where that was necessary."""
-        # Local files first, then the log: a file that leaves the root in between is in at least one of them. Files leave the root only
-        # by way of its folders, so where these, after the look, are as they were before the log was last read, it needn't be read again.
+        # Local files first, then the log: a file that leaves the root in between is in at least one of them. Files
+        # leave the root only by way of its folders, so where these, after the look, are as they were before the log was
+        # last read, it needn't be read again.
         local = {handle.file_id: handle for handle in root_view.look()}
         changes = root_view.changes()
         unread: TieredIndexError | None = self._log_error
@@ -285,7 +307,9 @@ class IndexView:
 
 
 def _backed(local: Handle, stored: Handle | None) -> Handle:
-    """Return a root's file with the storage behind it, so that a damaged local copy is passed over where the storage has the file too."""
+    """Return a root's file with the storage behind it, so that a damaged local copy is passed over where the storage
+    has the file too.
+    """
     if isinstance(local, DamagedFile) and stored is not None:
         return stored
     if isinstance(local, CompactedFile) and isinstance(stored, CompactedFile) and local.stored is None:

@@ -7,7 +7,8 @@ root/unsealed|compacted|uploaded/   the folder is the state
 root/cache/              directories and filters of stored files (`cache_folder`); may be deleted at any time
 root/followers/          what adapters remember of the logs that they follow
 ```
-The root and its cache may be symbolic links, nothing else below the root: a writer refuses folders that are, and writes through no link.
+The root and its cache may be symbolic links, nothing else below the root: a writer refuses folders that are, and writes
+through no link.
 
 Deletions of local files that must be durable; what can't be deleted now is tried again later. Threads: any.
 
@@ -44,16 +45,7 @@ from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES
 from tiered_index.format.trailer import FILE_ID
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk, make_path
 
-__all__ = [
-    "CACHE",
-    "FOLLOWERS",
-    "Deletions",
-    "Marker",
-    "Root",
-    "RootLock",
-    "allow_many_files",
-    "disk_error",
-]
+__all__ = ["CACHE", "FOLLOWERS", "Deletions", "Marker", "Root", "RootLock", "allow_many_files", "disk_error"]
 
 CACHE = "cache"
 """Folder of the local cache of directories and filters; made when it is needed."""
@@ -89,9 +81,13 @@ class Marker:
     def encode(self) -> bytes:
         """Return the marker's bytes (JSON)."""
         document = {
-            "tiered_index": MARKER_VERSION, "index_id": self.index_id, "root_id": self.root_id, "layout": self.layout.to_json(),
-            "offset_space": self.offset_space, "storage": self.storage,
-        }  # fmt: skip
+            "tiered_index": MARKER_VERSION,
+            "index_id": self.index_id,
+            "root_id": self.root_id,
+            "layout": self.layout.to_json(),
+            "offset_space": self.offset_space,
+            "storage": self.storage,
+        }
         return (json.dumps(document, indent=2) + "\n").encode()
 
     @classmethod
@@ -108,7 +104,9 @@ class Marker:
 
 
 _VERSION = record(lambda tiered_index: int(tiered_index), tiered_index=integer(0, 2**31))
-_MARKER = record(Marker, index_id=FILE_ID, root_id=FILE_ID, layout=Layout.from_json, offset_space=text(), storage=text())
+_MARKER = record(
+    Marker, index_id=FILE_ID, root_id=FILE_ID, layout=Layout.from_json, offset_space=text(), storage=text()
+)
 
 
 class Root:
@@ -124,11 +122,15 @@ class Root:
         self._identity = self._look()
 
     def check(self) -> None:
-        """Raise a typed error where the folder is gone, another one is in its place, or it can't be written any more."""
+        """Raise a typed error where the folder is gone, another one is in its place, or it can't be written any
+        more.
+        """
         if self._identity is None:
             return
         if self._look() != self._identity:
-            raise StorageUnavailable(f"{self.path} is not the folder that was opened: it was moved, or something is mounted over it")
+            raise StorageUnavailable(
+                f"{self.path} is not the folder that was opened: it was moved, or something is mounted over it"
+            )
         try:
             read_only = os.statvfs(self.path).f_flag & os.ST_RDONLY
         except OSError as error:
@@ -141,7 +143,9 @@ class Root:
         """Raise `StorageMisconfigured` where a folder in which files are made and deleted leads elsewhere."""
         for folder in map(self.folder, (*STATES, FOLLOWERS)):
             if folder.is_symlink():
-                raise StorageMisconfigured(f"{folder} is a symbolic link, which may lead anywhere: put the folder itself there")
+                raise StorageMisconfigured(
+                    f"{folder} is a symbolic link, which may lead anywhere: put the folder itself there"
+                )
 
     def _look(self) -> tuple[int, int]:
         try:
@@ -172,7 +176,10 @@ class Root:
         return self.path / state / (TEMPORARY_PREFIX + secrets.token_hex(8))
 
     def read_marker(self) -> Marker | None:
-        """Return the marker, or None where the root is empty or absent. Raises `NotAnIndex` for a folder of somebody else's."""
+        """Return the marker, or None where the root is empty or absent.
+
+        Raises `NotAnIndex` for a folder of somebody else's.
+        """
         try:
             return Marker.decode(self.marker_path.read_bytes(), str(self.marker_path))
         except FileNotFoundError:
@@ -183,12 +190,18 @@ class Root:
             raise disk_error(error, f"reading {self.marker_path}") from error
         with contextlib.suppress(FileNotFoundError):
             try:
-                strangers = [name for name in sorted(os.listdir(self.path)) if name != "lock" and not name.startswith(TEMPORARY_PREFIX)]
+                strangers = [
+                    name
+                    for name in sorted(os.listdir(self.path))
+                    if name != "lock" and not name.startswith(TEMPORARY_PREFIX)
+                ]
             except NotADirectoryError as error:
                 raise NotAnIndex(f"{self.path} is not a folder") from error
             strangers = [name for name in strangers if name not in (*STATES, FOLLOWERS) or os.listdir(self.path / name)]
             if strangers:
-                raise NotAnIndex(f"{self.path} has no tiered_index.json but holds {strangers[0]!r}: nothing was touched")
+                raise NotAnIndex(
+                    f"{self.path} has no tiered_index.json but holds {strangers[0]!r}: nothing was touched"
+                )
         return None
 
     def make_folders(self) -> None:
@@ -217,7 +230,9 @@ class Root:
     def temporaries(self) -> list[Path]:
         """Return half-made work. Only the holder of the lock may delete it."""
         folders = (self.path, *(self.folder(name) for name in (*STATES, FOLLOWERS)))
-        return [folder / name for folder in folders for name in self.disk.names(folder) if name.startswith(TEMPORARY_PREFIX)]
+        return [
+            folder / name for folder in folders for name in self.disk.names(folder) if name.startswith(TEMPORARY_PREFIX)
+        ]
 
 
 class RootLock:
@@ -244,7 +259,9 @@ class RootLock:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             pid, host = _holder(os.pread(descriptor, 4096, 0), str(self._path))
-            raise LockHeld(f"{self._path.parent} is being written by process {pid} on {host}", pid=pid, host=host) from error
+            raise LockHeld(
+                f"{self._path.parent} is being written by process {pid} on {host}", pid=pid, host=host
+            ) from error
         except OSError as error:
             raise disk_error(error, f"locking {self._path}") from error
 
@@ -285,7 +302,8 @@ class Deletions:
         self._undeleted: list[tuple[list[Path], TieredIndexError]] = []
 
     def unlink(self, paths: list[Path]) -> None:
-        """Delete files in this order, each durably before the next: a power cut must not bring back what the log has forgotten by then.
+        """Delete files in this order, each durably before the next: a power cut must not bring back what the log has
+        forgotten by then.
 
         What can't be deleted now is left for `again`.
         """
@@ -316,7 +334,10 @@ _WANTED = 1 << 16
 
 
 def allow_many_files() -> None:
-    """Raise the soft limit of open files towards the hard one, where it is low. Where that is refused the limit stays as it is."""
+    """Raise the soft limit of open files towards the hard one, where it is low.
+
+    Where that is refused the limit stays as it is.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _WANTED if hard == resource.RLIM_INFINITY else min(_WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

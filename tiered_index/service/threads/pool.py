@@ -1,15 +1,15 @@
 """Threads that wait for a storage: a close and the interpreter's end don't wait for them longer than a moment.
 
-A request under way can't be broken off, and one that hangs holds its thread until the storage's own time-out. The threads of
-`concurrent.futures` would hold up whoever closes their pool, and the end of the process, for as long. These are daemons: what they were
-about is of no use to anybody by then, and they only read.
+A request under way can't be broken off, and one that hangs holds its thread until the storage's own time-out. The
+threads of `concurrent.futures` would hold up whoever closes their pool, and the end of the process, for as long. These
+are daemons: what they were about is of no use to anybody by then, and they only read.
 
 Threads: `submit` and `close` from any.
 
 Parts of one search, made side by side by the threads that search files.
 
-Whoever asks for the parts makes those that no thread has begun. So it waits only for what runs, never for a free thread: parts may have
-parts, and the threads that search files may ask for parts of their own. Threads: any.
+Whoever asks for the parts makes those that no thread has begun. So it waits only for what runs, never for a free
+thread: parts may have parts, and the threads that search files may ask for parts of their own. Threads: any.
 """
 
 from __future__ import annotations
@@ -27,14 +27,7 @@ from typing import Any, TypeVar
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
 from tiered_index.storage.deadline import remaining_s
 
-__all__ = [
-    "DaemonPool",
-    "NoThread",
-    "Submit",
-    "by_threads",
-    "closing_together",
-    "side_by_side",
-]
+__all__ = ["DaemonPool", "NoThread", "Submit", "by_threads", "closing_together", "side_by_side"]
 
 T = TypeVar("T")
 _CLOSE_S = 1.0
@@ -45,7 +38,10 @@ _Item = tuple[Future[Any], Callable[[], Any]]
 
 
 class NoThread(StorageUnavailable):
-    """The process can't start the thread that would ask the storage, and there is none that could be waited for. Retry later."""
+    """The process can't start the thread that would ask the storage, and there is none that could be waited for.
+
+    Retry later.
+    """
 
 
 @contextlib.contextmanager
@@ -100,7 +96,10 @@ class _Work:
 
 
 class DaemonPool:
-    """Runs calls in up to `threads` threads, begun when they are needed. They end with the pool, closed or merely forgotten."""
+    """Runs calls in up to `threads` threads, begun when they are needed.
+
+    They end with the pool, closed or merely forgotten.
+    """
 
     def __init__(self, threads: int, name: str) -> None:
         self._most = threads
@@ -114,8 +113,9 @@ class DaemonPool:
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
         """Have `call(*arguments)` run.
 
-        Where no further thread can be started the call waits for one that is there. Raises `InvalidArgument` where the pool is closed,
-        `NoThread` where it has none and can't start one: nothing is left behind then, and the next call tries again.
+        Where no further thread can be started the call waits for one that is there. Raises `InvalidArgument` where the
+        pool is closed, `NoThread` where it has none and can't start one: nothing is left behind then, and the next call
+        tries again.
         """
         future: Future[T] = Future()
         work = self._work

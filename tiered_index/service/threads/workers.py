@@ -1,9 +1,10 @@
 """Threads of ours: what changes state runs in them, and whoever asks for it waits.
 
-Python runs signal handlers in the main thread, between any two instructions, and a handler may raise (`KeyboardInterrupt`). So nothing that
-takes more than one step runs in a caller's thread: a `Worker` does it, the caller waits and may be interrupted there, and what was begun
-is finished. A background worker also calls its `run_once` every so often. An error of one round is logged once and kept in `error`; the
-next rounds wait longer, up to a bound, and go on trying.
+Python runs signal handlers in the main thread, between any two instructions, and a handler may raise
+(`KeyboardInterrupt`). So nothing that takes more than one step runs in a caller's thread: a `Worker` does it, the
+caller waits and may be interrupted there, and what was begun is finished. A background worker also calls its `run_once`
+every so often. An error of one round is logged once and kept in `error`; the next rounds wait longer, up to a bound,
+and go on trying.
 
 Threads: every method from any.
 """
@@ -87,12 +88,15 @@ class _Task(Generic[T]):
 
 
 class Worker:
-    """One thread, begun by `start` or the first call: it makes calls in order, and `run_once` every `interval_s` seconds between them.
+    """One thread, begun by `start` or the first call: it makes calls in order, and `run_once` every `interval_s`
+    seconds between them.
 
     Whatever ends the thread ends what waits for it, too. It is of use in the process that made it.
     """
 
-    def __init__(self, name: str, run_once: Callable[[], object] | None = None, interval_s: float | None = None) -> None:
+    def __init__(
+        self, name: str, run_once: Callable[[], object] | None = None, interval_s: float | None = None
+    ) -> None:
         self.error: BaseException | None = None
         self.name = name
         self._run_once = run_once
@@ -127,7 +131,8 @@ class Worker:
     def call(self, action: Callable[[], T]) -> T:
         """Have `action` run by the worker, behind what was asked before; return or raise what it does.
 
-        Where the wait is interrupted it runs all the same. Within the worker's own thread it runs at once. Raises `Stopped`, `NoThread`.
+        Where the wait is interrupted it runs all the same. Within the worker's own thread it runs at once. Raises
+        `Stopped`, `NoThread`.
         """
         if self._thread is threading.current_thread():
             return action()
@@ -155,7 +160,9 @@ class Worker:
         self._tasks.put(None)
 
     def stop(self, patience_s: float | None = None) -> None:
-        """Stop after what is under way, and wait for it, no longer than `patience_s`; calls behind it are refused. Idempotent."""
+        """Stop after what is under way, and wait for it, no longer than `patience_s`; calls behind it are refused.
+        Idempotent.
+        """
         self._stopping = True
         self._tasks.put(None)
         thread = self._thread

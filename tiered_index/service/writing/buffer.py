@@ -1,18 +1,20 @@
 """The write buffer: what was put and isn't in a file yet, searchable at once.
 
-`append_rows` and `append_columns` take a short lock and return; rows are hashed by whoever needs their chunk first, a query or the
-flusher. A chunk stays visible to queries until the flusher says that it is in a file. Order of chunks is order of puts.
+`append_rows` and `append_columns` take a short lock and return; rows are hashed by whoever needs their chunk first, a
+query or the flusher. A chunk stays visible to queries until the flusher says that it is in a file. Order of chunks is
+order of puts.
 
-Invariants: a closed chunk never changes; a call is in one chunk whole; `size` counts entries not yet released.
-Callers may be interrupted at any line, and go on: each change is one assignment (to several attributes at once, between whose stores no
-signal handler runs), or leaves behind only what is put right when the chunk is closed.
+Invariants: a closed chunk never changes; a call is in one chunk whole; `size` counts entries not yet released. Callers
+may be interrupted at any line, and go on: each change is one assignment (to several attributes at once, between whose
+stores no signal handler runs), or leaves behind only what is put right when the chunk is closed.
 
 Chunks of the write buffer: runs of entries that were put and aren't in a file yet.
 
-`OpenChunk` takes messages one by one: numbers packed into a block of bytes, keys in a list. No object that the garbage collector would
-have to visit is made for a row, and a block is small, so that turning one into columns never keeps the interpreter lock for long. A message
-is in it from the one step on that adds its keys: a caller who is interrupted before has added nothing.
-A `Chunk` is closed: it never changes but for its columns being computed by whoever needs them first, a query or the flusher.
+`OpenChunk` takes messages one by one: numbers packed into a block of bytes, keys in a list. No object that the garbage
+collector would have to visit is made for a row, and a block is small, so that turning one into columns never keeps the
+interpreter lock for long. A message is in it from the one step on that adds its keys: a caller who is interrupted
+before has added nothing. A `Chunk` is closed: it never changes but for its columns being computed by whoever needs them
+first, a query or the flusher.
 """
 
 from __future__ import annotations
@@ -39,22 +41,26 @@ from tiered_index.service.catalog.catalog import AlwaysRead
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.threads.workers import synchronized
 
-__all__ = [
-    "ROWS",
-    "BufferedChunk",
-    "Chunk",
-    "OpenChunk",
-    "Record",
-    "RowCodec",
-    "WriteBuffer",
-]
+__all__ = ["ROWS", "BufferedChunk", "Chunk", "OpenChunk", "Record", "RowCodec", "WriteBuffer"]
 
 ROWS = 1 << 12
 """Rows of one block, unless a single message has more keys."""
 Record = tuple[Any, ...]
 """(topic_id, queue_id, offset, size, second, *caller columns): what the entries of one message share."""
 _RECORD = (("topic_id", "=i4"), ("queue_id", "=i4"), ("offset", "=i8"), ("size", "=i4"), ("second", "=i8"))
-_FORMATS = {"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q", "f2": "e", "f4": "f", "f8": "d"}
+_FORMATS = {
+    "i1": "b",
+    "i2": "h",
+    "i4": "i",
+    "i8": "q",
+    "u1": "B",
+    "u2": "H",
+    "u4": "I",
+    "u8": "Q",
+    "f2": "e",
+    "f4": "f",
+    "f8": "d",
+}
 
 
 class RowCodec:
@@ -118,7 +124,9 @@ class OpenChunk:
 
 @dataclass(slots=True)
 class Chunk:
-    """A run of put entries; `positions` are durable once this chunk and all before it are. `number` grows from chunk to chunk."""
+    """A run of put entries; `positions` are durable once this chunk and all before it are. `number` grows from chunk to
+    chunk.
+    """
 
     number: int
     count: int
@@ -127,7 +135,9 @@ class Chunk:
     _content: OpenChunk | Columns
 
     def columns(self) -> Columns:
-        """Return the entries as columns, computing them the first time; two threads that need them first may both do so."""
+        """Return the entries as columns, computing them the first time; two threads that need them first may both do
+        so.
+        """
         content = self._content
         if isinstance(content, OpenChunk):
             content = self._content = content.columns()
@@ -137,9 +147,12 @@ class Chunk:
         """Return this chunk and the next one as one."""
         a, b = self.columns(), newer.columns()
         return Chunk(
-            newer.number, self.count + newer.count, self.size_bytes + newer.size_bytes, max_positions(self.positions, newer.positions),
+            newer.number,
+            self.count + newer.count,
+            self.size_bytes + newer.size_bytes,
+            max_positions(self.positions, newer.positions),
             {name: np.concatenate((a[name], b[name])) for name in a},
-        )  # fmt: skip
+        )
 
 
 _MERGE_BELOW = 1 << 16
@@ -172,7 +185,8 @@ class BufferedChunk(AlwaysRead):
 
 
 class WriteBuffer:
-    """Bounded by entries and by estimated bytes; a call that would pass a bound is refused whole, unless the buffer is empty.
+    """Bounded by entries and by estimated bytes; a call that would pass a bound is refused whole, unless the buffer is
+    empty.
 
     `name_of` returns the topic that an id means.
     """
@@ -210,14 +224,22 @@ class WriteBuffer:
         position: int | None = None,
         agree: Callable[[], None] | None = None,
     ) -> None:
-        """Add the entries of one message. Raises `BackPressure`, or what `agree` raises, which is asked last; then nothing was added."""
+        """Add the entries of one message.
+
+        Raises `BackPressure`, or what `agree` raises, which is asked last; then nothing was added.
+        """
         # what `synchronized` does, with less to hand on: this is called for each message
         with self._lock: self._append_rows(keys, record, size_bytes, source, position, agree)  # noqa: E701  # fmt: skip
 
     def _append_rows(
-        self, keys: Sequence[str], record: Record, size_bytes: int, source: str | None, position: int | None,
+        self,
+        keys: Sequence[str],
+        record: Record,
+        size_bytes: int,
+        source: str | None,
+        position: int | None,
         agree: Callable[[], None] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._admit(len(keys), size_bytes)
         if agree is not None:
             agree()
@@ -231,7 +253,9 @@ class WriteBuffer:
             chunk.positions[source] = max(position, chunk.positions.get(source, position))
 
     @synchronized
-    def append_columns(self, columns: Columns, size_bytes: int, positions: dict[str, int], agree: Callable[[], None] | None = None) -> None:
+    def append_columns(
+        self, columns: Columns, size_bytes: int, positions: dict[str, int], agree: Callable[[], None] | None = None
+    ) -> None:
         """Add a batch of columns that are hashed already; `agree` and errors as `append_rows`."""
         self._admit(len(columns["second"]), size_bytes)
         if agree is not None:
@@ -252,7 +276,9 @@ class WriteBuffer:
 
     @synchronized
     def close_chunk(self) -> int:
-        """Close the chunk that takes rows; return the number of the newest closed one: everything put so far is in it or before it."""
+        """Close the chunk that takes rows; return the number of the newest closed one: everything put so far is in it
+        or before it.
+        """
         self._close_open()
         return self._newest
 
@@ -291,27 +317,38 @@ class WriteBuffer:
         if held and (held + entries > self._max_entries or held_bytes + size_bytes > self._max_bytes):
             self.refusal = (
                 f"the write buffer holds {held:,} entries ({held_bytes:,} bytes) that are not flushed yet; "
-                f"its bounds are {self._max_entries:,} entries and {self._max_bytes:,} bytes: slow down and repeat the call"
+                f"its bounds are {self._max_entries:,} entries and {self._max_bytes:,} bytes: slow down and repeat "
+                f"the call"
             )
             raise BackPressure(self.refusal)
 
     def _close_open(self) -> None:
         rows = self._open
         if rows.keys or rows.positions:
-            self._append(Chunk(self._newest + 1, len(rows.keys), rows.size_bytes, rows.positions, rows), OpenChunk(self._codec, 0))
+            self._append(
+                Chunk(self._newest + 1, len(rows.keys), rows.size_bytes, rows.positions, rows),
+                OpenChunk(self._codec, 0),
+            )
             rows.trim()
 
     def _append(self, chunk: Chunk, following: OpenChunk) -> None:
         """Add a closed chunk, and from here on have `following` take rows."""
         ready, entries, size_bytes = [*self._ready, chunk], self._entries + chunk.count, self._bytes + chunk.size_bytes
-        self._ready, self._open, self._newest, self._entries, self._bytes = ready, following, chunk.number, entries, size_bytes
+        self._ready, self._open, self._newest, self._entries, self._bytes = (
+            ready,
+            following,
+            chunk.number,
+            entries,
+            size_bytes,
+        )
 
     @synchronized
     def _all(self) -> tuple[Chunk, ...]:
         return (*self._flushing, *self._ready)
 
     def _merge_small(self) -> None:
-        """Keep the chunks' sizes falling by halves, so that a query meets few of them however puts and queries alternate.
+        """Keep the chunks' sizes falling by halves, so that a query meets few of them however puts and queries
+        alternate.
 
         No put waits for it: the lock is held to exchange chunks, not while columns are computed.
         """

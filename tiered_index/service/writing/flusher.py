@@ -1,7 +1,7 @@
 """The flusher: moves what was put from the write buffer into unsealed files, in order, and makes it durable.
 
-`run_once` is one round; a round that failed half-way is continued by the next one, never begun again. Threads: rounds are serialised by a
-lock; `put` never takes it.
+`run_once` is one round; a round that failed half-way is continued by the next one, never begun again. Threads: rounds
+are serialised by a lock; `put` never takes it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class _Round:
 class Flusher:
     """Writes one buffer to two lanes. `quarantined` counts entries whose clock was out of bounds."""
 
-    def __init__(self, buffer: WriteBuffer, main: Lane, quarantine: Lane, clock: Clock, *, max_late_s: float, max_early_s: float) -> None:
+    def __init__(
+        self, buffer: WriteBuffer, main: Lane, quarantine: Lane, clock: Clock, *, max_late_s: float, max_early_s: float
+    ) -> None:
         self._buffer = buffer
         self._main, self._quarantine = main, quarantine
         self._clock = clock
@@ -67,7 +69,9 @@ class Flusher:
             raise InvalidArgument("the index is closed")
 
     def run_once(self) -> int:
-        """Flush what is buffered now; return how many entries became durable. Raises typed errors; nothing is lost by one.
+        """Flush what is buffered now; return how many entries became durable.
+
+        Raises typed errors; nothing is lost by one.
 
         It goes in rounds of at most `_ROUND` entries, so that positions become durable, and memory free, as it goes.
         """
@@ -89,7 +93,10 @@ class Flusher:
             has_main = bool(len(current.main["second"]))
             if len(current.quarantine["second"]):
                 self._quarantine.write(
-                    current.quarantine, current.done_quarantine, {} if has_main else current.positions, current.set_quarantine
+                    current.quarantine,
+                    current.done_quarantine,
+                    {} if has_main else current.positions,
+                    current.set_quarantine,
                 )
             if has_main or (current.positions and not len(current.quarantine["second"])):
                 self._main.write(current.main, current.done_main, current.positions, current.set_main)
@@ -135,7 +142,9 @@ class Flusher:
     def _begin(self) -> _Round:
         chunks = self._buffer.begin_flush(_ROUND)
         parts = [chunk.columns() for chunk in chunks]
-        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
+        columns = (
+            {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
+        )
         positions: dict[str, int] = {}
         for chunk in chunks:
             positions = max_positions(positions, chunk.positions)

@@ -1,9 +1,11 @@
-"""Lanes: where the flusher's batches go. One lane is a sequence of unsealed files, of which the last one accepts entries.
+"""Lanes: where the flusher's batches go.
 
-A lane rolls to a fresh file where the present one is full, where a timestamp's difference would not fit 32 bits, and where an append
-failed: what that file's journal confirms stays in it, the rest of the batch goes to the next one. Whatever was raised, and at whatever
-line, the next write begins by letting go of a file that accepts no more (`_end`): nothing else has to be undone.
-Threads: the flusher's only, but for `active`, which anyone may read.
+One lane is a sequence of unsealed files, of which the last one accepts entries.
+
+A lane rolls to a fresh file where the present one is full, where a timestamp's difference would not fit 32 bits, and
+where an append failed: what that file's journal confirms stays in it, the rest of the batch goes to the next one.
+Whatever was raised, and at whatever line, the next write begins by letting go of a file that accepts no more (`_end`):
+nothing else has to be undone. Threads: the flusher's only, but for `active`, which anyone may read.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class LaneContext:
-    """What the lanes of one root share. `admit` is asked before disk space is taken and raises `BackPressure` where there is none.
+    """What the lanes of one root share.
+
+    `admit` is asked before disk space is taken and raises `BackPressure` where there is none.
 
     `log_number` says how much of the storage's log is known: files begin with it.
     """
@@ -56,12 +60,18 @@ class LaneContext:
 class Lane:
     """One lane; `reserves` says whether the next file's space is taken ahead.
 
-    `known` returns the durable positions of all sources: each file begins with them, so that the newest file and the log's newest record
-    that has any say all of them, whatever becomes of older files.
+    `known` returns the durable positions of all sources: each file begins with them, so that the newest file and the
+    log's newest record that has any say all of them, whatever becomes of older files.
     """
 
     def __init__(
-        self, name: str, layout: Layout, context: LaneContext, *, reserves: bool, known: Callable[[], dict[str, int]] = dict
+        self,
+        name: str,
+        layout: Layout,
+        context: LaneContext,
+        *,
+        reserves: bool,
+        known: Callable[[], dict[str, int]] = dict,
     ) -> None:
         self.name = name
         self.layout = layout
@@ -97,7 +107,8 @@ class Lane:
                 self._end(file)
                 if tried:
                     raise disk_error(error, f"writing {file.path}") from error
-                # the space for one more try is reserved already or asked for now; a second failure is the caller's to wait out
+                # the space for one more try is reserved already or asked for now; a second failure is the caller's to
+                # wait out
                 tried = True
                 continue
             tried = False
@@ -110,7 +121,11 @@ class Lane:
 
     def _append(self, file: UnsealedFile, piece: Columns, positions: dict[str, int]) -> None:
         ids = _distinct(piece["topic_id"])
-        file.append(piece, [(topic_id, self._context.topics.name(topic_id)) for topic_id in ids], max_positions(self._carried, positions))
+        file.append(
+            piece,
+            [(topic_id, self._context.topics.name(topic_id)) for topic_id in ids],
+            max_positions(self._carried, positions),
+        )
         self._show(file)
         self._carried = {}
         while self._given_up:
@@ -165,17 +180,27 @@ class Lane:
         try:
             return Reserve(self._context.root, self.layout)
         except OSError as error:
-            raise disk_error(error, f"reserving {self.layout.unsealed_size:,} bytes in {self._context.root.path}") from error
+            raise disk_error(
+                error, f"reserving {self.layout.unsealed_size:,} bytes in {self._context.root.path}"
+            ) from error
 
     def reserve_next(self) -> None:
-        """Take the next file's disk space ahead, once a file is in use, off the path of writes. A failure is retried until it ends."""
+        """Take the next file's disk space ahead, once a file is in use, off the path of writes.
+
+        A failure is retried until it ends.
+        """
         if self._reserves and self._reserve is None and (self.active is not None or self.trouble is not None):
             try:
                 self._reserve = self._take_space()
             except TieredIndexError as error:
-                # the bound that was set is no trouble: it is told where it pushes a write back, and uploads may make room first
+                # the bound that was set is no trouble: it is told where it pushes a write back, and uploads may make
+                # room first
                 if self.trouble is None:
-                    _log.log(logging.DEBUG if type(error) is BackPressure else logging.WARNING, "no space for the next file yet: %s", error)
+                    _log.log(
+                        logging.DEBUG if type(error) is BackPressure else logging.WARNING,
+                        "no space for the next file yet: %s",
+                        error,
+                    )
                 self.trouble = None if type(error) is BackPressure else error
             else:
                 self.trouble = None
@@ -186,7 +211,9 @@ class Lane:
             self._end(self.active)
 
     def _end(self, file: UnsealedFile) -> None:
-        """Let go of the active file: one with entries is sealed, any other one given up. May be repeated from any line on.
+        """Let go of the active file: one with entries is sealed, any other one given up.
+
+        May be repeated from any line on.
 
         The positions in the journal of a file that is given up go to the next one, and only then is it deleted.
         """
@@ -212,7 +239,9 @@ class Lane:
             self.active.close()
 
     def adopt(self, files: list[UnsealedFile]) -> None:
-        """Take over recovered files, in order of sequence: the newest goes on where it accepts, the others are sealed or given up."""
+        """Take over recovered files, in order of sequence: the newest goes on where it accepts, the others are sealed
+        or given up.
+        """
         for file in files:
             if file.count:
                 self._context.catalog.put(file)

@@ -2,12 +2,12 @@
 
 - Every log record and checkpoint, and the tables by the log's word: on the driver, as `tiered-index verify` does.
 - Every object, byte by byte: counts, checksums, order, filters; every archived segment. A task checks some objects.
-- With a source, every entry of it against those in the objects: *missing*, *extra* (the source has no such entry) and *wrong* ones (queue
-  and offset of a key's entry agree, something else does not). One shuffle of both sides.
+- With a source, every entry of it against those in the objects: *missing*, *extra* (the source has no such entry) and
+  *wrong* ones (queue and offset of a key's entry agree, something else does not). One shuffle of both sides.
 
-Nothing is changed. Entries may be there more than once: an index keeps what was put twice, and answers it once. What damaged objects held
-can't be known, nor what went between check and comparison: entries of the source that may have lain there are counted as *unproven*, and
-only the damage is a finding. One thread drives an audit.
+Nothing is changed. Entries may be there more than once: an index keeps what was put twice, and answers it once. What
+damaged objects held can't be known, nor what went between check and comparison: entries of the source that may have
+lain there are counted as *unproven*, and only the damage is a finding. One thread drives an audit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ _TASKS_A_CORE = 4
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """What an audit found. `report` is as `verify`'s; `differences` are those of index and source, None where no source was given.
+    """What an audit found.
+
+    `report` is as `verify`'s; `differences` are those of index and source, None where no source was given.
 
     `entries` and `objects` are the log's counts, `log_number` is the position of the log that was audited.
     """
@@ -81,14 +83,15 @@ def audit(
     clock: Clock | None = None,
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> AuditResult:
-    """Check the index in `storage`, and compare it with `source` where one is given (as `build` takes it, with its `columns`).
+    """Check the index in `storage`, and compare it with `source` where one is given (as `build` takes it, with its
+    `columns`).
 
-    `begin_ms` and `end_ms` (inclusive, to the second) bound what is compared, not what is checked: for a source that is a part of the
-    index, or the other way round. At most `most_listed` differences of each kind are kept, all are counted. `progress` is told (stage,
-    tasks done, tasks).
+    `begin_ms` and `end_ms` (inclusive, to the second) bound what is compared, not what is checked: for a source that is
+    a part of the index, or the other way round. At most `most_listed` differences of each kind are kept, all are
+    counted. `progress` is told (stage, tasks done, tasks).
 
-    Raises `NotAnIndex`, `InvalidArgument` (the source), what the storage raises on the driver. An object that can't be read is told in the
-    report; the comparison fails with what the storage raises.
+    Raises `NotAnIndex`, `InvalidArgument` (the source), what the storage raises on the driver. An object that can't be
+    read is told in the report; the comparison fails with what the storage raises.
     """
     settings = config or IndexConfig()
     present = clock or SystemClock()
@@ -122,7 +125,10 @@ def audit(
                     entries = entries.drop(SKIPPED) if SKIPPED in entries.columns else entries
                 with meter.stage("compare", tasks=True):
                     bad = {defect.file for defect in report.findings if defect.part != "filter"}  # which hides no entry
-                    sides, objects = Sides(entries, meter.address(address), schema, seen.genesis.layout.slots), [*seen.objects.values()]
+                    sides, objects = (
+                        Sides(entries, meter.address(address), schema, seen.genesis.layout.slots),
+                        [*seen.objects.values()],
+                    )
                     with compare(sides, objects, seconds) as compared:
                         damaged = [Target.of(o, sides.base) for o in objects if o.name in bad | compared.unread]
                         differences, unread = compared.told(damaged, most_listed)
@@ -131,7 +137,9 @@ def audit(
             _tell_what_went_meanwhile(opened, present, seen, report)
         else:
             also = ", and the index was not compared with its source" if source is not None else ""
-            report.unchecked.append(("objects", CorruptFile("log", f"it is damaged, so that no object was checked{also}")))
+            report.unchecked.append(
+                ("objects", CorruptFile("log", f"it is damaged, so that no object was checked{also}"))
+            )
     return AuditResult(
         report=report,
         differences=differences,
@@ -192,7 +200,9 @@ def _check_one(one: StoredObject | ArchivedSegment, storage: Storage, found: Rep
 def _tell_what_was_unread(names: Iterable[str], report: Report) -> None:
     """Tell of objects that were sound when they were checked, and could not be read whole when they were compared."""
     for name in sorted(names):
-        gone = StorageUnavailable(f"{name} could not be read any more when it was compared (a merge may have removed it): run it again")
+        gone = StorageUnavailable(
+            f"{name} could not be read any more when it was compared (a merge may have removed it): run it again"
+        )
         report.unchecked.append((name, gone))
 
 
@@ -207,4 +217,6 @@ def _tell_what_went_meanwhile(storage: Storage, clock: Clock, seen: LogState, re
     taken_back = {defect.file for defect in report.findings if defect.file in gone}
     report.findings[:] = [defect for defect in report.findings if defect.file not in gone]
     for name in sorted(taken_back):
-        report.unchecked.append((name, StorageUnavailable(f"{name} was removed from the log during the audit: run it again")))
+        report.unchecked.append(
+            (name, StorageUnavailable(f"{name} was removed from the log during the audit: run it again"))
+        )

@@ -1,15 +1,18 @@
 """Index against source: both sides' entries meet in one shuffle, and what has no like on the other side is told.
 
-What an audit of a part of the time finds beyond it: the other half of an entry whose stored second is wrong. Driver only.
+What an audit of a part of the time finds beyond it: the other half of an entry whose stored second is wrong. Driver
+only.
 
-Index and source are compared within bounds, so an entry whose second is inside on one side and outside on the other looks *missing* or
-*extra*. What does so is sought once more, by its identity, outside of the bounds on both sides; there, what both sides have goes out, and
-the other side's rest pairs with it: the entry is *wrong*. No difference is added, and what is outside on both sides is never told.
+Index and source are compared within bounds, so an entry whose second is inside on one side and outside on the other
+looks *missing* or *extra*. What does so is sought once more, by its identity, outside of the bounds on both sides;
+there, what both sides have goes out, and the other side's rest pairs with it: the entry is *wrong*. No difference is
+added, and what is outside on both sides is never told.
 
-Nothing is read where nothing is missing or extra. Otherwise that is the source, and of objects with entries outside of the bounds the slot
-groups of the identities that are sought, of which there are `MOST_SOUGHT` of a kind.
+Nothing is read where nothing is missing or extra. Otherwise that is the source, and of objects with entries outside of
+the bounds the slot groups of the identities that are sought, of which there are `MOST_SOUGHT` of a kind.
 
-The two sides of an audit, brought together: one shuffle of a source's entries and of those that objects hold. Driver only.
+The two sides of an audit, brought together: one shuffle of a source's entries and of those that objects hold. Driver
+only.
 
 DataFrames that Spark keeps for a while, in as many partitions as there is data for. Driver only.
 """
@@ -62,12 +65,15 @@ __all__ = [
 ]
 
 _COALESCE = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
-# off unless somebody set it: then what is kept has all of spark.sql.shuffle.partitions (200), each a task of every job that reads it
+# off unless somebody set it: then what is kept has all of spark.sql.shuffle.partitions (200), each a task of every job
+# that reads it
 
 
 @contextmanager
 def kept(frame: DataFrame) -> Iterator[DataFrame]:
-    """Yield `frame`, which is made once and kept until the block ends. The session's setting is another one for a moment.
+    """Yield `frame`, which is made once and kept until the block ends.
+
+    The session's setting is another one for a moment.
 
     Three audits of 2,000 entries ran 3,800 tasks without it, nearly all of them of empty partitions, and 48 with it.
     """
@@ -95,7 +101,8 @@ class Sides:
 
     @contextmanager
     def met(self, stored: Sequence[StoredObject], picked: Picked) -> Iterator[DataFrame]:
-        """Yield a row for each different entry of the picked ones, and for each object of which something is `unread`; kept until the end.
+        """Yield a row for each different entry of the picked ones, and for each object of which something is `unread`;
+        kept until the end.
 
         `source` and `index` count how often a side has the entry.
         """
@@ -119,13 +126,21 @@ class Sides:
             if stored:
                 both = both.unionAll(spark.range(0, len(stored), 1, len(stored)).mapInArrow(of_index, ENTRY_SCHEMA))
             in_source, in_index = F.col("side") == SOURCE, F.col("side") == INDEX
-            # a topic is a part of the key's hash; what an index's table says must agree with it, or no look-up finds the entry
-            rows = both.groupBy("identity", "value", F.when(F.col("side") == UNREAD, F.col("object")).alias("unread")).agg(
-                F.count_if(in_source).alias("source"), F.count_if(in_index).alias("index"), F.first("second").alias("second"),
-                F.min(F.when(in_source, F.col("topic"))).alias("topic"), F.max(F.when(in_source, F.col("topic"))).alias("last_topic"),
-                F.min(F.when(in_index, F.col("topic"))).alias("found_topic"), F.max(F.when(in_index, F.col("topic"))).alias("last_found"),
-                F.first("key", ignorenulls=True).alias("key"), F.min("object").alias("object"),
-            )  # fmt: skip
+            # a topic is a part of the key's hash; what an index's table says must agree with it, or no look-up finds
+            # the entry
+            rows = both.groupBy(
+                "identity", "value", F.when(F.col("side") == UNREAD, F.col("object")).alias("unread")
+            ).agg(
+                F.count_if(in_source).alias("source"),
+                F.count_if(in_index).alias("index"),
+                F.first("second").alias("second"),
+                F.min(F.when(in_source, F.col("topic"))).alias("topic"),
+                F.max(F.when(in_source, F.col("topic"))).alias("last_topic"),
+                F.min(F.when(in_index, F.col("topic"))).alias("found_topic"),
+                F.max(F.when(in_index, F.col("topic"))).alias("last_found"),
+                F.first("key", ignorenulls=True).alias("key"),
+                F.min("object").alias("object"),
+            )
             with kept(rows):
                 yield rows
         finally:
@@ -148,9 +163,14 @@ def left_out(counts: Mapping[str, int]) -> int:
 
 @contextmanager
 def paired(
-    differing: DataFrame, counts: Mapping[str, int], sides: Sides, objects: Sequence[StoredObject], seconds: tuple[int, int]
+    differing: DataFrame,
+    counts: Mapping[str, int],
+    sides: Sides,
+    objects: Sequence[StoredObject],
+    seconds: tuple[int, int],
 ) -> Iterator[tuple[DataFrame, frozenset[str]]]:
-    """Yield the differences, those whose other half lies outside of `seconds` as wrong ones, and the objects that could not be read whole.
+    """Yield the differences, those whose other half lies outside of `seconds` as wrong ones, and the objects that could
+    not be read whole.
 
     Raises `InvalidArgument`, what the storage raises.
     """
@@ -164,20 +184,30 @@ def paired(
         alone = rows.where(F.col("unread").isNull() & ((F.col("source") == 0) != (F.col("index") == 0)))
         none = F.lit(None).cast("string")
         halves = alone.groupBy("identity").agg(
-            F.sort_array(F.collect_list(F.when(F.col("source") > 0, F.struct("value", "second", none.alias("topic"))))).alias("others"),
-            F.sort_array(F.collect_list(F.when(F.col("index") > 0, F.struct("value", "second", none.alias("topic"), "object"))))
-            .alias("finds"),
-            F.first("topic", ignorenulls=True).alias("other_topic"), F.first("key", ignorenulls=True).alias("other_key"),
-        )  # fmt: skip
+            F.sort_array(
+                F.collect_list(F.when(F.col("source") > 0, F.struct("value", "second", none.alias("topic"))))
+            ).alias("others"),
+            F.sort_array(
+                F.collect_list(F.when(F.col("index") > 0, F.struct("value", "second", none.alias("topic"), "object")))
+            ).alias("finds"),
+            F.first("topic", ignorenulls=True).alias("other_topic"),
+            F.first("key", ignorenulls=True).alias("other_key"),
+        )
         missing, extra = F.col("kind") == "missing", F.col("kind") == "extra"
         both = differing.join(halves, "identity", "left")
         said = F.when(extra, F.get("others", F.col("place"))).otherwise(F.col("said"))
         held = F.when(missing, F.get("finds", F.col("place"))).otherwise(F.col("held"))
         told = both.select(
-            "identity", F.coalesce("topic", "other_topic").alias("topic"), F.coalesce("key", "other_key").alias("key"), "place",
-            said.alias("said"), held.alias("held"),
-            F.when((missing | extra) & said.isNotNull() & held.isNotNull(), "wrong").otherwise(F.col("kind")).alias("kind"),
-        )  # fmt: skip
+            "identity",
+            F.coalesce("topic", "other_topic").alias("topic"),
+            F.coalesce("key", "other_key").alias("key"),
+            "place",
+            said.alias("said"),
+            held.alias("held"),
+            F.when((missing | extra) & said.isNotNull() & held.isNotNull(), "wrong")
+            .otherwise(F.col("kind"))
+            .alias("kind"),
+        )
         with kept(told):
             yield told, unread_of(rows)
 
@@ -205,9 +235,9 @@ _MOST_ROWS = 2**31 - 1
 class Difference:
     """One entry that index and source disagree about.
 
-    `kind` is ``missing`` (from the index), ``extra`` (the source has none) or ``wrong`` (both have one, with other values). `expected` are
-    the source's values, `found` the index's: second, size, further columns, and the topic where the two name different ones. `topic` and
-    `key` are known where the source has it.
+    `kind` is ``missing`` (from the index), ``extra`` (the source has none) or ``wrong`` (both have one, with other
+    values). `expected` are the source's values, `found` the index's: second, size, further columns, and the topic where
+    the two name different ones. `topic` and `key` are known where the source has it.
     """
 
     kind: str
@@ -223,10 +253,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """All differences, counted, and the first of each kind; `unproven` entries of the source may have lain in damaged objects.
+    """All differences, counted, and the first of each kind; `unproven` entries of the source may have lain in damaged
+    objects.
 
-    `source_entries` and `index_entries` are how many different entries were compared. `unsought` are those told as missing or extra that
-    were not sought outside of the bounds: their other half may lie there, and they be wrong ones.
+    `source_entries` and `index_entries` are how many different entries were compared. `unsought` are those told as
+    missing or extra that were not sought outside of the bounds: their other half may lie there, and they be wrong ones.
     """
 
     counts: dict[str, int]
@@ -248,7 +279,10 @@ class Differences:
         if self.unproven:
             said.append(f"{_entries(self.unproven)} of the source may have lain in damaged objects: unproven")
         if self.unsought:
-            said.append(f"{_entries(self.unsought)} told as missing or extra were not sought outside of the bounds: they may be wrong ones")
+            said.append(
+                f"{_entries(self.unsought)} told as missing or extra were not sought outside of the bounds: they may "
+                f"be wrong ones"
+            )
         return said
 
     @property
@@ -273,21 +307,27 @@ class Compared:
     seconds: tuple[int, int]
 
     def told(self, damaged: Sequence[Target], most_listed: int) -> tuple[Differences, frozenset[str]]:
-        """Return the differences, and what else was unread. Entries of the source that `damaged` would hold may have lain there.
+        """Return the differences, and what else was unread.
+
+        Entries of the source that `damaged` would hold may have lain there.
 
         Raises `StorageUnavailable` where Spark lost rows, and an object could not be read again.
         """
         from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
         values = self.rows.where("unread IS NULL")
-        totals = values.agg(F.count_if(F.col("source") > 0).alias("source"), F.count_if(F.col("index") > 0).alias("index")).first()
+        totals = values.agg(
+            F.count_if(F.col("source") > 0).alias("source"), F.count_if(F.col("index") > 0).alias("index")
+        ).first()
         assert totals is not None
         with ExitStack() as until_told:
             differing = until_told.enter_context(kept(_differing(values, damaged, self.sides.base)))
             counts, unread, unsought = _counted(differing), frozenset[str](), 0
             if self.seconds != ALL_TIME and any(counts[kind] for kind in SOUGHT):
                 unsought = left_out(counts)
-                differing, unread = until_told.enter_context(paired(differing, counts, self.sides, self.objects, self.seconds))
+                differing, unread = until_told.enter_context(
+                    paired(differing, counts, self.sides, self.objects, self.seconds)
+                )
                 counts = _counted(differing)
             rows = _first_of_each(differing, counts, most_listed)
         if unread_of(self.rows) != self.unread:
@@ -296,13 +336,16 @@ class Compared:
         listed = [_difference(row, identities, fields) for row in rows]
         listed.sort(key=lambda d: (KINDS.index(d.kind), d.topic or "", d.key or "", d.queue_id, d.offset))
         found = {kind: counts[kind] for kind in KINDS}
-        told = Differences(found, tuple(listed), counts[_UNPROVEN], int(totals["source"]), int(totals["index"]), unsought)
+        told = Differences(
+            found, tuple(listed), counts[_UNPROVEN], int(totals["source"]), int(totals["index"]), unsought
+        )
         return told, unread
 
 
 @contextmanager
 def compare(sides: Sides, objects: Sequence[StoredObject], seconds: tuple[int, int]) -> Iterator[Compared]:
-    """Bring both sides' entries within an inclusive range of seconds together, until the block ends; `objects` are all of the index.
+    """Bring both sides' entries within an inclusive range of seconds together, until the block ends; `objects` are all
+    of the index.
 
     Raises `InvalidArgument`, what the storage raises.
     """
@@ -318,17 +361,25 @@ def _counted(differing: DataFrame) -> Counter[str]:
 def _first_of_each(differing: DataFrame, counts: Mapping[str, int], most_listed: int) -> list[Any]:
     ordered = differing.orderBy("topic", "key", "identity", "said", "held")
     kinds = [kind for kind in KINDS if counts[kind] and most_listed]
-    return [row for kind in kinds for row in ordered.where(ordered["kind"] == kind).limit(min(most_listed, _MOST_ROWS)).collect()]
+    return [
+        row
+        for kind in kinds
+        for row in ordered.where(ordered["kind"] == kind).limit(min(most_listed, _MOST_ROWS)).collect()
+    ]
 
 
 def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataFrame:
-    """Return a row for each difference, and for each entry that is unproven: what was `said` by the source and `held` by the index."""
+    """Return a row for each difference, and for each entry that is unproven: what was `said` by the source and `held`
+    by the index.
+    """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     in_both = (F.col("source") > 0) & (F.col("index") > 0)
-    misplaced = in_both & F.col("found_topic").isNotNull() & (
-        (F.col("found_topic") != F.col("topic")) | (F.col("last_found") != F.col("last_topic"))
-    )  # fmt: skip
+    misplaced = (
+        in_both
+        & F.col("found_topic").isNotNull()
+        & ((F.col("found_topic") != F.col("topic")) | (F.col("last_found") != F.col("last_topic")))
+    )
     none = F.lit(None).cast("string")
     alone = values.where(~in_both | misplaced)
     said = F.struct("value", "second", F.when(misplaced, F.col("topic")).otherwise(none).alias("topic"))
@@ -337,13 +388,19 @@ def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataF
     parts = alone.groupBy("identity").agg(
         F.sort_array(F.collect_list(F.when(F.col("source") > 0, said))).alias("expected"),
         F.sort_array(F.collect_list(F.when(F.col("index") > 0, held))).alias("found"),
-        F.first("topic", ignorenulls=True).alias("topic"), F.first("key", ignorenulls=True).alias("key"),
-    )  # fmt: skip
+        F.first("topic", ignorenulls=True).alias("topic"),
+        F.first("key", ignorenulls=True).alias("key"),
+    )
     pairs = parts.select("*", F.posexplode(F.arrays_zip("expected", "found")).alias("at", "pair"))
     # the place among those of its identity that have no like
     place = F.col("at") - F.least(F.size("expected"), F.size("found"))
     pairs = pairs.select(
-        "identity", "topic", "key", place.alias("place"), F.col("pair.expected").alias("said"), F.col("pair.found").alias("held")
+        "identity",
+        "topic",
+        "key",
+        place.alias("place"),
+        F.col("pair.expected").alias("said"),
+        F.col("pair.found").alias("held"),
     )
     kind = F.when(F.col("said").isNull(), "extra").when(F.col("held").isNotNull(), "wrong").otherwise("missing")
     pairs = pairs.withColumn("kind", kind)
@@ -351,19 +408,27 @@ def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataF
         return pairs
     hash_hex = F.hex(F.substring("identity", 1, 4))  # the first field, and never negative
     where = F.conv(hash_hex, 16, 10).cast("long") % base
-    spans = F.broadcast(values.sparkSession.createDataFrame(_joined(damaged), "first long, last long, slot_low long, slot_high long"))
+    spans = F.broadcast(
+        values.sparkSession.createDataFrame(_joined(damaged), "first long, last long, slot_low long, slot_high long")
+    )
     hidden = (
-        (F.col("kind") == "missing") & F.col("said.second").between(F.col("first"), F.col("last"))
-        & (where >= F.col("slot_low")) & (where < F.col("slot_high"))
-    )  # fmt: skip
+        (F.col("kind") == "missing")
+        & F.col("said.second").between(F.col("first"), F.col("last"))
+        & (where >= F.col("slot_low"))
+        & (where < F.col("slot_high"))
+    )
     unproven = pairs.join(spans, hidden, "left_semi").withColumn("kind", F.lit(_UNPROVEN))
     return pairs.join(spans, hidden, "left_anti").unionByName(unproven)
 
 
 def _joined(damaged: Sequence[Target]) -> list[tuple[int, int, int, int]]:
-    """Return (first second, last, base slots from, to): inclusive seconds, those of the same slots that meet made one."""
+    """Return (first second, last, base slots from, to): inclusive seconds, those of the same slots that meet made
+    one.
+    """
     joined: list[tuple[int, int, int, int]] = []
-    for low, high, first, last in sorted((t.base_low, t.base_high, t.stored.second_min, t.stored.second_max) for t in damaged):
+    for low, high, first, last in sorted(
+        (t.base_low, t.base_high, t.stored.second_min, t.stored.second_max) for t in damaged
+    ):
         before = joined[-1] if joined else None
         if before is not None and before[2:] == (low, high) and first <= before[1] + 1:
             joined[-1] = (before[0], max(before[1], last), low, high)

@@ -1,7 +1,9 @@
-"""Entries as an audit compares them: those that a source has, and those that stored objects hold, as rows of one shape. Runs in tasks.
+"""Entries as an audit compares them: those that a source has, and those that stored objects hold, as rows of one shape.
 
-`identity` and `value` are an entry's bytes: what it is (key's hashes, queue, offset, further identity columns), and what may be wrong about
-it (second, size, further columns). Memory: a batch of the source, or 8 MiB of items.
+Runs in tasks.
+
+`identity` and `value` are an entry's bytes: what it is (key's hashes, queue, offset, further identity columns), and
+what may be wrong about it (second, size, further columns). Memory: a batch of the source, or 8 MiB of items.
 """
 
 from __future__ import annotations
@@ -27,8 +29,17 @@ from tiered_index.service.log.records import StoredObject
 from tiered_index.storage.base import Storage
 
 __all__ = [
-    "ALL_TIME", "ENTRY_SCHEMA", "INDEX", "SOURCE", "UNREAD", "Picked", "identity_dtype", "source_entries", "stored_entries", "value_dtype",
-]  # fmt: skip
+    "ALL_TIME",
+    "ENTRY_SCHEMA",
+    "INDEX",
+    "SOURCE",
+    "UNREAD",
+    "Picked",
+    "identity_dtype",
+    "source_entries",
+    "stored_entries",
+    "value_dtype",
+]
 
 SOURCE, INDEX, UNREAD = range(3)
 ENTRY_SCHEMA = "side int, identity binary, value binary, second long, topic string, key string, object string"
@@ -36,10 +47,17 @@ ENTRY_SCHEMA = "side int, identity binary, value binary, second long, topic stri
 
 The source's rows have topic and key; the index's the object's name, and the topic where the file has a table of topics.
 """
-_ARROW = pa.schema([
-    ("side", pa.int32()), ("identity", pa.binary()), ("value", pa.binary()), ("second", pa.int64()), ("topic", pa.string()),
-    ("key", pa.string()), ("object", pa.string()),
-])  # fmt: skip
+_ARROW = pa.schema(
+    [
+        ("side", pa.int32()),
+        ("identity", pa.binary()),
+        ("value", pa.binary()),
+        ("second", pa.int64()),
+        ("topic", pa.string()),
+        ("key", pa.string()),
+        ("object", pa.string()),
+    ]
+)
 _WINDOW_BYTES = 8 << 20
 ALL_TIME = (-(2**62), 2**62)
 """Seconds without bounds."""
@@ -54,12 +72,16 @@ def identity_dtype(schema: Schema) -> np.dtype[Any]:
 
 def value_dtype(schema: Schema) -> np.dtype[Any]:
     """Return the fields of what else an entry says."""
-    return np.dtype([("second", ">i8"), ("size", ">i4"), *((c.name, c.dtype) for c in schema.caller_columns if not c.identity)])
+    return np.dtype(
+        [("second", ">i8"), ("size", ">i4"), *((c.name, c.dtype) for c in schema.caller_columns if not c.identity)]
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """Which entries are compared: those in an inclusive range of seconds; with `identities` (packed), theirs that lie outside of it."""
+    """Which entries are compared: those in an inclusive range of seconds; with `identities` (packed), theirs that lie
+    outside of it.
+    """
 
     first: int
     last: int
@@ -119,7 +141,9 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
             yield _unread(stored)
             return
         if trailer.metadata.layout.schema != schema:
-            raise SchemaMismatch(f"{stored.name} stores {trailer.metadata.layout.schema.name} entries, the index {schema.name}")
+            raise SchemaMismatch(
+                f"{stored.name} stores {trailer.metadata.layout.schema.name} entries, the index {schema.name}"
+            )
         begin_s = trailer.metadata.begin_ms // 1000
         unread = False
         for window in _windows(picked.runs(trailer)):
@@ -128,7 +152,10 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
             for data in readable:
                 items = np.frombuffer(data, schema.item)
                 whole: dict[str, Any] = {name: items[name] for name in items.dtype.names or ()}
-                whole |= {"second": items["time_diff_s"].astype(np.int64) + begin_s, "key_hash": normal_hashes(items["key_hash"])}
+                whole |= {
+                    "second": items["time_diff_s"].astype(np.int64) + begin_s,
+                    "key_hash": normal_hashes(items["key_hash"]),
+                }
                 kept = picked.rows(whole, schema)
                 if len(kept):
                     columns = {name: values[kept] for name, values in whole.items()}
@@ -139,7 +166,9 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
 
 
 def _topic_names(ids: npt.NDArray[Any], table: Sequence[tuple[int, str]]) -> pa.Array | None:
-    """Return each item's topic by the file's table; None where it has none. What the table lacks has a name that no topic has."""
+    """Return each item's topic by the file's table; None where it has none. What the table lacks has a name that no
+    topic has.
+    """
     if not table:
         return None
     names = {topic_id: name.encode(errors="surrogatepass").decode(errors="replace") for topic_id, name in table}
@@ -150,7 +179,18 @@ def _topic_names(ids: npt.NDArray[Any], table: Sequence[tuple[int, str]]) -> pa.
 
 def _unread(stored: StoredObject) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(
-        [{"side": UNREAD, "identity": b"", "value": b"", "second": 0, "topic": None, "key": None, "object": stored.name}], _ARROW
+        [
+            {
+                "side": UNREAD,
+                "identity": b"",
+                "value": b"",
+                "second": 0,
+                "topic": None,
+                "key": None,
+                "object": stored.name,
+            }
+        ],
+        _ARROW,
     )
 
 
@@ -185,9 +225,16 @@ def _batch(
     texts = [none if values is None else values.cast(pa.string()) for values in (topic, key)]
     objects = none if name is None else pa.array([name] * count, pa.string())
     return pa.RecordBatch.from_arrays(
-        [pa.array(np.full(count, side, np.int32)), _packed(columns, identity_dtype(schema)), _packed(columns, value_dtype(schema)),
-         pa.array(np.ascontiguousarray(columns["second"], np.int64)), *texts, objects], schema=_ARROW,
-    )  # fmt: skip
+        [
+            pa.array(np.full(count, side, np.int32)),
+            _packed(columns, identity_dtype(schema)),
+            _packed(columns, value_dtype(schema)),
+            pa.array(np.ascontiguousarray(columns["second"], np.int64)),
+            *texts,
+            objects,
+        ],
+        schema=_ARROW,
+    )
 
 
 def _packed(columns: dict[str, Any], dtype: np.dtype[Any]) -> pa.Array:
@@ -197,4 +244,6 @@ def _packed(columns: dict[str, Any], dtype: np.dtype[Any]) -> pa.Array:
     for name in dtype.names or ():
         rows[name] = columns[name]
     offsets = (np.arange(count + 1) * dtype.itemsize).astype(np.int32)
-    return pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(rows.view(np.uint8))])
+    return pa.BinaryArray.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(rows.view(np.uint8))]
+    )

@@ -1,4 +1,6 @@
-"""An audit's findings as one Parquet file: a row a finding, a difference, a note, or an object that could not be checked."""
+"""An audit's findings as one Parquet file: a row a finding, a difference, a note, or an object that could not be
+checked.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +20,47 @@ from tiered_index.storage.s3.options import S3Options
 
 __all__ = ["REPORT_SCHEMA", "check_report_name", "plain", "report_table", "write_report"]
 
-REPORT_SCHEMA = pa.schema([
-    ("kind", pa.string()), ("object", pa.string()), ("part", pa.string()), ("problem", pa.string()), ("byte_offset", pa.int64()),
-    ("topic", pa.string()), ("key", pa.string()), ("key_hash", pa.int32()), ("queue_id", pa.int32()), ("offset", pa.int64()),
-    ("expected", pa.string()), ("found", pa.string()),
-])  # fmt: skip
-"""`kind`: ``finding``, ``missing``, ``extra``, ``wrong``, ``note`` or ``unchecked``; `expected` and `found` are JSON objects."""
+REPORT_SCHEMA = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("object", pa.string()),
+        ("part", pa.string()),
+        ("problem", pa.string()),
+        ("byte_offset", pa.int64()),
+        ("topic", pa.string()),
+        ("key", pa.string()),
+        ("key_hash", pa.int32()),
+        ("queue_id", pa.int32()),
+        ("offset", pa.int64()),
+        ("expected", pa.string()),
+        ("found", pa.string()),
+    ]
+)
+"""`kind`: ``finding``, ``missing``, ``extra``, ``wrong``, ``note`` or ``unchecked``; `expected` and `found` are JSON
+objects.
+"""
 
 
 def report_table(result: AuditResult) -> pa.Table:
     """Return the rows, in the order of `kind` above."""
     rows: list[dict[str, Any]] = [
-        {"kind": "finding", "object": d.file, "part": d.part, "problem": d.problem, "byte_offset": d.offset} for d in result.report.findings
+        {"kind": "finding", "object": d.file, "part": d.part, "problem": d.problem, "byte_offset": d.offset}
+        for d in result.report.findings
     ]
     for d in result.differences.listed if result.differences is not None else ():
-        rows.append({
-            "kind": d.kind, "object": d.object, "topic": d.topic, "key": d.key, "key_hash": d.key_hash, "queue_id": d.queue_id,
-            "offset": d.offset, "expected": _text(d.expected), "found": _text(d.found),
-        })  # fmt: skip
+        rows.append(
+            {
+                "kind": d.kind,
+                "object": d.object,
+                "topic": d.topic,
+                "key": d.key,
+                "key_hash": d.key_hash,
+                "queue_id": d.queue_id,
+                "offset": d.offset,
+                "expected": _text(d.expected),
+                "found": _text(d.found),
+            }
+        )
     rows += [{"kind": "note", "problem": note} for note in (*_left_out(result), *result.report.notes)]
     rows += [{"kind": "unchecked", "object": what, "problem": str(error)} for what, error in result.report.unchecked]
     return pa.Table.from_pylist(rows, REPORT_SCHEMA)
@@ -45,7 +70,9 @@ def check_report_name(uri: str, s3: S3Options | None = None) -> None:
     """Raise `InvalidArgument` where a report can't be written there by its name."""
     folder, name = _place(uri)
     if not name.endswith(".parquet"):
-        raise InvalidArgument(f"a report is one Parquet file, as report.parquet or s3://bucket/audits/2026-11-20.parquet, not {uri!r}")
+        raise InvalidArgument(
+            f"a report is one Parquet file, as report.parquet or s3://bucket/audits/2026-11-20.parquet, not {uri!r}"
+        )
     if "://" in uri:
         try:
             StorageAddress(folder, s3 or S3Options()).open().close()
@@ -102,5 +129,7 @@ def _text(fields: dict[str, Any] | None) -> str | None:
 def _left_out(result: AuditResult) -> list[str]:
     if result.differences is None:
         return []
-    further = [f"{count:,} further {kind} entries are not listed" for kind, count in result.differences.unlisted.items()]
+    further = [
+        f"{count:,} further {kind} entries are not listed" for kind, count in result.differences.unlisted.items()
+    ]
     return further + result.differences.remarks

@@ -1,4 +1,6 @@
-"""`spark.read.format("rocketmq_commitlog").load(PATH)` and `spark.readStream`: a commit log's messages as rows. docs/spark-sources.md."""
+"""`spark.read.format("rocketmq_commitlog").load(PATH)` and `spark.readStream`: a commit log's messages as rows.
+docs/spark-sources.md.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,16 @@
-"""`spark.read.format("tiered_index").load(URI)`: the entries of an index as rows. docs/spark-sources.md. `datasource_writing` writes.
+"""`spark.read.format("tiered_index").load(URI)`: the entries of an index as rows.
 
-The driver pins one log position when a read is planned; tasks open the storage from its URI, with the credentials that the executor finds.
-What Spark calls runs in Python workers, on the driver (`schema`, `reader`, `pushFilters`, `partitions`) and in tasks (`read`); a reader is
-pickled in between, and before `partitions` is called, so partitions carry all that tasks need.
+docs/spark-sources.md. `datasource_writing` writes.
 
-Spark up to 4.3.0 keeps what `partitions` returned with the DataFrame that was loaded, not with a scan of it: after `df.filter(...)` was
-planned, `df.count()` reads the filtered partitions, and of two filtered scans in one query both read the later one's. A reader that leaves
-entries out under pushed filters would then give too few rows without a word, so filters prune only where scans are kept apart or the
-user says that a DataFrame is read in one way (option pushdown).
+The driver pins one log position when a read is planned; tasks open the storage from its URI, with the credentials that
+the executor finds. What Spark calls runs in Python workers, on the driver (`schema`, `reader`, `pushFilters`,
+`partitions`) and in tasks (`read`); a reader is pickled in between, and before `partitions` is called, so partitions
+carry all that tasks need.
+
+Spark up to 4.3.0 keeps what `partitions` returned with the DataFrame that was loaded, not with a scan of it: after
+`df.filter(...)` was planned, `df.count()` reads the filtered partitions, and of two filtered scans in one query both
+read the later one's. A reader that leaves entries out under pushed filters would then give too few rows without a word,
+so filters prune only where scans are kept apart or the user says that a DataFrame is read in one way (option pushdown).
 """
 
 from __future__ import annotations
@@ -18,7 +21,14 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamWriter, DataSourceWriter, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    Filter,
+    InputPartition,
+)
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
@@ -51,13 +61,27 @@ __all__ = ["ApartEntrySource", "EntrySource", "columns_of", "is_pushing", "requi
 _OPTIONS = ("topic", "key", "beginMs", "endMs", "maxPartitionBytes", "pushdown", "explain")
 _PARTITION_BYTES = 64 << 20
 _COLUMNS: dict[str, DataType] = {
-    "topic": StringType(), "key_hash": IntegerType(), "key": StringType(), "queue_id": IntegerType(), "offset": LongType(),
-    "size": IntegerType(), "timestamp": TimestampType(),
-}  # fmt: skip
+    "topic": StringType(),
+    "key_hash": IntegerType(),
+    "key": StringType(),
+    "queue_id": IntegerType(),
+    "offset": LongType(),
+    "size": IntegerType(),
+    "timestamp": TimestampType(),
+}
 _EXTRA: dict[str, DataType] = {
-    "i1": ByteType(), "i2": ShortType(), "i4": IntegerType(), "i8": LongType(), "u1": ShortType(), "u2": IntegerType(), "u4": LongType(),
-    "u8": DecimalType(20, 0), "f2": FloatType(), "f4": FloatType(), "f8": DoubleType(),
-}  # fmt: skip
+    "i1": ByteType(),
+    "i2": ShortType(),
+    "i4": IntegerType(),
+    "i8": LongType(),
+    "u1": ShortType(),
+    "u2": IntegerType(),
+    "u4": LongType(),
+    "u8": DecimalType(20, 0),
+    "f2": FloatType(),
+    "f4": FloatType(),
+    "f8": DoubleType(),
+}
 _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 _ADVICE = "give option('key', ...), or option('pushdown', 'on') to a DataFrame that is read under one filter"
 
@@ -82,9 +106,11 @@ class EntrySource(DataSource):
         return columns_of(_schema_of(state))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader, one that takes filters where Spark is about to push some: it refuses such a one where pushdown is off.
+        """Return a reader, one that takes filters where Spark is about to push some: it refuses such a one where
+        pushdown is off.
 
-        With option pushdown ``on`` that is what is wanted: without filters the column key is null, and `key =` would find nothing.
+        With option pushdown ``on`` that is what is wanted: without filters the column key is null, and `key =` would
+        find nothing.
         """
         options = self._options()
         mode = options.choice("pushdown", ("auto", "on", "off"))
@@ -93,7 +119,9 @@ class EntrySource(DataSource):
         address = _address(options)
         if mode != "on" and not is_pushing():
             return EntryReader(address, selection, size, schema)
-        return PushedEntryReader(address, selection, size, schema, prunes=mode == "on" or (mode == "auto" and self.scans_are_apart))
+        return PushedEntryReader(
+            address, selection, size, schema, prunes=mode == "on" or (mode == "auto" and self.scans_are_apart)
+        )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a DataFrame."""
@@ -124,8 +152,15 @@ class _Task(InputPartition):
 class EntryReader(DataSourceReader):
     """Plans and reads one scan of what the options ask for."""
 
-    def __init__(self, address: ExplainedAddress, selection: Selection, partition_bytes: int, schema: StructType) -> None:
-        self._address, self._selection, self._partition_bytes, self._schema = address, selection, partition_bytes, schema
+    def __init__(
+        self, address: ExplainedAddress, selection: Selection, partition_bytes: int, schema: StructType
+    ) -> None:
+        self._address, self._selection, self._partition_bytes, self._schema = (
+            address,
+            selection,
+            partition_bytes,
+            schema,
+        )
 
     def partitions(self) -> list[InputPartition]:
         """Return a partition a task, all of one log position. Driver."""
@@ -150,7 +185,9 @@ class EntryReader(DataSourceReader):
 class PushedEntryReader(EntryReader):
     """Plans and reads one scan under pushed filters. Spark evaluates all of them again."""
 
-    def __init__(self, address: ExplainedAddress, selection: Selection, partition_bytes: int, schema: StructType, *, prunes: bool) -> None:
+    def __init__(
+        self, address: ExplainedAddress, selection: Selection, partition_bytes: int, schema: StructType, *, prunes: bool
+    ) -> None:
         super().__init__(address, selection, partition_bytes, schema)
         self._prunes = prunes
 
@@ -167,26 +204,36 @@ def _address(options: Options) -> ExplainedAddress:
 
 
 def is_pushing() -> bool:
-    """Return whether this process is the worker by which Spark pushes filters; it does so only where the configuration is on."""
+    """Return whether this process is the worker by which Spark pushes filters; it does so only where the configuration
+    is on.
+    """
     main = getattr(sys.modules["__main__"], "__spec__", None)
     return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)
 
 
 def columns_of(schema: Schema) -> StructType:
-    """Return the columns of entries. Raises `SchemaMismatch` for an extra one that Spark can't hold or can't tell from another."""
+    """Return the columns of entries.
+
+    Raises `SchemaMismatch` for an extra one that Spark can't hold or can't tell from another.
+    """
     columns = dict(_COLUMNS)
     for extra in schema.caller_columns:
         dtype = np.dtype(extra.dtype)
         kind = BinaryType() if dtype.kind == "S" else _EXTRA.get(f"{dtype.kind}{dtype.itemsize}")
         if kind is None or extra.name.lower() in map(str.lower, columns):
-            problem = f"has type {extra.dtype}, which Spark lacks" if kind is None else "has a name that another column has in Spark"
+            problem = (
+                f"has type {extra.dtype}, which Spark lacks"
+                if kind is None
+                else "has a name that another column has in Spark"
+            )
             raise SchemaMismatch(f"column {extra.name!r} of schema {schema.name} {problem}")
         columns[extra.name] = kind
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
 def require_columns(wanted: StructType, columns: StructType, what: str) -> StructType:
-    """Return which of `columns` those of `wanted` are, in its order; a user may have given it, in any case of letters, as in Spark.
+    """Return which of `columns` those of `wanted` are, in its order; a user may have given it, in any case of letters,
+    as in Spark.
 
     Raises `SchemaMismatch` for a column that isn't there or has another type.
     """

@@ -1,13 +1,17 @@
-"""The messages of a commit log as rows: where they are, what a read of them plans, and how a task reads a stretch of them.
+"""The messages of a commit log as rows: where they are, what a read of them plans, and how a task reads a stretch of
+them.
 
-PATH is a store directory, its commitlog folder, or ``archive:`` and a storage URI: the segments that the index there has archived. A
-segment is a partition. Every message that is stored whole is a row, those that consumers don't see included; bodies are checked.
+PATH is a store directory, its commitlog folder, or ``archive:`` and a storage URI: the segments that the index there
+has archived. A segment is a partition. Every message that is stored whole is a row, those that consumers don't see
+included; bodies are checked.
 
 What a read of a commit log was told: the options, checked, the place of the segments, and the columns that come of it.
 
-PATH is a store directory, its commitlog folder, or ``archive:`` and a storage URI: the segments that the index there has archived.
+PATH is a store directory, its commitlog folder, or ``archive:`` and a storage URI: the segments that the index there
+has archived.
 
-A local commit log whose reads are counted, as requests of a storage are: each look at the folder, each read of a file, and its bytes.
+A local commit log whose reads are counted, as requests of a storage are: each look at the folder, each read of a file,
+and its bytes.
 
 One thread.
 """
@@ -70,16 +74,28 @@ __all__ = [
 OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger", "explain")
 
 _COLUMNS: dict[str, DataType] = {
-    "topic": StringType(), "queue_id": IntegerType(), "queue_offset": LongType(), "physical_offset": LongType(),
-    "store_size": IntegerType(), "store_timestamp": TimestampType(), "born_timestamp": TimestampType(), "visible": BooleanType(),
-    "keys": ArrayType(StringType()), "tags": StringType(), "properties": MapType(StringType(), StringType()), "body": BinaryType(),
-}  # fmt: skip
+    "topic": StringType(),
+    "queue_id": IntegerType(),
+    "queue_offset": LongType(),
+    "physical_offset": LongType(),
+    "store_size": IntegerType(),
+    "store_timestamp": TimestampType(),
+    "born_timestamp": TimestampType(),
+    "visible": BooleanType(),
+    "keys": ArrayType(StringType()),
+    "tags": StringType(),
+    "properties": MapType(StringType(), StringType()),
+    "body": BinaryType(),
+}
 _ARCHIVE = "archive:"
 
 
 @dataclass(frozen=True, slots=True)
 class MessageSettings:
-    """The options, checked. `body` is ``plain``, ``stored`` (perhaps compressed) or ``none``; `archive` is None for local segments."""
+    """The options, checked.
+
+    `body` is ``plain``, ``stored`` (perhaps compressed) or ``none``; `archive` is None for local segments.
+    """
 
     path: str
     body: str
@@ -94,7 +110,9 @@ class MessageSettings:
     def of(cls, options: Options) -> MessageSettings:
         """Return the settings that options make. Raises `InvalidArgument`, `ConfigError`."""
         body = options.choice("body", ("plain", "stored", "none"))
-        columns = StructType([StructField(name, kind) for name, kind in _COLUMNS.items() if name != "body" or body != "none"])
+        columns = StructType(
+            [StructField(name, kind) for name, kind in _COLUMNS.items() if name != "body" or body != "none"]
+        )
         skips = options.choice("skipCorrupt", ("false", "true")) == "true"
         size, told, path = options.size("maxBytesPerTrigger"), place_told(options), options.path
         stored = path.startswith(_ARCHIVE) or not is_local(path)
@@ -175,7 +193,9 @@ class CountedLog(CommitLogReader):
     def segments(self) -> tuple[Segment, ...]:
         """Return the segments there are, oldest first."""
         self.reads.asking("list")
-        return tuple(_CountedFile(one.path, one.start, one.file_size, one.end, self.reads) for one in list_segments(self.folder))
+        return tuple(
+            _CountedFile(one.path, one.start, one.file_size, one.end, self.reads) for one in list_segments(self.folder)
+        )
 
 
 _BATCH_ROWS = 4_096
@@ -185,9 +205,11 @@ _LEAST_BYTES, _MOST_BYTES = 1 << 16, 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Messages that begin at commit log offsets [begin, end), of one segment: local, in `folder`, or `archived` in a storage.
+    """Messages that begin at commit log offsets [begin, end), of one segment: local, in `folder`, or `archived` in a
+    storage.
 
-    `is_whole`: the log was seen to reach up to `end`, so anything less is an error. `log_number` is the storage's log position.
+    `is_whole`: the log was seen to reach up to `end`, so anything less is an error. `log_number` is the storage's log
+    position.
     """
 
     begin: int
@@ -210,7 +232,10 @@ class MessageReader(DataSourceReader):
         self._settings, self._schema = settings, schema
 
     def partitions(self) -> list[InputPartition]:
-        """Return a partition a segment. Driver. Raises `MissingOffsets` for a gap between segments, unless told to skip."""
+        """Return a partition a segment.
+
+        Driver. Raises `MissingOffsets` for a gap between segments, unless told to skip.
+        """
         require_columns(self._schema, self._settings.columns, f"the commit log in {self._settings.path}")
         archive = self._settings.archive
         stretches = list(_local(self._settings) if archive is None else _archived(self._settings, archive))
@@ -249,7 +274,9 @@ def _archived(settings: MessageSettings, address: ExplainedAddress) -> Iterator[
         line.log_number = state.number
     if settings.store not in (None, *state.stores) or not state.stores:
         known = ", ".join(map(repr, state.stores)) or "none"
-        raise InvalidArgument(f"{settings.path} has no archived segments of store {settings.store!r}; stores with some: {known}")
+        raise InvalidArgument(
+            f"{settings.path} has no archived segments of store {settings.store!r}; stores with some: {known}"
+        )
     for store in state.stores if settings.store is None else (settings.store,):
         for segment in state.segments_of(store):
             yield Stretch(segment.start, segment.end, address=address, archived=segment, log_number=state.number)
@@ -268,7 +295,8 @@ def _without_gaps(stretches: list[Stretch], settings: MessageSettings) -> list[S
 def read_stretch(stretch: Stretch, settings: MessageSettings, schema: StructType) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a stretch as batches of the schema's columns.
 
-    Raises `CorruptFile` naming file and offset at the first damage, unless told to skip, and `MissingOffsets` where the log was cut.
+    Raises `CorruptFile` naming file and offset at the first damage, unless told to skip, and `MissingOffsets` where the
+    log was cut.
     """
     with _opened(stretch, settings) as (reader, line):
         line.log_number, line.files = stretch.log_number, 1
@@ -301,8 +329,13 @@ def _chunk_bytes(size_bytes: int) -> int:
     return min(max(size_bytes, _LEAST_BYTES), _MOST_BYTES)
 
 
-def _batches(reader: CommitLogReader, stretch: Stretch, settings: MessageSettings, schema: StructType) -> Iterator[pa.RecordBatch]:
-    wanted, own = to_arrow_schema(schema, timezone="UTC"), require_columns(schema, settings.columns, settings.path).names
+def _batches(
+    reader: CommitLogReader, stretch: Stretch, settings: MessageSettings, schema: StructType
+) -> Iterator[pa.RecordBatch]:
+    wanted, own = (
+        to_arrow_schema(schema, timezone="UTC"),
+        require_columns(schema, settings.columns, settings.path).names,
+    )
     held: list[Message] = []
     size = 0
     for message in _messages(reader, stretch, skip_corrupt=settings.skip_corrupt):
@@ -316,7 +349,10 @@ def _batches(reader: CommitLogReader, stretch: Stretch, settings: MessageSetting
 
 
 def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) -> Iterator[Message]:
-    """Yield the messages that begin in a stretch. Of a log that is being written the last one is left out where it may be half."""
+    """Yield the messages that begin in a stretch.
+
+    Of a log that is being written the last one is left out where it may be half.
+    """
     at = stretch.begin
     for batch, data in reader.stretches(stretch.begin, skip_corrupt=skip_corrupt, skip_missing=skip_corrupt):
         if batch.begin >= stretch.end:
@@ -329,7 +365,8 @@ def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) 
                 continue
             message = decode_message(data, place, file=str(reader.folder), physical_offset=offset, check_crc=False)
             if b"\0" in message.raw_properties:
-                # bytes that weren't written yet; what was seen behind them was written later, so a second reading sees them
+                # bytes that weren't written yet; what was seen behind them was written later, so a second reading sees
+                # them
                 if not stretch.is_whole and row == batch.messages and batch.state in (End.OPEN, End.TORN):
                     return
                 with contextlib.suppress(MissingOffsets):  # deleted since, so nobody was writing it
@@ -379,10 +416,17 @@ def _born_us(message: Message) -> int | None:
 
 
 _OF_MESSAGES: dict[str, Callable[[Message], Any]] = {
-    "topic": lambda m: m.topic, "queue_id": lambda m: m.queue_id, "queue_offset": lambda m: m.queue_offset,
-    "physical_offset": lambda m: m.physical_offset, "store_size": lambda m: m.size, "store_timestamp": lambda m: m.store_ms * 1000,
-    "born_timestamp": _born_us, "visible": lambda m: m.is_visible,
-}  # fmt: skip
+    "topic": lambda m: m.topic,
+    "queue_id": lambda m: m.queue_id,
+    "queue_offset": lambda m: m.queue_offset,
+    "physical_offset": lambda m: m.physical_offset,
+    "store_size": lambda m: m.size,
+    "store_timestamp": lambda m: m.store_ms * 1000,
+    "born_timestamp": _born_us,
+    "visible": lambda m: m.is_visible,
+}
 _OF_PROPERTIES: dict[str, Callable[[dict[str, str]], Any]] = {
-    "keys": lambda found: list(index_keys(found)), "tags": lambda found: found.get(TAGS), "properties": lambda found: list(found.items()),
-}  # fmt: skip
+    "keys": lambda found: list(index_keys(found)),
+    "tags": lambda found: found.get(TAGS),
+    "properties": lambda found: list(found.items()),
+}

@@ -1,10 +1,12 @@
-"""The options of a data source, checked: names in any case, one value each, an unknown one is an error that names those there are. Pure.
+"""The options of a data source, checked: names in any case, one value each, an unknown one is an error that names those
+there are. Pure.
 
-What reads of the data sources ask of a storage or of local files, told outside Spark: PySpark takes no metrics of a Python source.
+What reads of the data sources ask of a storage or of local files, told outside Spark: PySpark takes no metrics of a
+Python source.
 
-With the option `explain` each call of Spark's that asks puts one JSON line under that URI, an object of its own: ``schema`` and ``plan``
-are the driver's, ``task`` is one attempt of a task. Spark may plan a read, or run a task, more than once: each counts, as each is paid for.
-What writing the lines costs is in none of them.
+With the option `explain` each call of Spark's that asks puts one JSON line under that URI, an object of its own:
+``schema`` and ``plan`` are the driver's, ``task`` is one attempt of a task. Spark may plan a read, or run a task, more
+than once: each counts, as each is paid for. What writing the lines costs is in none of them.
 """
 
 from __future__ import annotations
@@ -25,21 +27,17 @@ from tiered_index.spark.executors import StorageAddress
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
 
-__all__ = [
-    "ExplainedAddress",
-    "Line",
-    "Options",
-    "Spent",
-    "place_told",
-    "telling",
-]
+__all__ = ["ExplainedAddress", "Line", "Options", "Spent", "place_told", "telling"]
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _BYTES = re.compile(r"([0-9]{1,15})\s*([kmg]?)i?b?")
 
 
 class Options:
-    """What a user gave to the source `name`. Raises `InvalidArgument` for an unknown option, `path` missing or given twice."""
+    """What a user gave to the source `name`.
+
+    Raises `InvalidArgument` for an unknown option, `path` missing or given twice.
+    """
 
     def __init__(self, name: str, given: Mapping[str, str], known: Sequence[str]) -> None:
         self._name = name
@@ -48,7 +46,9 @@ class Options:
         if "paths" in self._given:
             raise InvalidArgument(f"{name}: one path is read at a time; load each and take the union")
         if unknown := [option for option in self._given if option not in places and option != "path"]:
-            raise InvalidArgument(f"{name}: unknown option {unknown[0]!r}; the options are {', '.join(['path', *known])}")
+            raise InvalidArgument(
+                f"{name}: unknown option {unknown[0]!r}; the options are {', '.join(['path', *known])}"
+            )
         if not self._given.get("path", "").strip():
             raise InvalidArgument(f"{name}: no path is given: load(URI), or the option path")
         self.path = self._given["path"].strip()
@@ -72,7 +72,9 @@ class Options:
             return None
         found = _BYTES.fullmatch(value.strip().lower())
         if found is None or not int(found[1]):
-            raise InvalidArgument(f"{self._name}: option {option} is a number of bytes like 67108864 or 64m, not {value!r}")
+            raise InvalidArgument(
+                f"{self._name}: option {option} is a number of bytes like 67108864 or 64m, not {value!r}"
+            )
         return int(found[1]) * _UNITS[found[2]]
 
     def choice(self, option: str, choices: Sequence[str]) -> str:
@@ -113,14 +115,18 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedAddress:
-    """An index's storage, and where to tell what is asked of it; None: nowhere. Raises `InvalidArgument` for a place within the index."""
+    """An index's storage, and where to tell what is asked of it; None: nowhere. Raises `InvalidArgument` for a place
+    within the index.
+    """
 
     address: StorageAddress
     explain: StorageAddress | None = None
 
     def __post_init__(self) -> None:
         if self.explain is not None and f"{_place(self.explain.uri)}/".startswith(f"{_place(self.uri)}/"):
-            raise InvalidArgument(f"option explain names a place within the index ({self.explain.uri}); give another one")
+            raise InvalidArgument(
+                f"option explain names a place within the index ({self.explain.uri}); give another one"
+            )
 
     @property
     def uri(self) -> str:
@@ -129,7 +135,9 @@ class ExplainedAddress:
 
     @contextlib.contextmanager
     def open(self, kind: str) -> Iterator[tuple[Storage, Line]]:
-        """Open the storage for one call of Spark's; at its end put the line. Raises `ConfigError`; what the put of the line raises."""
+        """Open the storage for one call of Spark's; at its end put the line. Raises `ConfigError`; what the put of the
+        line raises.
+        """
         with self.address.open() as opened:
             if self.explain is None:
                 yield opened, Line()
@@ -141,7 +149,9 @@ class ExplainedAddress:
 
 @contextlib.contextmanager
 def telling(explain: StorageAddress, kind: str, index: str | None, spent: Spent) -> Iterator[Line]:
-    """Put the line of one call of Spark's when the block ends; `index` is its URI, None for local files. Raises as the put does."""
+    """Put the line of one call of Spark's when the block ends; `index` is its URI, None for local files. Raises as the
+    put does.
+    """
     line, begin, ended = Line(), time.perf_counter(), "failed"
     try:
         yield line
@@ -155,18 +165,32 @@ def telling(explain: StorageAddress, kind: str, index: str | None, spent: Spent)
         with contextlib.suppress(*(() if ended == "whole" else (TieredIndexError,))):
             task, requests = TaskContext.get(), spent.requests_by_kind
             document = {
-                "kind": kind, "index": index, "log_number": line.log_number,
-                "stage": task.stageId() if task else None, "partition": task.partitionId() if task else None,
-                "attempt": task.attemptNumber() if task else None, "ended": ended, "rows": line.rows, "files": line.files,
-                "requests": sum(requests.values()), "requests_by_kind": dict(requests), "bytes": spent.bytes_read,
-                "cost_usd": spent.cost_usd, "elapsed_ms": round(elapsed_s * 1000, 3),
-            }  # fmt: skip
+                "kind": kind,
+                "index": index,
+                "log_number": line.log_number,
+                "stage": task.stageId() if task else None,
+                "partition": task.partitionId() if task else None,
+                "attempt": task.attemptNumber() if task else None,
+                "ended": ended,
+                "rows": line.rows,
+                "files": line.files,
+                "requests": sum(requests.values()),
+                "requests_by_kind": dict(requests),
+                "bytes": spent.bytes_read,
+                "cost_usd": spent.cost_usd,
+                "elapsed_ms": round(elapsed_s * 1000, 3),
+            }
             with explain.open() as storage:
-                storage.put(f"{kind}-{secrets.token_hex(16)}.json", json.dumps(document, ensure_ascii=False).encode() + b"\n")
+                storage.put(
+                    f"{kind}-{secrets.token_hex(16)}.json", json.dumps(document, ensure_ascii=False).encode() + b"\n"
+                )
 
 
 def place_told(options: Options) -> StorageAddress | None:
-    """Return the storage that the option explain names, None where it isn't given. Raises `ConfigError` as `StorageAddress`."""
+    """Return the storage that the option explain names, None where it isn't given.
+
+    Raises `ConfigError` as `StorageAddress`.
+    """
     told = (options.text("explain") or "").strip()
     return StorageAddress(told) if told else None
 

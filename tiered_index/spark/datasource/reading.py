@@ -1,19 +1,21 @@
 """The reading half of the data source: a task's parts of objects, verified, as Arrow record batches. Runs in tasks.
 
-A scan gives every stored entry once, a lookup every stored entry that its keys find: entries are not made one by identity, as `query`
-does. An entry that several of the keys find (Java's hashes collide, and only some schemas have a fingerprint) is given for each.
-Memory: the directory of one object at a time, 8 MiB of items and what Arrow makes of them. One thread and those of the cold path.
+A scan gives every stored entry once, a lookup every stored entry that its keys find: entries are not made one by
+identity, as `query` does. An entry that several of the keys find (Java's hashes collide, and only some schemas have a
+fingerprint) is given for each. Memory: the directory of one object at a time, 8 MiB of items and what Arrow makes of
+them. One thread and those of the cold path.
 
-What the tasks of one read of the data source do: parts of the objects of one log position. Driver only, pure but for hashing.
+What the tasks of one read of the data source do: parts of the objects of one log position. Driver only, pure but for
+hashing.
 
-A scan cuts large objects into runs of slot groups and puts small ones together; a lookup leaves out shards that don't hold its slots, and
-gives each task a few objects.
+A scan cuts large objects into runs of slot groups and puts small ones together; a lookup leaves out shards that don't
+hold its slots, and gives each task a few objects.
 
 Which entries a read of the data source is for: what options ask for, narrowed by the filters that Spark pushes. Pure.
 
-A selection never leaves out an entry that passes all filters, and Spark evaluates each filter again. Only `key` is more than that: an
-entry holds no key's text, so the column is null but where `key =` or `IN` says which texts to look for. A filter that needs the key
-without saying it would silently find nothing; it is refused.
+A selection never leaves out an entry that passes all filters, and Spark evaluates each filter again. Only `key` is more
+than that: an entry holds no key's text, so the column is null but where `key =` or `IN` says which texts to look for. A
+filter that needs the key without saying it would silently find nothing; it is refused.
 """
 
 from __future__ import annotations
@@ -72,19 +74,26 @@ class Selection:
 
     @classmethod
     def of_options(cls, options: Options) -> Selection:
-        """Return what the options topic, key, beginMs and endMs (inclusive, epoch milliseconds) ask for, by the rules of `query`."""
+        """Return what the options topic, key, beginMs and endMs (inclusive, epoch milliseconds) ask for, by the rules
+        of `query`.
+        """
         topic, key = options.text("topic"), options.text("key")
         begin, end = options.number("beginMs"), options.number("endMs")
         low, high, _ = check_range(begin, end, 1)
         return cls(
-            None if topic is None else frozenset([check_topic(topic)]), None if key is None else frozenset([check_key(key)]), None,
-            EARLIEST if begin is None else low, LATEST if end is None else high,
-        )  # fmt: skip
+            None if topic is None else frozenset([check_topic(topic)]),
+            None if key is None else frozenset([check_key(key)]),
+            None,
+            EARLIEST if begin is None else low,
+            LATEST if end is None else high,
+        )
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing can be in it."""
-        return self.second_min > self.second_max or any(some is not None and not some for some in (self.topics, self.keys, self.hashes))
+        return self.second_min > self.second_max or any(
+            some is not None and not some for some in (self.topics, self.keys, self.hashes)
+        )
 
     @property
     def is_lookup(self) -> bool:
@@ -92,7 +101,9 @@ class Selection:
         return self.keys is not None or self.hashes is not None
 
     def narrowed(self, filters: Iterable[Any]) -> Selection:
-        """Return the selection under further filters (`pyspark.sql.datasource.Filter`), all of which hold; others are left to Spark."""
+        """Return the selection under further filters (`pyspark.sql.datasource.Filter`), all of which hold; others are
+        left to Spark.
+        """
         selection = self
         for pushed in filters:
             column, kind = _column_of(pushed), type(pushed).__name__
@@ -102,16 +113,25 @@ class Selection:
             elif column == "key" and values is not None:
                 selection = replace(selection, keys=_both(selection.keys, _valid(values, check_key)))
             elif column == "key_hash" and values is not None:
-                selection = replace(selection, hashes=_both(selection.hashes, frozenset(v for v in values if type(v) is int)))
+                selection = replace(
+                    selection, hashes=_both(selection.hashes, frozenset(v for v in values if type(v) is int))
+                )
             elif column == "timestamp":
-                selection = _within(selection, kind, [pushed.value] if values is None and hasattr(pushed, "value") else values or [])
+                selection = _within(
+                    selection, kind, [pushed.value] if values is None and hasattr(pushed, "value") else values or []
+                )
         return selection
 
     def check_keys_known(self, filters: Iterable[Any], advice: str) -> None:
-        """Raise `InvalidArgument` where a filter needs the column `key` and no key is asked for; `advice` ends the error's text."""
-        if self.keys is None and any(_column_of(pushed) == "key" and type(pushed).__name__ != "IsNull" for pushed in filters):
+        """Raise `InvalidArgument` where a filter needs the column `key` and no key is asked for; `advice` ends the
+        error's text.
+        """
+        if self.keys is None and any(
+            _column_of(pushed) == "key" and type(pushed).__name__ != "IsNull" for pushed in filters
+        ):
             raise InvalidArgument(
-                f"entries have hashes of keys, not their texts: the column key is null here, and no filter on it holds; {advice}"
+                f"entries have hashes of keys, not their texts: the column key is null here, and no filter on it "
+                f"holds; {advice}"
             )
 
 
@@ -146,7 +166,9 @@ def _both(before: frozenset[Any] | None, values: frozenset[Any]) -> frozenset[An
 
 
 def _within(selection: Selection, kind: str, values: Sequence[Any]) -> Selection:
-    """Narrow by a filter of the timestamp, whose literals are aware of their zone; a bound within a second takes all of it."""
+    """Narrow by a filter of the timestamp, whose literals are aware of their zone; a bound within a second takes all of
+    it.
+    """
     if not values or not all(isinstance(value, dt.datetime) and value.tzinfo is not None for value in values):
         return selection
     seconds = [(value - _EPOCH) // _SECOND for value in values]
@@ -194,7 +216,9 @@ def plan_tasks(state: LogState, selection: Selection, partition_bytes: int) -> l
     objects.sort(key=lambda o: (o.second_min, o.name))
     if selection.is_lookup:
         wanted = list(_with_slots(objects, selection))
-        tasks = [tuple(map(ObjectPart, wanted[at : at + _LOOKUP_OBJECTS])) for at in range(0, len(wanted), _LOOKUP_OBJECTS)]
+        tasks = [
+            tuple(map(ObjectPart, wanted[at : at + _LOOKUP_OBJECTS])) for at in range(0, len(wanted), _LOOKUP_OBJECTS)
+        ]
     else:
         tasks = list(_runs(objects, partition_bytes))
     return [TaskPlan(parts, selection, state.genesis.layout.schema, state.number) for parts in tasks]
@@ -206,7 +230,9 @@ def questions_for(selection: Selection, topics: Iterable[str]) -> QuestionBatch:
     if begin_ms > end_ms:
         return QuestionBatch([])
     lookups = [
-        Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms) for topic in sorted(topics) for key in sorted(selection.keys or ())
+        Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms)
+        for topic in sorted(topics)
+        for key in sorted(selection.keys or ())
     ]
     batch = QuestionBatch(lookups)
     if selection.hashes is None or not lookups:
@@ -241,7 +267,9 @@ def _runs(objects: Iterable[StoredObject], partition_bytes: int) -> Iterator[tup
     parts = []
     for stored in objects:
         number = -(-stored.size_bytes // partition_bytes)
-        parts += [(ObjectPart(stored, part, number), stored.size_bytes // number + _OPENING_BYTES) for part in range(number)]
+        parts += [
+            (ObjectPart(stored, part, number), stored.size_bytes // number + _OPENING_BYTES) for part in range(number)
+        ]
     reached = itertools.accumulate(size for _, size in parts)
     # a task takes the parts that end within its stretch of `partition_bytes` of all
     for _, task in itertools.groupby(zip(parts, reached, strict=True), lambda one: (one[1] - 1) // partition_bytes):
@@ -256,8 +284,8 @@ Array = npt.NDArray[Any]
 def read_task(plan: TaskPlan, storage: Storage, wanted: Any) -> Iterator[pa.RecordBatch]:
     """Yield a task's entries as batches of the Arrow schema `wanted`.
 
-    Raises `StorageUnavailable` where an object was removed after the read was planned, `CorruptFile`, `SchemaMismatch`, what the storage
-    raises.
+    Raises `StorageUnavailable` where an object was removed after the read was planned, `CorruptFile`, `SchemaMismatch`,
+    what the storage raises.
     """
     # what is read is read once
     cold = ColdPath(storage, keyed=plan.schema.keyed, settings=ColdSettings(query_threads=8, block_cache_bytes=0))
@@ -277,7 +305,8 @@ def _gone(error: MissingObject, plan: TaskPlan, storage: Storage) -> Exception:
     if error.name in state.objects:
         return CorruptFile(error.name, "the log names this object, but the storage does not have it")
     return StorageUnavailable(
-        f"{error.uri}: {error.name} was removed (merged, replaced or expired) after this read was planned at log position "
+        f"{error.uri}: {error.name} was removed (merged, replaced or expired) after this read was planned at log "
+        f"position "
         f"{plan.log_number}; load the index again and run it again"
     )
 
@@ -286,7 +315,9 @@ def _read_part(cold: ColdPath, part: ObjectPart, plan: TaskPlan, wanted: Any) ->
     trailer = cold.trailer(part.stored)
     metadata, selection = trailer.metadata, plan.selection
     if metadata.layout.schema != plan.schema:
-        raise SchemaMismatch(f"{part.stored.name} stores {metadata.layout.schema.name} entries, the index {plan.schema.name}")
+        raise SchemaMismatch(
+            f"{part.stored.name} stores {metadata.layout.schema.name} entries, the index {plan.schema.name}"
+        )
     names = {name for _, name in metadata.topics}
     if metadata.topics and selection.topics is not None and not names & selection.topics:
         return
@@ -301,7 +332,9 @@ def _read_part(cold: ColdPath, part: ObjectPart, plan: TaskPlan, wanted: Any) ->
     for items in _windows(cold, part, runs, plan.schema.item):
         for start in range(0, len(items), _BATCH_ROWS):
             rows = items[start : start + _BATCH_ROWS]
-            for columns in [_scanned(rows, metadata, selection)] if batch is None else _found(rows, metadata, batch, plan):
+            for columns in (
+                [_scanned(rows, metadata, selection)] if batch is None else _found(rows, metadata, batch, plan)
+            ):
                 if len(columns["offset"]):
                     yield _arrow(columns, metadata, wanted)
 
@@ -311,7 +344,9 @@ def _topics_here(part: ObjectPart, names: set[str], selection: Selection) -> set
     if names:
         return names if selection.topics is None else names & selection.topics
     if selection.topics is None:
-        raise InvalidArgument(f"{part.stored.name} doesn't name its topics, and a key is hashed with its topic: give the topic, too")
+        raise InvalidArgument(
+            f"{part.stored.name} doesn't name its topics, and a key is hashed with its topic: give the topic, too"
+        )
     return selection.topics
 
 
@@ -329,7 +364,11 @@ def _share(trailer: Trailer, part: ObjectPart, selection: Selection) -> list[Run
     begins = ends - [run.length for run in runs]
     low, high = total * part.number // part.parts, total * (part.number + 1) // part.parts
     first, last = np.searchsorted(begins, [low, high]).tolist()
-    return [run for run in runs[first:last] if run.second_min <= selection.second_max and run.second_max >= selection.second_min]
+    return [
+        run
+        for run in runs[first:last]
+        if run.second_min <= selection.second_max and run.second_max >= selection.second_min
+    ]
 
 
 def _windows(cold: ColdPath, part: ObjectPart, runs: Sequence[Run], dtype: np.dtype[Any]) -> Iterator[Array]:
@@ -364,7 +403,9 @@ def _found(items: Array, metadata: Metadata, batch: QuestionBatch, plan: TaskPla
         return
     picked = items[places]
     seconds = metadata.begin_ms // 1000 + picked["time_diff_s"].astype(np.int64)
-    pairs = [(topic_id, name) for topic_id, name in metadata.topics if name in batch.topics] if metadata.topics else None
+    pairs = (
+        [(topic_id, name) for topic_id, name in metadata.topics if name in batch.topics] if metadata.topics else None
+    )
     found = batch.select(picked, questions, seconds, pairs, plan.schema)
     asked = found.questions.tolist()
     columns = {name: found.rows[name] for name in found.rows.dtype.names or ()}

@@ -21,16 +21,19 @@ _SOURCE = "org.apache.spark.sql.execution.datasources.v2.python.PythonDataSource
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats ``tiered_index`` and ``rocketmq_commitlog`` known to a session and let Spark push filters to them. Idempotent.
+    """Make the formats ``tiered_index`` and ``rocketmq_commitlog`` known to a session and let Spark push filters to
+    them. Idempotent.
 
-    Raises `ConfigError` where PySpark is missing or has no data sources in Python. docs/spark-sources.md says what the sources read. Logs a
-    warning where a write could fail because Spark speculates.
+    Raises `ConfigError` where PySpark is missing or has no data sources in Python. docs/spark-sources.md says what the
+    sources read. Logs a warning where a write could fail because Spark speculates.
     """
     try:
         from tiered_index.spark.datasource.commitlog import MessageSource
         from tiered_index.spark.datasource.entries import ApartEntrySource, EntrySource
     except ImportError as error:
-        raise ConfigError(f"data sources need PySpark 4.2 or later: pip install 'tiered_index[spark]' ({error})") from error
+        raise ConfigError(
+            f"data sources need PySpark 4.2 or later: pip install 'tiered_index[spark]' ({error})"
+        ) from error
 
     with _active(spark):
         spark.dataSource.register(ApartEntrySource if scans_are_apart(spark) else EntrySource)
@@ -42,7 +45,9 @@ def register(spark: SparkSession) -> None:
 
 @contextlib.contextmanager
 def _active(spark: SparkSession) -> Iterator[None]:
-    """Make a session the active one: Spark refuses a name that the active session knows, though it is another one that registers it."""
+    """Make a session the active one: Spark refuses a name that the active session knows, though it is another one that
+    registers it.
+    """
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:
         yield  # of Spark Connect: there each session is asked by itself
@@ -57,23 +62,29 @@ def _active(spark: SparkSession) -> Iterator[None]:
 
 
 def warn_of_denials(get: Callable[[str, str], str]) -> None:
-    """Log a warning where the slower twin of a speculated task, which Spark denies its commit, may fail a write; `get` reads the settings.
+    """Log a warning where the slower twin of a speculated task, which Spark denies its commit, may fail a write; `get`
+    reads the settings.
 
     Spark counts it as a failure of the task, and the source can't tell it otherwise: what it is asked ends before.
     """
     failures = int(get("spark.task.maxFailures", str(_LEAST_FAILURES)))
     if get("spark.speculation", "false").lower() == "true" and failures < _LEAST_FAILURES:
         _log.warning(
-            "spark.speculation is on and spark.task.maxFailures is %d: Spark counts speculated attempts that it denies their commit as "
-            "failures, so writes to format tiered_index may fail, with nothing published; set it to %d or more, or speculation off",
-            failures, _LEAST_FAILURES,
-        )  # fmt: skip
+            "spark.speculation is on and spark.task.maxFailures is %d: Spark counts speculated attempts that it "
+            "denies their commit as "
+            "failures, so writes to format tiered_index may fail, with nothing published; set it to %d or more, or "
+            "speculation off",
+            failures,
+            _LEAST_FAILURES,
+        )
 
 
 def scans_are_apart(spark: SparkSession) -> bool:
-    """Return whether this Spark keeps what a Python reader planned with the scan, not with the DataFrame: up to 4.3.0 it doesn't.
+    """Return whether this Spark keeps what a Python reader planned with the scan, not with the DataFrame: up to 4.3.0
+    it doesn't.
 
-    Where it doesn't, the class that stands for a loaded source has a method by which the last plan replaces the one before.
+    Where it doesn't, the class that stands for a loaded source has a method by which the last plan replaces the one
+    before.
     """
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:

@@ -1,11 +1,13 @@
 """`spark.readStream.format("rocketmq_commitlog")`: a commit log as it grows. docs/spark-sources.md.
 
-An offset is ``{"position": p, "before": crc}``: a commit log position where a message begins (-1: the beginning of a log that has nothing
-yet), and the CRC-32 of up to 4 KiB before it in its segment (-1: not known), which tells a log that the broker cut and wrote anew. Closed
-segments are planned whole; only the last part of a micro-batch is walked on the driver, to end it at a message. What stands at the end
-counts when it is settled (`rocketmq/follow/tail.py`): half a message waits.
+An offset is ``{"position": p, "before": crc}``: a commit log position where a message begins (-1: the beginning of a
+log that has nothing yet), and the CRC-32 of up to 4 KiB before it in its segment (-1: not known), which tells a log
+that the broker cut and wrote anew. Closed segments are planned whole; only the last part of a micro-batch is walked on
+the driver, to end it at a message. What stands at the end counts when it is settled (`rocketmq/follow/tail.py`): half a
+message waits.
 
-The driver keeps one reader a query, in a worker of its own; one thread calls it. Tasks get stretches of single segments.
+The driver keeps one reader a query, in a worker of its own; one thread calls it. Tasks get stretches of single
+segments.
 """
 
 from __future__ import annotations
@@ -41,13 +43,20 @@ class _Task(InputPartition):
 
 
 class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One stream over one local commit log. Raises `CorruptFile` at damage, and `MissingOffsets` where the log lacks what comes next."""
+    """One stream over one local commit log.
+
+    Raises `CorruptFile` at damage, and `MissingOffsets` where the log lacks what comes next.
+    """
 
     def __init__(self, settings: MessageSettings, schema: StructType) -> None:
         if settings.archive is not None:
-            raise InvalidArgument(f"a stream follows a local commit log, and {settings.path} is an archive of closed segments")
+            raise InvalidArgument(
+                f"a stream follows a local commit log, and {settings.path} is an archive of closed segments"
+            )
         if settings.explain is not None:
-            raise InvalidArgument("option explain tells what a batch read asks; for a stream look at the progress of its query")
+            raise InvalidArgument(
+                "option explain tells what a batch read asks; for a stream look at the progress of its query"
+            )
         require_columns(schema, settings.columns, f"the commit log in {settings.path}")
         self._settings, self._schema, self._folder = settings, schema, settings.folder
         self._target = _NO_BOUND
@@ -63,11 +72,15 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _offset(segments, segments[0].start) if segments else {"position": -1, "before": _UNKNOWN}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return where a micro-batch from `start` on ends: as many whole messages as the limit has room for, at least one."""
+        """Return where a micro-batch from `start` on ends: as many whole messages as the limit has room for, at least
+        one.
+        """
         segments = self._segments()
         if not segments:
             if start["position"] > 0:
-                raise MissingOffsets(str(self._folder), "the log has no segment any more", start["position"], start["position"])
+                raise MissingOffsets(
+                    str(self._folder), "the log has no segment any more", start["position"], start["position"]
+                )
             return start
         self._check(segments, start)
         position = segments[0].start if start["position"] < 0 else int(start["position"])
@@ -83,7 +96,10 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._end(segments, begin, _NO_BOUND) if written else 0
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the stretches between two offsets, by segment. Raises as `latestOffset` where the log isn't what it was."""
+        """Return the stretches between two offsets, by segment.
+
+        Raises as `latestOffset` where the log isn't what it was.
+        """
         segments = self._segments()
         first, last = int(start["position"]), int(end["position"])
         if first == last:
@@ -116,16 +132,23 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if segments and position < segments[0].start:
             raise MissingOffsets(str(self._folder), "deleted before they were read", position, segments[0].start)
         if not segments or position > segments[-1].end:
-            raise MissingOffsets(str(self._folder), "the log was cut: it ends before", segments[-1].end if segments else 0, position)
+            raise MissingOffsets(
+                str(self._folder), "the log was cut: it ends before", segments[-1].end if segments else 0, position
+            )
         now = _before(segments, position)
         if _UNKNOWN not in (offset["before"], now) and now != offset["before"]:
             raise CorruptFile(
-                str(self._folder), f"the log was cut and written anew below commit log offset {position}: messages that a checkpoint has "
-                "are no more, and others stand in their place; begin with a new checkpoint", expected=offset["before"], found=now,
-            )  # fmt: skip
+                str(self._folder),
+                f"the log was cut and written anew below commit log offset {position}: messages that a checkpoint has "
+                "are no more, and others stand in their place; begin with a new checkpoint",
+                expected=offset["before"],
+                found=now,
+            )
 
     def _end(self, segments: tuple[Segment, ...], position: int, bound: int) -> int:
-        """Return the end of the last whole message that ends at or before `bound`; of the first one behind `position` in any case."""
+        """Return the end of the last whole message that ends at or before `bound`; of the first one behind `position`
+        in any case.
+        """
         last = max((number for number, segment in enumerate(segments) if _is_written(segment)), default=-1)
         for number, segment in enumerate(segments[: last + 1]):
             if not segment.start <= position < segment.end:
@@ -151,8 +174,16 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ends = _ends(whole)
                 within = ends[ends <= bound]
                 if len(within) < len(ends) or whole.state in (End.OPEN, End.TORN) or whole.end < batch.end:
-                    return int(within[-1]) if len(within) else int(ends[0]) if len(ends) and position == begin else position
-                position = segment.end if whole.state is End.SEGMENT and segment.end <= bound else max(position, whole.end)
+                    return (
+                        int(within[-1])
+                        if len(within)
+                        else int(ends[0])
+                        if len(ends) and position == begin
+                        else position
+                    )
+                position = (
+                    segment.end if whole.state is End.SEGMENT and segment.end <= bound else max(position, whole.end)
+                )
                 if position >= segment.end:
                     return position
                 proof = EVERYTHING if closed else proven_end(self._folder, position, reader.chunk_bytes)
@@ -172,7 +203,9 @@ def _is_written(segment: Segment) -> bool:
 
 
 def _before(segments: tuple[Segment, ...], position: int) -> int:
-    """Return the CRC-32 of what stands before a position in its segment; `_UNKNOWN` where there is nothing, or no such segment."""
+    """Return the CRC-32 of what stands before a position in its segment; `_UNKNOWN` where there is nothing, or no such
+    segment.
+    """
     for segment in segments:
         if segment.start < position <= segment.end:
             size = min(_WITNESS_BYTES, position - segment.start)

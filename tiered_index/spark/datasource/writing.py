@@ -1,27 +1,33 @@
 """`df.write.format("tiered_index")` and `writeStream`: entries of a DataFrame into an index. docs/spark-sources.md.
 
-The driver joins or creates the index and tells each task which one it is; a task writes tables of its own (`partition_tables`) and returns
-what it uploaded; the driver's `commit` completes the uploads and appends one log record. Spark's commit coordinator decides nothing here:
-whatever it lets be repeated, or run twice, are objects that no record names.
+The driver joins or creates the index and tells each task which one it is; a task writes tables of its own
+(`partition_tables`) and returns what it uploaded; the driver's `commit` completes the uploads and appends one log
+record. Spark's commit coordinator decides nothing here: whatever it lets be repeated, or run twice, are objects that no
+record names.
 
-A micro-batch is known by the query's id, which Spark keeps in the checkpoint and hands to every task, its number, and what it holds: a
-repeated one finds itself in the log. A new checkpoint is another query, which reads from the beginning, and publishes from the beginning.
+A micro-batch is known by the query's id, which Spark keeps in the checkpoint and hands to every task, its number, and
+what it holds: a repeated one finds itself in the log. A new checkpoint is another query, which reads from the
+beginning, and publishes from the beginning.
 
-Each call of Spark's comes in a Python worker of its own: `commit` and `abort` know nothing of each other but the messages. `abort` follows
-a failed `commit`, too, whose record may be in the log for all that; it then has a message of every task and leaves all to `orphans`.
+Each call of Spark's comes in a Python worker of its own: `commit` and `abort` know nothing of each other but the
+messages. `abort` follows a failed `commit`, too, whose record may be in the log for all that; it then has a message of
+every task and leaves all to `orphans`.
 
-From a DataFrame's Arrow batches to the fields of entries, for who has batches only: `columns` does the same with frames.
+From a DataFrame's Arrow batches to the fields of entries, for who has batches only: `columns` does the same with
+frames.
 
-The columns are checked on the driver by Spark's types, values in the tasks. A row without key makes no entry, a list of keys one for each
-different key. Pure; threads: any.
+The columns are checked on the driver by Spark's types, values in the tasks. A row without key makes no entry, a list of
+keys one for each different key. Pure; threads: any.
 
 One task's entries as tables of its own: a small one for each window it met, uploaded and not published.
 
 ```
-batches ─> counted, kept on local disk ─> plan ─> hashed, packed into blocks on local disk ─> by window and piece: sorted, written, uploaded
+batches ─> counted, kept on local disk ─> plan ─> hashed, packed into blocks on local disk
+        ─> by window and piece: sorted, written, uploaded
 ```
-The plan, which a build makes on the driver for all tasks, is the task's own here, so no task waits for another and nothing is shuffled.
-Names of tables and objects are unique to the attempt. Memory: that of packing and writing a build's partition. Threads: one a task.
+The plan, which a build makes on the driver for all tasks, is the task's own here, so no task waits for another and
+nothing is shuffled. Names of tables and objects are unique to the attempt. Memory: that of packing and writing a
+build's partition. Threads: one a task.
 """
 
 from __future__ import annotations
@@ -83,16 +89,23 @@ class EntryColumns:
 
     @classmethod
     def of(cls, found: Sequence[tuple[str, str]], schema: Schema) -> EntryColumns:
-        """Return the fields of a frame of these columns, (name, Spark's type as text). Raises `InvalidArgument` naming the column."""
+        """Return the fields of a frame of these columns, (name, Spark's type as text).
+
+        Raises `InvalidArgument` naming the column.
+        """
         kinds = dict(found)
         needed = [*FIELDS, *(column.name for column in schema.caller_columns)]
         key = "keys" if "key" not in kinds and "keys" in kinds else "key"
         given = {name: key if name == "key" else name for name in (*needed, "topic_id")}
         for name in needed:
             if given[name] not in kinds:
-                raise InvalidArgument(f"column {name!r} is missing; the DataFrame has {', '.join(kinds) or 'no columns'}")
+                raise InvalidArgument(
+                    f"column {name!r} is missing; the DataFrame has {', '.join(kinds) or 'no columns'}"
+                )
         if unknown := [name for name in kinds if name not in given.values()]:
-            raise InvalidArgument(f"column {unknown[0]!r} is no field of an entry; these are {', '.join(given)}: rename it or leave it out")
+            raise InvalidArgument(
+                f"column {unknown[0]!r} is no field of an entry; these are {', '.join(given)}: rename or drop it"
+            )
         names = tuple(name for name in given if given[name] in kinds)
         for name in names:
             check_kind(name, kinds[given[name]], given[name])
@@ -119,7 +132,13 @@ def _a_row_a_key(batch: pa.RecordBatch) -> pa.RecordBatch:
     pairs = pairs.filter(pc.is_valid(pairs["key"])).group_by(["row", "key"]).aggregate([]).combine_chunks()
     rows = pa.array(pairs["row"].to_numpy().astype(np.int64))
     keys = pairs["key"].combine_chunks()
-    keys = keys if isinstance(keys, pa.Array) else pa.concat_arrays(keys.chunks) if keys.num_chunks else pa.array([], keys.type)
+    keys = (
+        keys
+        if isinstance(keys, pa.Array)
+        else pa.concat_arrays(keys.chunks)
+        if keys.num_chunks
+        else pa.array([], keys.type)
+    )
     return batch.drop_columns(["key"]).take(rows).add_column(at, "key", keys)
 
 
@@ -136,16 +155,27 @@ class PartitionJob:
 
 
 def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: Seen | None = None) -> PartitionResult:
-    """Write the tables of `entries` (fields of entries, each with a key). Raises `InvalidArgument` for bad values, what the storage raises.
+    """Write the tables of `entries` (fields of entries, each with a key).
 
-    `seen` is called as by `pack_batches`. Nothing that was uploaded is left where it fails, as far as the storage lets it be taken back.
+    Raises `InvalidArgument` for bad values, what the storage raises.
+
+    `seen` is called as by `pack_batches`. Nothing that was uploaded is left where it fails, as far as the storage lets
+    it be taken back.
     """
     with tempfile.TemporaryDirectory(prefix="tiered-index-") as folder:
         kept, blocks = Path(folder) / "entries", Path(folder) / "blocks"
         census = _kept(entries, kept, job)
         if not census.entries:
             return PartitionResult(0, 0, ())
-        plan = plan_build(census, job.genesis, job.scale, shards="auto", parallelism=1, sequence=job.sequence, max_windows=job.max_windows)
+        plan = plan_build(
+            census,
+            job.genesis,
+            job.scale,
+            shards="auto",
+            parallelism=1,
+            sequence=job.sequence,
+            max_windows=job.max_windows,
+        )
         pieces = _packed(kept, blocks, plan, seen)
         kept.unlink()
         result = write_blocks(_by_piece(blocks, pieces), plan, job.address, job.now_ms)
@@ -161,10 +191,14 @@ def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: See
 def _check(result: PartitionResult, census: Census) -> None:
     written = sum(shard.stored.count for shard in result.shards)
     if written != census.entries:
-        raise CorruptFile("a task's tables", "wrote another number of entries than it read", expected=census.entries, found=written)
+        raise CorruptFile(
+            "a task's tables", "wrote another number of entries than it read", expected=census.entries, found=written
+        )
     checksum = sum(shard.checksum for shard in result.shards) % 2**64
     if checksum != result.read_checksum:
-        raise CorruptFile("a task's tables", "wrote other entries than it read", expected=result.read_checksum, found=checksum)
+        raise CorruptFile(
+            "a task's tables", "wrote other entries than it read", expected=result.read_checksum, found=checksum
+        )
 
 
 def _kept(entries: Iterable[pa.RecordBatch], path: Path, job: PartitionJob) -> Census:
@@ -233,7 +267,10 @@ Messages = Sequence[WriterCommitMessage | None]
 
 
 def prepared(options: Options, schema: StructType, *, probe: bool) -> tuple[PartitionJob, EntryColumns]:
-    """Join the index, or create it, and return what tasks are told. Driver. Raises `InvalidArgument`, `SchemaMismatch`, as the storage."""
+    """Join the index, or create it, and return what tasks are told.
+
+    Driver. Raises `InvalidArgument`, `SchemaMismatch`, as the storage.
+    """
     address = StorageAddress(options.path)
     clock = SystemClock()
     settings, now_ms = _settings(options), clock.now_ms()
@@ -241,12 +278,16 @@ def prepared(options: Options, schema: StructType, *, probe: bool) -> tuple[Part
     most = options.number("maxWindows")
     if most is not None and most < 1:
         raise InvalidArgument(f"maxWindows is how many windows a task may write, at least 1, not {most}")
-    scale = WindowScale(length, now_ms // 1000 - round(settings.max_late_s), now_ms // 1000 + round(settings.max_early_s))
+    scale = WindowScale(
+        length, now_ms // 1000 - round(settings.max_late_s), now_ms // 1000 + round(settings.max_early_s)
+    )
     with address.open() as storage:
         log = StorageLog(storage, clock)
         genesis = stored_genesis(log, settings, storage.uri)
         wanted = genesis or wanted_genesis(settings, None)
-        columns = EntryColumns.of([(column.name, column.dataType.simpleString()) for column in schema], wanted.layout.schema)
+        columns = EntryColumns.of(
+            [(column.name, column.dataType.simpleString()) for column in schema], wanted.layout.schema
+        )
         if genesis is None:
             genesis = StorageSession(storage, log, clock, settings.lease_ttl_s).join(wanted, lambda stored: wanted)
         elif probe:
@@ -261,9 +302,11 @@ def prepared(options: Options, schema: StructType, *, probe: bool) -> tuple[Part
 
 def _settings(options: Options) -> IndexConfig:
     given: dict[str, Any] = {
-        "slots": options.number("slots"), "items": options.number("items"), "preset": options.text("preset"),
+        "slots": options.number("slots"),
+        "items": options.number("items"),
+        "preset": options.text("preset"),
         "offset_space": options.text("offsetSpace"),
-    }  # fmt: skip
+    }
     return IndexConfig(**{name: value for name, value in given.items() if value is not None})
 
 
@@ -279,10 +322,12 @@ class EntryWriter(DataSourceArrowWriter):
         return Written(write_tables(self._columns.batches(iterator), self._job).shards, None, BatchContent())
 
     def commit(self, messages: Messages) -> None:
-        """Publish all tasks' tables. Driver. Raises `InvalidArgument` (the mode can't be), `CorruptFile`, `JobOverdue`, as the storage.
+        """Publish all tasks' tables.
 
-        After an error of the storage in the record's put its outcome is unknown: an ``append`` that is run again may double the entries,
-        an ``overwrite`` not.
+        Driver. Raises `InvalidArgument` (the mode can't be), `CorruptFile`, `JobOverdue`, as the storage.
+
+        After an error of the storage in the record's put its outcome is unknown: an ``append`` that is run again may
+        double the entries, an ``overwrite`` not.
         """
         shards = _all_shards(messages)
         if shards:
@@ -304,7 +349,9 @@ class EntryStreamWriter(DataSourceStreamArrowWriter):
         context = TaskContext.get()
         query = context.getLocalProperty(_QUERY_ID) if context is not None else None
         if not query:
-            raise InvalidArgument("this Spark doesn't tell tasks which query they are of: a repeated micro-batch would be published twice")
+            raise InvalidArgument(
+                "this Spark doesn't tell tasks which query they are of: a repeated micro-batch would be published twice"
+            )
         parts: list[BatchContent] = []
 
         def seen(items: Any, seconds: Any) -> None:
@@ -314,7 +361,9 @@ class EntryStreamWriter(DataSourceStreamArrowWriter):
         return Written(written.shards, query, BatchContent.joined(parts))
 
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Publish a micro-batch, or take back what it uploaded where it was published before. Driver. Raises as `EntryWriter.commit`.
+        """Publish a micro-batch, or take back what it uploaded where it was published before.
+
+        Driver. Raises as `EntryWriter.commit`.
 
         Where the outcome is unknown, Spark's next try with the same checkpoint finds it out: nothing is doubled.
         """
@@ -333,11 +382,15 @@ class EntryStreamWriter(DataSourceStreamArrowWriter):
 def _all_shards(messages: Messages) -> list[FinishedShard]:
     written = [message for message in messages if isinstance(message, Written)]
     if len(written) != len(messages):
-        raise StorageUnavailable(f"{len(messages) - len(written)} of {len(messages)} tasks gave no result, so nothing is published")
+        raise StorageUnavailable(
+            f"{len(messages) - len(written)} of {len(messages)} tasks gave no result, so nothing is published"
+        )
     return [shard for message in written for shard in message.shards]
 
 
-def _publish(job: PartitionJob, shards: Sequence[FinishedShard], publish: Callable[[Storage, StorageLog], object]) -> None:
+def _publish(
+    job: PartitionJob, shards: Sequence[FinishedShard], publish: Callable[[Storage, StorageLog], object]
+) -> None:
     with job.address.open() as storage:
         log = StorageLog(storage, SystemClock())
         log.open()

@@ -1,12 +1,14 @@
-"""The answering half of a bulk lookup: all that was found for a question, in answer order, each identity once, cut to `max_count`.
+"""The answering half of a bulk lookup: all that was found for a question, in answer order, each identity once, cut to
+`max_count`.
 
-Runs in tasks, which take one partition of questions after the other. Memory: a million rows and a partition's questions; with a
-`max_count` of millions, the rows of its answers.
+Runs in tasks, which take one partition of questions after the other. Memory: a million rows and a partition's
+questions; with a `max_count` of millions, the rows of its answers.
 
-The messages behind the entries of a bulk lookup, joined as columns: from a RocketMQ store's folder, else from archived segments.
+The messages behind the entries of a bulk lookup, joined as columns: from a RocketMQ store's folder, else from archived
+segments.
 
-Runs in tasks, where the answers are: each reads the messages of its own entries, key by key, as `messages` of a reader does. Nothing is
-read before the DataFrame is used, and it is read again each time that it is.
+Runs in tasks, where the answers are: each reads the messages of its own entries, key by key, as `messages` of a reader
+does. Nothing is read before the DataFrame is used, and it is read again each time that it is.
 """
 
 from __future__ import annotations
@@ -62,9 +64,13 @@ Array = npt.NDArray[Any]
 def entry_columns(schema: Schema) -> list[tuple[str, pa.DataType]]:
     """Return the columns of an entry in an answer, with their types."""
     plain = [
-        ("topic_id", pa.int32()), ("queue_id", pa.int32()), ("offset", pa.int64()), ("size", pa.int32()), ("timestamp_ms", pa.int64()),
+        ("topic_id", pa.int32()),
+        ("queue_id", pa.int32()),
+        ("offset", pa.int64()),
+        ("size", pa.int32()),
+        ("timestamp_ms", pa.int64()),
         ("key_hash", pa.int32()),
-    ]  # fmt: skip
+    ]
     return plain + [(column.name, _arrow_type(np.dtype(column.dtype))) for column in schema.extra]
 
 
@@ -91,9 +97,11 @@ def _arrow_type(dtype: np.dtype[Any]) -> pa.DataType:
 
 
 def answer_partitions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, *, nested: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the answers to the questions of partitions; blocks (kind, partition, questions, rows, more) come by partition, then kind.
+    """Yield the answers to the questions of partitions; blocks (kind, partition, questions, rows, more) come by
+    partition, then kind.
 
-    Raises `StorageUnavailable` where a task gave up since an object was gone: what it found is no whole answer, whatever it lacks.
+    Raises `StorageUnavailable` where a task gave up since an object was gone: what it found is no whole answer,
+    whatever it lacks.
     """
     partition, number = _Partition(plan), -1
     for batch in batches:
@@ -125,13 +133,17 @@ class _Partition:
     def add(self, kind: int, blocks: pa.RecordBatch) -> None:
         if kind == MISSING:
             name = blocks.column("more")[0].as_py().decode()
-            raise StorageUnavailable(f"{name} was removed since these keys were looked up, and Spark lost what it held: look up again")
+            raise StorageUnavailable(
+                f"{name} was removed since these keys were looked up, and Spark lost what it held: look up again"
+            )
         if kind == ASKED:
             self._asked.append(records_of(blocks.column("questions")))
         elif kind == FAILED:
             for cell, more in zip(blocks.column("questions"), blocks.column("more").to_pylist(), strict=True):
                 file, error = pickle.loads(more)
-                for place in places_of(self.batch.questions, records_of(pa.array([cell.as_py()], pa.binary()))).tolist():
+                for place in places_of(
+                    self.batch.questions, records_of(pa.array([cell.as_py()], pa.binary()))
+                ).tolist():
                     self._failed.setdefault(place, []).append({"file": file, "error": error})
         elif kind == FOUND:
             places = places_of(self.batch.questions, records_of(blocks.column("questions")))
@@ -144,7 +156,9 @@ class _Partition:
 
     @property
     def batch(self) -> PackedBatch:
-        """All questions of the partition, with one more answer than asked, which tells a full answer from a truncated one."""
+        """All questions of the partition, with one more answer than asked, which tells a full answer from a truncated
+        one.
+        """
         if self._batch is None:
             asked = distinct(np.concatenate(self._asked)) if self._asked else np.zeros(0, QUESTION)
             self._batch = PackedBatch(asked, self._plan.topics, self._plan.max_count + 1)
@@ -194,9 +208,12 @@ class _Partition:
         position = pa.array((np.arange(len(index)) - starts[index]).astype(np.int32), mask=~some)
         repeated = pa.array(index)
         columns = [
-            cells_of(questions[index], np.arange(len(index))), statuses.take(repeated), failed.take(repeated), position,
+            cells_of(questions[index], np.arange(len(index))),
+            statuses.take(repeated),
+            failed.take(repeated),
+            position,
             *(column.take(place) for column in entries),
-        ]  # fmt: skip
+        ]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -214,11 +231,19 @@ def _entries(rows: Array, schema: Schema) -> list[pa.Array]:
 ARCHIVE = "archive"
 """Stands for the segments that the index's storage keeps, and no folder."""
 MESSAGE_COLUMNS = ("message_state", "message_body", "message_tags", "message_properties", "message_problem")
-_TYPE = "struct<message_state:string,message_body:binary,message_tags:string,message_properties:map<string,string>,message_problem:string>"
-_ARROW = pa.struct([
-    ("message_state", pa.string()), ("message_body", pa.binary()), ("message_tags", pa.string()),
-    ("message_properties", pa.map_(pa.string(), pa.string())), ("message_problem", pa.string()),
-])  # fmt: skip
+_TYPE = (
+    "struct<message_state:string,message_body:binary,message_tags:string,"
+    "message_properties:map<string,string>,message_problem:string>"
+)
+_ARROW = pa.struct(
+    [
+        ("message_state", pa.string()),
+        ("message_body", pa.binary()),
+        ("message_tags", pa.string()),
+        ("message_properties", pa.map_(pa.string(), pa.string())),
+        ("message_problem", pa.string()),
+    ]
+)
 _ITEM = ("topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash")
 
 
@@ -227,7 +252,9 @@ def check_place(messages: str, offset_space: str) -> None:
     if offset_space != "commitlog":
         raise ConfigError(f"the index's offsets are in {offset_space!r}: messages are found by places in a commit log")
     if messages != ARCHIVE and not (Path(messages) / "commitlog").is_dir():
-        raise ConfigError(f"messages is {ARCHIVE!r} or the folder of a RocketMQ store, and {messages} has no commitlog/")
+        raise ConfigError(
+            f"messages is {ARCHIVE!r} or the folder of a RocketMQ store, and {messages} has no commitlog/"
+        )
 
 
 def with_messages(
@@ -235,8 +262,9 @@ def with_messages(
 ) -> DataFrame:
     """Return the rows of `answers` (one an entry) with `MESSAGE_COLUMNS`, null where there is no entry.
 
-    `message_state` is that of `Fetched`, or ``other_key`` for a message of another key whose hash is equal. A place that can't be asked
-    fails the job, unless the answer may be partial: then it is ``missing``, and `message_problem` says why.
+    `message_state` is that of `Fetched`, or ``other_key`` for a message of another key whose hash is equal. A place
+    that can't be asked fails the job, unless the answer may be partial: then it is ``missing``, and `message_problem`
+    says why.
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
     from pyspark.sql.pandas.functions import arrow_udf
@@ -264,15 +292,22 @@ def _open(messages: str, address: StorageAddress, opened: ExitStack) -> Rocketmq
     return RocketmqMessages(None if messages == ARCHIVE else Path(messages), archive)
 
 
-def _fetched(source: RocketmqMessages, topics: list[str], keys: list[str], values: list[list[Any]]) -> list[Fetched | None]:
-    """Return what became of each row's entry, in order; None for a row without one. Rows of one key are asked for together."""
+def _fetched(
+    source: RocketmqMessages, topics: list[str], keys: list[str], values: list[list[Any]]
+) -> list[Fetched | None]:
+    """Return what became of each row's entry, in order; None for a row without one. Rows of one key are asked for
+    together.
+    """
     found: list[Fetched | None] = [None] * len(topics)
     places: dict[tuple[str, str], list[int]] = {}
     for place, pair in enumerate(zip(topics, keys, strict=True)):
         if values[2][place] is not None:
             places.setdefault(pair, []).append(place)
     for (topic, key), rows in places.items():
-        items = [IndexItem(topic=topic, **{name: column[row] for name, column in zip(_ITEM, values, strict=True)}) for row in rows]
+        items = [
+            IndexItem(topic=topic, **{name: column[row] for name, column in zip(_ITEM, values, strict=True)})
+            for row in rows
+        ]
         for row, one in zip(rows, source.fetch(items, topic, key), strict=True):
             found[row] = one
     return found
@@ -288,5 +323,9 @@ def _row(one: Fetched | None, *, allow_partial: bool) -> dict[str, Any] | None:
     if not one.carries_key:
         row["message_state"] = "other_key"
     elif isinstance(message, FoundRocketmqMessage):
-        row |= {"message_body": message.body(), "message_tags": message.tags, "message_properties": list(message.properties.items())}
+        row |= {
+            "message_body": message.body(),
+            "message_tags": message.tags,
+            "message_properties": list(message.properties.items()),
+        }
     return row

@@ -1,8 +1,9 @@
-"""What a bulk lookup will ask of the storage: counted by object for the keys that there are, told by dry runs, and shared out as bounds.
+"""What a bulk lookup will ask of the storage: counted by object for the keys that there are, told by dry runs, and
+shared out as bounds.
 
-How many questions meet an object is counted; which of its slot groups they meet is taken to be random, and three standard deviations
-are added to what that gives, so that hardly a task asks for more. A hot slot, which is read in blocks, may. Pure; questions are counted
-in tasks.
+How many questions meet an object is counted; which of its slot groups they meet is taken to be random, and three
+standard deviations are added to what that gives, so that hardly a task asks for more. A hot slot, which is read in
+blocks, may. Pure; questions are counted in tasks.
 """
 
 from __future__ import annotations
@@ -28,8 +29,12 @@ _SPANS_A_WINDOW = 3
 Int64 = npt.NDArray[np.int64]
 
 
-def count_questions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str = "'key'") -> Iterator[pa.RecordBatch]:
-    """Yield how many questions of rows (topic, key, begin, end) each object of the plan may have answers for (i64, as bytes)."""
+def count_questions(
+    batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str = "'key'"
+) -> Iterator[pa.RecordBatch]:
+    """Yield how many questions of rows (topic, key, begin, end) each object of the plan may have answers for (i64, as
+    bytes).
+    """
     counts = np.zeros(plan.objects, np.int64)
     for questions in lots_of_questions(batches, plan, column):
         base_slots = plan.base_slots(questions)
@@ -39,12 +44,17 @@ def count_questions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, column:
 
 
 def total_counts(plan: LookupPlan, cells: Iterable[bytes]) -> Int64:
-    """Return the sum of what `count_questions` yielded: for each object, in order of the tasks, its questions (i64, n)."""
+    """Return the sum of what `count_questions` yielded: for each object, in order of the tasks, its questions (i64,
+    n).
+    """
     return sum((np.frombuffer(cell, np.int64) for cell in cells), np.zeros(plan.objects, np.int64))
 
 
 def foreseen(plan: LookupPlan, counts: Int64) -> list[tuple[int, int]]:
-    """Return how many requests and bytes each task will take, at most about. Filters, which spare some of it, count with their price."""
+    """Return how many requests and bytes each task will take, at most about.
+
+    Filters, which spare some of it, count with their price.
+    """
     costs = iter([_cost(plan, target, int(count)) for target, count in zip(_targets(plan), counts, strict=True)])
     found = []
     for task in plan.tasks:
@@ -54,14 +64,19 @@ def foreseen(plan: LookupPlan, counts: Int64) -> list[tuple[int, int]]:
 
 
 def bounded(plan: LookupPlan, counts: Int64, max_requests: int | None, max_bytes: int | None) -> LookupPlan:
-    """Return the plan with bounds of all tasks, each task's share by what it will take. One without a question has none."""
+    """Return the plan with bounds of all tasks, each task's share by what it will take.
+
+    One without a question has none.
+    """
     costs = foreseen(plan, counts)
     shares = [_shares(limit, [cost[kind] for cost in costs]) for kind, limit in enumerate((max_requests, max_bytes))]
     return replace(plan, limits=tuple(zip(*shares, strict=True)), max_requests=max_requests, max_bytes=max_bytes)
 
 
 def _shares(limit: int | None, costs: Sequence[int]) -> list[int | None]:
-    """Return shares that add up to `limit`, in proportion to `costs`: never less than these where the limit is their sum or more."""
+    """Return shares that add up to `limit`, in proportion to `costs`: never less than these where the limit is their
+    sum or more.
+    """
     total = sum(costs)
     if limit is None or not total:
         return [limit] * len(costs)
@@ -76,10 +91,11 @@ def _targets(plan: LookupPlan) -> list[Target]:
 
 
 def _cost(plan: LookupPlan, target: Target, asked: int) -> tuple[int, int]:
-    """Return the requests and bytes of one object and `asked` questions: its directory, its filter where that pays, ranges of groups.
+    """Return the requests and bytes of one object and `asked` questions: its directory, its filter where that pays,
+    ranges of groups.
 
-    Of n groups, a question meets each with equal chance, so n (1 - e^(-asked/n)) are met; one that is met is joined to the one before
-    where no more than `gap` groups lie between, which are read with it.
+    Of n groups, a question meets each with equal chance, so n (1 - e^(-asked/n)) are met; one that is met is joined to
+    the one before where no more than `gap` groups lie between, which are read with it.
     """
     if not asked:
         return 0, 0
@@ -96,7 +112,9 @@ def _cost(plan: LookupPlan, target: Target, asked: int) -> tuple[int, int]:
         gap, share = int(plan.settings.coalesce_gap_bytes // size), min(1.0, met / groups)
         apart = met * (1 - share) ** (gap + 1)
         runs = min(most, 1 + apart + 3 * math.sqrt(apart))
-        passed_over = met * sum(j * share * (1 - share) ** j for j in range(gap + 1)) + 3 * math.sqrt(met) * min(gap, 1 / share)
+        passed_over = met * sum(j * share * (1 - share) ** j for j in range(gap + 1)) + 3 * math.sqrt(met) * min(
+            gap, 1 / share
+        )
         # a group of many slots may be twice as long as the mean one
         read = (most + 1 + passed_over) * size
     read = min(read, arrays)

@@ -1,14 +1,14 @@
 """Keys and answers of a bulk lookup as files: Parquet, NDJSON and CSV on local disks, Parquet in a storage.
 
-Local files are Spark's to read and write, but for CSV (`csv_files`); those of a storage (`s3://...`) go through the project's storage
-layer, a file a task.
+Local files are Spark's to read and write, but for CSV (`csv_files`); those of a storage (`s3://...`) go through the
+project's storage layer, a file a task.
 
 Local CSV files as a DataFrame whose columns are all text, a file a task. RFC 4180 in UTF-8, and nothing is guessed.
 
-A quote in a quoted cell is doubled, a backslash is a backslash, and a cell may have lines, which end as they were written. What differs
-is an error with its line. Spark's own reader would take an open quote for the rest of the file, replace what is no UTF-8, make LF of CRLF
-in cells, and go by the order of columns in another file: keys would be other keys, and nobody told. The driver reads a header, tasks all
-else.
+A quote in a quoted cell is doubled, a backslash is a backslash, and a cell may have lines, which end as they were
+written. What differs is an error with its line. Spark's own reader would take an open quote for the rest of the file,
+replace what is no UTF-8, make LF of CRLF in cells, and go by the order of columns in another file: keys would be other
+keys, and nobody told. The driver reads a header, tasks all else.
 """
 
 from __future__ import annotations
@@ -38,25 +38,20 @@ from tiered_index.storage.s3.options import S3Options
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = [
-    "check_out",
-    "csv_frame",
-    "header_of",
-    "read_files",
-    "read_keys",
-    "write_answers",
-]
+__all__ = ["check_out", "csv_frame", "header_of", "read_files", "read_keys", "write_answers"]
 
 _BATCH_ROWS = 10_000
 _TOLD = {
     "unexpected end of data": "a quote is not closed",
     "',' expected after '\"'": "'\"' in a quoted cell is not doubled",
     "new-line character": "a line ends with \\r alone, or a cell with \\r has no quotes",
-}  # fmt: skip
+}
 
 
 def csv_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
-    """Return the rows of files that have one header. Empty cells are null, quoted or not; a column without a name is `_c` and its place.
+    """Return the rows of files that have one header.
+
+    Empty cells are null, quoted or not; a column without a name is `_c` and its place.
 
     Raises `InvalidArgument` and `CorruptFile`, or the tasks do.
     """
@@ -78,7 +73,10 @@ def header_of(file: Path) -> list[str] | None:
 
 
 def read_files(batches: Iterable[pa.RecordBatch], header: list[str], first: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the files in a task's splits, whose header must be that of the file `first`. Raises as `csv_frame` does."""
+    """Yield the rows of the files in a task's splits, whose header must be that of the file `first`.
+
+    Raises as `csv_frame` does.
+    """
     names = _names(header, first)
     for (file,) in each_split(batches):
         rows = _rows(Path(file))
@@ -104,7 +102,9 @@ def _names(header: list[str], file: Path) -> list[str]:
 
 def _checked(file: str, line: int, cells: list[str], width: int) -> list[str]:
     if len(cells) != width:
-        raise InvalidArgument(f"{file}: line {line:,} has {len(cells)} cell{'s' if len(cells) > 1 else ''}, the header {width}")
+        raise InvalidArgument(
+            f"{file}: line {line:,} has {len(cells)} cell{'s' if len(cells) > 1 else ''}, the header {width}"
+        )
     return cells
 
 
@@ -148,13 +148,20 @@ _PART_BYTES = 64 << 20
 
 
 def read_keys(spark: SparkSession, path: str, s3: S3Options) -> DataFrame:
-    """Return the rows of a file or folder of keys. Raises `InvalidArgument` where there is none, what the storage raises."""
+    """Return the rows of a file or folder of keys.
+
+    Raises `InvalidArgument` where there is none, what the storage raises.
+    """
     if not is_local(path):
         return frame_of(spark, path, SourceAccess(s3))
     place = local_path(path)
     if not place.exists():
         raise InvalidArgument(f"{place}: no such file or folder")
-    below = [place] if place.is_file() else [p for p in place.iterdir() if p.is_file() and not p.name.startswith((".", "_"))]
+    below = (
+        [place]
+        if place.is_file()
+        else [p for p in place.iterdir() if p.is_file() and not p.name.startswith((".", "_"))]
+    )
     # Spark's order: the first Parquet file says which columns there are
     files = sorted(below)
     if files and all(file.name.endswith(_CSV) for file in files):
@@ -164,16 +171,24 @@ def read_keys(spark: SparkSession, path: str, s3: S3Options) -> DataFrame:
             return spark.read.parquet(*map(to_read, files))
     if files and all(file.name.endswith(_JSON) for file in files):
         return _json_frame(spark, place, files)
-    raise InvalidArgument(f"{place}: keys are files of one kind: .parquet, .ndjson (.jsonl, .json), or .csv with a header")
+    raise InvalidArgument(
+        f"{place}: keys are files of one kind: .parquet, .ndjson (.jsonl, .json), or .csv with a header"
+    )
 
 
 def _json_frame(spark: SparkSession, place: Path, files: Sequence[Path]) -> DataFrame:
-    """Return the objects of NDJSON files; which columns there are, and that all lines are JSON, is found by reading them."""
+    """Return the objects of NDJSON files; which columns there are, and that all lines are JSON, is found by reading
+    them.
+    """
     with typed_errors(f"reading {place}"):
         check_lines(spark, files)
     try:
         with typed_errors(f"reading {place}"):
-            return spark.read.option("mode", "FAILFAST").option("primitivesAsString", "false").json([to_read(file) for file in files])
+            return (
+                spark.read.option("mode", "FAILFAST")
+                .option("primitivesAsString", "false")
+                .json([to_read(file) for file in files])
+            )
     except InvalidArgument as error:
         # Spark says neither which file it is nor which line
         for file in files:
@@ -194,7 +209,9 @@ def check_out(out: str, s3: S3Options) -> None:
 
 
 def write_answers(frame: DataFrame, out: str, s3: S3Options) -> None:
-    """Write answers as a folder of Parquet files (of NDJSON where `out` is named so), or as Parquet objects with a mark ``_SUCCESS``."""
+    """Write answers as a folder of Parquet files (of NDJSON where `out` is named so), or as Parquet objects with a mark
+    ``_SUCCESS``.
+    """
     if is_local(out):
         place = local_path(out)
         with typed_errors(f"writing {place}"):
@@ -209,7 +226,9 @@ def write_answers(frame: DataFrame, out: str, s3: S3Options) -> None:
         yield from _write_parts(batches, address)
 
     with typed_errors(f"writing {out}"):
-        names = [name for row in frame.mapInArrow(write, "names string").collect() for name in row[0].split("\n") if name]
+        names = [
+            name for row in frame.mapInArrow(write, "names string").collect() for name in row[0].split("\n") if name
+        ]
     with address.open() as storage:
         # tasks may have run twice: readers go by what the mark names
         storage.put("_SUCCESS", "".join(f"{name}\n" for name in sorted(names)).encode())

@@ -1,9 +1,11 @@
-"""From a DataFrame of keys to questions: which column is which, whether it can be that, how many rows there are. Driver only.
+"""From a DataFrame of keys to questions: which column is which, whether it can be that, how many rows there are.
+
+Driver only.
 
 | field | needed as |
 |---|---|
 | `topic`, `key` | text |
-| `begin_ms`, `end_ms` | integers of epoch milliseconds, a timestamp, or text of either; null, or no such column: no bound |
+| `begin_ms`, `end_ms` | epoch milliseconds, a timestamp, or text of either; null or no column: no bound |
 
 All other columns are carried through.
 """
@@ -37,7 +39,9 @@ _MAX_TOPICS = 1_000_000
 
 @dataclass(frozen=True)
 class KeysCensus:
-    """How many rows there are to look up, their topics, the seconds (inclusive) that their ranges lie in, and rows that were skipped."""
+    """How many rows there are to look up, their topics, the seconds (inclusive) that their ranges lie in, and rows that
+    were skipped.
+    """
 
     rows: int
     topics: tuple[str, ...]
@@ -62,10 +66,17 @@ class Keys:
         from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
         topic, key, begin, end = (self.fields[name] for name in _FIELDS)
-        rows = self.frame.groupBy(topic.alias("topic")).agg(
-            F.count_if(key.isNull()).alias("keyless"), F.count_if(key.isNotNull()).alias("rows"),
-            F.min(F.coalesce(begin, F.lit(0))).alias("low"), F.max(F.coalesce(end, F.lit(MAX_TIMESTAMP_MS))).alias("high"),
-        ).limit(_MAX_TOPICS + 1).collect()  # fmt: skip
+        rows = (
+            self.frame.groupBy(topic.alias("topic"))
+            .agg(
+                F.count_if(key.isNull()).alias("keyless"),
+                F.count_if(key.isNotNull()).alias("rows"),
+                F.min(F.coalesce(begin, F.lit(0))).alias("low"),
+                F.max(F.coalesce(end, F.lit(MAX_TIMESTAMP_MS))).alias("high"),
+            )
+            .limit(_MAX_TOPICS + 1)
+            .collect()
+        )
         if len(rows) > _MAX_TOPICS:
             raise InvalidArgument(f"the keys have more than {_MAX_TOPICS:,} topics")
         without_topic = sum(row["keyless"] + row["rows"] for row in rows if row["topic"] is None)
@@ -73,15 +84,19 @@ class Keys:
         for name, count in (("topic", without_topic), ("key", without_key)):
             if count and not skip_null:
                 nulls = f"{count:,} null{'s' * (count > 1)}"
-                raise InvalidArgument(f"column {self.names[name]} has {nulls}; a value is needed in every row (or skip_null)")
+                raise InvalidArgument(
+                    f"column {self.names[name]} has {nulls}; a value is needed in every row (or skip_null)"
+                )
         kept = [row for row in rows if row["topic"] is not None and row["rows"]]
         for row in kept:
             check_topic(row["topic"])
         low, high = min((row["low"] for row in kept), default=0), max((row["high"] for row in kept), default=0)
         return KeysCensus(
-            sum(row["rows"] for row in kept), tuple(sorted(row["topic"] for row in kept)), (low // 1000, high // 1000),
+            sum(row["rows"] for row in kept),
+            tuple(sorted(row["topic"] for row in kept)),
+            (low // 1000, high // 1000),
             without_topic + without_key,
-        )  # fmt: skip
+        )
 
     def column(self, name: str) -> Any:
         """Return a field as a column of what `with_question` returns."""
@@ -114,11 +129,14 @@ class Keys:
 
         make: Any = arrow_udf  # whose declared overloads ask for what it infers
         question = make(packed, "binary")(*(self.fields[field] for field in _FIELDS))
-        return self.whole().select("*", *(given.alias(field) for field, given in self.given.items()), question.alias(name))
+        return self.whole().select(
+            "*", *(given.alias(field) for field, given in self.given.items()), question.alias(name)
+        )
 
 
 def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequence[str]) -> Keys:
-    """Return the rows of `frame` as keys; `columns` say which column a field is, or stand for themselves; `taken` are names of answers.
+    """Return the rows of `frame` as keys; `columns` say which column a field is, or stand for themselves; `taken` are
+    names of answers.
 
     Raises `InvalidArgument` naming the column and what was expected.
     """
@@ -139,7 +157,9 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
                     fields[name] = F.lit(None).cast("bigint")
                     continue
                 named = f"{source!r} ({name})" if source != name else f"{source!r}"
-                raise InvalidArgument(f"column {named} is missing; the keys have {', '.join(frame.columns) or 'no columns'}")
+                raise InvalidArgument(
+                    f"column {named} is missing; the keys have {', '.join(frame.columns) or 'no columns'}"
+                )
             fields[name] = F.col(_quoted(source))
         elif not isinstance(source, Column):
             raise InvalidArgument(f"columns: {name} is the name of a column or a Column, not {source!r}")
@@ -155,7 +175,11 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
     names: dict[str, str] = {}
     for name in _FIELDS:
         found = here[name].dataType.simpleString()
-        named = f"{columns[name]!r} ({name})" if isinstance(columns.get(name), str) and columns[name] != name else f"{name!r}"
+        named = (
+            f"{columns[name]!r} ({name})"
+            if isinstance(columns.get(name), str) and columns[name] != name
+            else f"{name!r}"
+        )
         names[name] = named
         if name in ("topic", "key"):
             if found != "string":
@@ -171,7 +195,9 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
             raise InvalidArgument(f"column {named} is {found}; {wanted} are needed")
     names_taken = {name.lower() for name in taken}
     if clash := [name for name in there if name.lower() in names_taken]:
-        raise InvalidArgument(f"column {clash[0]!r} of the keys has the name of a column of answers; give it another one")
+        raise InvalidArgument(
+            f"column {clash[0]!r} of the keys has the name of a column of answers; give it another one"
+        )
     return Keys(frame, fields, given, names)
 
 

@@ -1,13 +1,17 @@
-"""Bulk lookup: answers as `query` gives them, for every row of a DataFrame. DESIGN section 6; docs/spark-lookup.md says what runs where.
+"""Bulk lookup: answers as `query` gives them, for every row of a DataFrame.
+
+DESIGN section 6; docs/spark-lookup.md says what runs where.
 
 ```
-keys ─> census ─> plan at one log position ─> to tasks by object ─> each object opened once ─> to partitions by question ─> join to the keys
-        tasks     driver                      shuffle               tasks                      shuffle                      Spark
+keys ─> census ─> plan at one log position ─> to tasks by object ─> each object opened once
+        tasks     driver                      shuffle               tasks
+     ─> to partitions by question ─> join to the keys
+        shuffle                      Spark
 ```
-What is read from the storage is read while `lookup` runs, and kept by Spark; the DataFrame that it returns asks the storage for nothing,
-unless Spark lost what it kept. An object that is gone meanwhile, since a merge removed it, makes the driver plan again at the log's newer
-position, a bounded number of times; once answers are given out, a `StorageUnavailable`.
-One thread drives a lookup; nothing is written.
+What is read from the storage is read while `lookup` runs, and kept by Spark; the DataFrame that it returns asks the
+storage for nothing, unless Spark lost what it kept. An object that is gone meanwhile, since a merge removed it, makes
+the driver plan again at the log's newer position, a bounded number of times; once answers are given out, a
+`StorageUnavailable`. One thread drives a lookup; nothing is written.
 """
 
 from __future__ import annotations
@@ -33,7 +37,14 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.spark.executors import StorageAddress, typed_errors
-from tiered_index.spark.lookup.answers import MESSAGE_COLUMNS, answer_partitions, answer_schema, check_place, entry_columns, with_messages
+from tiered_index.spark.lookup.answers import (
+    MESSAGE_COLUMNS,
+    answer_partitions,
+    answer_schema,
+    check_place,
+    entry_columns,
+    with_messages,
+)
 from tiered_index.spark.lookup.estimate import COUNTS_SCHEMA, bounded, count_questions, foreseen, total_counts
 from tiered_index.spark.lookup.keys import Keys, KeysCensus, keys_of
 from tiered_index.spark.lookup.plan import LookupPlan, plan_lookup
@@ -50,16 +61,19 @@ __all__ = ["LookupResult", "look_up", "lookup"]
 _RETRIES = 10
 # plans at newer positions of the log, each because an object was removed meanwhile
 _QUESTION = "_question"
-_CHANGED = "tiered_index.errors.InvalidArgument: the keys change while they are read; look up from a copy that stands still"
+_CHANGED = (
+    "tiered_index.errors.InvalidArgument: the keys change while they are read; look up from a copy that stands still"
+)
 
 
 @dataclass(frozen=True)
 class LookupResult:
     """A bulk lookup that was made, or with `dry_run` what it would take.
 
-    `frame` has the answers (None where nothing was made). `requests`, `bytes_read` and `cost_usd` are what tasks asked of the storage;
-    `objects` were searched at log position `log_number`. `failed` are objects that could not be read, each with why. Call `release` when
-    `frame` is no longer needed. What Spark no longer holds is read anew: as before, or an error of the job where an object is gone.
+    `frame` has the answers (None where nothing was made). `requests`, `bytes_read` and `cost_usd` are what tasks asked
+    of the storage; `objects` were searched at log position `log_number`. `failed` are objects that could not be read,
+    each with why. Call `release` when `frame` is no longer needed. What Spark no longer holds is read anew: as before,
+    or an error of the job where an object is gone.
     """
 
     frame: DataFrame | None
@@ -93,7 +107,9 @@ class LookupResult:
 
 
 def lookup(spark: SparkSession, df: DataFrame, *, storage: str, **options: Any) -> DataFrame:
-    """Return the answers to the lookups that the rows of `df` are; arguments as `look_up`, which also tells what they cost."""
+    """Return the answers to the lookups that the rows of `df` are; arguments as `look_up`, which also tells what they
+    cost.
+    """
     frame = look_up(spark, df, storage=storage, **options).frame
     if frame is None:
         raise InvalidArgument("a dry run has no answers: call look_up")
@@ -119,18 +135,19 @@ def look_up(
 ) -> LookupResult:
     """Look up each row of `df`: its key of its topic, in its range of time, as `IndexReader.query` does.
 
-    Fields of a row are `topic`, `key` and optionally `begin_ms` and `end_ms` (inclusive; null: no bound; epoch milliseconds, timestamps, or
-    text of either); `columns` say which column one is (``{"key": "order_id"}``), or stand for themselves (``lit("orders")``). All columns
-    of `df` are carried through. The result has for each row its entries, newest first, at most `max_count`: a row each, `position` counting
-    from 0, or one row with null for none; or with `nested` one row with the array `entries`. `status` is ``complete``, ``truncated`` or,
-    only with `allow_partial`, ``partial``: then `failed` names files that could not be read, and why.
+    Fields of a row are `topic`, `key` and optionally `begin_ms` and `end_ms` (inclusive; null: no bound; epoch
+    milliseconds, timestamps, or text of either); `columns` say which column one is (``{"key": "order_id"}``), or stand
+    for themselves (``lit("orders")``). All columns of `df` are carried through. The result has for each row its
+    entries, newest first, at most `max_count`: a row each, `position` counting from 0, or one row with null for none;
+    or with `nested` one row with the array `entries`. `status` is ``complete``, ``truncated`` or, only with
+    `allow_partial`, ``partial``: then `failed` names files that could not be read, and why.
 
-    Rows without topic or key are an error, or with `skip_null` left out and counted. `max_requests` and `max_bytes` bound what all tasks
-    ask of the storage, each task its share: by what a dry run expects of it. `messages` joins the messages themselves: ``archive``, or the
-    folder of a RocketMQ store.
+    Rows without topic or key are an error, or with `skip_null` left out and counted. `max_requests` and `max_bytes`
+    bound what all tasks ask of the storage, each task its share: by what a dry run expects of it. `messages` joins the
+    messages themselves: ``archive``, or the folder of a RocketMQ store.
 
-    Raises `InvalidArgument` naming the column; where an object can't be read and partial answers aren't allowed `StorageError`,
-    `CorruptFile` or `BudgetExceeded`; `NotAnIndex`.
+    Raises `InvalidArgument` naming the column; where an object can't be read and partial answers aren't allowed
+    `StorageError`, `CorruptFile` or `BudgetExceeded`; `NotAnIndex`.
     """
     if isinstance(max_count, bool) or not isinstance(max_count, int) or not 1 <= max_count < 2**31 - 1:
         raise InvalidArgument(f"max_count is a whole number from 1 on, not {max_count!r}")
@@ -150,9 +167,16 @@ def look_up(
         with typed_errors("counting the keys"), watched(spark, "count", progress):
             census = keys.census(skip_null=skip_null)
         make_plan = partial(
-            plan_lookup, topics=census.topics, seconds=census.seconds, rows=census.rows, parallelism=spark.sparkContext.defaultParallelism,
-            max_count=max_count, allow_partial=allow_partial, settings=ColdSettings.of(settings), prices=settings.prices,
-        )  # fmt: skip
+            plan_lookup,
+            topics=census.topics,
+            seconds=census.seconds,
+            rows=census.rows,
+            parallelism=spark.sparkContext.defaultParallelism,
+            max_count=max_count,
+            allow_partial=allow_partial,
+            settings=ColdSettings.of(settings),
+            prices=settings.prices,
+        )
         if dry_run:
             plan = make_plan(log.state)
             return _foreseen(plan, census, _counted(spark, keys, plan, progress))
@@ -164,7 +188,9 @@ def look_up(
             kept, reports = _search(spark, keys, plan, address, progress)
             missing = {report.missing for report in reports if report.missing is not None}
             if not missing:
-                return _answered(spark, keys, census, plan, kept, reports, plans, nested=nested, messages=messages, address=address)
+                return _answered(
+                    spark, keys, census, plan, kept, reports, plans, nested=nested, messages=messages, address=address
+                )
             kept.unpersist()
             state = log.refresh()
             # what the newer state still names is no longer there though it should be
@@ -173,7 +199,9 @@ def look_up(
                     raise CorruptFile(gone[0], "the log names this object, but the storage does not have it")
                 # a task gives up at the first one: the others are found by one listing, not by as many plans
                 lost |= frozenset(gone) | _not_listed(opened, state)
-        raise StorageUnavailable(f"{opened.uri}: objects kept vanishing during {_RETRIES + 1} plans of one lookup; try again")
+        raise StorageUnavailable(
+            f"{opened.uri}: objects kept vanishing during {_RETRIES + 1} plans of one lookup; try again"
+        )
 
 
 def _not_listed(storage: Storage, state: LogState) -> frozenset[str]:
@@ -189,7 +217,9 @@ def _check_names(schema: Schema, *, nested: bool, messages: str | None) -> None:
     own = {"status", "failed", "position", *(MESSAGE_COLUMNS if messages is not None else ())}
     if not nested and (clash := [column.name for column in schema.extra if column.name.lower() in own]):
         other = "look up with nested=True" if messages is None else "look up without messages"
-        raise InvalidArgument(f"the index's entries have a column {clash[0]!r}, which is the name of a column of answers: {other}")
+        raise InvalidArgument(
+            f"the index's entries have a column {clash[0]!r}, which is the name of a column of answers: {other}"
+        )
 
 
 def _taken(schema: Schema, *, nested: bool, messages: str | None) -> list[str]:
@@ -198,7 +228,9 @@ def _taken(schema: Schema, *, nested: bool, messages: str | None) -> list[str]:
     return [_QUESTION, "status", "failed", *entry, *(MESSAGE_COLUMNS if messages is not None else ())]
 
 
-def _counted(spark: SparkSession, keys: Keys, plan: LookupPlan, progress: Callable[[str, int, int], None]) -> npt.NDArray[np.int64]:
+def _counted(
+    spark: SparkSession, keys: Keys, plan: LookupPlan, progress: Callable[[str, int, int], None]
+) -> npt.NDArray[np.int64]:
     """Return how many questions each object of the plan may have answers for."""
     shared = spark.sparkContext.broadcast(plan)
     column = keys.names["key"]
@@ -215,14 +247,25 @@ def _foreseen(plan: LookupPlan, census: KeysCensus, counts: npt.NDArray[np.int64
     costs = foreseen(plan, counts)
     requests, read = sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
     return LookupResult(
-        frame=None, rows=census.rows, skipped_null=census.skipped_null, objects=plan.objects, tasks=len(plan.tasks),
-        log_number=plan.number, requests=requests, bytes_read=read, cost_usd=plan.prices.cost_usd({"get_range": requests}, read),
+        frame=None,
+        rows=census.rows,
+        skipped_null=census.skipped_null,
+        objects=plan.objects,
+        tasks=len(plan.tasks),
+        log_number=plan.number,
+        requests=requests,
+        bytes_read=read,
+        cost_usd=plan.prices.cost_usd({"get_range": requests}, read),
         dry_run=True,
-    )  # fmt: skip
+    )
 
 
 def _search(
-    spark: SparkSession, keys: Keys, plan: LookupPlan, address: StorageAddress, progress: Callable[[str, int, int], None]
+    spark: SparkSession,
+    keys: Keys,
+    plan: LookupPlan,
+    address: StorageAddress,
+    progress: Callable[[str, int, int], None],
 ) -> tuple[DataFrame, list[TaskReport]]:
     """Run the tasks; return their blocks, kept by Spark, and the report of each task that had anything to do."""
     from pyspark import StorageLevel
@@ -250,9 +293,18 @@ def _search(
 
 
 def _answered(
-    spark: SparkSession, keys: Keys, census: KeysCensus, plan: LookupPlan, kept: DataFrame, reports: list[TaskReport], plans: int, *,
-    nested: bool, messages: str | None, address: StorageAddress,
-) -> LookupResult:  # fmt: skip
+    spark: SparkSession,
+    keys: Keys,
+    census: KeysCensus,
+    plan: LookupPlan,
+    kept: DataFrame,
+    reports: list[TaskReport],
+    plans: int,
+    *,
+    nested: bool,
+    messages: str | None,
+    address: StorageAddress,
+) -> LookupResult:
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     shared = spark.sparkContext.broadcast(plan)
@@ -261,21 +313,40 @@ def _answered(
         return answer_partitions(batches, shared.value, nested=nested)
 
     answerer = F.col("partition") % plan.answerers
-    blocks = kept.where(F.col("kind") != REPORT).repartitionById(plan.answerers, answerer).sortWithinPartitions("partition", "kind")
+    blocks = (
+        kept.where(F.col("kind") != REPORT)
+        .repartitionById(plan.answerers, answerer)
+        .sortWithinPartitions("partition", "kind")
+    )
     answers = blocks.mapInArrow(answer, answer_schema(plan.schema, nested=nested))
     rows = keys.with_question(plan, _QUESTION)
     # a row whose question nobody asked: the source gave other rows the second time
     changed = F.raise_error(_CHANGED)
-    joined = rows.join(answers, _QUESTION, "left").withColumn("status", F.coalesce("status", changed.cast("string"))).drop(_QUESTION)
+    joined = (
+        rows.join(answers, _QUESTION, "left")
+        .withColumn("status", F.coalesce("status", changed.cast("string")))
+        .drop(_QUESTION)
+    )
     if messages is not None:
-        joined = with_messages(joined, keys.column("topic"), keys.column("key"), messages, address, allow_partial=plan.allow_partial)
+        joined = with_messages(
+            joined, keys.column("topic"), keys.column("key"), messages, address, allow_partial=plan.allow_partial
+        )
     requests: Counter[str] = Counter()
     for report in reports:
         requests.update(report.requests)
     read = sum(report.bytes_read for report in reports)
     return LookupResult(
-        frame=joined, rows=census.rows, skipped_null=census.skipped_null, objects=sum(report.opened for report in reports),
-        tasks=len(reports), log_number=plan.number, requests=requests.total(), bytes_read=read,
-        cost_usd=plan.prices.cost_usd(requests, read), failed=tuple(sorted({pair for report in reports for pair in report.failed})),
-        plans=plans, answers=answers, kept=kept,
-    )  # fmt: skip
+        frame=joined,
+        rows=census.rows,
+        skipped_null=census.skipped_null,
+        objects=sum(report.opened for report in reports),
+        tasks=len(reports),
+        log_number=plan.number,
+        requests=requests.total(),
+        bytes_read=read,
+        cost_usd=plan.prices.cost_usd(requests, read),
+        failed=tuple(sorted({pair for report in reports for pair in report.failed})),
+        plans=plans,
+        answers=answers,
+        kept=kept,
+    )

@@ -1,7 +1,9 @@
-"""The plan of a bulk lookup: at one position of the log, which stored objects are searched by which task. Made by the driver.
+"""The plan of a bulk lookup: at one position of the log, which stored objects are searched by which task.
 
-Every object belongs to one task, so each is opened once. Shards are dealt out by slot range and files of their own by time, so that a
-question is sent to few tasks: to those with an object of its base slot and its time. Pure.
+Made by the driver.
+
+Every object belongs to one task, so each is opened once. Shards are dealt out by slot range and files of their own by
+time, so that a question is sent to few tasks: to those with an object of its base slot and its time. Pure.
 """
 
 from __future__ import annotations
@@ -62,8 +64,8 @@ class Target:
 class LookupPlan:
     """What every task knows. `lost` are objects that the log names and the storage doesn't have.
 
-    Questions are answered a partition (of `partitions`) at a time, which bounds memory, by `answerers` tasks, each of which sees to many:
-    a task of Spark that runs Python costs some 60 ms of a core before it does anything.
+    Questions are answered a partition (of `partitions`) at a time, which bounds memory, by `answerers` tasks, each of
+    which sees to many: a task of Spark that runs Python costs some 60 ms of a core before it does anything.
     `max_requests` and `max_bytes` are of all tasks; `limits` are the shares (requests, bytes) of one each.
     """
 
@@ -130,7 +132,9 @@ def plan_lookup(
         for stored in state.objects.values()
         if stored.second_min <= seconds[1] and stored.second_max >= seconds[0]
     ]
-    shards = sorted((t for t in found if t.stored.shard is not None), key=lambda t: (t.base_low, t.stored.second_min, t.stored.name))
+    shards = sorted(
+        (t for t in found if t.stored.shard is not None), key=lambda t: (t.base_low, t.stored.second_min, t.stored.name)
+    )
     files = sorted((t for t in found if t.stored.shard is None), key=lambda t: (t.stored.second_min, t.stored.name))
     total = sum(target.stored.size_bytes for target in found)
     share = max(1, -(-total // (_TASKS_A_CORE * max(1, parallelism))))
@@ -139,10 +143,18 @@ def plan_lookup(
     partitions = max(1, min(_MOST_PARTITIONS, -(-rows // questions), rows))
     answerers = min(partitions, max(_ANSWERERS_A_CORE * max(1, parallelism), -(-rows // _ROWS_AN_ANSWERER)))
     return LookupPlan(
-        number=state.number, genesis=genesis, topics=tuple(topics), tasks=tasks,
-        partitions=partitions, answerers=answerers, max_count=max_count, allow_partial=allow_partial, settings=settings, prices=prices,
+        number=state.number,
+        genesis=genesis,
+        topics=tuple(topics),
+        tasks=tasks,
+        partitions=partitions,
+        answerers=answerers,
+        max_count=max_count,
+        allow_partial=allow_partial,
+        settings=settings,
+        prices=prices,
         lost=lost,
-    )  # fmt: skip
+    )
 
 
 def _dealt(targets: Sequence[Target], share: int) -> list[tuple[Target, ...]]:

@@ -1,9 +1,11 @@
-"""Questions of a bulk lookup as fixed-width records: what the index needs to know of a key is its hashes, its topic and its range.
+"""Questions of a bulk lookup as fixed-width records: what the index needs to know of a key is its hashes, its topic and
+its range.
 
-A question is 28 bytes. Rows with equal ones have equal answers, so a question is asked once however many rows have it, and the record
-joins answers to rows without the key's text. Pure; runs in tasks.
+A question is 28 bytes. Rows with equal ones have equal answers, so a question is asked once however many rows have it,
+and the record joins answers to rows without the key's text. Pure; runs in tasks.
 
-Bounds of lookups that are text, as all is in CSV: made epoch milliseconds as the command line does it. Runs in tasks; pure.
+Bounds of lookups that are text, as all is in CSV: made epoch milliseconds as the command line does it. Runs in tasks;
+pure.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ def shown(text: str) -> str:
 
 
 def times_of(texts: pa.Array, column: str) -> pa.Array:
-    """Return the epoch milliseconds (i64, n) of texts, null for null. Raises `InvalidArgument` naming the column and what is no time."""
+    """Return the epoch milliseconds (i64, n) of texts, null for null.
+
+    Raises `InvalidArgument` naming the column and what is no time.
+    """
     encoded = texts.dictionary_encode()
     times = []
     for text in encoded.dictionary.to_pylist():
@@ -54,7 +59,9 @@ def times_of(texts: pa.Array, column: str) -> pa.Array:
     return pa.array(times, pa.int64()).take(encoded.indices)
 
 
-QUESTION = np.dtype([("topic", "<u4"), ("key_hash", "<i4"), ("fingerprint", "<u4"), ("second_min", "<i8"), ("second_max", "<i8")])
+QUESTION = np.dtype(
+    [("topic", "<u4"), ("key_hash", "<i4"), ("fingerprint", "<u4"), ("second_min", "<i8"), ("second_max", "<i8")]
+)
 """`topic` is the place in the plan's list, `fingerprint` 0 where the index has none, seconds are inclusive."""
 _RAW = np.dtype((np.void, QUESTION.itemsize))
 Array = npt.NDArray[Any]
@@ -62,7 +69,9 @@ Int64 = npt.NDArray[np.int64]
 
 
 class PackedBatch(QuestionBatch):
-    """Questions (n) as a search takes them; `topics` are the plan's, `max_count` is one for all, `places` (n) what each is called."""
+    """Questions (n) as a search takes them; `topics` are the plan's, `max_count` is one for all, `places` (n) what each
+    is called.
+    """
 
     def __init__(self, questions: Array, topics: Sequence[str], max_count: int, places: Int64 | None = None) -> None:
         self.questions = questions
@@ -94,12 +103,21 @@ class PackedBatch(QuestionBatch):
 
 
 def questions_of(
-    topics: pa.Array, keys: pa.Array, begins: pa.Array, ends: pa.Array, places: Mapping[str, int], *, keyed: bool,
+    topics: pa.Array,
+    keys: pa.Array,
+    begins: pa.Array,
+    ends: pa.Array,
+    places: Mapping[str, int],
+    *,
+    keyed: bool,
     column: str = "'key'",
-) -> Array:  # fmt: skip
-    """Return the questions (n) of n rows; a null bound is none. `places` are the plan's topics, `column` is what errors call that of keys.
+) -> Array:
+    """Return the questions (n) of n rows; a null bound is none.
 
-    Raises `InvalidArgument` for keys and ranges that no lookup can have, and for a topic that was not there when topics were counted.
+    `places` are the plan's topics, `column` is what errors call that of keys.
+
+    Raises `InvalidArgument` for keys and ranges that no lookup can have, and for a topic that was not there when topics
+    were counted.
     """
     found = np.zeros(len(keys), QUESTION)
     if not len(found):
@@ -107,7 +125,9 @@ def questions_of(
     encoded = topics.dictionary_encode()
     names = encoded.dictionary.to_pylist()
     if fresh := [name for name in names if name not in places]:
-        raise InvalidArgument(f"the keys change while they are read: topic {fresh[0]!r} is new; look up from a copy that stands still")
+        raise InvalidArgument(
+            f"the keys change while they are read: topic {fresh[0]!r} is new; look up from a copy that stands still"
+        )
     index = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     units = code_units(keys.cast(pa.large_string()))
     for row in np.flatnonzero((units.lengths == 0) | (units.lengths > MAX_KEY_UNITS))[:1].tolist():
@@ -129,7 +149,8 @@ def questions_of(
 def distinct(questions: Array) -> Array:
     """Return each question once, in the order of hash and fingerprint, then of their bytes.
 
-    Numbers of 64 bits are sorted many times as fast as records, and nearly all questions differ in them; the others are sorted as records.
+    Numbers of 64 bits are sorted many times as fast as records, and nearly all questions differ in them; the others are
+    sorted as records.
     """
     numbers = _numbers(questions)
     order = np.argsort(numbers)
@@ -162,7 +183,9 @@ def _numbers(questions: Array) -> npt.NDArray[np.uint64]:
     """Return hash and fingerprint (u64, n), which order questions as the hash does."""
     if not len(questions):
         return np.zeros(0, np.uint64)  # of whatever type
-    numbers: npt.NDArray[np.uint64] = questions["key_hash"].astype(np.uint64) << np.uint64(32) | questions["fingerprint"]
+    numbers: npt.NDArray[np.uint64] = (
+        questions["key_hash"].astype(np.uint64) << np.uint64(32) | questions["fingerprint"]
+    )
     return numbers
 
 
@@ -190,7 +213,9 @@ def cells_of(packed: Array, starts: Int64) -> pa.Array:
     """Return runs of records, each from one of `starts` up to the next, as a binary column; less than 2 GiB."""
     data = np.ascontiguousarray(packed)
     offsets = (np.append(starts, len(data)) * data.dtype.itemsize).astype(np.int32)
-    return pa.BinaryArray.from_buffers(pa.binary(), len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(data.view(np.uint8))])
+    return pa.BinaryArray.from_buffers(
+        pa.binary(), len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(data.view(np.uint8))]
+    )
 
 
 def records_of(column: Any, dtype: np.dtype[Any] = QUESTION) -> Array:

@@ -1,17 +1,20 @@
-"""The reading half of a bulk lookup: one task's objects, each opened once, searched for all questions that they may answer.
+"""The reading half of a bulk lookup: one task's objects, each opened once, searched for all questions that they may
+answer.
 
-An object costs one request for its directory, one for its filter where that is small beside what it may spare, and its slot groups by
-coalesced ranges, in order, each once. Answers are cut to one more than `max_count` a key before they leave. Runs in tasks, one thread each
-and those of the cold path. Memory: the task's questions (28 bytes each), 16 MiB of ranges, half a million rows.
+An object costs one request for its directory, one for its filter where that is small beside what it may spare, and its
+slot groups by coalesced ranges, in order, each once. Answers are cut to one more than `max_count` a key before they
+leave. Runs in tasks, one thread each and those of the cold path. Memory: the task's questions (28 bytes each), 16 MiB
+of ranges, half a million rows.
 
-What a bulk lookup's tasks get and yield: keys become questions for tasks, questions become answers for partitions. DESIGN section 6.
+What a bulk lookup's tasks get and yield: keys become questions for tasks, questions become answers for partitions.
+DESIGN section 6.
 
 ```
-keys ─> questions, packed ─> to tasks ─> objects searched ─> to partitions of questions ─> in order, cut, joined to the rows
-        pack_questions       shuffle     search_task         shuffle                       lookup_answers
+keys ─> questions, packed ─> to tasks ─> objects searched ─> to partitions of questions ─> in order, cut, joined
+        pack_questions       shuffle     search_task         shuffle                       answers
 ```
-A row between stages is a block of many questions or rows in binary cells. What a task spent, and what it could not read, travels with its
-answers, so Spark counts it once for each task whatever it repeats. One thread a task.
+A row between stages is a block of many questions or rows in binary cells. What a task spent, and what it could not
+read, travels with its answers, so Spark counts it once for each task whatever it repeats. One thread a task.
 """
 
 from __future__ import annotations
@@ -72,7 +75,9 @@ Int64 = npt.NDArray[np.int64]
 
 
 class HeldAnswers:
-    """Answers on their way out, cut early: while they are few they wait for those of further objects. `questions` are those of all."""
+    """Answers on their way out, cut early: while they are few they wait for those of further objects. `questions` are
+    those of all.
+    """
 
     def __init__(self, plan: LookupPlan, questions: Array, most: int = _HELD_ROWS) -> None:
         self._plan, self._questions, self._most = plan, questions, most
@@ -104,8 +109,11 @@ class HeldAnswers:
             self._parts, self._count = [settled], len(settled.rows)
 
 
-def search_object(plan: LookupPlan, storage: Storage, stored: StoredObject, questions: Array, places: Int64) -> Iterator[Found]:
-    """Yield what one object holds for `questions[places]`, which are different ones; those of an answer are of all `questions`.
+def search_object(
+    plan: LookupPlan, storage: Storage, stored: StoredObject, questions: Array, places: Int64
+) -> Iterator[Found]:
+    """Yield what one object holds for `questions[places]`, which are different ones; those of an answer are of all
+    `questions`.
 
     Raises as a lookup does.
     """
@@ -116,7 +124,9 @@ def search_object(plan: LookupPlan, storage: Storage, stored: StoredObject, ques
         source = StorageBytes(cold, stored)
         trailer = source.trailer()
         if trailer.metadata.layout.schema != plan.schema:
-            raise SchemaMismatch(f"{stored.name} stores {trailer.metadata.layout.schema.name} entries, the index {plan.schema.name}")
+            raise SchemaMismatch(
+                f"{stored.name} stores {trailer.metadata.layout.schema.name} entries, the index {plan.schema.name}"
+            )
         if len(places) > _CHUNK:
             # so that each lot reads another stretch of the object
             places = places[np.argsort(plan.base_slots(questions[places]), kind="stable")]
@@ -189,7 +199,9 @@ def worth_a_filter(stored: StoredObject, wanted: int, request: int) -> bool:
 
 
 def _giants(trailer: Trailer, batch: PackedBatch) -> tuple[npt.NDArray[np.bool_], Int64]:
-    """Return which questions (bool, n) are better asked alone, and their places: the few of a slot that is cut into blocks."""
+    """Return which questions (bool, n) are better asked alone, and their places: the few of a slot that is cut into
+    blocks.
+    """
     groups = trailer.directory.groups
     firsts = groups["first_slot"].astype(np.int64)
     alone = np.zeros(len(batch), bool)
@@ -205,12 +217,19 @@ def _giants(trailer: Trailer, batch: PackedBatch) -> tuple[npt.NDArray[np.bool_]
 def _question(batch: PackedBatch, place: int) -> Question:
     # a key's text plays no part in the search
     return Question(
-        batch.topics[int(batch.topic_index[place])], "", int(batch.key_hash[place]), int(batch.fingerprint[place]),
-        int(batch.second_min[place]), int(batch.second_max[place]), int(batch.max_count[place]) - 1,
-    )  # fmt: skip
+        batch.topics[int(batch.topic_index[place])],
+        "",
+        int(batch.key_hash[place]),
+        int(batch.fingerprint[place]),
+        int(batch.second_min[place]),
+        int(batch.second_max[place]),
+        int(batch.max_count[place]) - 1,
+    )
 
 
-def _matching(plan: LookupPlan, batch: PackedBatch, items: Array, begin_s: int, pairs: Sequence[tuple[int, str]] | None) -> Iterator[Found]:
+def _matching(
+    plan: LookupPlan, batch: PackedBatch, items: Array, begin_s: int, pairs: Sequence[tuple[int, str]] | None
+) -> Iterator[Found]:
     """Yield the rows of `items` that answer questions of the batch; a batch that makes too many pairs is halved."""
     try:
         at, questions = batch.join(items["key_hash"])
@@ -231,7 +250,9 @@ def _matching(plan: LookupPlan, batch: PackedBatch, items: Array, begin_s: int, 
 
 
 def _extents(runs: Iterable[Run], gap: int) -> Iterator[tuple[Run, int, bool]]:
-    """Yield each run, how many bytes it adds to what is read, and whether it joins the one before over a gap no longer than `gap`."""
+    """Yield each run, how many bytes it adds to what is read, and whether it joins the one before over a gap no longer
+    than `gap`.
+    """
     end: int | None = None
     for run in runs:
         near = end is not None and run.offset - end <= gap
@@ -256,14 +277,19 @@ def _windows(runs: Iterable[Run], gap: int) -> Iterator[list[Run]]:
 TASK_SCHEMA = "task int, asked binary, wanted binary"
 FOUND_SCHEMA = "kind int, partition int, questions binary, rows binary, more binary"
 ASKED, FAILED, FOUND, REPORT, MISSING = 0, 1, 2, 3, 4
-"""Kinds of blocks: every question once, questions of an object that could not be read, answers, what a task spent, questions given up."""
+"""Kinds of blocks: every question once, questions of an object that could not be read, answers, what a task spent,
+questions given up.
+"""
 _HELD_QUESTIONS = 1 << 18
 _BLOCK_QUESTIONS = 1 << 20
 
 
 @dataclass
 class TaskReport:
-    """What a task did. `failed` are (object, error), `missing` the object that was gone, after which the task gave up."""
+    """What a task did.
+
+    `failed` are (object, error), `missing` the object that was gone, after which the task gave up.
+    """
 
     requests: dict[str, int] = field(default_factory=dict)
     bytes_read: int = 0
@@ -273,8 +299,11 @@ class TaskReport:
     missing: str | None = None
 
 
-def pack_questions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str = "'key'") -> Iterator[pa.RecordBatch]:
-    """Yield the questions of rows (topic, key, begin, end): each to the task that sees to it being answered, and to those that search.
+def pack_questions(
+    batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str = "'key'"
+) -> Iterator[pa.RecordBatch]:
+    """Yield the questions of rows (topic, key, begin, end): each to the task that sees to it being answered, and to
+    those that search.
 
     `column` is what errors call the column of keys.
     """
@@ -310,8 +339,13 @@ def _packed(questions: Array, plan: LookupPlan) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, ["task", "asked", "wanted"])
 
 
-def search_task(batches: Iterable[pa.RecordBatch], plan: LookupPlan, address: StorageAddress) -> Iterator[pa.RecordBatch]:
-    """Yield the blocks of one task (columns as `TASK_SCHEMA`, of that task only). Raises what a lookup does, unless it may be partial."""
+def search_task(
+    batches: Iterable[pa.RecordBatch], plan: LookupPlan, address: StorageAddress
+) -> Iterator[pa.RecordBatch]:
+    """Yield the blocks of one task (columns as `TASK_SCHEMA`, of that task only).
+
+    Raises what a lookup does, unless it may be partial.
+    """
     task, asked, wanted = -1, [], []
     for batch in batches:
         if len(batch):
@@ -334,7 +368,9 @@ def search_task(batches: Iterable[pa.RecordBatch], plan: LookupPlan, address: St
     yield _batch(REPORT, [0], empty, empty, pa.array([pickle.dumps(report)], pa.binary()))
 
 
-def _search_all(plan: LookupPlan, storage: MeteredStorage, task: int, questions: Array, report: TaskReport) -> Iterator[pa.RecordBatch]:
+def _search_all(
+    plan: LookupPlan, storage: MeteredStorage, task: int, questions: Array, report: TaskReport
+) -> Iterator[pa.RecordBatch]:
     held = HeldAnswers(plan, questions)
     base_slots = plan.base_slots(questions)
     for target in plan.tasks[task]:
@@ -348,7 +384,8 @@ def _search_all(plan: LookupPlan, storage: MeteredStorage, task: int, questions:
                     yield from _blocks(FOUND, questions_out, rows, plan)
         except MissingObject as error:
             if target.stored.name not in plan.lost:
-                # told with the blocks, too: nobody reads the report of a task that Spark runs once more for blocks that it lost
+                # told with the blocks, too: nobody reads the report of a task that Spark runs once more for blocks that
+                # it lost
                 yield from _blocks(MISSING, questions, None, plan, error.name.encode())
                 report.missing = error.name
                 return
@@ -375,14 +412,18 @@ def _share_named(error: BudgetExceeded, plan: LookupPlan) -> BudgetExceeded:
     return BudgetExceeded(f"{error}; that is this task's share of {given} for all {len(plan.tasks)} tasks")
 
 
-def _failed(plan: LookupPlan, target: Target, error: Exception, questions: Array, report: TaskReport) -> Iterator[pa.RecordBatch]:
+def _failed(
+    plan: LookupPlan, target: Target, error: Exception, questions: Array, report: TaskReport
+) -> Iterator[pa.RecordBatch]:
     shard = target.stored.shard
     file = target.stored.file_id if shard is None else target.stored.name
     report.failed.append((file, str(error)))
     yield from _blocks(FAILED, questions, None, plan, pickle.dumps((file, str(error))))
 
 
-def _blocks(kind: int, questions: Array, rows: Array | None, plan: LookupPlan, more: bytes | None = None) -> Iterator[pa.RecordBatch]:
+def _blocks(
+    kind: int, questions: Array, rows: Array | None, plan: LookupPlan, more: bytes | None = None
+) -> Iterator[pa.RecordBatch]:
     """Yield blocks of one partition of questions each."""
     for start in range(0, len(questions), _BLOCK_QUESTIONS):
         part = slice(start, start + _BLOCK_QUESTIONS)
@@ -397,7 +438,12 @@ def _blocks(kind: int, questions: Array, rows: Array | None, plan: LookupPlan, m
 
 
 def _batch(kind: int, partitions: list[int], questions: pa.Array, rows: pa.Array, more: pa.Array) -> pa.RecordBatch:
-    return pa.record_batch({
-        "kind": pa.array([kind] * len(partitions), pa.int32()), "partition": pa.array(partitions, pa.int32()), "questions": questions,
-        "rows": rows, "more": more,
-    })  # fmt: skip
+    return pa.record_batch(
+        {
+            "kind": pa.array([kind] * len(partitions), pa.int32()),
+            "partition": pa.array(partitions, pa.int32()),
+            "questions": questions,
+            "rows": rows,
+            "more": more,
+        }
+    )

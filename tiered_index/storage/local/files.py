@@ -1,18 +1,19 @@
 """Publishing whole files durably: the part of `LocalStorage` that writes.
 
-Invariants: a file appears under its final name whole and synced, or not at all; half-made files live in one hidden folder
-(`.%work`) under names that start with `TEMPORARY_PREFIX`, so that no listing shows them and one sweep finds them. Every folder
-on the way to a file is made and its parent synced before the file is. Folders are never removed: that is what lets this class
-remember which ones are durable.
+Invariants: a file appears under its final name whole and synced, or not at all; half-made files live in one hidden
+folder (`.%work`) under names that start with `TEMPORARY_PREFIX`, so that no listing shows them and one sweep finds
+them. Every folder on the way to a file is made and its parent synced before the file is. Folders are never removed:
+that is what lets this class remember which ones are durable.
 
 Threads: any number, in any number of processes; temporary names are unique.
 
 Multipart uploads as folders of part files: the part of `LocalStorage` that assembles.
 
-An upload is the folder `.%uploads/<id>/` with `upload.json` (name, start) and one file a part, each published by a rename.
-It exists exactly while that path does: abort and the end of completion first rename the folder away in one step, then empty
-it, so a part that arrives late finds no folder and is refused. Completion verifies each part's SHA-256 (the `etag`) while it
-concatenates. A crash between publishing and removing leaves the upload; completing it again publishes the same bytes.
+An upload is the folder `.%uploads/<id>/` with `upload.json` (name, start) and one file a part, each published by a
+rename. It exists exactly while that path does: abort and the end of completion first rename the folder away in one
+step, then empty it, so a part that arrives late finds no folder and is refused. Completion verifies each part's SHA-256
+(the `etag`) while it concatenates. A crash between publishing and removing leaves the upload; completing it again
+publishes the same bytes.
 
 Threads: any number, in any number of processes.
 """
@@ -46,19 +47,21 @@ from tiered_index.errors import (
 from tiered_index.storage.base import NAME, Bytes, PartInfo, UploadHandle, check_part_number, check_parts
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 
-__all__ = [
-    "UPLOADS_FOLDER",
-    "WORK_FOLDER",
-    "DurableFiles",
-    "LocalUploads",
-    "check_regular",
-    "typed_errors",
-]
+__all__ = ["UPLOADS_FOLDER", "WORK_FOLDER", "DurableFiles", "LocalUploads", "check_regular", "typed_errors"]
 
 WORK_FOLDER = ".%work"
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_SET_UP = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EFBIG, errno.EISDIR}
+_SET_UP = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.EFBIG,
+    errno.EISDIR,
+}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -128,12 +131,15 @@ class DurableFiles:
     def publish(self, target: Path, chunks: Callable[[], Iterable[Bytes]]) -> None:
         """Make `target` hold the bytes of `chunks()`, replacing what was there.
 
-        `chunks` is called again where somebody removed the folders meanwhile. After an error the old file or the new one is there.
+        `chunks` is called again where somebody removed the folders meanwhile. After an error the old file or the new
+        one is there.
         """
         self._in_folders(target, chunks, lambda temporary: self.disk.rename(temporary, target))
 
     def publish_if_absent(self, target: Path, chunks: Callable[[], Iterable[Bytes]], name: str) -> None:
-        """As `publish`, but raise `ObjectExists` (naming `name`) where `target` exists; of racing processes one wins."""
+        """As `publish`, but raise `ObjectExists` (naming `name`) where `target` exists; of racing processes one
+        wins.
+        """
         self._in_folders(target, chunks, lambda temporary: self._link(temporary, target, name))
 
     def sweep(self, older_than_ms: int) -> int:
@@ -155,7 +161,8 @@ class DurableFiles:
                 self._write_and_place(target, chunks(), place)
                 return
             except FileNotFoundError as error:
-                # Our folders or our temporary file went: somebody cleared the root. Forget what we know and make them again, once.
+                # Our folders or our temporary file went: somebody cleared the root. Forget what we know and make them
+                # again, once.
                 if last_try:
                     raise StorageUnavailable(f"{target} can't be written: its folder keeps vanishing") from error
                 self._durable.clear()
@@ -182,7 +189,7 @@ class DurableFiles:
         except OSError as error:
             if error.errno in _NO_LINKS:
                 raise StorageMisconfigured(
-                    f"{self.root}: the file system makes no hard links, which put-if-absent is built on; use another one"
+                    f"{self.root}: the file system makes no hard links, which put-if-absent needs; use another one"
                 ) from error
             raise
 
@@ -249,7 +256,9 @@ class LocalUploads:
         yield from sorted(handles, key=lambda handle: (handle.name, handle.started_ms, handle.upload_id))
 
     def sweep(self, older_than_ms: int) -> None:
-        """Remove dropped folders, and folders without a description that can be read, older than `older_than_ms` (epoch ms)."""
+        """Remove dropped folders, and folders without a description that can be read, older than `older_than_ms` (epoch
+        ms).
+        """
         for entry in self._folder_names():
             folder = self._folder / entry
             with contextlib.suppress(FileNotFoundError):
@@ -342,4 +351,6 @@ def _part_file(number: int) -> str:
 
 
 def _gone(handle: UploadHandle) -> ObjectNotFound:
-    return ObjectNotFound(handle.name, f"the unfinished uploads (upload {handle.upload_id[:32]} was aborted or completed)")
+    return ObjectNotFound(
+        handle.name, f"the unfinished uploads (upload {handle.upload_id[:32]} was aborted or completed)"
+    )

@@ -1,14 +1,15 @@
 """How object names are spelled as local paths, and how a folder tree is read back in order of name.
 
-On disk the last segment of a name is a file and every earlier one is a folder whose name ends in ``%``, a character that
-object names can't hold:
+On disk the last segment of a name is a file and every earlier one is a folder whose name ends in ``%``, a character
+that object names can't hold:
 
     log/00000000000000000007   ->   log%/00000000000000000007
     a  and  a/b                ->   a    and  a%/b              (both exist, as in an object store)
 
-A segment longer than `CHUNK` characters (file systems allow 255 bytes) is cut: each full chunk is a folder ending in ``%%``,
-and what stands inside a chunk's folder starts with ``%`` (so that a rest of ``.`` or ``..`` is harmless). Whatever does not
-decode is not an object and is never listed: temporary files and the folders of unfinished uploads live under such names.
+A segment longer than `CHUNK` characters (file systems allow 255 bytes) is cut: each full chunk is a folder ending in
+``%%``, and what stands inside a chunk's folder starts with ``%`` (so that a rest of ``.`` or ``..`` is harmless).
+Whatever does not decode is not an object and is never listed: temporary files and the folders of unfinished uploads
+live under such names.
 
 Pure but for `walk`, which only reads; any thread.
 """
@@ -76,9 +77,9 @@ def decode(entry: str, *, is_folder: bool, in_chunk: bool) -> tuple[Kind, str] |
 def walk(root: Path, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
     """Yield the objects under `root` in ascending order of whole name; one folder is read at a time.
 
-    Within a folder the order is that of ``text`` for an object and ``text/`` for a folder: then every name below a folder sorts
-    between its neighbours, because no sibling's key starts with ``text/``. Only a chunk and the folder of the same text
-    interleave (``K/...`` and ``K0...``), so those two are merged.
+    Within a folder the order is that of ``text`` for an object and ``text/`` for a folder: then every name below a
+    folder sorts between its neighbours, because no sibling's key starts with ``text/``. Only a chunk and the folder of
+    the same text interleave (``K/...`` and ``K0...``), so those two are merged.
     """
     return _walk(root, "", False, prefix, start_after)
 

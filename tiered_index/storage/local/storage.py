@@ -1,13 +1,13 @@
 """Objects as files in a folder (`file:///dir`): the storage of one machine, or of a mounted file system.
 
-Invariants: an object is one file, published by a rename (or, for put-if-absent, a hard link) after it was synced, so it is old or
-new after a crash and never half; when a call returns, its effect is durable. After a call that raised, the old object or the new
-one is there. How names become paths is `local_names`; any name may be a prefix of another (`a` and `a/b`).
-Files in the folder that are not objects of ours (other spellings, symbolic links, pipes) are not listed and not touched: asked for by
-name they are refused, as is whatever lies behind a link. The folder itself may be one.
+Invariants: an object is one file, published by a rename (or, for put-if-absent, a hard link) after it was synced, so it
+is old or new after a crash and never half; when a call returns, its effect is durable. After a call that raised, the
+old object or the new one is there. How names become paths is `local_names`; any name may be a prefix of another (`a`
+and `a/b`). Files in the folder that are not objects of ours (other spellings, symbolic links, pipes) are not listed and
+not touched: asked for by name they are refused, as is whatever lies behind a link. The folder itself may be one.
 
-Errors: a full disk or quota is `DiskFull`, refused permission `StorageMisconfigured`, any other trouble `StorageUnavailable`.
-Threads: any number, in any number of processes. The storage keeps no descriptor open.
+Errors: a full disk or quota is `DiskFull`, refused permission `StorageMisconfigured`, any other trouble
+`StorageUnavailable`. Threads: any number, in any number of processes. The storage keeps no descriptor open.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class LocalStorage(Storage):
     """Objects below `folder`, which is made on the first write; a folder that is not there holds nothing."""
 
     def __init__(self, folder: Path, *, disk: Disk | None = None, clock: Clock | None = None) -> None:
-        self.folder = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.absolute() keeps "..", resolve() follows links
+        # Path.absolute() keeps "..", resolve() follows links
+        self.folder = Path(os.path.abspath(folder))  # noqa: PTH100
         self.uri = self.folder.as_uri()
         self._disk = disk or Disk()
         self._files = DurableFiles(self.folder, self._disk)
@@ -124,7 +125,9 @@ class LocalStorage(Storage):
         return ObjectInfo(name, status.st_size, status.st_mtime_ns // 1_000_000)
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Yield objects in order of name; each folder is read when the listing reaches it, and only if it can hold a match."""
+        """Yield objects in order of name; each folder is read when the listing reaches it, and only if it can hold a
+        match.
+        """
         check_prefix(prefix)
         check_prefix(start_after)
         return self._list(prefix, start_after)
@@ -155,7 +158,10 @@ class LocalStorage(Storage):
             return self._uploads.put_part(handle, number, data)
 
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
-        """Verify and concatenate the parts, publish the object, drop the upload. Needs room for the object once more."""
+        """Verify and concatenate the parts, publish the object, drop the upload.
+
+        Needs room for the object once more.
+        """
         target = self._path(handle.name)
         with typed_errors(f"completing {handle.name!r}"):
             self._uploads.complete(handle, parts, target)
@@ -174,8 +180,8 @@ class LocalStorage(Storage):
     def abort_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> int:
         """Abort what `list_uploads` yields; return how many.
 
-        With an age and no prefix it also removes half-made files that old, which a killed writer left. Choose an age above the
-        longest single put: a younger temporary file may still be somebody's work.
+        With an age and no prefix it also removes half-made files that old, which a killed writer left. Choose an age
+        above the longest single put: a younger temporary file may still be somebody's work.
         """
         aborted = super().abort_uploads(prefix, older_than_ms=older_than_ms)
         if older_than_ms is not None and not prefix:

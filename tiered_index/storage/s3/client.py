@@ -1,7 +1,7 @@
 """The boundary to boto3: building the one client of an `S3Storage`, and translating values and errors both ways.
 
-Threads: boto3 clients may be used from any thread; building one is done by one thread. The client is never shared across a fork:
-open the storage in the process that uses it.
+Threads: boto3 clients may be used from any thread; building one is done by one thread. The client is never shared
+across a fork: open the storage in the process that uses it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ def build_client(options: S3Options, uri: str) -> S3Client:
     try:
         session = boto3.Session(profile_name=options.profile, region_name=options.region)
         client = _client(session, options, options.addressing_style or ("path" if options.endpoint_url else None))
-        if options.addressing_style is None and options.endpoint_url is None and not _is_amazon(client.meta.endpoint_url):
+        if (
+            options.addressing_style is None
+            and options.endpoint_url is None
+            and not _is_amazon(client.meta.endpoint_url)
+        ):
             # The environment or the profile names another service; those seldom have a DNS name for each bucket.
             client.close()
             client = _client(session, options, "path")
@@ -44,7 +48,9 @@ def build_client(options: S3Options, uri: str) -> S3Client:
     if "@" in urlsplit(client.meta.endpoint_url).netloc:
         # the environment's or the profile's: botocore would repeat it in every error
         client.close()
-        raise StorageMisconfigured(f"opening {uri}: the endpoint URL must not hold credentials; they have variables of their own")
+        raise StorageMisconfigured(
+            f"opening {uri}: the endpoint URL must not hold credentials; they have variables of their own"
+        )
     bound_repeats(client, options.max_attempts)
     return client
 
@@ -93,8 +99,11 @@ class S3Calls:
             raise BudgetExceeded(f"{doing} in {self.uri}: {error}") from error
         except HTTPError as error:  # in the body of an error, which botocore reads by itself
             raise PassingFault(f"{doing} in {self.uri}: the answer broke off: {error}") from error
-        except RecursionError as error:  # botocore follows a redirect without a region by a request that is redirected, and so on
-            raise StorageMisconfigured(f"{doing} in {self.uri}: the endpoint only redirects: use the address that it names") from error
+        # botocore follows a redirect without a region by a request that is redirected, and so on
+        except RecursionError as error:
+            raise StorageMisconfigured(
+                f"{doing} in {self.uri}: the endpoint only redirects: use the address that it names"
+            ) from error
         except (BotoCoreError, ClientError, ResponseParserError, OSError) as error:
             raise translate(error, doing=doing, uri=self.uri, name=name) from error
         return answer

@@ -5,8 +5,8 @@ headers or credentials. `PassingFault` marks what botocore did not repeat and `s
 
 Bounded repeats with jitter, and no wait that would pass the caller's deadline. Thread-safe; holds no state of a call.
 
-`RetryPolicy` repeats what botocore does not; `bound_repeats` puts botocore's own repeats under the deadline, too, and tells of every
-request that is sent, repeats included (`attempts`).
+`RetryPolicy` repeats what botocore does not; `bound_repeats` puts botocore's own repeats under the deadline, too, and
+tells of every request that is sent, repeats included (`attempts`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class PassingFault(StorageUnavailable):
 _CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile, or give the machine a role"
 _ADVICE = {
     "NoSuchBucket": "create the bucket or correct the storage's URI",
-    "AccessDenied": "grant s3:GetObject, PutObject, DeleteObject, ListBucket, AbortMultipartUpload and ListBucketMultipartUploads "
+    "AccessDenied": "grant s3:GetObject, PutObject, DeleteObject, ListBucket, AbortMultipartUpload and "
+    "ListBucketMultipartUploads "
     "(without ListBucket a missing object is reported so, too)",
     "InvalidAccessKeyId": f"the service does not know this access key: {_CREDENTIALS}",
     "SignatureDoesNotMatch": "the secret key, the region or the endpoint does not fit the access key",
@@ -132,7 +133,9 @@ _UNREACHABLE = (
 
 
 def translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredIndexError:
-    """Return the typed error for `error`, raised while `doing` something to `name` (may be empty) in the storage `uri`."""
+    """Return the typed error for `error`, raised while `doing` something to `name` (may be empty) in the storage
+    `uri`.
+    """
     if isinstance(error, ClientError):
         return _translate_answer(error, doing, uri, name)
     text = f"{doing} in {uri}: {error}"
@@ -173,7 +176,8 @@ def _translate_answer(error: ClientError, doing: str, uri: str, name: str) -> Ti
     if code == "PreconditionFailed" or status == 412:
         return ObjectExists(name, uri)
     if status == 409:
-        # Another request got in between: ConditionalRequestConflict, OperationAborted, Ceph's ConcurrentModification on a read.
+        # Another request got in between: ConditionalRequestConflict, OperationAborted, Ceph's ConcurrentModification on
+        # a read.
         return PassingFault(text)
     if code in _CALLER_CODES or status == 416:
         return InvalidArgument(text)
@@ -197,7 +201,9 @@ _spent: ContextVar[int] = ContextVar("tiered_index_attempts_spent", default=0)
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """At most `attempts`; before repeat n a wait drawn evenly from 0 to `backoff_s * 2**n` ("full jitter"), at most 5 s."""
+    """At most `attempts`; before repeat n a wait drawn evenly from 0 to `backoff_s * 2**n` ("full jitter"), at most 5
+    s.
+    """
 
     attempts: int
     backoff_s: float
@@ -220,7 +226,10 @@ class RetryPolicy:
             attempt += 1
 
     def wait(self, repeat: int, fault: Exception) -> None:
-        """Wait before repeat `repeat` (from 1). Raises `BudgetExceeded`, naming the fault, where that would pass the deadline."""
+        """Wait before repeat `repeat` (from 1).
+
+        Raises `BudgetExceeded`, naming the fault, where that would pass the deadline.
+        """
         wait_s = self.uniform(0, min(_LONGEST_WAIT_S, self.backoff_s * 2**repeat))
         _check_wait(wait_s, str(fault), fault)
         self.sleep(wait_s)
@@ -237,7 +246,8 @@ def attempts_spent(count: int) -> Iterator[None]:
 
 
 def bound_repeats(client: S3Client, attempts: int) -> None:
-    """Let `client` begin no attempt, and no wait before one, that would pass the deadline: then `BudgetExceeded` is raised.
+    """Let `client` begin no attempt, and no wait before one, that would pass the deadline: then `BudgetExceeded` is
+    raised.
 
     botocore's standard repeats are registered afresh, since what decides on them tells nobody how long it will wait.
     """

@@ -24,7 +24,9 @@ class S3Options:
     """How to reach and use an S3 service. Raises `ConfigError` for a value that can't be right."""
 
     endpoint_url: str | None = None
-    """Where the service answers; None: Amazon's, or what `AWS_ENDPOINT_URL_S3` / `AWS_ENDPOINT_URL` or the profile says."""
+    """Where the service answers; None: Amazon's, or what `AWS_ENDPOINT_URL_S3` / `AWS_ENDPOINT_URL` or the profile
+    says.
+    """
     region: str | None = None
     """None: what the environment or the profile says."""
     profile: str | None = None
@@ -32,21 +34,29 @@ class S3Options:
     addressing_style: str | None = None
     """`path`, `virtual` or `auto`; None: `path` for any endpoint but Amazon's, which chooses by itself."""
     sse: str | None = None
-    """Server-side encryption asked for on every write: `AES256`, `aws:kms`, `aws:kms:dsse`; None: the bucket's default."""
+    """Server-side encryption asked for on every write: `AES256`, `aws:kms`, `aws:kms:dsse`; None: the bucket's default.
+    """
     sse_kms_key_id: str | None = None
     """The key for `aws:kms*`; None: the account's default key."""
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 30.0
     max_pool_connections: int | None = None
-    """Connections kept open (requests beyond them open further ones and close them again); None: what the opener's parallel reads need."""
+    """Connections kept open (requests beyond them open further ones and close them again); None: what the opener's
+    parallel reads need.
+    """
     max_attempts: int = 5
-    """Attempts of one HTTP request (botocore's standard mode: jittered back-off on 5xx, throttling and lost connections)."""
+    """Attempts of one HTTP request (botocore's standard mode: jittered back-off on 5xx, throttling and lost
+    connections).
+    """
     transfer_attempts: int = 4
-    """Attempts of what botocore does not repeat: an answer whose body broke off or was not as asked, and a write's 409."""
+    """Attempts of what botocore does not repeat: an answer whose body broke off or was not as asked, and a write's 409.
+    """
     backoff_s: float = 0.1
     """Before repeat n of those: a random time up to `backoff_s * 2**n`, at most 5 s."""
     lean_gets: bool = True
-    """Whether ranges are read with less of botocore around each request (`s3_gets`); False for tools that trace the client's methods."""
+    """Whether ranges are read with less of botocore around each request (`s3_gets`); False for tools that trace the
+    client's methods.
+    """
 
     def __post_init__(self) -> None:
         if self.addressing_style not in _STYLES:
@@ -55,7 +65,13 @@ class S3Options:
             raise ConfigError(f"sse is AES256, aws:kms or aws:kms:dsse, not {self.sse!r}")
         if self.sse_kms_key_id is not None and (self.sse is None or not self.sse.startswith("aws:kms")):
             raise ConfigError("sse_kms_key_id needs sse=aws:kms (or aws:kms:dsse)")
-        for name in ("connect_timeout_s", "read_timeout_s", "max_pool_connections", "max_attempts", "transfer_attempts"):
+        for name in (
+            "connect_timeout_s",
+            "read_timeout_s",
+            "max_pool_connections",
+            "max_attempts",
+            "transfer_attempts",
+        ):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be positive, not {getattr(self, name)!r}")
@@ -70,7 +86,9 @@ class S3Options:
         return _FEWEST_CONNECTIONS if self.max_pool_connections is None else self.max_pool_connections
 
     def sized_for(self, parallel_reads: int | None) -> S3Options:
-        """Return options whose pool holds a connection for each of `parallel_reads` and a few for other work, where nobody set its size."""
+        """Return options whose pool holds a connection for each of `parallel_reads` and a few for other work, where
+        nobody set its size.
+        """
         if self.max_pool_connections is not None or parallel_reads is None:
             return self
         return replace(self, max_pool_connections=max(_FEWEST_CONNECTIONS, parallel_reads + _SPARE_CONNECTIONS))

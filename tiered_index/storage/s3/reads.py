@@ -1,20 +1,23 @@
-"""Range GETs with less work around them: signed, sent and read by botocore's own parts, without what it does for every call of any service.
+"""Range GETs with less work around them: signed, sent and read by botocore's own parts, without what it does for every
+call of any service.
 
-For each call botocore checks parameters, chooses an endpoint, asks dozens of handlers and parses headers that nobody reads: most of the
-processor time of a GET, which a lookup in a hundred files pays a hundred times (CONTRIBUTING, "Decisions"). So the first GET goes
-the ordinary way; what it shows (address of the bucket, region, name to sign for) serves those that follow. One lean attempt is made;
-where another may fare better (a passing fault, another region), the ordinary way takes over, with its repeats and redirects. A lean
-attempt counts as one of `max_attempts` (one that is sent elsewhere doesn't), is told to `attempts`, and asks the handlers of
-`before-send`, so that deadlines, counters and moto see it. Credentials are asked for afresh by each.
+For each call botocore checks parameters, chooses an endpoint, asks dozens of handlers and parses headers that nobody
+reads: most of the processor time of a GET, which a lookup in a hundred files pays a hundred times (CONTRIBUTING,
+"Decisions"). So the first GET goes the ordinary way; what it shows (address of the bucket, region, name to sign for)
+serves those that follow. One lean attempt is made; where another may fare better (a passing fault, another region), the
+ordinary way takes over, with its repeats and redirects. A lean attempt counts as one of `max_attempts` (one that is
+sent elsewhere doesn't), is told to `attempts`, and asks the handlers of `before-send`, so that deadlines, counters and
+moto see it. Credentials are asked for afresh by each.
 
-While the service fails, all goes the ordinary way, whose repeats are fewer the longer that lasts, until a request succeeds. A client that
-the caller built may have handlers that matter for any step: it always goes the ordinary way. Threads: any number.
+While the service fails, all goes the ordinary way, whose repeats are fewer the longer that lasts, until a request
+succeeds. A client that the caller built may have handlers that matter for any step: it always goes the ordinary way.
+Threads: any number.
 
 Verified reads of S3 objects: what comes back is what was asked for, byte for byte in extent, or an error.
 
-A range's answer must be status 206 with the asked start and length in Content-Range and in Content-Length, and a body of exactly
-that length. Servers, proxies and caches that ignore ranges answer 200 with the whole object: that is refused before its body is
-read. A body that breaks off is fetched again, within the retry policy's bound. Threads: any number.
+A range's answer must be status 206 with the asked start and length in Content-Range and in Content-Length, and a body
+of exactly that length. Servers, proxies and caches that ignore ranges answer 200 with the whole object: that is refused
+before its body is read. A body that breaks off is fetched again, within the retry policy's bound. Threads: any number.
 """
 
 from __future__ import annotations
@@ -37,17 +40,21 @@ from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavaila
 from tiered_index.storage.deadline import check_deadline
 from tiered_index.storage.metering import came_in_vain
 from tiered_index.storage.s3.client import S3Calls
-from tiered_index.storage.s3.failures import NO_CREDENTIALS, PassingFault, RetryPolicy, attempts_spent, is_elsewhere, may_pass, translate
+from tiered_index.storage.s3.failures import (
+    NO_CREDENTIALS,
+    PassingFault,
+    RetryPolicy,
+    attempts_spent,
+    is_elsewhere,
+    may_pass,
+    translate,
+)
 
 if TYPE_CHECKING:
     from botocore.model import Shape
     from mypy_boto3_s3 import S3Client
 
-__all__ = [
-    "OrdinaryGets",
-    "RangeGets",
-    "VerifiedReads",
-]
+__all__ = ["OrdinaryGets", "RangeGets", "VerifiedReads"]
 
 _SIGNATURE = "s3v4"
 _DELIVERED = (200, 206)
@@ -69,7 +76,9 @@ class _Way:
 
 
 class _Failed(Exception):
-    """A lean attempt that another may follow: at once, or after a wait where the service or the network is the cause."""
+    """A lean attempt that another may follow: at once, or after a wait where the service or the network is the
+    cause.
+    """
 
     def __init__(self, cause: Exception, *, wait: bool) -> None:
         super().__init__(str(cause))
@@ -84,7 +93,10 @@ class OrdinaryGets:
         self._calls = calls
 
     def __call__(self, what: str, name: str, key: str, asked: str) -> dict[str, Any]:
-        """Return botocore's answer to a GET of `asked` (the header `Range`), its body not yet read. Raises as `S3Calls`."""
+        """Return botocore's answer to a GET of `asked` (the header `Range`), its body not yet read.
+
+        Raises as `S3Calls`.
+        """
         return self._calls(_OPERATION, what, name, Key=key, Range=asked)
 
     def close(self) -> None:
@@ -109,7 +121,9 @@ class RangeGets(OrdinaryGets):
         self._events.register(_BEFORE_SIGN, cast("Callable[..., None]", self._learn), unique_id=self._handler_id)
 
     def __call__(self, what: str, name: str, key: str, asked: str) -> dict[str, Any]:
-        """Return the parts of an answer that a reader of ranges needs, as botocore names them; its body is not yet read."""
+        """Return the parts of an answer that a reader of ranges needs, as botocore names them; its body is not yet
+        read.
+        """
         way = self._way
         if way is None or self._session is None or self._in_trouble:
             return self._ordinary(what, name, key, asked)
@@ -152,7 +166,11 @@ class RangeGets(OrdinaryGets):
         request = about["request"]
         signing = request.context.get("signing", {})
         end = "/" + _quoted(key)
-        if about["signature_version"] != _SIGNATURE or "request_credentials" in signing or not request.url.endswith(end):
+        if (
+            about["signature_version"] != _SIGNATURE
+            or "request_credentials" in signing
+            or not request.url.endswith(end)
+        ):
             self._way = None
             return
         agent = request.headers.get("User-Agent", "")
@@ -296,8 +314,8 @@ class VerifiedReads:
             self._refuse(answer)
             raise PassingFault(f"{what} in {self._calls.uri}: a body of {announced} bytes instead of {length}")
         try:
-            # Reading a range by its length, not to the end, also keeps botocore from comparing it with the whole object's
-            # checksum, which some services send along with a range.
+            # Reading a range by its length, not to the end, also keeps botocore from comparing it with the whole
+            # object's checksum, which some services send along with a range.
             data: bytes = body.read() if _status(answer) == 200 else _read_exactly(body, length or 0)
         except (BotoCoreError, HTTPError, OSError) as error:
             self._refuse(answer)

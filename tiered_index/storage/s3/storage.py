@@ -1,17 +1,17 @@
 """Objects in an S3 bucket (`s3://bucket/prefix`): Amazon's or any service that speaks its API.
 
-Invariants: object `name` is the key `prefix/name`; keys below the prefix that are not valid names are not listed. Nothing is kept
-between calls but one boto3 client. Failures are sorted by `s3_errors`; every repeat is bounded.
+Invariants: object `name` is the key `prefix/name`; keys below the prefix that are not valid names are not listed.
+Nothing is kept between calls but one boto3 client. Failures are sorted by `s3_errors`; every repeat is bounded.
 
-Promises asked of the service: put-if-absent (`If-None-Match: *`), strong reads after writes, listings in order of UTF-8 bytes.
-`probe.probe_put_if_absent` tests the first; a listing out of order is refused.
+Promises asked of the service: put-if-absent (`If-None-Match: *`), strong reads after writes, listings in order of UTF-8
+bytes. `probe.probe_put_if_absent` tests the first; a listing out of order is refused.
 
 Threads: any number; `max_pool_connections` is how many connections are kept for them. After a fork, open a new storage.
 
 Multipart uploads of an `S3Storage`: requests about keys; the storage knows about names.
 
-A part's receipt (`PartInfo.etag`) is the service's tag and, after a space, the part's CRC32 where the service gave one: completing
-an upload that was begun with a checksum algorithm must repeat each part's checksum. Threads: any number.
+A part's receipt (`PartInfo.etag`) is the service's tag and, after a space, the part's CRC32 where the service gave one:
+completing an upload that was begun with a checksum algorithm must repeat each part's checksum. Threads: any number.
 """
 
 from __future__ import annotations
@@ -50,11 +50,7 @@ from tiered_index.storage.s3.reads import OrdinaryGets, RangeGets, VerifiedReads
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = [
-    "S3Options",
-    "S3Storage",
-    "S3Uploads",
-]
+__all__ = ["S3Options", "S3Storage", "S3Uploads"]
 
 
 class S3Uploads:
@@ -68,7 +64,9 @@ class S3Uploads:
     def begin(self, name: str, key: str) -> UploadHandle:
         """Start an upload to `key`; its start is the service's time (whole seconds)."""
         doing = f"starting an upload of {name!r}"
-        answer = self._calls("create_multipart_upload", doing, name, Key=key, ChecksumAlgorithm="CRC32", **self._encryption)
+        answer = self._calls(
+            "create_multipart_upload", doing, name, Key=key, ChecksumAlgorithm="CRC32", **self._encryption
+        )
         date = answer["ResponseMetadata"].get("HTTPHeaders", {}).get("date")
         started_ms = epoch_ms(parsedate_to_datetime(date)) if date else time.time_ns() // 1_000_000
         return UploadHandle(name, str(answer["UploadId"]), started_ms)
@@ -115,7 +113,8 @@ class S3Uploads:
         try:
             return self._retry.run(lambda: self._calls(operation, doing, handle.name, **upload, **parameters))
         except StorageUnavailable as error:
-            # Ceph's gateway answers 500 for an upload that is gone; asking for its parts tells that from a passing fault.
+            # Ceph's gateway answers 500 for an upload that is gone; asking for its parts tells that from a passing
+            # fault.
             if isinstance(error.__cause__, ClientError):
                 with contextlib.suppress(StorageUnavailable):
                     self._calls("list_parts", doing, handle.name, **upload, MaxParts=1)
@@ -146,7 +145,8 @@ class S3Storage(Storage):
     ) -> None:
         """Open the storage; no request is sent. `client` replaces the one built from `options`.
 
-        `lean_gets` is as in `options`; None: as these say where no `client` is given, which may have handlers of its own.
+        `lean_gets` is as in `options`; None: as these say where no `client` is given, which may have handlers of its
+        own.
         """
         self.options = options or S3Options()
         prefix = prefix.strip("/")
@@ -161,7 +161,11 @@ class S3Storage(Storage):
         self._call = S3Calls(self.client, bucket, self.uri)
         self._retry = RetryPolicy(self.options.transfer_attempts, self.options.backoff_s, sleep, uniform)
         is_lean = (client is None and self.options.lean_gets) if lean_gets is None else lean_gets
-        self._gets = RangeGets(self._call, self.client, self._retry, self.options.max_attempts) if is_lean else OrdinaryGets(self._call)
+        self._gets = (
+            RangeGets(self._call, self.client, self._retry, self.options.max_attempts)
+            if is_lean
+            else OrdinaryGets(self._call)
+        )
         self._reads = VerifiedReads(self._call, self._gets, self._retry)
         self._encryption = encryption(self.options)
         self._uploads = S3Uploads(self._call, self._retry, self._encryption)
@@ -195,8 +199,9 @@ class S3Storage(Storage):
     def put_if_absent(self, name: str, data: Bytes) -> None:
         """Store `data` where `name` does not exist. Raises `ObjectExists`.
 
-        A request whose answer was lost is repeated inside, and the repeat of a success is answered 412: then this call raises
-        `ObjectExists` although its own data was stored. A caller who must know puts an attempt id into `data` and reads it back.
+        A request whose answer was lost is repeated inside, and the repeat of a success is answered 412: then this call
+        raises `ObjectExists` although its own data was stored. A caller who must know puts an attempt id into `data`
+        and reads it back.
         """
         self._put(name, data, IfNoneMatch="*")
 
@@ -242,9 +247,9 @@ class S3Storage(Storage):
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
         """Publish the object.
 
-        A request whose answer was lost is repeated inside; then `ObjectNotFound` may be raised for an upload this very call
-        completed. A caller who must know uses a unique name and looks at it. Services differ over a part that was uploaded but is
-        not named: Amazon drops it, Ceph's gateway refuses the completion (`InvalidArgument`).
+        A request whose answer was lost is repeated inside; then `ObjectNotFound` may be raised for an upload this very
+        call completed. A caller who must know uses a unique name and looks at it. Services differ over a part that was
+        uploaded but is not named: Amazon drops it, Ceph's gateway refuses the completion (`InvalidArgument`).
         """
         self._uploads.complete(handle, self._key(handle.name), check_parts(handle.name, parts, self.min_part_bytes))
 
@@ -266,7 +271,9 @@ class S3Storage(Storage):
         return self._base + check_name(name)
 
     def _name(self, key: str) -> str | None:
-        """Return the object name of `key`, or None for a key that is not an object of ours (a folder marker, odd characters)."""
+        """Return the object name of `key`, or None for a key that is not an object of ours (a folder marker, odd
+        characters).
+        """
         name = key.removeprefix(self._base)
         try:
             return check_name(name)
@@ -274,7 +281,13 @@ class S3Storage(Storage):
             return None
 
     def _put(self, name: str, data: Bytes, **condition: str) -> None:
-        parameters = {"Key": self._key(name), "Body": request_body(data), "ChecksumAlgorithm": "CRC32", **self._encryption, **condition}
+        parameters = {
+            "Key": self._key(name),
+            "Body": request_body(data),
+            "ChecksumAlgorithm": "CRC32",
+            **self._encryption,
+            **condition,
+        }
         self._retry.run(lambda: self._call("put_object", f"writing {name!r}", name, **parameters))
 
     def _suffix(self, name: str, key: str, length: int) -> tuple[bytes, int]:
@@ -283,7 +296,9 @@ class S3Storage(Storage):
         except InvalidArgument as error:
             if self.head(name).size_bytes == 0:
                 return b"", 0
-            raise PassingFault(f"reading the end of {name!r} in {self.uri}: it was replaced between two requests") from error
+            raise PassingFault(
+                f"reading the end of {name!r} in {self.uri}: it was replaced between two requests"
+            ) from error
 
     def _check_bucket(self) -> None:
         """Tell a missing bucket from a missing object: a HEAD's 404 has no body that would say which."""
@@ -292,7 +307,9 @@ class S3Storage(Storage):
         try:
             self._call("head_bucket", "looking at the bucket")
         except ObjectNotFound as error:
-            raise StorageMisconfigured(f"there is no bucket {self.bucket!r} for {self.uri}: create it or correct the URI") from error
+            raise StorageMisconfigured(
+                f"there is no bucket {self.bucket!r} for {self.uri}: create it or correct the URI"
+            ) from error
         except StorageMisconfigured:
             return  # not allowed to ask about the bucket, which a missing one would not say
         self._bucket_seen = True
@@ -308,7 +325,9 @@ class S3Storage(Storage):
                 key = str(item["Key"])
                 self._check_asked(key, prefix)
                 if key <= last:
-                    raise StorageMisconfigured(f"{self.uri}: the service lists {key!r} after {last!r}; the engine needs order of name")
+                    raise StorageMisconfigured(
+                        f"{self.uri}: the service lists {key!r} after {last!r}; the engine needs order of name"
+                    )
                 last = key
                 if name := self._name(key):
                     yield ObjectInfo(name, int(item["Size"]), epoch_ms(item["LastModified"]))
@@ -326,9 +345,13 @@ class S3Storage(Storage):
     def _check_asked(self, key: str, prefix: str) -> None:
         """Refuse a listing of what was not asked for: what it names would be deleted as something else than it is."""
         if not key.startswith(self._base + prefix):
-            raise StorageMisconfigured(f"{self.uri}: the service lists {key!r}, asked for what starts with {self._base + prefix!r}")
+            raise StorageMisconfigured(
+                f"{self.uri}: the service lists {key!r}, asked for what starts with {self._base + prefix!r}"
+            )
 
-    def _delete_error(self, doing: str, failures: Sequence[dict[str, str]]) -> StorageMisconfigured | StorageUnavailable:
+    def _delete_error(
+        self, doing: str, failures: Sequence[dict[str, str]]
+    ) -> StorageMisconfigured | StorageUnavailable:
         codes = sorted({failure.get("Code", "?") for failure in failures})
         shown = ", ".join(repr(failure.get("Key", "?")) for failure in failures[:_NAMES_SHOWN])
         text = f"{doing} in {self.uri}: {len(failures)} failed ({', '.join(codes)}): {shown}"
@@ -339,4 +362,8 @@ class S3Storage(Storage):
 
 def _uri(bucket: str, prefix: str, options: S3Options) -> str:
     query = {name: value for name in _URI_OPTIONS if (value := getattr(options, name)) is not None}
-    return f"s3://{bucket}" + (f"/{quote(prefix)}" if prefix else "") + (f"?{urlencode(query, safe=':/')}" if query else "")
+    return (
+        f"s3://{bucket}"
+        + (f"/{quote(prefix)}" if prefix else "")
+        + (f"?{urlencode(query, safe=':/')}" if query else "")
+    )

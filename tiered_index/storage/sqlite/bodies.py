@@ -1,8 +1,9 @@
 """Bodies: the bytes behind the names of a `SqliteStorage`, in rows of a mebibyte.
 
-A body larger than one transaction should be is written as a draft, some rows a transaction, and named by the transaction that writes
-its last rows. One that is given up is removed the same way, after the transaction that took its name. A killed process leaves drafts;
-`sweep` removes those that nobody has written to for long enough. The functions that take a connection run inside a transaction.
+A body larger than one transaction should be is written as a draft, some rows a transaction, and named by the
+transaction that writes its last rows. One that is given up is removed the same way, after the transaction that took its
+name. A killed process leaves drafts; `sweep` removes those that nobody has written to for long enough. The functions
+that take a connection run inside a transaction.
 
 Threads: any number, in any number of processes.
 """
@@ -35,12 +36,15 @@ class Bodies:
         self._clock = clock
 
     def store(self, doing: str, data: memoryview, name_it: Callable[[sqlite3.Connection, int], _T]) -> _T:
-        """Store `data` (of bytes) and return what `name_it(connection, body)` does in the transaction that makes it last.
+        """Store `data` (of bytes) and return what `name_it(connection, body)` does in the transaction that makes it
+        last.
 
         After an error nothing is named; what was written is removed, or left to `sweep`. `name_it` may be called again.
         """
         starts = range(0, data.nbytes, CHUNK_BYTES)
-        batches = [starts[at : at + _ROWS_A_TRANSACTION] for at in range(0, len(starts), _ROWS_A_TRANSACTION)] or [starts]
+        batches = [starts[at : at + _ROWS_A_TRANSACTION] for at in range(0, len(starts), _ROWS_A_TRANSACTION)] or [
+            starts
+        ]
         draft: int | None = None
         try:
             for batch in batches[:-1]:
@@ -57,7 +61,12 @@ class Bodies:
         return self._pool.write(doing, lambda connection: self._append(connection, draft, data, starts))
 
     def _write_last(
-        self, doing: str, draft: int | None, data: memoryview, starts: range, name_it: Callable[[sqlite3.Connection, int], _T]
+        self,
+        doing: str,
+        draft: int | None,
+        data: memoryview,
+        starts: range,
+        name_it: Callable[[sqlite3.Connection, int], _T],
     ) -> _T:
         def write(connection: sqlite3.Connection) -> _T:
             body = self._append(connection, draft, data, starts)
@@ -72,10 +81,13 @@ class Bodies:
         else:
             body = draft
             touched = connection.execute(
-                "UPDATE drafts SET touched_ms = ? WHERE body = ? AND touched_ms != ?", (self._clock.now_ms(), body, _GIVEN_UP_MS)
+                "UPDATE drafts SET touched_ms = ? WHERE body = ? AND touched_ms != ?",
+                (self._clock.now_ms(), body, _GIVEN_UP_MS),
             )
             if touched.rowcount != 1:
-                raise StorageUnavailable(f"{self._pool.path}: what was being written was swept as abandoned; write it again")
+                raise StorageUnavailable(
+                    f"{self._pool.path}: what was being written was swept as abandoned; write it again"
+                )
         for start in starts:
             row = data[start : start + CHUNK_BYTES]
             chunk = connection.execute("INSERT INTO chunks (data) VALUES (?)", (row,)).lastrowid
@@ -83,7 +95,10 @@ class Bodies:
         return body
 
     def read(self, connection: sqlite3.Connection, body: int, start: int, length: int) -> bytes:
-        """Return exactly `length` bytes of `body` from `start`, touching only the rows they lie in. Raises `CorruptFile`."""
+        """Return exactly `length` bytes of `body` from `start`, touching only the rows they lie in.
+
+        Raises `CorruptFile`.
+        """
         if not length:
             return b""
         end = start + length
@@ -108,11 +123,15 @@ class Bodies:
         return found[0] if len(found) == 1 else b"".join(found)
 
     def give_up(self, connection: sqlite3.Connection, bodies: Iterable[int]) -> list[int]:
-        """Remove bodies that nothing names any more; large ones become drafts, whose numbers are returned for `finish`."""
+        """Remove bodies that nothing names any more; large ones become drafts, whose numbers are returned for
+        `finish`.
+        """
         return [body for body in bodies if not self._removed_at_once(connection, body)]
 
     def _removed_at_once(self, connection: sqlite3.Connection, body: int) -> bool:
-        few = connection.execute("SELECT chunk FROM pieces WHERE body = ? LIMIT ?", (body, _ROWS_A_TRANSACTION + 1)).fetchall()
+        few = connection.execute(
+            "SELECT chunk FROM pieces WHERE body = ? LIMIT ?", (body, _ROWS_A_TRANSACTION + 1)
+        ).fetchall()
         if len(few) > _ROWS_A_TRANSACTION:
             connection.execute("INSERT INTO drafts VALUES (?, ?)", (body, _GIVEN_UP_MS))
             return False
@@ -121,7 +140,10 @@ class Bodies:
         return True
 
     def finish(self, given_up: Iterable[int]) -> None:
-        """Remove what `give_up` returned, once its transaction is done. A failure is no reason to fail the call: `sweep` comes by."""
+        """Remove what `give_up` returned, once its transaction is done.
+
+        A failure is no reason to fail the call: `sweep` comes by.
+        """
         with contextlib.suppress(TieredIndexError):
             for body in given_up:
                 self._remove(body)
@@ -134,7 +156,9 @@ class Bodies:
 
         def condemn(connection: sqlite3.Connection) -> list[tuple[int]]:
             bodies = old(connection)
-            connection.executemany("UPDATE drafts SET touched_ms = ? WHERE body = ?", [(_GIVEN_UP_MS, body) for (body,) in bodies])
+            connection.executemany(
+                "UPDATE drafts SET touched_ms = ? WHERE body = ?", [(_GIVEN_UP_MS, body) for (body,) in bodies]
+            )
             return bodies
 
         doing = "sweeping drafts"
@@ -151,10 +175,16 @@ class Bodies:
             pass
 
     def _remove_some(self, connection: sqlite3.Connection, body: int) -> bool:
-        """Remove rows of a draft; return whether there are more. Its writer, should it live, finds the draft's row gone."""
-        pieces = connection.execute("SELECT chunk, start FROM pieces WHERE body = ? LIMIT ?", (body, 4 * _ROWS_A_TRANSACTION)).fetchall()
+        """Remove rows of a draft; return whether there are more. Its writer, should it live, finds the draft's row
+        gone.
+        """
+        pieces = connection.execute(
+            "SELECT chunk, start FROM pieces WHERE body = ? LIMIT ?", (body, 4 * _ROWS_A_TRANSACTION)
+        ).fetchall()
         connection.executemany("DELETE FROM chunks WHERE id = ?", [(chunk,) for chunk, _ in pieces])
-        connection.executemany("DELETE FROM pieces WHERE body = ? AND start = ?", [(body, start) for _, start in pieces])
+        connection.executemany(
+            "DELETE FROM pieces WHERE body = ? AND start = ?", [(body, start) for _, start in pieces]
+        )
         if len(pieces) < 4 * _ROWS_A_TRANSACTION:
             connection.execute("DELETE FROM drafts WHERE body = ?", (body,))
             return False

@@ -1,17 +1,19 @@
 """Connections to one database file, and transactions on them that are repeated while somebody else is in the way.
 
-Invariants: one thread uses a connection at a time; none is lent while a caller's code runs outside a transaction, so none is held
-by a listing between two pages; idle ones never outlive the file they were opened on, nor a fork.
+Invariants: one thread uses a connection at a time; none is lent while a caller's code runs outside a transaction, so
+none is held by a listing between two pages; idle ones never outlive the file they were opened on, nor a fork.
 
-Locks: SQLite's own decide between processes. Writers of one process queue at a lock of ours first, because SQLite's waiting is polling
-and starves some. Every wait is bounded by `busy_timeout_s`; then it is `StorageUnavailable`.
+Locks: SQLite's own decide between processes. Writers of one process queue at a lock of ours first, because SQLite's
+waiting is polling and starves some. Every wait is bounded by `busy_timeout_s`; then it is `StorageUnavailable`.
 
-Forks: locks on files don't pass to a child, but the library's memory of them does, and a child that believed it could lose another
-process's data. So before a fork every connection is closed, and both sides open new ones. Threads: any number.
+Forks: locks on files don't pass to a child, but the library's memory of them does, and a child that believed it could
+lose another process's data. So before a fork every connection is closed, and both sides open new ones. Threads: any
+number.
 
 What each failure of SQLite means for the caller. Pure, any thread.
 
-`is_passing` marks what another attempt may cure; `translate` is for what remains. Messages name the file and say what to do.
+`is_passing` marks what another attempt may cure; `translate` is for what remains. Messages name the file and say what
+to do.
 
 What the database file of a `SqliteStorage` consists of, and how one is recognised, refused or made.
 
@@ -22,9 +24,10 @@ What the database file of a `SqliteStorage` consists of, and how one is recognis
     uploads   unfinished multipart uploads
     parts     their parts: (upload, number) -> body, size, etag
 
-Invariants: every body is named by exactly one row of `objects`, `parts` or `drafts`, in every committed state, so that nothing a crash
-leaves is lost from sight; a body's number is never used again; the pieces of a body cover it from 0 on without holes. The file says what
-it is by SQLite's own header fields: `APPLICATION_ID` and, as user_version, `VERSION`. Pure but for the connection it is given; any thread.
+Invariants: every body is named by exactly one row of `objects`, `parts` or `drafts`, in every committed state, so that
+nothing a crash leaves is lost from sight; a body's number is never used again; the pieces of a body cover it from 0 on
+without holes. The file says what it is by SQLite's own header fields: `APPLICATION_ID` and, as user_version, `VERSION`.
+Pure but for the connection it is given; any thread.
 """
 
 from __future__ import annotations
@@ -69,13 +72,17 @@ _PRIMARY = 0xFF
 # An extended result code holds the primary one in its lowest byte.
 
 _PASSING = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_SCHEMA})
-_SET_UP = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_NOLFS})
+_SET_UP = frozenset(
+    {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_NOLFS}
+)
 _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_CONSTRAINT})
 _MOVED = sqlite3.SQLITE_READONLY_DBMOVED
 
 
 def is_passing(error: sqlite3.Error) -> bool:
-    """Return whether the same call may succeed a moment later: another connection was in the way, or the file was replaced."""
+    """Return whether the same call may succeed a moment later: another connection was in the way, or the file was
+    replaced.
+    """
     code = _code(error)
     return code & _PRIMARY in _PASSING or code == _MOVED
 
@@ -91,7 +98,9 @@ def translate(error: sqlite3.Error, *, doing: str, path: Path) -> TieredIndexErr
     if code in _SET_UP:
         return StorageMisconfigured(f"{text}: check the path, that its folder exists, and the permissions of both")
     if code == sqlite3.SQLITE_NOTADB:
-        return StorageMisconfigured(f"{text}: correct the storage's URI, or restore the file if its first page was damaged")
+        return StorageMisconfigured(
+            f"{text}: correct the storage's URI, or restore the file if its first page was damaged"
+        )
     if code in _DAMAGE:
         return CorruptFile(str(path), f"damaged database, found while {doing}: {error}")
     if code == sqlite3.SQLITE_ERROR:
@@ -117,16 +126,19 @@ _PAGE_BYTES = 16_384
 _WAL_KEPT_BYTES = 64 << 20
 
 _TABLES = (
-    "CREATE TABLE objects (name TEXT PRIMARY KEY, body INTEGER NOT NULL, size_bytes INTEGER NOT NULL, modified_ms INTEGER NOT NULL)"
+    "CREATE TABLE objects (name TEXT PRIMARY KEY, body INTEGER NOT NULL, size_bytes INTEGER NOT NULL, modified_ms "
+    "INTEGER NOT NULL)"
     " WITHOUT ROWID",
-    "CREATE TABLE pieces (body INTEGER NOT NULL, start INTEGER NOT NULL, size_bytes INTEGER NOT NULL, chunk INTEGER NOT NULL,"
+    "CREATE TABLE pieces (body INTEGER NOT NULL, start INTEGER NOT NULL, size_bytes INTEGER NOT NULL, chunk INTEGER "
+    "NOT NULL,"
     " PRIMARY KEY (body, start)) WITHOUT ROWID",
     "CREATE TABLE chunks (id INTEGER PRIMARY KEY, data BLOB NOT NULL)",
     # AUTOINCREMENT: a number that a killed writer still knows must not become somebody else's body
     "CREATE TABLE drafts (body INTEGER PRIMARY KEY AUTOINCREMENT, touched_ms INTEGER NOT NULL)",
     "CREATE TABLE uploads (id TEXT PRIMARY KEY, name TEXT NOT NULL, started_ms INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE INDEX uploads_by_name ON uploads (name, started_ms)",
-    "CREATE TABLE parts (upload TEXT NOT NULL, number INTEGER NOT NULL, body INTEGER NOT NULL, size_bytes INTEGER NOT NULL,"
+    "CREATE TABLE parts (upload TEXT NOT NULL, number INTEGER NOT NULL, body INTEGER NOT NULL, size_bytes INTEGER "
+    "NOT NULL,"
     " etag TEXT NOT NULL, PRIMARY KEY (upload, number)) WITHOUT ROWID",
 )
 
@@ -139,12 +151,18 @@ class Contents(Enum):
 
 
 def recognise(connection: sqlite3.Connection, path: Path) -> Contents:
-    """Return what the file holds. Raises `UnsupportedVersion` for a later version of ours, `StorageMisconfigured` for anything else."""
+    """Return what the file holds.
+
+    Raises `UnsupportedVersion` for a later version of ours, `StorageMisconfigured` for anything else.
+    """
     application, version, tables = _marks(connection)
     if application == APPLICATION_ID:
         if version != VERSION:
             raise UnsupportedVersion(
-                str(path), "this database was written by another version of tiered_index", expected=VERSION, found=version
+                str(path),
+                "this database was written by another version of tiered_index",
+                expected=VERSION,
+                found=version,
             )
         return Contents.OURS
     if application or version or tables:
@@ -167,7 +185,10 @@ def _marks(connection: sqlite3.Connection) -> tuple[int, int, int]:
 
 
 def adopt(connection: sqlite3.Connection) -> None:
-    """Set what holds for one connection. FULL: a commit is on the disk when it returns, whatever the library was built with."""
+    """Set what holds for one connection.
+
+    FULL: a commit is on the disk when it returns, whatever the library was built with.
+    """
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA trusted_schema=OFF")
     # Some builds overwrite what is deleted, which would write every dropped object once more.
@@ -184,7 +205,8 @@ def create(connection: sqlite3.Connection, path: Path) -> None:
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     if mode != "wal":
         raise StorageMisconfigured(
-            f"{path}: SQLite can't keep a write-ahead log here (journal mode {mode!r}); network file systems can't, use a local one"
+            f"{path}: SQLite can't keep a write-ahead log here (journal mode {mode!r}); network file systems can't, "
+            f"use a local one"
         )
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -232,14 +254,18 @@ class ConnectionPool:
             _pools.add(self)
 
     def read(self, doing: str, action: Callable[[sqlite3.Connection], _T], absent: Callable[[], _T]) -> _T:
-        """Return what `action` makes of one consistent state of the database, or `absent()` where there is no database (yet).
+        """Return what `action` makes of one consistent state of the database, or `absent()` where there is no database
+        (yet).
 
         `action` may be called again. Raises its typed errors, and those of `sqlite_errors`.
         """
         return self._repeat(doing, lambda: self._transact("BEGIN", action, absent))
 
     def write(self, doing: str, action: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Run `action` in one write transaction, durable when this returns, undone whole if it raises. `action` may be called again."""
+        """Run `action` in one write transaction, durable when this returns, undone whole if it raises.
+
+        `action` may be called again.
+        """
         return self._repeat(doing, lambda: self._write(doing, action))
 
     def close(self) -> None:
@@ -296,7 +322,9 @@ class ConnectionPool:
             if self._closed:
                 raise InvalidArgument(f"the storage {self.path} is closed")
             if self._forked_while_lent:
-                raise StorageUnavailable(f"{self.path} was in use by another thread when this process was forked; start it afresh")
+                raise StorageUnavailable(
+                    f"{self.path} was in use by another thread when this process was forked; start it afresh"
+                )
             self._lent += 1
         link: _Link | None = None
         try:
@@ -312,7 +340,9 @@ class ConnectionPool:
         except (FileNotFoundError, NotADirectoryError):
             return None  # opening tells what is wrong, where it is to be written
         except OSError as error:
-            raise StorageMisconfigured(f"looking at {self.path}: {error.strerror}: check the permissions of its folders") from error
+            raise StorageMisconfigured(
+                f"looking at {self.path}: {error.strerror}: check the permissions of its folders"
+            ) from error
         return status.st_dev, status.st_ino
 
     def _fresh(self, file: tuple[int, int] | None, *, make: bool) -> _Link | None:

@@ -1,18 +1,21 @@
-"""Objects in one SQLite database (`sqlite:///file.db`): a storage in a single file, for one machine and all its processes.
+"""Objects in one SQLite database (`sqlite:///file.db`): a storage in a single file, for one machine and all its
+processes.
 
-Invariants: an object's bytes lie in rows of a mebibyte, and one last row, its name, makes them visible (`sqlite_schema`, `sqlite_bodies`),
-so an object is old or new and never half, however large; when a call returns, its effect is durable. The unique name decides
-put-if-absent. Readers beside a writer see one consistent state each call and wait for nobody (write-ahead log). The file is made by the
-first write; one that is not there holds nothing. Space of deleted objects is used again; the file itself never shrinks.
+Invariants: an object's bytes lie in rows of a mebibyte, and one last row, its name, makes them visible
+(`sqlite_schema`, `sqlite_bodies`), so an object is old or new and never half, however large; when a call returns, its
+effect is durable. The unique name decides put-if-absent. Readers beside a writer see one consistent state each call and
+wait for nobody (write-ahead log). The file is made by the first write; one that is not there holds nothing. Space of
+deleted objects is used again; the file itself never shrinks.
 
-Errors: a full disk is `DiskFull`; locked for longer than `busy_timeout_s`, or trouble of the disk `StorageUnavailable`; no permission, no
-such folder, no database of ours `StorageMisconfigured`; a damaged one `CorruptFile`; a later version's `UnsupportedVersion`.
-Threads: any number, in any number of processes, also after a fork. Not for network file systems, which lack what its locks need.
+Errors: a full disk is `DiskFull`; locked for longer than `busy_timeout_s`, or trouble of the disk `StorageUnavailable`;
+no permission, no such folder, no database of ours `StorageMisconfigured`; a damaged one `CorruptFile`; a later
+version's `UnsupportedVersion`. Threads: any number, in any number of processes, also after a fork. Not for network file
+systems, which lack what its locks need.
 
 Multipart uploads of a `SqliteStorage`: each part is a body, and completing moves rows' places, not their bytes.
 
-An upload exists while its row does; a part that arrives after abort or completion finds no row and is refused, in the transaction
-that would have named it. Completion is one transaction. Threads: any number, in any number of processes.
+An upload exists while its row does; a part that arrives after abort or completion finds no row and is refused, in the
+transaction that would have named it. Completion is one transaction. Threads: any number, in any number of processes.
 """
 
 from __future__ import annotations
@@ -44,10 +47,7 @@ from tiered_index.storage.base import (
 from tiered_index.storage.sqlite.bodies import Bodies, new_body
 from tiered_index.storage.sqlite.connections import ConnectionPool
 
-__all__ = [
-    "SqliteStorage",
-    "SqliteUploads",
-]
+__all__ = ["SqliteStorage", "SqliteUploads"]
 
 Name = Callable[[sqlite3.Connection, str, int, int], Sequence[int]]
 """Names a body: (connection, object name, body, size) -> bodies given up, to be finished after the transaction."""
@@ -56,7 +56,9 @@ Name = Callable[[sqlite3.Connection, str, int, int], Sequence[int]]
 class SqliteUploads:
     """The unfinished uploads of one database; `name_object` is how the storage makes a body visible."""
 
-    def __init__(self, pool: ConnectionPool, bodies: Bodies, clock: Clock, min_part_bytes: int, name_object: Name) -> None:
+    def __init__(
+        self, pool: ConnectionPool, bodies: Bodies, clock: Clock, min_part_bytes: int, name_object: Name
+    ) -> None:
         self._pool = pool
         self._bodies = bodies
         self._clock = clock
@@ -68,7 +70,8 @@ class SqliteUploads:
         handle = UploadHandle(name, uuid.uuid4().hex, self._clock.now_ms())
         row = (handle.upload_id, handle.name, handle.started_ms)
         self._pool.write(
-            f"starting an upload of {name!r}", lambda connection: connection.execute("INSERT INTO uploads VALUES (?, ?, ?)", row)
+            f"starting an upload of {name!r}",
+            lambda connection: connection.execute("INSERT INTO uploads VALUES (?, ?, ?)", row),
         )
         return handle
 
@@ -84,7 +87,9 @@ class SqliteUploads:
             self._check_open(connection, handle)
             key = (handle.upload_id, number)
             old = connection.execute("SELECT body FROM parts WHERE upload = ? AND number = ?", key).fetchone()
-            connection.execute("INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?)", (*key, body, part.size_bytes, part.etag))
+            connection.execute(
+                "INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?)", (*key, body, part.size_bytes, part.etag)
+            )
             return self._bodies.give_up(connection, [old[0]] if old else [])
 
         self._bodies.finish(self._bodies.store(doing, data, name_it))
@@ -141,7 +146,9 @@ class SqliteUploads:
         return self._pool.read("listing uploads", read, tuple)
 
     def _parts(self, connection: sqlite3.Connection, handle: UploadHandle) -> dict[int, tuple[int, int, str]]:
-        rows = connection.execute("SELECT number, body, size_bytes, etag FROM parts WHERE upload = ?", (handle.upload_id,))
+        rows = connection.execute(
+            "SELECT number, body, size_bytes, etag FROM parts WHERE upload = ?", (handle.upload_id,)
+        )
         return {number: (body, size, etag) for number, body, size, etag in rows}
 
     def _drop(self, connection: sqlite3.Connection, handle: UploadHandle) -> None:
@@ -158,7 +165,9 @@ class SqliteUploads:
 
 
 def _is_open(connection: sqlite3.Connection, handle: UploadHandle) -> bool:
-    row = connection.execute("SELECT 1 FROM uploads WHERE id = ? AND name = ?", (handle.upload_id, handle.name)).fetchone()
+    row = connection.execute(
+        "SELECT 1 FROM uploads WHERE id = ? AND name = ?", (handle.upload_id, handle.name)
+    ).fetchone()
     return row is not None
 
 
@@ -169,7 +178,10 @@ _LAST = "\x7f"
 
 
 class SqliteStorage(Storage):
-    """The objects in the database file at `path` (made absolute). `busy_timeout_s` bounds every wait for another writer."""
+    """The objects in the database file at `path` (made absolute).
+
+    `busy_timeout_s` bounds every wait for another writer.
+    """
 
     def __init__(self, path: Path, *, busy_timeout_s: float = 30.0, clock: Clock | None = None) -> None:
         self.path = path.absolute()
@@ -216,10 +228,14 @@ class SqliteStorage(Storage):
         """Store `data` under `name`; up to 16 MiB in one transaction, more as a draft that the last one names."""
         check_name(name)
         view = memoryview(data).cast("B")
-        self._bodies.finish(self._bodies.store(f"writing {name!r}", view, lambda c, body: self._name_object(c, name, body, view.nbytes)))
+        self._bodies.finish(
+            self._bodies.store(f"writing {name!r}", view, lambda c, body: self._name_object(c, name, body, view.nbytes))
+        )
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
-        """Store `data` where `name` does not exist; the unique name decides between processes. Raises `ObjectExists`."""
+        """Store `data` where `name` does not exist; the unique name decides between processes. Raises
+        `ObjectExists`.
+        """
         check_name(name)
         view = memoryview(data).cast("B")
 
@@ -237,7 +253,9 @@ class SqliteStorage(Storage):
         """Return the object's size and time."""
         check_name(name)
         doing = f"looking at {name!r}"
-        _, size, modified_ms = self._pool.read(doing, lambda connection: self._find(connection, name), lambda: self._refuse(name))
+        _, size, modified_ms = self._pool.read(
+            doing, lambda connection: self._find(connection, name), lambda: self._refuse(name)
+        )
         return ObjectInfo(name, size, modified_ms)
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
@@ -280,8 +298,8 @@ class SqliteStorage(Storage):
     def abort_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> int:
         """Abort what `list_uploads` yields; return how many.
 
-        With an age and no prefix it also removes rows that killed writers left and nobody has written to since. Choose an age above
-        the longest pause of a single put: a younger draft may still be somebody's work.
+        With an age and no prefix it also removes rows that killed writers left and nobody has written to since. Choose
+        an age above the longest pause of a single put: a younger draft may still be somebody's work.
         """
         aborted = super().abort_uploads(prefix, older_than_ms=older_than_ms)
         if older_than_ms is not None and not prefix:
@@ -317,7 +335,9 @@ class SqliteStorage(Storage):
     def _name_object(self, connection: sqlite3.Connection, name: str, body: int, size: int) -> Sequence[int]:
         """Make `body` the object called `name`; return the bodies given up."""
         old = self._row(connection, name)
-        connection.execute("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?)", (name, body, size, self._clock.now_ms()))
+        connection.execute(
+            "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?)", (name, body, size, self._clock.now_ms())
+        )
         return self._bodies.give_up(connection, [old[0]] if old else [])
 
     def _delete(self, names: Sequence[str]) -> Sequence[int]:
@@ -337,7 +357,8 @@ class SqliteStorage(Storage):
     def _list(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
         def page(connection: sqlite3.Connection) -> tuple[ObjectInfo, ...]:
             rows = connection.execute(
-                "SELECT name, size_bytes, modified_ms FROM objects WHERE name >= ? AND name > ? AND name < ? ORDER BY name LIMIT ?",
+                "SELECT name, size_bytes, modified_ms FROM objects WHERE name >= ? AND name > ? AND name < ? ORDER "
+                "BY name LIMIT ?",
                 (prefix, start_after, prefix + _LAST, _PAGE),
             )
             return tuple(ObjectInfo(*row) for row in rows)

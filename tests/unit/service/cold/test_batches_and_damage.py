@@ -1,4 +1,6 @@
-"""What batches read in vain counts towards a filter; requests of a damaged local copy stand in its own row of explain."""
+"""What batches read in vain counts towards a filter; requests of a damaged local copy stand in its own row of
+explain.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,23 @@ BASE_MS = 1_700_000_000_000
 
 
 def put(service, count):
-    service.put_batch({
-        "topic": ["t"] * count, "queue_id": np.zeros(count, int), "key": [f"k{i}" for i in range(count)], "offset": np.arange(count),
-        "size": np.full(count, 7), "timestamp_ms": BASE_MS + np.arange(count) * 1000,
-    })  # fmt: skip
+    service.put_batch(
+        {
+            "topic": ["t"] * count,
+            "queue_id": np.zeros(count, int),
+            "key": [f"k{i}" for i in range(count)],
+            "offset": np.arange(count),
+            "size": np.full(count, 7),
+            "timestamp_ms": BASE_MS + np.arange(count) * 1000,
+        }
+    )
 
 
 def test_a_reader_that_only_asks_batches_learns_the_filter(tmp_path):
     storage = MemoryStorage()
-    with IndexService.open(root=tmp_path, storage_backend=storage, slots=100, items=2001, local_keep_s=0, background=False) as service:
+    with IndexService.open(
+        root=tmp_path, storage_backend=storage, slots=100, items=2001, local_keep_s=0, background=False
+    ) as service:
         put(service, 2000)
         service.seal()
         service.run_lifecycle()
@@ -35,7 +45,9 @@ def test_a_reader_that_only_asks_batches_learns_the_filter(tmp_path):
 
 def test_requests_for_a_damaged_copy_are_its_own(tmp_path):
     storage = MemoryStorage()
-    with IndexService.open(root=tmp_path, storage_backend=storage, slots=100, items=2001, local_keep_s=10**6, background=False) as service:
+    with IndexService.open(
+        root=tmp_path, storage_backend=storage, slots=100, items=2001, local_keep_s=10**6, background=False
+    ) as service:
         put(service, 2000)
         service.seal()
         service.run_lifecycle()

@@ -1,4 +1,6 @@
-"""What a lookup may cost: no limit is ever passed, what was found is handed over, and what could not be read is named."""
+"""What a lookup may cost: no limit is ever passed, what was found is handed over, and what could not be read is
+named.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def _forget(made: ColdIndex) -> None:
 
 
 def check_partial(made: ColdIndex, error: BudgetExceeded, requests: int) -> None:
-    """What a budget error carries is the newest answers that were paid for, and the names of the files that were not."""
+    """What a budget error carries is the newest answers that were paid for, and the names of the files that were
+    not.
+    """
     result = error.result
     assert result is not None and result.status == "partial"  # type: ignore[attr-defined]
     found = [Answer.of(item) for item in result]  # type: ignore[attr-defined]
@@ -112,7 +116,9 @@ def test_local_files_are_answered_for_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [0, 1, 3, 5])
 def test_the_limits_of_a_batch_are_of_the_whole_batch(made: ColdIndex, limit: int) -> None:
-    asked = [Lookup(topic="t", key=f"k{file}-{n}") for file in range(FILES) for n in range(3)] + [Lookup(topic="t", key="all")]
+    asked = [Lookup(topic="t", key=f"k{file}-{n}") for file in range(FILES) for n in range(3)] + [
+        Lookup(topic="t", key="all")
+    ]
     with made.reader() as reader:
         made.storage.reset()
         with pytest.raises(BudgetExceeded) as caught:
@@ -134,12 +140,22 @@ def test_the_limits_of_a_batch_are_of_the_whole_batch(made: ColdIndex, limit: in
 @pytest.mark.parametrize(
     "limits",
     [
-        {"max_requests": -1}, {"max_requests": 1.0}, {"max_requests": "1"}, {"max_requests": True}, {"max_bytes": -1}, {"max_bytes": 2.5},
-        {"max_bytes": False}, {"timeout_s": 0}, {"timeout_s": -1}, {"timeout_s": float("nan")}, {"timeout_s": float("inf")},
-        {"timeout_s": "1"}, {"timeout_s": True},
+        {"max_requests": -1},
+        {"max_requests": 1.0},
+        {"max_requests": "1"},
+        {"max_requests": True},
+        {"max_bytes": -1},
+        {"max_bytes": 2.5},
+        {"max_bytes": False},
+        {"timeout_s": 0},
+        {"timeout_s": -1},
+        {"timeout_s": float("nan")},
+        {"timeout_s": float("inf")},
+        {"timeout_s": "1"},
+        {"timeout_s": True},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_can_be_no_limit_is_refused(made: ColdIndex, limits: dict[str, Any]) -> None:
     with made.reader() as reader:
         made.storage.reset()
@@ -151,7 +167,9 @@ def test_what_can_be_no_limit_is_refused(made: ColdIndex, limits: dict[str, Any]
         assert made.storage.operations == []
 
 
-@pytest.mark.parametrize("timeout_s", [10**10, 1e300, 10**400, 0.5e9], ids=["317 years", "float", "integer", "16 years"])
+@pytest.mark.parametrize(
+    "timeout_s", [10**10, 1e300, 10**400, 0.5e9], ids=["317 years", "float", "integer", "16 years"]
+)
 def test_a_timeout_of_any_length_is_a_timeout(made: ColdIndex, timeout_s: float) -> None:
     with made.reader(query_threads=1) as reader:
         answer = reader.query("t", "all", timeout_s=timeout_s)
@@ -214,7 +232,9 @@ def test_a_storage_that_hangs_is_waited_for_until_the_timeout(
 
 
 def test_a_spent_lookup_does_not_fail_those_that_waited_for_its_directory(made: ColdIndex) -> None:
-    """The first asks for a directory and has no more time when it comes back; the others wait for the same directory."""
+    """The first asks for a directory and has no more time when it comes back; the others wait for the same
+    directory.
+    """
     faulty = FaultStorage(made.inner)
     stored = made.stored[0]
     question = ("t", "all", stored.second_min * 1000, stored.second_max * 1000)

@@ -1,4 +1,6 @@
-"""A reader that is closed in the middle of a lookup: the lookup ends with its answer or says so, and accuses no object."""
+"""A reader that is closed in the middle of a lookup: the lookup ends with its answer or says so, and accuses no
+object.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def test_a_lookup_in_its_callers_thread(made: ColdIndex, warm: bool) -> None:
 def test_lookups_of_all_files_from_many_threads(made: ColdIndex, tmp_path: Path) -> None:
     for _ in range(5):
         storage = Closing(made.inner)
-        reader = IndexReader.open(storage_backend=storage, block_cache_bytes=0, cache_dir=tmp_path / "cache", query_threads=3)
+        reader = IndexReader.open(
+            storage_backend=storage, block_cache_bytes=0, cache_dir=tmp_path / "cache", query_threads=3
+        )
         begun = threading.Barrier(5)
 
         def ask(reader: IndexReader = reader, begun: threading.Barrier = begun) -> None:

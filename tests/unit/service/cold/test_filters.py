@@ -1,4 +1,6 @@
-"""Filters: kept by the writer, fetched by readers of files that are read in vain, in memory or in a local cache; never a word too much."""
+"""Filters: kept by the writer, fetched by readers of files that are read in vain, in memory or in a local cache; never
+a word too much.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ PROBES = 4
 @pytest.fixture(scope="module", params=["native", "rocketmq"])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
     """Files of one slot group, so that an absent key is looked for in it."""
-    return cold_index(tmp_path_factory.mktemp("cold") / "root", files=FILES, entries=200, slots=50, preset=request.param)
+    return cold_index(
+        tmp_path_factory.mktemp("cold") / "root", files=FILES, entries=200, slots=50, preset=request.param
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +85,9 @@ def test_the_writer_keeps_what_it_uploads(made: ColdIndex, absent: list[str]) ->
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
-def test_a_reader_fetches_a_filter_after_probes_in_vain(made: ColdIndex, absent: list[str], tmp_path: Path, local: bool) -> None:
+def test_a_reader_fetches_a_filter_after_probes_in_vain(
+    made: ColdIndex, absent: list[str], tmp_path: Path, local: bool
+) -> None:
     cache = tmp_path / "cache" if local else None
     with made.reader(filter_after_probes=PROBES, cache_dir=cache, block_cache_bytes=0) as reader:
         for number, key in enumerate(absent):
@@ -92,7 +98,10 @@ def test_a_reader_fetches_a_filter_after_probes_in_vain(made: ColdIndex, absent:
                 assert filter_reads(made) == [] and answer.explain.requests == FILES * (2 if number == 0 else 1)
             elif number == PROBES:
                 # the filter in place of the group, not beside it
-                assert sorted(filter_reads(made)) == sorted(o.name for o in made.stored) and answer.explain.requests == FILES
+                assert (
+                    sorted(filter_reads(made)) == sorted(o.name for o in made.stored)
+                    and answer.explain.requests == FILES
+                )
             else:
                 assert made.storage.operations == []
                 assert {report.outcome for report in answer.explain.files} == {"skipped_filter"}
@@ -109,8 +118,12 @@ def test_a_batch_asks_the_filters_too(made: ColdIndex, absent: list[str], tmp_pa
             answers = reader.query_many([Lookup(topic="t", key=key) for key in absent])
             assert answers.counts.sum() == 0 and made.storage.operations == []
             assert {report.outcome for report in answers.explain.files} == {"skipped_filter"}
-            mixed = reader.query_many([Lookup(topic="t", key=key) for pair in zip(absent, present, strict=False) for key in pair])
-            for key, answer in zip([key for pair in zip(absent, present, strict=False) for key in pair], mixed, strict=True):
+            mixed = reader.query_many(
+                [Lookup(topic="t", key=key) for pair in zip(absent, present, strict=False) for key in pair]
+            )
+            for key, answer in zip(
+                [key for pair in zip(absent, present, strict=False) for key in pair], mixed, strict=True
+            ):
                 assert [Answer.of(item) for item in answer] == made.expected("t", key)
 
 
@@ -201,7 +214,9 @@ def test_filters_of_files_that_changed_places_are_refused(made: ColdIndex, absen
     first, second = made.stored[:2]
     other = made.inner.get_range(second.name, second.trailer_position, second.filter_length)
     assert first.filter_length == len(other)
-    with spoiled(made, first.name, lambda data: data.__setitem__(slice(first.trailer_position, first.directory_position), other)):
+    with spoiled(
+        made, first.name, lambda data: data.__setitem__(slice(first.trailer_position, first.directory_position), other)
+    ):
         with made.reader(filter_after_probes=1, block_cache_bytes=0) as reader:
             for key in absent[:3]:
                 reader.query("t", key)
@@ -214,7 +229,9 @@ def sliced(made: ColdIndex) -> Iterator[IndexReader]:
         yield reader
 
 
-def test_a_lost_object_is_told_by_the_filters_request_too(made: ColdIndex, absent: list[str], sliced: IndexReader) -> None:
+def test_a_lost_object_is_told_by_the_filters_request_too(
+    made: ColdIndex, absent: list[str], sliced: IndexReader
+) -> None:
     sliced.query("t", absent[0])
     stored = made.stored[2]
     whole = made.inner.get(stored.name)

@@ -35,13 +35,17 @@ def reader(made: ColdIndex, cache: Path | None, storage: Storage | None = None) 
 
 
 def ask(made: ColdIndex, asked: IndexReader, first: int, stop: int, count: int, name: str) -> tuple[list[str], int]:
-    """Look `count` absent keys up in files `first` to below `stop`; return whose filters were fetched, and how many requests were made."""
+    """Look `count` absent keys up in files `first` to below `stop`; return whose filters were fetched, and how many
+    requests were made.
+    """
     made.storage.reset()
     span = made.stored[first].second_min * 1000, made.stored[stop - 1].second_max * 1000
     for number in range(count):
         assert len(asked.query("t", f"{name}{number}", *span)) == 0
     places = {(o.name, o.trailer_position, o.filter_length) for o in made.stored}
-    return [read.name for read in made.storage.reads if (read.name, read.start, read.length) in places], len(made.storage.reads)
+    return [read.name for read in made.storage.reads if (read.name, read.start, read.length) in places], len(
+        made.storage.reads
+    )
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
@@ -76,7 +80,9 @@ def test_what_is_of_no_use_any_more_makes_room(made: ColdIndex, tmp_path: Path, 
 
 
 def test_changing_lookups_fetch_a_filter_ever_more_rarely(made: ColdIndex) -> None:
-    """Two parts of the files are asked in turn, each long enough that it would have the filters of the other thrown out."""
+    """Two parts of the files are asked in turn, each long enough that it would have the filters of the other thrown
+    out.
+    """
     turns = 24
     with reader(made, None) as asked:
         fetched: list[str] = []

@@ -1,4 +1,6 @@
-"""A key with 100,000 entries in one slot: the whole answer comes through pages, hot and cold, and a page reads what it needs."""
+"""A key with 100,000 entries in one slot: the whole answer comes through pages, hot and cold, and a page reads what it
+needs.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,13 @@ def giant_columns() -> dict[str, Any]:
     keys[others] = [f"k{number}" for number in range(OTHERS)]
     seconds = np.arange(count) // 3 - (rng.random(count) < 0.01) * rng.integers(0, 5000, count)
     return {
-        "topic": ["t"] * count, "queue_id": rng.integers(0, 3, count), "key": keys.tolist(), "offset": np.arange(count),
-        "size": np.full(count, 10), "timestamp_ms": BASE_MS + seconds * 1000,
-    }  # fmt: skip
+        "topic": ["t"] * count,
+        "queue_id": rng.integers(0, 3, count),
+        "key": keys.tolist(),
+        "offset": np.arange(count),
+        "size": np.full(count, 10),
+        "timestamp_ms": BASE_MS + seconds * 1000,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +75,16 @@ class Giant:
 def stored(root: Path, preset: str, batch: dict[str, Any]) -> Iterator[Giant]:
     storage = Recorder(MemoryStorage())
     with IndexService.open(
-        root=root, storage_backend=storage, preset=preset, slots=64, items=ENTRIES + OTHERS + 1,
-        background=False, clock=ManualClock(BASE_MS), disk=FaultDisk(), max_early_s=10**9,
-    ) as service:  # fmt: skip
+        root=root,
+        storage_backend=storage,
+        preset=preset,
+        slots=64,
+        items=ENTRIES + OTHERS + 1,
+        background=False,
+        clock=ManualClock(BASE_MS),
+        disk=FaultDisk(),
+        max_early_s=10**9,
+    ) as service:
         service.put_batch(batch)
         service.seal()
         service.run_lifecycle()
@@ -98,7 +111,9 @@ def pages(ask: Ask, max_count: int, **question: Any) -> Iterator[QueryResult]:
 
 
 @pytest.mark.parametrize(("hot", "cold"), [(7000, 1000), (ENTRIES, ENTRIES)])
-def test_the_whole_answer_comes_through_pages_hot_and_cold(giant: Giant, whole: list[Answer], hot: int, cold: int) -> None:
+def test_the_whole_answer_comes_through_pages_hot_and_cold(
+    giant: Giant, whole: list[Answer], hot: int, cold: int
+) -> None:
     with giant.reader() as reader:
         for ask, max_count in ((giant.hot.query, hot), (reader.query, cold)):
             items = [item for page in pages(ask, max_count) for item in page]
@@ -182,7 +197,10 @@ def test_memory_of_a_cold_page_is_bounded_by_its_blocks(giant: Giant) -> None:
 
 @pytest.mark.parametrize("preset", ["native", "rocketmq"])
 def test_a_page_of_a_key_whose_entries_are_all_of_one_second_is_one_request(tmp_path: Path, preset: str) -> None:
-    """Time can't narrow it down. In answer order the first block is enough; behind a cursor, or in another order, all are read at once."""
+    """Time can't narrow it down.
+
+    In answer order the first block is enough; behind a cursor, or in another order, all are read at once.
+    """
     batch = giant_columns()
     batch["timestamp_ms"] = np.full(len(batch["offset"]), BASE_MS)
     offsets = [offset for offset, key in zip(batch["offset"].tolist(), batch["key"], strict=True) if key == "hot"][::-1]

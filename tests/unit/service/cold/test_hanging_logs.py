@@ -1,4 +1,6 @@
-"""A log that doesn't answer: a lookup held to a time doesn't wait for it beyond that, and the reading goes on behind it, once."""
+"""A log that doesn't answer: a lookup held to a time doesn't wait for it beyond that, and the reading goes on behind
+it, once.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,11 @@ def test_a_due_refresh_goes_on_behind_the_lookup_and_once_only(
     advance(reader)
 
     def ask(**bounds: Any) -> QueryResult:
-        return reader.query_many([Lookup(topic="t", key="all")], **bounds)[0] if many else reader.query("t", "all", **bounds)
+        return (
+            reader.query_many([Lookup(topic="t", key="all")], **bounds)[0]
+            if many
+            else reader.query("t", "all", **bounds)
+        )
 
     asked = storage.calls("get")
     for _ in range(3):
@@ -97,7 +103,9 @@ def test_a_due_refresh_goes_on_behind_the_lookup_and_once_only(
     assert answers(ask(timeout_s=LONG_S)) == made.expected("t", "all") != before
 
 
-def test_a_refresh_whose_lookup_is_out_of_time_is_read_to_the_end(made: ColdIndex, storage: FaultStorage, reader: IndexReader) -> None:
+def test_a_refresh_whose_lookup_is_out_of_time_is_read_to_the_end(
+    made: ColdIndex, storage: FaultStorage, reader: IndexReader
+) -> None:
     for number in range(FILES, FILES + 3):
         publish_more(made, number)
     hang = storage.hang("get", name_prefix="log/")
@@ -110,7 +118,9 @@ def test_a_refresh_whose_lookup_is_out_of_time_is_read_to_the_end(made: ColdInde
     assert answers(reader.query("t", "all")) == made.expected("t", "all")
 
 
-def test_a_refresh_behind_a_lookup_is_counted_to_it(storage: FaultStorage, reader: IndexReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refresh_behind_a_lookup_is_counted_to_it(
+    storage: FaultStorage, reader: IndexReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hang = storage.hang("list", name_prefix="log/")
     advance(reader)
     real = reader_module.wait
@@ -123,7 +133,9 @@ def test_a_refresh_behind_a_lookup_is_counted_to_it(storage: FaultStorage, reade
         patch.setattr(reader_module, "wait", wait_until_it_is_sent)
         result = reader.query("t", "all", timeout_s=LONG_S)
     assert result.explain.requests == 1
-    assert [(report.outcome, report.requests) for report in result.explain.files if report.file == "log"] == [("refreshed", 1)]
+    assert [(report.outcome, report.requests) for report in result.explain.files if report.file == "log"] == [
+        ("refreshed", 1)
+    ]
     hang.release.set()
     until(lambda: not reader._views[0]._refreshing.locked())
     # one that may not make a request leaves it to the next
@@ -140,10 +152,16 @@ def test_an_object_that_is_gone_and_a_log_that_hangs(made: ColdIndex, storage: F
         data = made.inner.get(gone.name)
         made.inner.delete(gone.name)
         hang = storage.hang("list", name_prefix="log/", times=None)
-        rest = [answer for answer in made.expected("t", "all") if not gone.second_min <= answer.timestamp_ms // 1000 <= gone.second_max]
+        rest = [
+            answer
+            for answer in made.expected("t", "all")
+            if not gone.second_min <= answer.timestamp_ms // 1000 <= gone.second_max
+        ]
 
         def ask(**how: Any) -> QueryResult:
-            return reader.query_many([Lookup(topic="t", key="all")], **how)[0] if many else reader.query("t", "all", **how)
+            return (
+                reader.query_many([Lookup(topic="t", key="all")], **how)[0] if many else reader.query("t", "all", **how)
+            )
 
         for _ in range(4):
             result = ask(timeout_s=LONG_S, allow_partial=True)
@@ -180,7 +198,9 @@ def test_who_waits_for_anothers_reading_has_a_budget_of_its_own(made: ColdIndex,
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(views, "remaining_s", patient_s)
             how = {"timeout_s": LONG_S, "allow_partial": True}
-            poor = beside(lambda: reader.query("t", "all", gone.second_min * 1000, gone.second_max * 1000, max_requests=1, **how))
+            poor = beside(
+                lambda: reader.query("t", "all", gone.second_min * 1000, gone.second_max * 1000, max_requests=1, **how)
+            )
             until(lambda: view._waiting is not None)
             rich = beside(lambda: reader.query("t", "all", gone.second_min * 1000, gone.second_max * 1000, **how))
             until(lambda: len(waits) == 2)
@@ -225,7 +245,8 @@ class Hanging(WrapperStorage):
         return act()
 
 storage, clock = Hanging(open_storage(sys.argv[1])), ManualClock(0)
-reader = IndexReader.open(storage_backend=storage, clock=clock, refresh_interval_s=10, block_cache_bytes=0, filter_after_probes=10**6)
+settings = dict(refresh_interval_s=10, block_cache_bytes=0, filter_after_probes=10**6)
+reader = IndexReader.open(storage_backend=storage, clock=clock, **settings)
 assert len(reader.query("t", "all")) == 1
 storage.hangs = True
 clock.advance(11)
@@ -237,19 +258,27 @@ print("done")
 def test_a_process_ends_though_a_request_hangs(tmp_path: Path) -> None:
     uri = f"file://{tmp_path}/objects"
     cold_index(tmp_path / "root", files=1, storage=reader_module.open_storage(uri)).inner.close()
-    ended = subprocess.run([sys.executable, "-c", _PROCESS, uri], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", _PROCESS, uri], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")
 
 
 @pytest.mark.parametrize("beside_the_root", [False, True])
 @pytest.mark.parametrize("timeout_s", [None, LONG_S])
 def test_a_damaged_log_record_leaves_no_answer_complete(
-    made: ColdIndex, storage: FaultStorage, beside_the_root: bool, timeout_s: float | None, monkeypatch: pytest.MonkeyPatch
+    made: ColdIndex,
+    storage: FaultStorage,
+    beside_the_root: bool,
+    timeout_s: float | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reader_module, "remaining_s", remaining_s)
     monkeypatch.setattr(views, "remaining_s", remaining_s)
     clock = ManualClock(BASE_MS)
-    with made.reader(storage, clock=clock, refresh_interval_s=10, root=made.root if beside_the_root else None) as reader:
+    with made.reader(
+        storage, clock=clock, refresh_interval_s=10, root=made.root if beside_the_root else None
+    ) as reader:
         before = made.expected("t", "all")
         assert answers(reader.query("t", "all")) == before
         record = f"log/{reader.log_state.number + 1:020}"

@@ -1,4 +1,6 @@
-"""A batch that meets a key with 100,000 entries reads, and holds, about as much as its pages need; no byte is fetched twice."""
+"""A batch that meets a key with 100,000 entries reads, and holds, about as much as its pages need; no byte is fetched
+twice.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,13 @@ def hot(first: int) -> dict[str, object]:
     """Return entries of one key, 100 a second."""
     numbers = np.arange(first, first + ENTRIES)
     return {
-        "topic": ["t"] * ENTRIES, "queue_id": np.zeros(ENTRIES, int), "key": ["hot"] * ENTRIES, "offset": numbers,
-        "size": np.ones(ENTRIES, int), "timestamp_ms": BASE_MS + numbers * 10,
-    }  # fmt: skip
+        "topic": ["t"] * ENTRIES,
+        "queue_id": np.zeros(ENTRIES, int),
+        "key": ["hot"] * ENTRIES,
+        "offset": numbers,
+        "size": np.ones(ENTRIES, int),
+        "timestamp_ms": BASE_MS + numbers * 10,
+    }
 
 
 @pytest.fixture(scope="module", params=["native", "rocketmq"])
@@ -43,7 +49,9 @@ def life(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture
 def read(life: Merging) -> Iterator[tuple[Recorder, IndexReader]]:
     recorder = Recorder(life.storage)
-    with IndexReader.open(storage_backend=recorder, query_threads=2, block_cache_bytes=0, filter_after_probes=10**6) as reader:
+    with IndexReader.open(
+        storage_backend=recorder, query_threads=2, block_cache_bytes=0, filter_after_probes=10**6
+    ) as reader:
         reader.query("t", "hot", max_count=1)
         recorder.reset()
         yield recorder, reader
@@ -75,7 +83,10 @@ def test_as_many_blocks_as_the_largest_page_needs(read: tuple[Recorder, IndexRea
 
 def test_old_ranges_are_read_where_they_lie(read: tuple[Recorder, IndexReader]) -> None:
     recorder, reader = read
-    asked = [Lookup(topic="t", key="hot", max_count=5, begin_ms=BASE_MS + at, end_ms=BASE_MS + at + 999) for at in (0, 990_000)]
+    asked = [
+        Lookup(topic="t", key="hot", max_count=5, begin_ms=BASE_MS + at, end_ms=BASE_MS + at + 999)
+        for at in (0, 990_000)
+    ]
     peak_of(reader, asked)
     assert recorder.asked_bytes <= 2 * BLOCK_BYTES
 
@@ -83,7 +94,9 @@ def test_old_ranges_are_read_where_they_lie(read: tuple[Recorder, IndexReader]) 
 def test_many_pages_of_one_key(read: tuple[Recorder, IndexReader]) -> None:
     """200 lookups and 100,000 entries are 20 million pairs; each range takes in the newest entries."""
     recorder, reader = read
-    peak = peak_of(reader, [Lookup(topic="t", key="hot", max_count=10, begin_ms=BASE_MS + number * 1000) for number in range(200)])
+    peak = peak_of(
+        reader, [Lookup(topic="t", key="hot", max_count=10, begin_ms=BASE_MS + number * 1000) for number in range(200)]
+    )
     assert len(recorder.reads) == 1 and recorder.asked_bytes <= BLOCK_BYTES
     assert peak < 24 << 20
 
@@ -108,7 +121,9 @@ def test_rows_are_cut_as_they_come() -> None:
 
 
 def test_nothing_is_read_twice_beside_a_full_buffer(life: Merging, tmp_path: Path) -> None:
-    """The writer's own lookups: the newest entries wait in its buffer, then in an unsealed file; the rest lies in the storage."""
+    """The writer's own lookups: the newest entries wait in its buffer, then in an unsealed file; the rest lies in the
+    storage.
+    """
     recorder = Recorder(life.storage)
     life.index.close()
     with life.open(storage_backend=recorder, block_cache_bytes=0) as writer:

@@ -1,4 +1,6 @@
-"""The local cache of directories and filters: what it holds spares requests, what is wrong with it never spoils an answer."""
+"""The local cache of directories and filters: what it holds spares requests, what is wrong with it never spoils an
+answer.
+"""
 
 from __future__ import annotations
 
@@ -111,11 +113,14 @@ def test_processes_share_a_cache(made: ColdIndex, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["trailer", "filter"])
-def test_no_flipped_byte_of_an_entry_is_believed(made: ColdIndex, cache: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_flipped_byte_of_an_entry_is_believed(
+    made: ColdIndex, cache: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     path = entry(cache, made, kind)
     whole = path.read_bytes()
     other = "filter" if kind == "trailer" else "trailer"
-    with made.reader(cache_dir=cache, filter_after_probes=1, directory_cache_bytes=0) as reader:  # so that nothing is kept in memory
+    # so that nothing is kept in memory
+    with made.reader(cache_dir=cache, filter_after_probes=1, directory_cache_bytes=0) as reader:
         folder = CacheFolder(CacheRoom(cache, 1 << 30, read_only=True), path.parent.name)
         name = made.stored[0].name
         for at in range(len(whole)):
@@ -162,7 +167,9 @@ def _another_index(path: Path) -> None:
     """The same bytes, as the cache of another index would hold them."""
     name = path.name.removesuffix(path.suffix).replace(",", "/")
     kind = path.suffix[1:]
-    data = CacheFolder(CacheRoom(path.parent.parent, 1 << 30), path.parent.name).read(name, kind, path.stat().st_size - 4)  # type: ignore[arg-type]
+    data = CacheFolder(CacheRoom(path.parent.parent, 1 << 30), path.parent.name).read(
+        name, kind, path.stat().st_size - 4
+    )  # type: ignore[arg-type]
     assert data is not None
     elsewhere = path.parent.parent / "elsewhere"
     CacheFolder(CacheRoom(elsewhere, 1 << 30), "another").write(name, kind, data)  # type: ignore[arg-type]
@@ -174,7 +181,9 @@ DAMAGES: list[Callable[[Path], None]] = [_cut, _grow, _empty, _zeros, _other_obj
 
 @pytest.mark.parametrize("kind", ["trailer", "filter"])
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_what_is_not_this_entry_is_fetched_again(made: ColdIndex, cache: Path, damage: Callable[[Path], None], kind: str) -> None:
+def test_what_is_not_this_entry_is_fetched_again(
+    made: ColdIndex, cache: Path, damage: Callable[[Path], None], kind: str
+) -> None:
     path = entry(cache, made, kind)
     whole = path.read_bytes()
     damage(path)
@@ -216,7 +225,9 @@ def _link_to_nowhere(cache: Path) -> None:
     cache.symlink_to(cache.parent / "nowhere" / "at all")
 
 
-@pytest.mark.parametrize("spoil", [_file_in_its_place, _file_for_the_index, _link_to_nowhere], ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize(
+    "spoil", [_file_in_its_place, _file_for_the_index, _link_to_nowhere], ids=lambda spoil: spoil.__name__
+)
 def test_a_cache_that_is_no_folder_is_no_trouble(made: ColdIndex, cache: Path, spoil: Callable[[Path], None]) -> None:
     spoil(cache)
     with made.reader(cache_dir=cache, filter_after_probes=1) as reader:

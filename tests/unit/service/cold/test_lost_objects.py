@@ -81,11 +81,15 @@ def test_any_number_of_lost_objects_costs_one_pass_and_one_look_at_the_log(
     assert len(made.storage.reads) == FILES
     assert made.storage.operations == ["get_range"] * FILES + ["list"]
     assert (requests_of(result, "read"), requests_of(result, "failed")) == (FILES - count, count)
-    assert [(report.file, report.requests) for report in result.explain.files if report.outcome == "refreshed"] == [("log", 1)]
+    assert [(report.file, report.requests) for report in result.explain.files if report.outcome == "refreshed"] == [
+        ("log", 1)
+    ]
     assert result.explain.requests == FILES + 1
 
 
-def test_a_file_that_a_record_removed_makes_one_more_pass_whose_rows_say_so(made: ColdIndex, reader: IndexReader, ask: Ask) -> None:
+def test_a_file_that_a_record_removed_makes_one_more_pass_whose_rows_say_so(
+    made: ColdIndex, reader: IndexReader, ask: Ask
+) -> None:
     gone, lost = made.stored[2:4], made.stored[5:8]
     remove(made, gone)
     lose(made, lost)
@@ -105,7 +109,11 @@ def test_a_file_that_a_record_removed_makes_one_more_pass_whose_rows_say_so(made
 def test_pages_of_a_batch_tell_what_was_given_up_once(made: ColdIndex, reader: IndexReader) -> None:
     cursor = reader.query("t", "all", max_count=1).cursor
     gone = made.stored[2:4]
-    asked = [Lookup(topic="t", key="all", cursor=cursor), Lookup(topic="t", key="all"), Lookup(topic="t", key="all", cursor=cursor)]
+    asked = [
+        Lookup(topic="t", key="all", cursor=cursor),
+        Lookup(topic="t", key="all"),
+        Lookup(topic="t", key="all", cursor=cursor),
+    ]
     remove(made, gone)
     made.storage.reset()
     results = reader.query_many(asked)
@@ -114,13 +122,17 @@ def test_pages_of_a_batch_tell_what_was_given_up_once(made: ColdIndex, reader: I
     assert {result.status for result in results} == {"complete"}
     explain = results.explain
     assert explain.requests == len(made.storage.operations) == sum(report.requests for report in explain.files)
-    rows = {outcome: sum(r.requests for r in explain.files if r.outcome == outcome) for outcome in ("outdated", "refreshed")}
+    rows = {
+        outcome: sum(r.requests for r in explain.files if r.outcome == outcome) for outcome in ("outdated", "refreshed")
+    }
     assert rows["refreshed"] == sum(operation in ("list", "get") for operation in made.storage.operations)
     # the first page's pass, or as much of it as was made before an object was missed
     assert 0 < rows["outdated"] <= FILES
 
 
-def test_a_lost_object_is_an_error_at_once_where_no_partial_answer_will_do(made: ColdIndex, reader: IndexReader) -> None:
+def test_a_lost_object_is_an_error_at_once_where_no_partial_answer_will_do(
+    made: ColdIndex, reader: IndexReader
+) -> None:
     gone = made.stored[-1]
     lose(made, [gone])
     with pytest.raises(CorruptFile, match="does not have it") as caught:

@@ -1,4 +1,6 @@
-"""Damaged objects: a fresh reader answers exactly what was put or names the object; no answer is ever wrong or short."""
+"""Damaged objects: a fresh reader answers exactly what was put or names the object; no answer is ever wrong or
+short.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,10 @@ def test_a_truncated_object_is_named(made: ColdIndex) -> None:
     stored = made.stored[1]
     size = stored.size_bytes
     for left in (0, 1, 27, stored.trailer_position - 1, stored.directory_position + 3, size - TAIL_SIZE, size - 1):
-        with spoiled(made, stored.name, lambda data, left=left: data.__delitem__(slice(left, None))), made.reader() as reader:
+        with (
+            spoiled(made, stored.name, lambda data, left=left: data.__delitem__(slice(left, None))),
+            made.reader() as reader,
+        ):
             assert check(made, reader, stored.name) == len(KEYS) + 1
 
 
@@ -91,14 +96,21 @@ def test_a_longer_object_is_not_taken_for_another(made: ColdIndex) -> None:
 def test_objects_that_changed_places_are_named(made: ColdIndex, tmp_path: Path) -> None:
     older, newer = made.stored
     whole = {stored.name: made.inner.get(stored.name) for stored in made.stored}
-    foreign = cold_index(tmp_path / "root", files=2, entries=3, slots=3, preset=str(made.settings.get("preset", "native")))
+    foreign = cold_index(
+        tmp_path / "root", files=2, entries=3, slots=3, preset=str(made.settings.get("preset", "native"))
+    )
     assert foreign.stored[0].size_bytes == older.size_bytes  # so that only what is in it tells it apart
     warm = made.reader(block_cache_bytes=0)
     assert check(made, warm, "") == 0
     for name, other in (
-        (older.name, whole[newer.name]), (newer.name, whole[older.name]), (older.name, foreign.inner.get(foreign.stored[0].name)),
-    ):  # fmt: skip
-        with spoiled(made, name, lambda data, other=other: data.__setitem__(slice(None), other)), made.reader() as fresh:
+        (older.name, whole[newer.name]),
+        (newer.name, whole[older.name]),
+        (older.name, foreign.inner.get(foreign.stored[0].name)),
+    ):
+        with (
+            spoiled(made, name, lambda data, other=other: data.__setitem__(slice(None), other)),
+            made.reader() as fresh,
+        ):
             assert check(made, fresh, name) == len(KEYS) + 1
             if other in whole.values():
                 assert check(made, warm, name) > 0
@@ -113,7 +125,9 @@ FAULTS: dict[str, Callable[[FaultStorage, int | None], None]] = {
 
 
 @pytest.mark.parametrize("spoil", FAULTS.values(), ids=FAULTS.keys())
-def test_a_range_answered_wrongly_is_asked_once_more(made: ColdIndex, spoil: Callable[[FaultStorage, int | None], None]) -> None:
+def test_a_range_answered_wrongly_is_asked_once_more(
+    made: ColdIndex, spoil: Callable[[FaultStorage, int | None], None]
+) -> None:
     for nth in range(1, 5):  # directory and group of one file, then of the other
         faulty = FaultStorage(made.inner)
         with made.reader(storage=faulty, query_threads=1) as reader:
@@ -124,7 +138,9 @@ def test_a_range_answered_wrongly_is_asked_once_more(made: ColdIndex, spoil: Cal
 
 
 @pytest.mark.parametrize("spoil", FAULTS.values(), ids=FAULTS.keys())
-def test_a_range_always_answered_wrongly_is_corrupt(made: ColdIndex, spoil: Callable[[FaultStorage, int | None], None]) -> None:
+def test_a_range_always_answered_wrongly_is_corrupt(
+    made: ColdIndex, spoil: Callable[[FaultStorage, int | None], None]
+) -> None:
     for warm in (False, True):
         faulty = FaultStorage(made.inner)
         with made.reader(storage=faulty, query_threads=1, block_cache_bytes=0) as reader:

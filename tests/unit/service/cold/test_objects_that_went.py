@@ -1,4 +1,6 @@
-"""What the cold path notes of objects goes with them: a reader that lives for years doesn't grow with those that came and went."""
+"""What the cold path notes of objects goes with them: a reader that lives for years doesn't grow with those that came
+and went.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a lookup asks of the storage: one range a file whose directory is known, one more where it is not, none where a filter says no."""
+"""What a lookup asks of the storage: one range a file whose directory is known, one more where it is not, none where a
+filter says no.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Opening a reader within a time, though the storage doesn't answer: whoever opens is told what was not done, and nothing stays open."""
+"""Opening a reader within a time, though the storage doesn't answer: whoever opens is told what was not done, and
+nothing stays open.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,11 @@ def up_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Hang], None]:
             assert timeout_s is not None
             if hang.release.is_set():
                 return futures_wait(futures)
-            until(lambda: (left := sum(not future.done() for future in futures)) == 0 or (left == 1 and hang.entered.is_set()))
+            until(
+                lambda: (
+                    (left := sum(not future.done() for future in futures)) == 0 or (left == 1 and hang.entered.is_set())
+                )
+            )
             return futures_wait(futures, 0)
 
         monkeypatch.setattr(parts, "wait", wait)
@@ -105,7 +111,9 @@ def test_a_storage_that_hangs(
     until(lambda: storage.closed > before)
     with made.reader(storage, timeout_s=LONG_S) as reader:
         assert [Answer.of(item) for item in reader.query("t", "all")] == made.expected("t", "all")
-        assert not any(thread.name.startswith("tiered-index-log") for thread in threading.enumerate() if not thread.daemon)
+        assert not any(
+            thread.name.startswith("tiered-index-log") for thread in threading.enumerate() if not thread.daemon
+        )
 
 
 def test_the_time_passes(made: ColdIndex, storage: Closing) -> None:
@@ -159,7 +167,9 @@ def test_a_prefix_whose_listing_hangs(below: Closing, up_at: Callable[[Hang], No
     hang.release.set()
 
 
-def test_a_list_of_which_one_index_hangs(below: Closing, up_at: Callable[[Hang], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_which_one_index_hangs(
+    below: Closing, up_at: Callable[[Hang], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = {name: Closing(PrefixedStorage(below, name)) for name in ("a", "b")}
     monkeypatch.setattr(views, "open_storage", lambda uri, **_: opened[uri])
     up_at(hang := below.hang("get", name_prefix="a/checkpoint/"))
@@ -170,7 +180,9 @@ def test_a_list_of_which_one_index_hangs(below: Closing, up_at: Callable[[Hang],
     until(lambda: bool(opened["a"].closed))
 
 
-@pytest.mark.parametrize("command", [("query", "t", "all"), ("query", "t", "all", "--messages"), ("message", "x", "--topic", "t")])
+@pytest.mark.parametrize(
+    "command", [("query", "t", "all"), ("query", "t", "all", "--messages"), ("message", "x", "--topic", "t")]
+)
 def test_a_command_with_a_time(
     made: ColdIndex,
     storage: Closing,

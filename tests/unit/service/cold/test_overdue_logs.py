@@ -1,4 +1,6 @@
-"""How far behind its log a complete answer may stand: by an interval without a bound in time, by a second one (30 s at least) with one."""
+"""How far behind its log a complete answer may stand: by an interval without a bound in time, by a second one (30 s at
+least) with one.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def test_a_refresh_that_hangs_for_too_long(
     with made.reader(storage, clock=clock, refresh_interval_s=interval_s, root=root) as reader:
 
         def ask(**how: Any) -> QueryResult:
-            return reader.query_many([Lookup(topic="t", key="all")], **how)[0] if many else reader.query("t", "all", **how)
+            return (
+                reader.query_many([Lookup(topic="t", key="all")], **how)[0] if many else reader.query("t", "all", **how)
+            )
 
         before = made.expected("t", "all")
         assert [Answer.of(item) for item in ask()] == before

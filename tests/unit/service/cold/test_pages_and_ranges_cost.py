@@ -1,4 +1,6 @@
-"""What a page or a batch doesn't need costs nothing: files before the cursor or outside the ranges, filters for keys that are there."""
+"""What a page or a batch doesn't need costs nothing: files before the cursor or outside the ranges, filters for keys
+that are there.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,21 @@ def storage(tmp_path_factory):
     """An index of 40 files, an hour each: key "all" once in every file, and 200 keys of its own in each."""
     storage = MemoryStorage()
     root = tmp_path_factory.mktemp("root")
-    with IndexService.open(root=root, storage_backend=storage, slots=50, items=202, local_keep_s=0, background=False) as service:
+    with IndexService.open(
+        root=root, storage_backend=storage, slots=50, items=202, local_keep_s=0, background=False
+    ) as service:
         for number in range(FILES):
             count = 201
-            service.put_batch({
-                "topic": ["t"] * count, "queue_id": np.zeros(count, int), "key": ["all", *(f"k{number}-{i}" for i in range(count - 1))],
-                "offset": np.arange(count) + number * 1000, "size": np.full(count, 7),
-                "timestamp_ms": BASE_MS + number * HOUR_MS + np.arange(count) * 1000,
-            })  # fmt: skip
+            service.put_batch(
+                {
+                    "topic": ["t"] * count,
+                    "queue_id": np.zeros(count, int),
+                    "key": ["all", *(f"k{number}-{i}" for i in range(count - 1))],
+                    "offset": np.arange(count) + number * 1000,
+                    "size": np.full(count, 7),
+                    "timestamp_ms": BASE_MS + number * HOUR_MS + np.arange(count) * 1000,
+                }
+            )
             service.seal()
             service.run_lifecycle()
     return storage

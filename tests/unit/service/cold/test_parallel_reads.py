@@ -101,7 +101,8 @@ def test_lookups_of_one_file_each_share_the_bound(made: ColdIndex) -> None:
         asked = [("t", "all", stored.second_min * 1000, stored.second_max * 1000) for stored in made.stored]
         answers = [pool.submit(reader.query, *question) for question in asked]
         deadline_s = time.monotonic() + 30
-        while reader.cache_use()["directories"].misses < FILES or len(made.storage.reads) < 2:  # all have come for a directory
+        # all have come for a directory
+        while reader.cache_use()["directories"].misses < FILES or len(made.storage.reads) < 2:
             assert time.monotonic() < deadline_s
             time.sleep(0.002)
         release.set()
@@ -126,7 +127,9 @@ def test_lookups_of_one_file_wait_for_one_directory(made: ColdIndex) -> None:
 
 
 def test_a_search_that_is_given_up_asks_for_nothing_more(made: ColdIndex) -> None:
-    """The newest files are searched in vain, so several are searched at once when the answer is found; one of them hangs."""
+    """The newest files are searched in vain, so several are searched at once when the answer is found; one of them
+    hangs.
+    """
     hanging, found = made.stored[FILES - 5], FILES - 4
     arrived, release = threading.Event(), threading.Event()
 
@@ -254,7 +257,9 @@ def warm(made: ColdIndex) -> IndexReader:
 
 
 _KEYS = st.one_of(
-    st.just("all"), st.builds("k{}-{}".format, st.integers(0, FILES - 1), st.integers(0, ENTRIES + 50)), st.text(min_size=1, max_size=3)
+    st.just("all"),
+    st.builds("k{}-{}".format, st.integers(0, FILES - 1), st.integers(0, ENTRIES + 50)),
+    st.text(min_size=1, max_size=3),
 )
 _TIMES = st.one_of(st.none(), st.integers(0, FILES * 10_000_000).map(lambda after: BASE_MS + after))
 
@@ -262,13 +267,19 @@ _TIMES = st.one_of(st.none(), st.integers(0, FILES * 10_000_000).map(lambda afte
 @settings(max_examples=30)
 @given(
     questions=st.lists(
-        st.tuples(st.sampled_from(["t", "t", "u"]), _KEYS, _TIMES, _TIMES, st.sampled_from([1, 2, 64])), min_size=1, max_size=12
+        st.tuples(st.sampled_from(["t", "t", "u"]), _KEYS, _TIMES, _TIMES, st.sampled_from([1, 2, 64])),
+        min_size=1,
+        max_size=12,
     ),
     gap=st.sampled_from([0, 256 << 10]),
     cached=st.sampled_from([0, 64 << 20]),
 )
 def test_a_batch_answers_what_single_lookups_answer(
-    made: ColdIndex, warm: IndexReader, questions: list[tuple[str, str, int | None, int | None, int]], gap: int, cached: int
+    made: ColdIndex,
+    warm: IndexReader,
+    questions: list[tuple[str, str, int | None, int | None, int]],
+    gap: int,
+    cached: int,
 ) -> None:
     asked = [
         Lookup(topic=topic, key=key, begin_ms=begin, end_ms=end, max_count=count)
@@ -283,13 +294,17 @@ def test_a_batch_answers_what_single_lookups_answer(
         alone = warm.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count)
         assert answer.items == alone.items
         if q.key == "all" and q.topic == "t":
-            assert [Answer.of(item) for item in answer] == made.model.query("t", "all", q.begin_ms, q.end_ms, q.max_count)
+            assert [Answer.of(item) for item in answer] == made.model.query(
+                "t", "all", q.begin_ms, q.end_ms, q.max_count
+            )
 
 
 @given(
-    lengths=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 60)), max_size=20), gap=st.integers(0, 60), limit=st.integers(1, 200),
+    lengths=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 60)), max_size=20),
+    gap=st.integers(0, 60),
+    limit=st.integers(1, 200),
     seed=st.integers(0, 9),
-)  # fmt: skip
+)
 def test_spans_cover_each_run_once(lengths: list[tuple[int, int]], gap: int, limit: int, seed: int) -> None:
     runs, at = [], 0
     for space, length in lengths:
@@ -299,7 +314,10 @@ def test_spans_cover_each_run_once(lengths: list[tuple[int, int]], gap: int, lim
     spans = spans_of(shuffled, gap, limit)
     assert [run for span in spans for run in span.runs] == runs
     for span in spans:
-        assert (span.start, span.start + span.length) == (span.runs[0].offset, span.runs[-1].offset + span.runs[-1].length)
+        assert (span.start, span.start + span.length) == (
+            span.runs[0].offset,
+            span.runs[-1].offset + span.runs[-1].length,
+        )
         assert span.length <= limit or len(span.runs) == 1
         between = pairwise(span.runs)
         assert all(after.offset - before.offset - before.length <= gap for before, after in between)

@@ -1,4 +1,6 @@
-"""How many files are read at once: all that are needed whatever the others hold, and no more of the rest than answers are missing."""
+"""How many files are read at once: all that are needed whatever the others hold, and no more of the rest than answers
+are missing.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,24 @@ FILES = 13
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
-    """Files of one hour, as many brokers write them: "k" is in each, early; each ends a second before the one made after it."""
+    """Files of one hour, as many brokers write them: "k" is in each, early; each ends a second before the one made
+    after it.
+    """
     made = cold_index(tmp_path_factory.mktemp("cold") / "root", files=0)
     with made.writer() as writer:
         for number in range(FILES):
-            put(made, writer, {
-                "topic": ["t", "t"], "queue_id": np.zeros(2, int), "key": ["k", f"end{number}"],
-                "offset": [2 * number, 2 * number + 1], "size": [1, 1],
-                "timestamp_ms": [BASE_MS + 1000 * number, BASE_MS + 3_000_000 + 1000 * number],
-            })  # fmt: skip
+            put(
+                made,
+                writer,
+                {
+                    "topic": ["t", "t"],
+                    "queue_id": np.zeros(2, int),
+                    "key": ["k", f"end{number}"],
+                    "offset": [2 * number, 2 * number + 1],
+                    "size": [1, 1],
+                    "timestamp_ms": [BASE_MS + 1000 * number, BASE_MS + 3_000_000 + 1000 * number],
+                },
+            )
             writer.seal()
         publish(made, writer)
     return made
@@ -66,7 +77,9 @@ def reader_of() -> Iterator[Callable[[ColdIndex], IndexReader]]:
 
 
 def in_rounds(made: ColdIndex, ask: Callable[[], T], *, alone: int = 0) -> T:
-    """Return what `ask` returns, whose requests, but for the first `alone`, wait for as many as may travel at once, round after round."""
+    """Return what `ask` returns, whose requests, but for the first `alone`, wait for as many as may travel at once,
+    round after round.
+    """
     rounds = threading.Barrier(THREADS)
     lock = threading.Lock()
     begun = 0
@@ -143,7 +156,13 @@ def damaged(tmp_path: Path) -> Iterator[tuple[IndexService, FaultStorage, Path]]
     storage = FaultStorage(MemoryStorage())
     clock = ManualClock(BASE_MS)
     with IndexService.open(
-        root=tmp_path / "root", storage_backend=storage, slots=100, items=1000, background=False, block_cache_bytes=0, clock=clock
+        root=tmp_path / "root",
+        storage_backend=storage,
+        slots=100,
+        items=1000,
+        background=False,
+        block_cache_bytes=0,
+        clock=clock,
     ) as writer:
         for number in range(50):
             writer.put("t", 0, ["k"], number, 1, BASE_MS + number * 1000)
@@ -162,7 +181,9 @@ def damage(path: Path) -> None:
         file.write(bytes(255 - byte for byte in items))
 
 
-def test_a_storage_that_hangs_behind_a_damaged_copy_is_given_up(damaged: tuple[IndexService, FaultStorage, Path]) -> None:
+def test_a_storage_that_hangs_behind_a_damaged_copy_is_given_up(
+    damaged: tuple[IndexService, FaultStorage, Path],
+) -> None:
     writer, storage, path = damaged
     damage(path)
     assert len(writer.query("t", "k", timeout_s=600)) == 50
@@ -185,7 +206,9 @@ def test_a_whole_copy_is_searched_in_the_callers_thread(damaged: tuple[IndexServ
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_without_threads_files_are_searched_in_the_callers(days: ColdIndex, monkeypatch: pytest.MonkeyPatch, many: bool) -> None:
+def test_without_threads_files_are_searched_in_the_callers(
+    days: ColdIndex, monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
     limit = ThreadLimit(monkeypatch)
     days.storage.gate = None
     with days.reader(query_threads=THREADS) as reader:

@@ -1,4 +1,6 @@
-"""A thread that can't be started: lookups go on without it or say so, the next one does what was left, and a close closes."""
+"""A thread that can't be started: lookups go on without it or say so, the next one does what was left, and a close
+closes.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def test_a_due_refresh_without_a_thread_is_done_by_the_next_lookup(
         assert [Answer.of(item) for item in result] == made.expected("t", "all") != before
 
 
-def test_refreshes_of_several_indexes_without_threads(several: FaultStorage, limit: ThreadLimit, clock: ManualClock) -> None:
+def test_refreshes_of_several_indexes_without_threads(
+    several: FaultStorage, limit: ThreadLimit, clock: ManualClock
+) -> None:
     with IndexReader.open(storage_backend=several, clock=clock, refresh_interval_s=10) as reader:
         clock.advance(11)
         # those that opened the indexes would do it

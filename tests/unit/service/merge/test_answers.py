@@ -1,4 +1,6 @@
-"""Whatever is merged, however often: every key is answered as before and as the model says, and no entry is lost or doubled."""
+"""Whatever is merged, however often: every key is answered as before and as the model says, and no entry is lost or
+doubled.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,12 @@ from tiered_index import IndexReader
 from tiered_index.storage.memory import MemoryStorage
 
 KINDS = {
-    "native": {}, "rocketmq": {"preset": "rocketmq"}, "extended": {"item_type": RegionItem}, "one slot": {"settings": {"slots": 1}},
+    "native": {},
+    "rocketmq": {"preset": "rocketmq"},
+    "extended": {"item_type": RegionItem},
+    "one slot": {"settings": {"slots": 1}},
     "many slots": {"settings": {"slots": 3000}},
-}  # fmt: skip
+}
 
 
 def hours_of(day: int, seed: int, count: int = 40, hours: tuple[int, ...] = (1, 9, 23)) -> list[list[tuple[int, str]]]:
@@ -22,7 +27,8 @@ def hours_of(day: int, seed: int, count: int = 40, hours: tuple[int, ...] = (1, 
     rng = random.Random(seed)
     return [
         [
-            (start + rng.randrange(HOUR_MS), rng.choice(["hot", f"k{rng.randrange(6)}", f"own-{start}"])) for _ in range(count)
+            (start + rng.randrange(HOUR_MS), rng.choice(["hot", f"k{rng.randrange(6)}", f"own-{start}"]))
+            for _ in range(count)
         ]
         for start in (BASE_MS + day * DAY_MS + hour * HOUR_MS for hour in hours)
     ]
@@ -44,7 +50,9 @@ def test_every_key_answers_alike_before_and_after_each_tier(make_life: Callable[
     assert len(life.state.files) == 9
     report = life.merge(HOUR_S)
     assert (report.sources, report.entries) == (9, 360)
-    assert not life.state.files and set(life.windows()) == {(24 * day + hour, 1) for day in range(3) for hour in (1, 9, 23)}
+    assert not life.state.files and set(life.windows()) == {
+        (24 * day + hour, 1) for day in range(3) for hour in (1, 9, 23)
+    }
     life.check()
     life.merge(DAY_S)
     assert life.windows() == [(0, 24), (24, 24), (48, 24)]
@@ -191,14 +199,27 @@ def test_the_range_of_a_merge(life: Merging) -> None:
 
 
 def test_topic_ids_that_clash(make_life: Callable[..., Merging]) -> None:
-    """The same id for two names, two ids for one name, and an id that is taken where another must move to: names decide."""
+    """The same id for two names, two ids for one name, and an id that is taken where another must move to: names
+    decide.
+    """
     for preset in ("native", "rocketmq"):
         life = make_life(preset=preset)
-        ids = [{"Aa": 5, "BB": 6}, {"BB": 5, "Aa": 7}, {"Aa": 6, "C#": 5, "x": 7}, {"x": 5}, {"y": 2**31 - 1}, {"Aa": 2**31 - 1}]
+        ids = [
+            {"Aa": 5, "BB": 6},
+            {"BB": 5, "Aa": 7},
+            {"Aa": 6, "C#": 5, "x": 7},
+            {"x": 5},
+            {"y": 2**31 - 1},
+            {"Aa": 2**31 - 1},
+        ]
         for number, names in enumerate(ids):
             life.move(f"root{number}")  # one writer would refuse to clash
             for topic, topic_id in names.items():
-                life.put([(BASE_MS + number * HOUR_MS + step * 1000, "k") for step in range(20)], topic=topic, topic_id=topic_id)
+                life.put(
+                    [(BASE_MS + number * HOUR_MS + step * 1000, "k") for step in range(20)],
+                    topic=topic,
+                    topic_id=topic_id,
+                )
             life.publish()
         life.later()
         life.check()
@@ -219,7 +240,9 @@ def test_several_indexes_with_tables_are_read_as_one(make_life: Callable[..., Me
             fill(life, days=2)
             life.later()
         lives[0].merge()
-        with IndexReader.open(["memory://merged-indexes/a", "memory://merged-indexes/b"], clock=lives[0].clock) as reader:
+        with IndexReader.open(
+            ["memory://merged-indexes/a", "memory://merged-indexes/b"], clock=lives[0].clock
+        ) as reader:
             for key in ("hot", "k1", f"own-{BASE_MS + DAY_MS + 9 * HOUR_MS}"):
                 found = reader.query("t", key, max_count=10**6)
                 for life in lives:

@@ -1,4 +1,6 @@
-"""One hot key and bounded memory: pieces are small whatever the window's size, and a giant slot goes on in further shards."""
+"""One hot key and bounded memory: pieces are small whatever the window's size, and a giant slot goes on in further
+shards.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,11 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def parts_of(life: Merging) -> list[list[StoredObject]]:
     """Return the shards of the tables by their slots, each list newest first."""
-    shards = [(s.shard.table, s.shard.slot_low, s.shard.slot_high, -s.second_max, s.name, s)
-              for s in life.state.objects.values() if s.shard]  # fmt: skip
+    shards = [
+        (s.shard.table, s.shard.slot_low, s.shard.slot_high, -s.second_max, s.name, s)
+        for s in life.state.objects.values()
+        if s.shard
+    ]
     return [[row[-1] for row in group] for _, group in groupby(sorted(shards), key=lambda row: row[:3])]
 
 
@@ -140,10 +145,18 @@ def test_shards_are_cut_by_slots_and_each_holds_its_own(life: Merging, monkeypat
     assert len(plan.jobs[0].tasks) == 1
     # plans don't make shards of less than 1 MiB: cut this one by hand
     job = plan.jobs[0]
-    tasks = tuple(replace(job.tasks[0], number=n, base_low=low, base_high=high) for n, (low, high) in enumerate([(0, 3), (3, 7), (7, 11)]))
+    tasks = tuple(
+        replace(job.tasks[0], number=n, base_low=low, base_high=high)
+        for n, (low, high) in enumerate([(0, 3), (3, 7), (7, 11)])
+    )
     cut = replace(job, tasks=tasks)
     log = life.log()
-    publish(cut, [task_module.run_task(task, life.storage, life.clock.now_ms()) for task in reversed(tasks)], life.storage, log)
+    publish(
+        cut,
+        [task_module.run_task(task, life.storage, life.clock.now_ms()) for task in reversed(tasks)],
+        life.storage,
+        log,
+    )
     ranges = sorted((s.shard.slot_low, s.shard.slot_high) for s in log.state.objects.values() if s.shard)
     slots = job.windows[0].slots
     assert ranges == [slots.slots_of_base(0, 3), slots.slots_of_base(3, 7), slots.slots_of_base(7, 11)]

@@ -1,4 +1,6 @@
-"""What a task of a merge holds is bounded whatever the number of windows in a job: tasks are groups of windows as well as runs of slots."""
+"""What a task of a merge holds is bounded whatever the number of windows in a job: tasks are groups of windows as well
+as runs of slots.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def fill(life: Merging, days: int) -> None:
 
 
 @pytest.mark.parametrize("days", [5, 40])
-def test_uploads_hold_as_much_for_many_windows_as_for_few(make_life: Callable[..., Merging], held: list[int], days: int) -> None:
+def test_uploads_hold_as_much_for_many_windows_as_for_few(
+    make_life: Callable[..., Merging], held: list[int], days: int
+) -> None:
     life = make_life(storage=TinyParts(), settings={"slots": 200})
     fill(life, days)
     (job,) = life.plan().jobs
@@ -97,7 +101,9 @@ def test_a_hot_key_in_many_windows_is_read_by_its_groups(make_life: Callable[...
 
 
 def test_more_windows_have_smaller_parts(life: Merging) -> None:
-    """Sizes are estimates: what many windows may hold is bounded by the number of windows and the parts of their uploads."""
+    """Sizes are estimates: what many windows may hold is bounded by the number of windows and the parts of their
+    uploads.
+    """
     _, groups = cut_windows(dict.fromkeys(range(400), 1 << 20), [(0, 399, 400 << 20)], GIB, 1)
     most = max(map(len, groups))
     assert FULL_WINDOWS < most <= 48

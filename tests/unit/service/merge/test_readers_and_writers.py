@@ -57,8 +57,13 @@ def test_lookups_cost_a_request_a_window_however_many_files_there_were(make_life
                 in_range = reader.query("t", "k1", BASE_MS, BASE_MS + DAY_MS - 1, max_count=10**6).explain
                 costs.append((files, merged, explain.requests, in_range.requests))
     assert costs == [
-        (2, None, 6, 2), (2, DAY_S, 3, 1), (2, 30 * DAY_S, 1, 1), (4, None, 12, 4), (4, DAY_S, 3, 1), (4, 30 * DAY_S, 1, 1),
-    ]  # fmt: skip
+        (2, None, 6, 2),
+        (2, DAY_S, 3, 1),
+        (2, 30 * DAY_S, 1, 1),
+        (4, None, 12, 4),
+        (4, DAY_S, 3, 1),
+        (4, 30 * DAY_S, 1, 1),
+    ]
 
 
 def test_a_running_reader_whose_files_are_gone_reads_the_log_again(life: Merging) -> None:
@@ -81,7 +86,9 @@ def test_a_running_reader_whose_files_are_gone_reads_the_log_again(life: Merging
         life.merge(30 * DAY_S)
         assert sweep(life) == 2
         many = reader.query_many([Lookup(topic="t", key=f"k{i}", max_count=10**6) for i in range(4)])
-        assert [life.answers(found) for found in many] == [life.model.query("t", f"k{i}", max_count=None) for i in range(4)]
+        assert [life.answers(found) for found in many] == [
+            life.model.query("t", f"k{i}", max_count=None) for i in range(4)
+        ]
 
 
 def test_a_writer_whose_local_copies_are_merged_away(make_life: Callable[..., Merging]) -> None:
@@ -119,7 +126,9 @@ def test_a_root_that_comes_back_after_its_files_were_merged(make_life: Callable[
     assert sum(stored.count for stored in life.state.objects.values()) == life.messages
 
 
-def test_an_upload_whose_record_came_through_unheard_is_not_published_again_after_a_merge(make_life: Callable[..., Merging]) -> None:
+def test_an_upload_whose_record_came_through_unheard_is_not_published_again_after_a_merge(
+    make_life: Callable[..., Merging],
+) -> None:
     """The writer doesn't know that its file is in the log; by the time that it asks, a merge has consumed it."""
     for crash in (False, True):
         life = make_life()
@@ -187,7 +196,9 @@ def test_publishing_again_after_an_unknown_outcome_finds_its_own_record(life: Me
 
 
 def test_many_merges_at_once_beside_a_writer(life: Merging) -> None:
-    """Three merges of different windows at the same time, while a writer publishes; at the end every entry is there once."""
+    """Three merges of different windows at the same time, while a writer publishes; at the end every entry is there
+    once.
+    """
     fill(life, days=2)
     errors: list[TieredIndexError] = []
 
@@ -223,10 +234,16 @@ def test_results_that_do_not_add_up_are_not_published(life: Merging) -> None:
     wrong: list[tuple[str, list[Any]]] = [
         ("one result of each task", []),
         ("one result of each task", [result, result]),
-        ("another number of entries than the log says", [replace(result, read_counts={**result.read_counts, name: count - 1})]),
+        (
+            "another number of entries than the log says",
+            [replace(result, read_counts={**result.read_counts, name: count - 1})],
+        ),
         ("another number of entries than it read", [replace(result, shards=())]),
         ("other entries than it read", [replace(result, read_checksum=result.read_checksum ^ 1)]),
-        ("another size", [replace(result, shards=(replace(shard, stored=replace(shard.stored, size_bytes=5)), *result.shards[1:]))]),
+        (
+            "another size",
+            [replace(result, shards=(replace(shard, stored=replace(shard.stored, size_bytes=5)), *result.shards[1:]))],
+        ),
     ]
     number = life.state.number
     for problem, results in wrong:
@@ -244,7 +261,9 @@ def test_orphans_are_what_nobody_names_and_old_enough(life: Merging) -> None:
     life.merge()
     life.storage.put("data/stray/1.index", b"x")
     life.storage.begin_upload("data/half/1.index")
-    assert find_orphans(life.storage, life.log(), life.clock).objects == (), "all of it is young, or was removed just now"
+    assert find_orphans(life.storage, life.log(), life.clock).objects == (), (
+        "all of it is young, or was removed just now"
+    )
     life.later(0.9)
     assert find_orphans(life.storage, life.log(), life.clock).objects == ()
     life.later(0.2)
@@ -258,7 +277,9 @@ def test_orphans_are_what_nobody_names_and_old_enough(life: Merging) -> None:
 
 
 def test_a_position_that_only_a_merged_local_copy_says_survives_a_crash(make_life: Callable[..., Merging]) -> None:
-    """While a quarantined entry waits the log gets no positions, so the root's copies are what says them, merged or not."""
+    """While a quarantined entry waits the log gets no positions, so the root's copies are what says them, merged or
+    not.
+    """
     life = make_life(settings={"max_late_s": DAY_S, "max_early_s": DAY_S, "local_keep_s": 10**9, "items": 20})
     life.put([(5000, "early")], source="s", source_position=1)
     life.index.flush()

@@ -48,12 +48,19 @@ def _shard_bytes(counts: dict[int, int], window_s: int, genesis: Genesis) -> int
 
 def reader(life: Merging, storage: Storage | None, threads: int) -> tuple[Recorder, IndexReader]:
     recorder = Recorder(storage or life.storage)
-    settings = {"query_threads": threads, "block_cache_bytes": 0, "filter_after_probes": 10**6, "refresh_interval_s": 10**6}
+    settings = {
+        "query_threads": threads,
+        "block_cache_bytes": 0,
+        "filter_after_probes": 10**6,
+        "refresh_interval_s": 10**6,
+    }
     return recorder, IndexReader.open(storage_backend=recorder, clock=life.clock, **settings)
 
 
 def ask_in_rounds(recorder: Recorder, opened: IndexReader, threads: int, requests: int) -> list[int]:
-    """Ask the batch, each request waiting for as many as may travel at once; return how many answers each lookup has."""
+    """Ask the batch, each request waiting for as many as may travel at once; return how many answers each lookup
+    has.
+    """
     rounds = threading.Barrier(threads)
     seen = threading.Semaphore(requests // threads * threads)
 

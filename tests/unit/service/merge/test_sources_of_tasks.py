@@ -1,4 +1,6 @@
-"""A task of a merge reads only what has entries in its run of slots: work and memory don't grow with the square of the shards."""
+"""A task of a merge reads only what has entries in its run of slots: work and memory don't grow with the square of the
+shards.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,13 @@ _ENTRIES = 40_000
 def test_a_directory_is_read_by_the_tasks_that_need_it(life: Merging) -> None:
     for day in range(2):
         columns = {
-            "topic": ["t"] * _ENTRIES, "queue_id": [0] * _ENTRIES, "key": [f"k{number}" for number in range(_ENTRIES)],
-            "offset": [day * _ENTRIES + number for number in range(_ENTRIES)], "size": [1] * _ENTRIES,
+            "topic": ["t"] * _ENTRIES,
+            "queue_id": [0] * _ENTRIES,
+            "key": [f"k{number}" for number in range(_ENTRIES)],
+            "offset": [day * _ENTRIES + number for number in range(_ENTRIES)],
+            "size": [1] * _ENTRIES,
             "timestamp_ms": [BASE_MS + day * DAY_MS + number * 1000 for number in range(_ENTRIES)],
-        }  # fmt: skip
+        }
         life.index.put_batch(columns)
         life.publish()
     life.later()

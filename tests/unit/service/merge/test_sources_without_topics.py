@@ -1,4 +1,6 @@
-"""A source whose trailer has no topic table: every key is found after the merge, and topics are told apart no more where hashes agree."""
+"""A source whose trailer has no topic table: every key is found after the merge, and topics are told apart no more
+where hashes agree.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,18 @@ def publish_without_topics(life: Merging, patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("preset", ["rocketmq", "native"])
-def test_one_source_without_a_topic_table(make_life: Callable[..., Merging], monkeypatch: pytest.MonkeyPatch, preset: str) -> None:
+def test_one_source_without_a_topic_table(
+    make_life: Callable[..., Merging], monkeypatch: pytest.MonkeyPatch, preset: str
+) -> None:
     life = make_life(preset=preset)
     for hour in range(4):
         for number, topic in enumerate(("orders", "payments")):
             # keys of their own: without names only hashes tell topics apart
-            life.put([(BASE_MS + hour * HOUR_MS + n * 1000, f"{topic}-{n % 5}") for n in range(20)], topic, topic_id=10 + number)
+            life.put(
+                [(BASE_MS + hour * HOUR_MS + n * 1000, f"{topic}-{n % 5}") for n in range(20)],
+                topic,
+                topic_id=10 + number,
+            )
         if hour == 2:
             publish_without_topics(life, monkeypatch)
         else:

@@ -1,4 +1,6 @@
-"""Sweeps at the worst moments, and a reader who turns 10,000 answers' pages while hours become days and days a month."""
+"""Sweeps at the worst moments, and a reader who turns 10,000 answers' pages while hours become days and days a
+month.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,13 @@ class KilledBeforeDeleting(WrapperStorage):
 
 def fill(life: Merging, files: int = 3) -> None:
     for file in range(files):
-        life.put([(BASE_MS + file * 5 * HOUR_MS + step * 60_000, key) for step in range(20) for key in ("hot", f"k{step % 4}")])
+        life.put(
+            [
+                (BASE_MS + file * 5 * HOUR_MS + step * 60_000, key)
+                for step in range(20)
+                for key in ("hot", f"k{step % 4}")
+            ]
+        )
         life.publish()
     life.later()
 
@@ -112,11 +120,20 @@ def test_the_probe_of_a_process_that_was_killed_is_swept(life: Merging) -> None:
 
 
 def test_pages_go_on_while_hours_become_days_and_days_a_month(life: Merging) -> None:
-    """10,000 answers, 97 a page; now and then between two pages something is merged or swept. Readers of fresh and of old views."""
+    """10,000 answers, 97 a page; now and then between two pages something is merged or swept. Readers of fresh and of
+    old views.
+    """
     rng = random.Random(4)
     for number in range(10_000):
         # times of twelve hours in a file; no place twice, so that pages are one answer
-        message = ("t", number % 3, "hot", number, 7, BASE_MS + number // 1_250 * 12 * HOUR_MS + rng.randrange(12 * HOUR_MS))
+        message = (
+            "t",
+            number % 3,
+            "hot",
+            number,
+            7,
+            BASE_MS + number // 1_250 * 12 * HOUR_MS + rng.randrange(12 * HOUR_MS),
+        )
         life.model.put(*message)
         life.index.put(*message)
         if number % 1_250 == 1_249:
@@ -126,11 +143,18 @@ def test_pages_go_on_while_hours_become_days_and_days_a_month(life: Merging) -> 
     assert len(expected) == 10_000
     steps = itertools.chain(
         (lambda: life.merge(HOUR_S, end_s=(BASE_MS + DAY_MS) // 1000), lambda: life.merge(HOUR_S), lambda: sweep(life)),
-        (lambda: life.merge(DAY_S, end_s=(BASE_MS + 2 * DAY_MS) // 1000), lambda: sweep(life), lambda: life.merge(DAY_S)),
+        (
+            lambda: life.merge(DAY_S, end_s=(BASE_MS + 2 * DAY_MS) // 1000),
+            lambda: sweep(life),
+            lambda: life.merge(DAY_S),
+        ),
         (lambda: life.merge(30 * DAY_S), lambda: sweep(life)),
     )
     found, cursor, moves = [], None, 0
-    with life.reader(block_cache_bytes=0, refresh_interval_s=10**9) as standing, life.reader(refresh_interval_s=0) as following:
+    with (
+        life.reader(block_cache_bytes=0, refresh_interval_s=10**9) as standing,
+        life.reader(refresh_interval_s=0) as following,
+    ):
         for page in itertools.count():
             reader = (standing, following, life.index)[page % 3]
             result = reader.query("t", "hot", max_count=97, cursor=cursor)

@@ -1,4 +1,6 @@
-"""Several indexes read as one: one order and one way of paging, whatever the order in which they are named, each entry with its source."""
+"""Several indexes read as one: one order and one way of paging, whatever the order in which they are named, each entry
+with its source.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ def test_one_order_whatever_the_order_of_the_sources(cluster, prefix):
             assert cluster.answers(whole) == expected
             assert whole.status == "complete"
             assert sorted(reader.sources) == sorted(cluster.uris)
-            asked = [Lookup(topic="t", key="k", max_count=1000), Lookup(topic="t", key="other"), Lookup(topic="x", key="k")]
+            asked = [
+                Lookup(topic="t", key="k", max_count=1000),
+                Lookup(topic="t", key="other"),
+                Lookup(topic="x", key="k"),
+            ]
             batch = reader.query_many(asked)
             assert batch[0].items == whole.items
             assert cluster.answers(batch[1]) == cluster.model().query("t", "other")
@@ -58,7 +64,11 @@ def test_pages_by_readers_of_other_orders_and_of_one_source_more(cluster, count,
 
 
 def test_entries_and_files_say_their_source(cluster):
-    with cluster.reader() as several, cluster.reader(cluster.uris[:1]) as one, IndexReader.open(cluster.uris[0]) as plain:
+    with (
+        cluster.reader() as several,
+        cluster.reader(cluster.uris[:1]) as one,
+        IndexReader.open(cluster.uris[0]) as plain,
+    ):
         whole = several.query("t", "k", max_count=1000)
         assert {item.source for item in whole} == set(cluster.uris)
         assert {report.source for report in whole.explain.files} == set(cluster.uris)

@@ -20,7 +20,9 @@ SEVERAL = 3
 
 
 @pytest.mark.parametrize(
-    "wrong", [[], [""], 5, b"memory://x", [5], ["memory://x", None], {"memory://x": 1}, ["nonsense://x"], ["memory://"]], ids=repr
+    "wrong",
+    [[], [""], 5, b"memory://x", [5], ["memory://x", None], {"memory://x": 1}, ["nonsense://x"], ["memory://"]],
+    ids=repr,
 )
 def test_what_is_no_list_of_indexes(wrong):
     with pytest.raises((InvalidArgument, ConfigError)):
@@ -145,12 +147,16 @@ class NoSource:
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda reader: reader.genesis, lambda reader: reader.log_state, lambda reader: reader.storage, lambda reader: reader.archived(),
-        lambda reader: reader.archived("store"), lambda reader: reader.segment_archive,
+        lambda reader: reader.genesis,
+        lambda reader: reader.log_state,
+        lambda reader: reader.storage,
+        lambda reader: reader.archived(),
+        lambda reader: reader.archived("store"),
+        lambda reader: reader.segment_archive,
         lambda reader: reader.messages("t", "k", source=NoSource()),
     ],
     ids=["genesis", "log_state", "storage", "archived", "archived of", "segment_archive", "messages"],
-)  # fmt: skip
+)
 def test_what_is_of_one_index_only(cluster, prefix, ask):
     for given in (cluster.uris, prefix, cluster.uris[:1]):
         with IndexReader.open(given) as reader, pytest.raises(InvalidArgument, match="open the one that is meant"):

@@ -52,7 +52,9 @@ def test_new_files_of_one_source_are_seen_by_interval_and_when_asked(cluster, cl
         assert cluster.answers(reader.query("t", "k", max_count=1000)) == after
         cluster.add(cluster.uris[2], rows(51, 30, seconds=12))
         reader.refresh()
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query("t", "k", max_count=None)
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query(
+            "t", "k", max_count=None
+        )
 
 
 @pytest.mark.parametrize("how", ["due", "asked"])
@@ -69,7 +71,9 @@ def test_logs_are_read_side_by_side(cluster, opened, clock, how):
         for hang in hangs:
             hang.release.set()
         assert asking.ended() and asking.error is None
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query("t", "k", max_count=None)
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query(
+            "t", "k", max_count=None
+        )
 
 
 @pytest.mark.parametrize("how", ["due", "asked"])
@@ -135,7 +139,9 @@ def test_a_refresh_that_is_asked_for_does_all_and_tells_the_first_error(cluster,
             reader.refresh()
         of(opened, cluster.uris[2]).clear()
         assert reader.refresh().number == reader._views[0].log_state.number > before[0]
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query("t", "k", max_count=None)
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query(
+            "t", "k", max_count=None
+        )
 
 
 def test_a_damaged_record_of_one_log_is_named_and_the_others_go_on(cluster, opened, clock):
@@ -155,7 +161,9 @@ def test_a_damaged_record_of_one_log_is_named_and_the_others_go_on(cluster, open
         assert found == cluster.model(others).query("t", "k", max_count=None)
         of(opened, hurt).clear()
         clock.advance(2)
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query("t", "k", max_count=None)
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query(
+            "t", "k", max_count=None
+        )
 
 
 def test_one_log_that_hangs_holds_up_no_lookup_beyond_its_time(cluster, opened, clock):
@@ -182,4 +190,6 @@ def test_one_log_that_hangs_holds_up_no_lookup_beyond_its_time(cluster, opened, 
         assert [a for a in found if a not in of_hurt] == cluster.model(others).query("t", "k", max_count=None)
         hang.release.set()
         reader.refresh()
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query("t", "k", max_count=None)
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query(
+            "t", "k", max_count=None
+        )

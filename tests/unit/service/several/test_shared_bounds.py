@@ -21,7 +21,9 @@ SEVERAL = 3
 def test_bounds_are_of_all_sources_together(cluster, opened, many):
     asked = Lookup(topic="t", key="k", max_count=1000)
     everything = cluster.model().query("t", "k", max_count=None)
-    entries = {(e.second * 1000, e.offset, e.queue_id, e.extra["source"]) for e in cluster.model().entries if e.key == "k"}
+    entries = {
+        (e.second * 1000, e.offset, e.queue_id, e.extra["source"]) for e in cluster.model().entries if e.key == "k"
+    }
     whole = None
     for limit in range(40):
         with cluster.reader() as reader:
@@ -41,7 +43,9 @@ def test_bounds_are_of_all_sources_together(cluster, opened, many):
                 break
             assert made == limit
             with pytest.raises(BudgetExceeded) as caught:
-                reader.query_many([asked], max_requests=0) if many else reader.query("t", "k", max_count=1000, max_requests=0)
+                reader.query_many([asked], max_requests=0) if many else reader.query(
+                    "t", "k", max_count=1000, max_requests=0
+                )
             assert caught.value.failed
         opened.clear()
     assert whole == 2 * sum(len(IndexReader.open(uri).files()) for uri in cluster.uris)  # a directory and a range each
@@ -59,17 +63,25 @@ def test_bounds_of_the_caches_are_of_all_together(cluster):
 
 @pytest.mark.parametrize("given", ["list", "prefix"])
 def test_each_index_may_have_the_whole_of_the_caches(cluster, prefix, given):
-    """The bound holds the directories of all files just so: with a share each, or an eighth of one, none would be kept."""
+    """The bound holds the directories of all files just so: with a share each, or an eighth of one, none would be
+    kept.
+    """
     with cluster.reader() as reader:
         reader.query("t", "k", max_count=1000)
         needed = reader.cache_use()["directories"].size_bytes
         files = len(reader.files())
         assert reader.cache_use()["directories"].entries == files > SEVERAL
-    with cluster.reader(cluster.uris if given == "list" else prefix, directory_cache_bytes=needed, block_cache_bytes=0) as reader:
+    with cluster.reader(
+        cluster.uris if given == "list" else prefix, directory_cache_bytes=needed, block_cache_bytes=0
+    ) as reader:
         assert reader.query("t", "k", max_count=1000).explain.requests == 2 * files
         assert reader.query("t", "k", max_count=1000).explain.requests == files
         use = reader.cache_use()
-    assert (use["directories"].entries, use["directories"].size_bytes, use["directories"].max_bytes) == (files, needed, needed)
+    assert (use["directories"].entries, use["directories"].size_bytes, use["directories"].max_bytes) == (
+        files,
+        needed,
+        needed,
+    )
     assert use["directories"].evictions == 0
 
 
@@ -129,7 +141,13 @@ def test_one_bound_of_ranges_that_travel_over_all(tmp_path, prefix):
     for number in range(SEVERAL):
         messages = [("t", 0, f"k{n}", n, 10, BASE_MS + n) for n in range(5000)]
         made.add(f"{prefix}/{number}", messages, PrefixedStorage(storage, str(number)))
-    how = {"query_threads": 2, "block_cache_bytes": 0, "coalesce_gap_bytes": 0, "filter_after_probes": 10**6, "refresh_interval_s": 10**6}
+    how = {
+        "query_threads": 2,
+        "block_cache_bytes": 0,
+        "coalesce_gap_bytes": 0,
+        "filter_after_probes": 10**6,
+        "refresh_interval_s": 10**6,
+    }
     too_many = threading.Event()
 
     def gate(_):

@@ -1,4 +1,6 @@
-"""One of several indexes is in trouble: no answer is complete without it, and a partial one names what of it could not be read."""
+"""One of several indexes is in trouble: no answer is complete without it, and a partial one names what of it could not
+be read.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_one_source_that_does_not_answer(cluster, opened):
             assert {report.source for report in answer.failed} == {lame}
             assert sorted(report.file for report in answer.failed) == sorted(files)
         of(opened, lame).clear()
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query("t", "k", max_count=None)
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query(
+            "t", "k", max_count=None
+        )
 
 
 def test_a_log_that_was_due_and_could_not_be_read_leaves_no_answer_complete(cluster, opened):
@@ -81,7 +85,9 @@ def test_an_object_that_one_source_lost(cluster):
 
 
 def test_objects_of_one_name_in_two_storages_are_told_apart(tmp_path, prefix):
-    """A copy of an index under a second id would have the same object names: what one storage lost is not looked for in the other."""
+    """A copy of an index under a second id would have the same object names: what one storage lost is not looked for in
+    the other.
+    """
     made = Cluster(tmp_path)
     for number in range(2):
         made.add(f"{prefix}/{number}", rows(number, 20))

@@ -17,7 +17,11 @@ class Told(WrapperStorage):
         self.counts = Counter()
 
     def _around(self, call, act):
-        if call.operation != "list" and call.operation != "list_uploads" and call.name.startswith(("staging/", "data/")):
+        if (
+            call.operation != "list"
+            and call.operation != "list_uploads"
+            and call.name.startswith(("staging/", "data/"))
+        ):
             self.counts[call.operation] += call.requests
         return act()
 
@@ -63,10 +67,16 @@ def test_many_files_come_by_one_record_and_tables_take_them(open_spark, storage,
 def test_staging_goes_in_parts(open_spark, faulty, storage, clock):
     index = open_spark(items=300_000, upload_part_bytes=5 << 20)
     count = 300_000 - 1
-    index.put_batch({
-        "topic": ["t"] * count, "queue_id": [0] * count, "key": [f"k{n % 1000}" for n in range(count)], "offset": list(range(count)),
-        "size": [1] * count, "timestamp_ms": [T] * count,
-    })  # fmt: skip
+    index.put_batch(
+        {
+            "topic": ["t"] * count,
+            "queue_id": [0] * count,
+            "key": [f"k{n % 1000}" for n in range(count)],
+            "offset": list(range(count)),
+            "size": [1] * count,
+            "timestamp_ms": [T] * count,
+        }
+    )
     index.seal()
     index.run_lifecycle()
     assert faulty.calls("begin_upload") == 1 and faulty.calls("upload_part") == 2

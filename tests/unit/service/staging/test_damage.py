@@ -1,4 +1,6 @@
-"""Damaged local copies, staged objects, tickets and published objects: told, never believed, healed where somebody has the file."""
+"""Damaged local copies, staged objects, tickets and published objects: told, never believed, healed where somebody has
+the file.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def damage(file):
 @pytest.mark.parametrize("journal", [True, False], ids=["", "no journal"])
 @pytest.mark.parametrize("down", [False, True], ids=["", "down"])
 @pytest.mark.parametrize("merged", [False, True], ids=["published", "merged"])
-def test_a_damaged_local_copy_of_what_was_published_is_let_go_of(open_spark, faulty, storage, clock, tmp_path, merged, down, journal):
+def test_a_damaged_local_copy_of_what_was_published_is_let_go_of(
+    open_spark, faulty, storage, clock, tmp_path, merged, down, journal
+):
     """Whether the storage can be asked at the start or not; the source need not send what a journal says is there."""
     index = open_spark()
     fill(index, 1, 2, 3)

@@ -14,17 +14,27 @@ from tiered_index.testing.disk_faults import SimulatedCrash
 from tiered_index.testing.storage_faults import FaultStorage
 
 WRITER_CALLS = [
-    ("put", "staging/", 1), ("put", "staging/", 2), ("head", "staging/", 1), ("get_suffix", "log/", 1), ("get_suffix", "log/", 2),
+    ("put", "staging/", 1),
+    ("put", "staging/", 2),
+    ("head", "staging/", 1),
+    ("get_suffix", "log/", 1),
+    ("get_suffix", "log/", 2),
     ("head", "data/", 1),
-    ("list", "staging/", 1), ("list_uploads", "staging/", 1), ("get_range", "data/", 1), ("put_if_absent", "log/", 1),
-    ("delete", "staging/", 1), ("delete", "staging/", 2),
-]  # fmt: skip
+    ("list", "staging/", 1),
+    ("list_uploads", "staging/", 1),
+    ("get_range", "data/", 1),
+    ("put_if_absent", "log/", 1),
+    ("delete", "staging/", 1),
+    ("delete", "staging/", 2),
+]
 
 
 @pytest.mark.parametrize("error", [StorageUnavailable, SimulatedCrash], ids=["fails", "crash"])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(("operation", "prefix", "nth"), WRITER_CALLS)
-def test_the_storage_fails_once_at_any_call_of_the_writer(open_spark, faulty, storage, clock, operation, prefix, nth, when, error):
+def test_the_storage_fails_once_at_any_call_of_the_writer(
+    open_spark, faulty, storage, clock, operation, prefix, nth, when, error
+):
     """Whatever fails, or whoever dies, the next rounds bring it to its end: nothing is lost, nothing is there twice."""
     index = open_spark(checkpoint_every=1000)
     fill(index, 1)
@@ -64,9 +74,15 @@ def test_the_storage_fails_once_at_any_call_of_the_writer(open_spark, faulty, st
 
 
 JOB_CALLS = [
-    ("list", "staging/", 1), ("get", "staging/", 1), ("get_range", "staging/", 1), ("get_range", "staging/", 3), ("put", "data/", 1),
-    ("head", "data/", 1), ("head", "data/", 2), ("put_if_absent", "log/", 1),
-]  # fmt: skip
+    ("list", "staging/", 1),
+    ("get", "staging/", 1),
+    ("get_range", "staging/", 1),
+    ("get_range", "staging/", 3),
+    ("put", "data/", 1),
+    ("head", "data/", 1),
+    ("head", "data/", 2),
+    ("put_if_absent", "log/", 1),
+]
 OF_ONE_FILE = {("get_range", "staging/"), ("put", "data/"), ("head", "data/")}
 
 
@@ -110,7 +126,9 @@ def test_a_storage_that_is_down_holds_nothing_up_but_staging(open_spark, faulty,
 
 
 @pytest.mark.parametrize("operation", ["list", "list_uploads", "put"])
-def test_a_storage_that_refuses_staging_for_good_makes_the_host_compact_in_time(open_spark, faulty, storage, clock, operation):
+def test_a_storage_that_refuses_staging_for_good_makes_the_host_compact_in_time(
+    open_spark, faulty, storage, clock, operation
+):
     """All files at once: the clock of each runs since it was sealed, not since those before it had their turn."""
     index = open_spark()
     for start in (0, 10, 20):

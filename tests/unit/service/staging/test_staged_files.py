@@ -1,4 +1,6 @@
-"""``compaction = "spark"``: sealed files are staged, jobs compact and publish them, and the writer takes them over. Without Spark here."""
+"""``compaction = "spark"``: sealed files are staged, jobs compact and publish them, and the writer takes them over.
+Without Spark here.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,16 @@ def test_a_job_makes_the_bytes_that_the_writer_would_make(open_spark, storage, c
     index = open_spark(preset=preset, items=200)
     fill(index, 1)
     for offset in range(2, 40):
-        index.put(f"t{offset % 3}", offset % 5, ["a", f"k{offset}"], offset, 7, T + offset * 700, source="log", source_position=offset)
+        index.put(
+            f"t{offset % 3}",
+            offset % 5,
+            ["a", f"k{offset}"],
+            offset,
+            7,
+            T + offset * 700,
+            source="log",
+            source_position=offset,
+        )
         if offset % 7 == 0:
             index.flush()
     index.seal()

@@ -21,7 +21,8 @@ _NATIVE = (1_000_000, 4_000_000)
 class Amounts:
     """Layouts, numbers of files, and what is asked of them.
 
-    `lookups`: files in range -> lookups of each kind in a round; `serial`: in which of them RocketMQ's way is also walked file by file.
+    `lookups`: files in range -> lookups of each kind in a round; `serial`: in which of them RocketMQ's way is also
+    walked file by file.
     """
 
     layout: Layout
@@ -40,7 +41,9 @@ class Amounts:
         few = items < 20_000
         small = min(items, 5_000 if setting.quick else 20_000)
         curve_slots, curve_items = (12_500, 50_000) if setting.quick else _NATIVE
-        lookups = {1: 2, 10: 1} if few else {1: 3, 10: 2, 100: 1} if setting.quick else {1: 30, 10: 20, 100: 8, 1_000: 2}
+        lookups = (
+            {1: 2, 10: 1} if few else {1: 3, 10: 2, 100: 1} if setting.quick else {1: 30, 10: 20, 100: 8, 1_000: 2}
+        )
         return cls(
             layout=Layout(preset, schema, max(1, small // 4), small),
             files=_FEW_FILES if few else _QUICK_FILES if setting.quick else _FULL_FILES,

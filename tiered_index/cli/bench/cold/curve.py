@@ -1,4 +1,7 @@
-"""Requests and bytes of `query_many` against the number of keys, on a few files of full size. Counts only: the storage is a folder."""
+"""Requests and bytes of `query_many` against the number of keys, on a few files of full size.
+
+Counts only: the storage is a folder.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ _GAPS = (IndexConfig.model_fields["coalesce_gap_bytes"].default, 0)
 
 
 def curve_table(files: StoredFiles, keys: Sequence[int]) -> Table:
-    """Ask for keys, each in one of the files, drawn at random; return requests and MiB for every number of keys and setting."""
+    """Ask for keys, each in one of the files, drawn at random; return requests and MiB for every number of keys and
+    setting.
+    """
     own = (files.layout.capacity - files.shared) * files.count
     drawn = files.own_keys(np.random.default_rng(7).choice(own, max(keys), replace=False))
     columns, results = ["keys"], []
@@ -41,5 +46,8 @@ def curve_table(files: StoredFiles, keys: Sequence[int]) -> Table:
         pairs = [results[place] for place in range(at, len(results), len(keys))]
         rows.append((count, *(value for pair in pairs for value in pair)))
     layout = files.layout
-    title = f"query_many on {files.count} files of {layout.slots:,} slots and {layout.items:,} items, each key in one of them"
+    title = (
+        f"query_many on {files.count} files of {layout.slots:,} slots and {layout.items:,} items, each key in "
+        f"one of them"
+    )
     return Table(title, tuple(columns), tuple(rows))

@@ -1,4 +1,5 @@
-"""The stored files that suite `cold` asks: every file holds some keys that all have, and its own; each covers an hour of its own.
+"""The stored files that suite `cold` asks: every file holds some keys that all have, and its own; each covers an hour
+of its own.
 
 One thread, but for copying.
 """
@@ -37,7 +38,9 @@ _COPIES = 8
 
 @dataclass(frozen=True)
 class StoredFiles:
-    """`count` files of `layout` in the folder `objects`; `cache` is the writer's local cache of their directories and filters."""
+    """`count` files of `layout` in the folder `objects`; `cache` is the writer's local cache of their directories and
+    filters.
+    """
 
     layout: Layout
     count: int
@@ -100,9 +103,13 @@ def copied(files: StoredFiles, uri: str, parallel_reads: int) -> Iterator[Storag
     """Copy the objects below a fresh prefix of the storage `uri`, and delete them at the end."""
     before, mark, query = uri.partition("?")
     source = LocalStorage(files.objects)
-    with open_storage(
-        f"{before.rstrip('/')}/tiered-index-bench-{secrets.token_hex(6)}{mark}{query}", parallel_reads=parallel_reads
-    ) as target, ThreadPoolExecutor(_COPIES) as pool:  # fmt: skip
+    with (
+        open_storage(
+            f"{before.rstrip('/')}/tiered-index-bench-{secrets.token_hex(6)}{mark}{query}",
+            parallel_reads=parallel_reads,
+        ) as target,
+        ThreadPoolExecutor(_COPIES) as pool,
+    ):
         try:
             for _ in pool.map(lambda info: target.put(info.name, source.get(info.name)), list(source.list())):
                 pass

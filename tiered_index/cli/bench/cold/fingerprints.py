@@ -1,8 +1,10 @@
-"""How often a lookup meets an entry of another key that looks like its own, without and with the 32-bit fingerprint. Pure.
+"""How often a lookup meets an entry of another key that looks like its own, without and with the 32-bit fingerprint.
 
-All keys of a file are hashed as entries are; then as many absent keys as a twentieth of them are looked up in the sorted hashes. Equal
-fingerprints behind equal hashes are too rare to be met, so it is also counted how many of the file's pairs of equal hash share the lowest
-eight bits of the fingerprint: one in 256 if the two hashes are independent.
+Pure.
+
+All keys of a file are hashed as entries are; then as many absent keys as a twentieth of them are looked up in the
+sorted hashes. Equal fingerprints behind equal hashes are too rare to be met, so it is also counted how many of the
+file's pairs of equal hash share the lowest eight bits of the fingerprint: one in 256 if the two hashes are independent.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ _LOW_BITS = 8
 
 @dataclass(frozen=True)
 class Matches:
-    """What `sample` lookups of absent keys met in a file of `keys` keys, and how its own pairs of equal hash compare."""
+    """What `sample` lookups of absent keys met in a file of `keys` keys, and how its own pairs of equal hash
+    compare.
+    """
 
     keys: int
     sample: int
@@ -75,14 +79,29 @@ def fingerprint_table(matches: Matches) -> Table:
         title=f"false matches a lookup and file of {matches.keys:,} keys ({matches.sample:,} absent keys looked up)",
         columns=("entries of other keys", "met", "a lookup", "expected", f"in {files:,} files"),
         rows=(
-            ("equal hash (RocketMQ's files)", matches.equal_hash, matches.equal_hash / matches.sample, matches.expected_hash,
-             matches.expected_hash * files),
-            ("equal hash and fingerprint (native files)", matches.equal_both, matches.equal_both / matches.sample, matches.expected_both,
-             matches.expected_both * files),
-            (f"pairs of equal hash with {_LOW_BITS} equal bits of fingerprint, of {matches.pairs:,}", matches.pairs_low_bits, None,
-             matches.pairs / 2**_LOW_BITS, None),
+            (
+                "equal hash (RocketMQ's files)",
+                matches.equal_hash,
+                matches.equal_hash / matches.sample,
+                matches.expected_hash,
+                matches.expected_hash * files,
+            ),
+            (
+                "equal hash and fingerprint (native files)",
+                matches.equal_both,
+                matches.equal_both / matches.sample,
+                matches.expected_both,
+                matches.expected_both * files,
+            ),
+            (
+                f"pairs of equal hash with {_LOW_BITS} equal bits of fingerprint, of {matches.pairs:,}",
+                matches.pairs_low_bits,
+                None,
+                matches.pairs / 2**_LOW_BITS,
+                None,
+            ),
         ),
-    )  # fmt: skip
+    )
 
 
 def _hashed(first: int, count: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32]]:

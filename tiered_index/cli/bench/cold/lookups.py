@@ -1,4 +1,6 @@
-"""Lookups of fresh keys in the n newest files, beside plain GETs of the same ranges and RocketMQ's way of reading. The suite's thread.
+"""Lookups of fresh keys in the n newest files, beside plain GETs of the same ranges and RocketMQ's way of reading.
+
+The suite's thread.
 
 Every measurement of one round of one n meets the same sequence of waits, where they are injected.
 """
@@ -144,7 +146,9 @@ class _Round:
 
         self.timed((files, OPENING, FRESH), self._number, begin, None)
         with readers[0] as reader:
-            self.timed((files, "all", FRESH), self._number, lambda: self.ask(reader, files, "fresh", key, asked), answers)
+            self.timed(
+                (files, "all", FRESH), self._number, lambda: self.ask(reader, files, "fresh", key, asked), answers
+            )
 
 
 def measure_lookups(network: Network, files: StoredFiles, amounts: Amounts, meter: Meter) -> Iterator[dict[Way, Cell]]:
@@ -156,7 +160,8 @@ def measure_lookups(network: Network, files: StoredFiles, amounts: Amounts, mete
         warm(filtered, files)
         get, newest = raw_get(network, threads), stored_files(plain)
         with ThreadPoolExecutor(threads) as pool:
-            raw_ranges(pool, get, runs_of(newest, TOPIC, files.key_in_all(0)))  # connections and threads as warm as ours
+            # connections and threads as warm as ours
+            raw_ranges(pool, get, runs_of(newest, TOPIC, files.key_in_all(0)))
             for number in meter.rounds():
                 measured = _Round(network, files, amounts, number, meter)
                 for count, lookups in amounts.lookups.items():
@@ -171,7 +176,9 @@ def measure_lookups(network: Network, files: StoredFiles, amounts: Amounts, mete
                             measured.timed((count, kind, OURS), seed, partial(ask, plain), answers)
                             measured.timed((count, kind, WITH_FILTERS), seed, partial(ask, filtered), answers)
                         key, _, _ = measured.key(count, "one")
-                        rocketmq = partial(as_rocketmq, storage=network, layout=files.layout, files=near, topic=TOPIC, key=key)
+                        rocketmq = partial(
+                            as_rocketmq, storage=network, layout=files.layout, files=near, topic=TOPIC, key=key
+                        )
                         measured.timed((count, "one", PARALLEL), number * 1_000 + turn, partial(rocketmq, pool), None)
                     if count in amounts.serial and (count < _LONG or number == 0):
                         measured.timed((count, "one", SERIAL), number, partial(rocketmq, None), None)

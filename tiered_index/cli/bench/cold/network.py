@@ -1,7 +1,8 @@
-"""The storage that suite `cold` reads from: behind an injected latency whose sequence starts anew with every measurement, or as it is.
+"""The storage that suite `cold` reads from: behind an injected latency whose sequence starts anew with every
+measurement, or as it is.
 
-Two ways of reading the same number of ranges then meet the same waits, so that few rounds tell them apart. Threads: `begin` between
-measurements, everything else from any.
+Two ways of reading the same number of ranges then meet the same waits, so that few rounds tell them apart. Threads:
+`begin` between measurements, everything else from any.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def raw_get(network: Network, threads: int) -> RawGet:
     bucket, prefix = storage.bucket, storage.uri.partition("?")[0].removeprefix(f"s3://{storage.bucket}").strip("/")
 
     def get(name: str, start: int, length: int) -> bytes:
-        body: bytes = client.get_object(Bucket=bucket, Key=f"{prefix}/{name}", Range=f"bytes={start}-{start + length - 1}")["Body"].read()
+        body: bytes = client.get_object(
+            Bucket=bucket, Key=f"{prefix}/{name}", Range=f"bytes={start}-{start + length - 1}"
+        )["Body"].read()
         return body
 
     return get

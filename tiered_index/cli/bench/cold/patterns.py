@@ -1,8 +1,8 @@
 """Other ways to read the same files: RocketMQ's, and nothing but the ranges.
 
-RocketMQ's tiered `IndexStoreFile` reads a slot's 8 bytes and then its array, one after the other, of every file in the range; there is no
-filter, and an array is not checked. How many files it asks at once is its provider's matter, so both are measured: one after another, and
-as many side by side as we have reads under way.
+RocketMQ's tiered `IndexStoreFile` reads a slot's 8 bytes and then its array, one after the other, of every file in the
+range; there is no filter, and an array is not checked. How many files it asks at once is its provider's matter, so both
+are measured: one after another, and as many side by side as we have reads under way.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def raw_ranges(pool: Executor, get: RawGet, runs: Sequence[tuple[str, Run]]) -> 
     return Spent.of_gets(0, len(bodies), sum(bodies))
 
 
-def as_rocketmq(pool: Executor | None, storage: Storage, layout: Layout, files: Sequence[StorageBytes], topic: str, key: str) -> Spent:
+def as_rocketmq(
+    pool: Executor | None, storage: Storage, layout: Layout, files: Sequence[StorageBytes], topic: str, key: str
+) -> Spent:
     """Look a key up as RocketMQ does; without a pool one file after another."""
     hash31 = key_hash(topic, key)
     slot = hash31 % layout.slots

@@ -1,4 +1,6 @@
-"""Readers without local state over the measured files: the block cache is off, so that a fresh key is a fresh read. One thread."""
+"""Readers without local state over the measured files: the block cache is off, so that a fresh key is a fresh read. One
+thread.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,23 @@ NO_FILTERS = 1 << 30
 
 
 def open_reader(storage: Storage, cache: Path | None = None, **settings: Any) -> IndexReader:
-    """Open a reader of the index in `storage`. With the writer's `cache` its filters are at hand, without it they never are."""
-    config = IndexConfig.load(block_cache_bytes=0, filter_after_probes=NO_FILTERS, refresh_interval_s=1e9, cache_dir=cache, **settings)
+    """Open a reader of the index in `storage`.
+
+    With the writer's `cache` its filters are at hand, without it they never are.
+    """
+    config = IndexConfig.load(
+        block_cache_bytes=0, filter_after_probes=NO_FILTERS, refresh_interval_s=1e9, cache_dir=cache, **settings
+    )
     return IndexReader.open(config=config, storage_backend=storage)
 
 
 def warm(reader: IndexReader, files: StoredFiles) -> None:
     """Make every directory known."""
-    require(len(reader.query(TOPIC, files.key_in_all(0), max_count=files.count)) >= files.count, True, "answers of all files")
+    require(
+        len(reader.query(TOPIC, files.key_in_all(0), max_count=files.count)) >= files.count,
+        True,
+        "answers of all files",
+    )
 
 
 def stored_files(reader: IndexReader) -> list[StorageBytes]:

@@ -1,4 +1,6 @@
-"""How much suite `spark` measures: everything follows from the setting's items, whether it is quick, and what was asked for. Pure."""
+"""How much suite `spark` measures: everything follows from the setting's items, whether it is quick, and what was asked
+for. Pure.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _CLUSTER = re.compile(r"local-cluster\[([0-9]+),([0-9]+),[0-9]+\]")
 
 @dataclass(frozen=True)
 class SparkAmounts:
-    """Messages of one key each, spread evenly over `days`; `weeks` of hourly files beside them. `scale`: entries of the memory runs."""
+    """Messages of one key each, spread evenly over `days`; `weeks` of hourly files beside them. `scale`: entries of the
+    memory runs.
+    """
 
     entries: int
     days: int

@@ -1,9 +1,10 @@
-"""Keys looked up in bulk in an index of very many messages, on executors of little memory: what is read of it, and of whom it takes memory.
+"""Keys looked up in bulk in an index of very many messages, on executors of little memory: what is read of it, and of
+whom it takes memory.
 
-The messages are those of `messages`, in tables of a day. Keys are taken evenly from all of them, without a range of time, or from the
-newest day, with that day as their range; one in twenty is a key of no message. Every answer is compared with how its message was made, and
-those of a sample with what `IndexReader.query` says. At last other ways to read the index are compared (`plans`). Runs on the driver; one
-thread.
+The messages are those of `messages`, in tables of a day. Keys are taken evenly from all of them, without a range of
+time, or from the newest day, with that day as their range; one in twenty is a key of no message. Every answer is
+compared with how its message was made, and those of a sample with what `IndexReader.query` says. At last other ways to
+read the index are compared (`plans`). Runs on the driver; one thread.
 """
 
 from __future__ import annotations
@@ -25,7 +26,16 @@ import pyarrow.parquet as pq
 
 from tiered_index.cli.bench.setting import require
 from tiered_index.cli.bench.spark.memory import ProcessWatch
-from tiered_index.cli.bench.spark.messages import ABSENT, BEGIN_S, DAY_S, TOPIC, key_in_one, message_columns, message_frame, shared_step
+from tiered_index.cli.bench.spark.messages import (
+    ABSENT,
+    BEGIN_S,
+    DAY_S,
+    TOPIC,
+    key_in_one,
+    message_columns,
+    message_frame,
+    shared_step,
+)
 from tiered_index.cli.bench.spark.plans import plan_costs, questions_for
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
@@ -51,7 +61,9 @@ _ENTRY = ("topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash")
 
 @dataclass(frozen=True)
 class AskedKeys:
-    """`count` keys, by the numbers of their messages, of `entries` that lie in `days`; `kind` is `SPREAD` or `NEWEST`."""
+    """`count` keys, by the numbers of their messages, of `entries` that lie in `days`; `kind` is `SPREAD` or
+    `NEWEST`.
+    """
 
     kind: str
     count: int
@@ -67,7 +79,11 @@ class AskedKeys:
     @property
     def evenly(self) -> tuple[int, int]:
         """The number of the first key's message, and how far apart they are."""
-        first, span = (self.entries - self.entries // self.days, self.entries // self.days) if self.kind == NEWEST else (0, self.entries)
+        first, span = (
+            (self.entries - self.entries // self.days, self.entries // self.days)
+            if self.kind == NEWEST
+            else (0, self.entries)
+        )
         return first + 1, span // self.count
 
     @cached_property
@@ -90,9 +106,13 @@ class AskedKeys:
         first, step = self.evenly
         place: Any = F.col("id")
         number = F.when(place % _ABSENT_ONE_IN == 0, place + ABSENT).otherwise(place * step + first)
-        bounds = [F.lit(bound).alias(name) for name, bound in zip(("begin_ms", "end_ms"), self.range_ms or (), strict=False)]
+        bounds = [
+            F.lit(bound).alias(name) for name, bound in zip(("begin_ms", "end_ms"), self.range_ms or (), strict=False)
+        ]
         key = F.md5(number.cast("string").cast("binary"))
-        return spark.range(0, self.count, 1, 4).select(F.lit(TOPIC).alias("topic"), key.alias("key"), number.alias("number"), *bounds)
+        return spark.range(0, self.count, 1, 4).select(
+            F.lit(TOPIC).alias("topic"), key.alias("key"), number.alias("number"), *bounds
+        )
 
 
 def counts_of(counts: Sequence[int], entries: int, days: int) -> list[tuple[str, int]]:
@@ -102,9 +122,15 @@ def counts_of(counts: Sequence[int], entries: int, days: int) -> list[tuple[str,
 
 
 def look_up_many(
-    spark: SparkSession, folder: Path, entries: int, days: int, counts: Sequence[int], config: IndexConfig, watch: ProcessWatch,
+    spark: SparkSession,
+    folder: Path,
+    entries: int,
+    days: int,
+    counts: Sequence[int],
+    config: IndexConfig,
+    watch: ProcessWatch,
     tell: Callable[..., None],
-) -> None:  # fmt: skip
+) -> None:
     """Build the index in `folder`, ask each number of keys, and tell what that cost and other plans would.
 
     Raises `RuntimeError` where an answer is wrong.
@@ -129,16 +155,29 @@ def look_up_many(
             result.release()
             checked = check_answers(spark, answers, asked, storage)
             tell(
-                "lookup", kind=kind, keys=count, found=int(asked.held.sum()), objects=result.objects, requests=result.requests,
-                read_bytes=result.bytes_read, elapsed_s=elapsed_s, workers_mib=peaks.get("worker", []), java_mib=peaks.get("java", []),
-                checked=checked, load_average=os.getloadavg()[0],
-            )  # fmt: skip
+                "lookup",
+                kind=kind,
+                keys=count,
+                found=int(asked.held.sum()),
+                objects=result.objects,
+                requests=result.requests,
+                read_bytes=result.bytes_read,
+                elapsed_s=elapsed_s,
+                workers_mib=peaks.get("worker", []),
+                java_mib=peaks.get("java", []),
+                checked=checked,
+                load_average=os.getloadavg()[0],
+            )
     _tell_plans(storage, entries, days, counts, config, tell)
 
 
-def _tell_plans(storage: str, entries: int, days: int, counts: Sequence[int], config: IndexConfig, tell: Callable[..., None]) -> None:
+def _tell_plans(
+    storage: str, entries: int, days: int, counts: Sequence[int], config: IndexConfig, tell: Callable[..., None]
+) -> None:
     """Tell what each plan reads for each number of keys of all days, the most first."""
-    asked = [AskedKeys(kind, count, entries, days) for kind, count in counts_of(counts, entries, days) if kind == SPREAD]
+    asked = [
+        AskedKeys(kind, count, entries, days) for kind, count in counts_of(counts, entries, days) if kind == SPREAD
+    ]
     asked.sort(key=lambda keys: -keys.count)
     with open_storage(storage) as opened:
         state = StorageLog(opened, SystemClock()).open()
@@ -148,11 +187,19 @@ def _tell_plans(storage: str, entries: int, days: int, counts: Sequence[int], co
     for keys, plans in zip(asked, costs, strict=True):
         for plan in plans:
             usd_requests, usd_bytes = plan.usd(config.prices)
-            tell("plan", keys=keys.count, **asdict(plan), usd_requests=usd_requests, usd_bytes=usd_bytes, seconds=plan.seconds)
+            tell(
+                "plan",
+                keys=keys.count,
+                **asdict(plan),
+                usd_requests=usd_requests,
+                usd_bytes=usd_bytes,
+                seconds=plan.seconds,
+            )
 
 
 def check_answers(spark: SparkSession, answers: str, asked: AskedKeys, storage: str, sample: int = _SAMPLE) -> int:
-    """Compare written answers with the messages, all of them, and a random sample with a reader's; return how many that sample has.
+    """Compare written answers with the messages, all of them, and a random sample with a reader's; return how many that
+    sample has.
 
     Raises `RuntimeError` where they differ.
     """
@@ -180,5 +227,9 @@ def check_answers(spark: SparkSession, answers: str, asked: AskedKeys, storage: 
     with IndexReader.open(storage) as reader:
         for number, entries in given.items():
             answer = reader.query(TOPIC, key_in_one(number), begin_ms, end_ms, max_count=_MAX_COUNT)
-            require(entries, [tuple(getattr(item, name) for name in _ENTRY) for item in answer], f"answer to message {number}'s key")
+            require(
+                entries,
+                [tuple(getattr(item, name) for name in _ENTRY) for item in answer],
+                f"answer to message {number}'s key",
+            )
     return len(given)

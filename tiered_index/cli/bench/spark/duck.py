@@ -1,4 +1,6 @@
-"""DuckDB on Parquet in an object store, by its own extension `httpfs`: what a data engineer looks keys up with. One thread.
+"""DuckDB on Parquet in an object store, by its own extension `httpfs`: what a data engineer looks keys up with.
+
+One thread.
 
 The extension comes as a package (`duckdb-extension-httpfs`), so that nothing is downloaded at run time.
 """
@@ -15,7 +17,14 @@ from tiered_index.errors import ConfigError
 
 __all__ = ["DuckLookups", "missing_packages"]
 
-_WANTED = {"pyspark": "spark", "pandas": "spark", "duckdb": "bench", "duckdb_extension_httpfs": "bench", "moto": "demo", "flask": "demo"}
+_WANTED = {
+    "pyspark": "spark",
+    "pandas": "spark",
+    "duckdb": "bench",
+    "duckdb_extension_httpfs": "bench",
+    "moto": "demo",
+    "flask": "demo",
+}
 
 
 def missing_packages() -> dict[str, str]:
@@ -24,13 +33,16 @@ def missing_packages() -> dict[str, str]:
 
 
 class DuckLookups:
-    """A connection that looks keys up in the files below `prefix` (``bucket/folder``) of the S3 server at `endpoint_url`.
+    """A connection that looks keys up in the files below `prefix` (``bucket/folder``) of the S3 server at
+    `endpoint_url`.
 
-    `names` are the objects, as a catalogue of tables would know them; None: DuckDB lists them for every lookup. What it keeps between
-    lookups is every file's footer, not data, so that a fresh key is a fresh read.
+    `names` are the objects, as a catalogue of tables would know them; None: DuckDB lists them for every lookup. What it
+    keeps between lookups is every file's footer, not data, so that a fresh key is a fresh read.
     """
 
-    def __init__(self, endpoint_url: str, credentials: tuple[str, str], region: str, prefix: str, names: Sequence[str] | None) -> None:
+    def __init__(
+        self, endpoint_url: str, credentials: tuple[str, str], region: str, prefix: str, names: Sequence[str] | None
+    ) -> None:
         import duckdb
 
         self._connection: Any = duckdb.connect(
@@ -40,16 +52,23 @@ class DuckLookups:
         access, secret = (value.replace("'", "''") for value in credentials)
         host = endpoint_url.removeprefix("http://")
         self._run(
-            f"CREATE SECRET (TYPE s3, KEY_ID '{access}', SECRET '{secret}', REGION '{region}', ENDPOINT '{host}', URL_STYLE 'path', "
+            f"CREATE SECRET (TYPE s3, KEY_ID '{access}', SECRET '{secret}', REGION '{region}', ENDPOINT '{host}', "
+            f"URL_STYLE 'path', "
             "USE_SSL false)"
         )
-        for setting in ("enable_http_metadata_cache = true", "parquet_metadata_cache = true", "enable_external_file_cache = false"):
+        for setting in (
+            "enable_http_metadata_cache = true",
+            "parquet_metadata_cache = true",
+            "enable_external_file_cache = false",
+        ):
             self._run(f"SET {setting}")
         paths = [f"s3://{prefix}/{name}" for name in names] if names is not None else [f"s3://{prefix}/*/*.parquet"]
         self._source = f"read_parquet([{', '.join(repr(path) for path in paths)}], hive_partitioning = true)"
 
     def find(self, column: str, value: str | int, days: tuple[date, date] | None = None) -> int:
-        """Return how many messages have `value` in `column`, within inclusive days; all of their columns but the key are read."""
+        """Return how many messages have `value` in `column`, within inclusive days; all of their columns but the key
+        are read.
+        """
         where, values = f"{column} = ?", [value]
         if days is not None:
             where += f" AND day BETWEEN DATE '{days[0]}' AND DATE '{days[1]}'"
@@ -68,7 +87,12 @@ def _extension() -> Path:
     import duckdb
     import duckdb_extension_httpfs
 
-    path = Path(duckdb_extension_httpfs.__file__).parent / "extensions" / f"v{duckdb.__version__}" / "httpfs.duckdb_extension"
+    path = (
+        Path(duckdb_extension_httpfs.__file__).parent
+        / "extensions"
+        / f"v{duckdb.__version__}"
+        / "httpfs.duckdb_extension"
+    )
     if not path.exists():
         raise ConfigError(f"duckdb-extension-httpfs is not of DuckDB {duckdb.__version__}: install tiered_index[bench]")
     return path

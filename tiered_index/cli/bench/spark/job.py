@@ -1,8 +1,10 @@
-"""The program that suite `spark` starts, once a master: a process and a Java of its own, on as many cores as the master says.
+"""The program that suite `spark` starts, once a master: a process and a Java of its own, on as many cores as the master
+says.
 
     python -m tiered_index.cli.bench.spark.job DOCUMENT.json        prints a JSON line a measurement
 
-The document is a `Job`. What is done once before the first round, on little data, is not counted: classes are loaded, workers are forked.
+The document is a `Job`. What is done once before the first round, on little data, is not counted: classes are loaded,
+workers are forked.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ Tell = Callable[..., None]
 
 @dataclass(frozen=True)
 class Job:
-    """What one process does. `folder` has the source and takes the rest; `scale`: a memory run of so many entries instead, of builds and
-    merges, or of bulk lookups of `counts` keys.
+    """What one process does. `folder` has the source and takes the rest; `scale`: a memory run of so many entries
+    instead, of builds and merges, or of bulk lookups of `counts` keys.
 
     `prepare`: write the source and the index that merges are measured on. `keys` are asked for by their hashes.
     """
@@ -144,9 +146,13 @@ def _scaled(job: Job, begun: float, entries: int, shards: int, watch: ProcessWat
         raise RuntimeError(f"{entries:,} of {job.scale:,} entries")
     peaks = watch.peaks_mib()
     return {
-        "entries": entries, "elapsed_s": time.perf_counter() - begun, "shards": shards, "workers_mib": peaks.get("worker", []),
-        "java_mib": peaks.get("java", []), "load_average": os.getloadavg()[0],
-    }  # fmt: skip
+        "entries": entries,
+        "elapsed_s": time.perf_counter() - begun,
+        "shards": shards,
+        "workers_mib": peaks.get("worker", []),
+        "java_mib": peaks.get("java", []),
+        "load_average": os.getloadavg()[0],
+    }
 
 
 def _size(folder: Path) -> int:
@@ -158,9 +164,12 @@ def _session(master: str) -> SparkSession:
         # Java and its workers inherit it
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-cores:])
     settings = {
-        "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-        "spark.executor.memory": "1g", "spark.local.dir": tempfile.gettempdir(),
-    }  # fmt: skip
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executor.memory": "1g",
+        "spark.local.dir": tempfile.gettempdir(),
+    }
     spark = open_session(master, app_name="tiered_index bench", settings=settings)
     spark.sparkContext.setLogLevel("OFF")
     return spark

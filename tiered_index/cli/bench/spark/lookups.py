@@ -1,4 +1,5 @@
-"""Requests and bytes of lookups, by this index and by DuckDB on Parquet, on the same server and through the same counting proxy.
+"""Requests and bytes of lookups, by this index and by DuckDB on Parquet, on the same server and through the same
+counting proxy.
 
 Counts only: the embedded server's times are not those of S3. One lookup at a time; every lookup asks for another key.
 """
@@ -28,7 +29,19 @@ from tiered_index.service.reader import IndexReader
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.testing.counting_proxy import CountingProxy, counting_proxy
 
-__all__ = ["FILTERS", "FRESH", "KINDS", "OURS", "Asked", "Cell", "Place", "asked_keys", "lookups_table", "measure_lookups", "place_of_uri"]
+__all__ = [
+    "FILTERS",
+    "FRESH",
+    "KINDS",
+    "OURS",
+    "Asked",
+    "Cell",
+    "Place",
+    "asked_keys",
+    "lookups_table",
+    "measure_lookups",
+    "place_of_uri",
+]
 
 KINDS = ("one day", "all days", "no day")
 """Which days of the range hold the key."""
@@ -59,19 +72,26 @@ class Place:
 
 
 def place_of_uri(uri: str) -> Place:
-    """Return what an ``s3://bucket/prefix?endpoint_url=http://...`` names. Raises `InvalidArgument`: a proxy can't look into TLS."""
+    """Return what an ``s3://bucket/prefix?endpoint_url=http://...`` names.
+
+    Raises `InvalidArgument`: a proxy can't look into TLS.
+    """
     parts = urlsplit(uri)
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     endpoint = query.get("endpoint_url") or os.environ.get("AWS_ENDPOINT_URL_S3", "")
     if parts.scheme != "s3" or not endpoint.startswith("http://"):
-        raise InvalidArgument("bench spark counts through a proxy of its own: --storage is s3://bucket/prefix?endpoint_url=http://...")
+        raise InvalidArgument(
+            "bench spark counts through a proxy of its own: --storage is s3://bucket/prefix?endpoint_url=http://..."
+        )
     region = query.get("region") or os.environ.get("AWS_DEFAULT_REGION", "us-east-1")
     return Place(endpoint.rstrip("/"), parts.netloc, parts.path.strip("/"), region)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Keys by kind, each with the day that holds it (the newest where all do); `hashes` are the tuned layout's, by key."""
+    """Keys by kind, each with the day that holds it (the newest where all do); `hashes` are the tuned layout's, by
+    key.
+    """
 
     keys: dict[str, list[tuple[str, int]]]
     hashes: dict[str, int]
@@ -99,7 +119,8 @@ class Cell:
 def asked_keys(amounts: SparkAmounts) -> dict[str, list[tuple[str, int]]]:
     """Return as many keys of each kind as there are lookups."""
     step = amounts.a_day // 64
-    drawn = np.random.default_rng(11).integers(0, amounts.entries, amounts.lookups) // step * step + 1  # never a shared key's number
+    # never a shared key's number
+    drawn = np.random.default_rng(11).integers(0, amounts.entries, amounts.lookups) // step * step + 1
     return {
         "one day": [(key_in_one(number), number // amounts.a_day) for number in drawn.tolist()],
         "all days": [(key_in_all(number), amounts.days - 1) for number in range(amounts.lookups)],
@@ -143,9 +164,16 @@ Opened = Callable[[], contextlib.AbstractContextManager[Find]]
 
 
 def _measure(
-    name: str, opened: Opened, proxy: CountingProxy, amounts: SparkAmounts, asked: Asked, cells: dict[tuple[str, str, str], Cell]
-) -> None:  # fmt: skip
-    """Look up every key: with a new connection each where `name` says that nothing is known, else with one that has seen all files."""
+    name: str,
+    opened: Opened,
+    proxy: CountingProxy,
+    amounts: SparkAmounts,
+    asked: Asked,
+    cells: dict[tuple[str, str, str], Cell],
+) -> None:
+    """Look up every key: with a new connection each where `name` says that nothing is known, else with one that has
+    seen all files.
+    """
     last = amounts.days - 1
     if name.endswith(FRESH):
         for kind in KINDS:
@@ -178,7 +206,9 @@ def _our_readers(uri: str) -> Iterator[tuple[str, Opened]]:
 
             def find(key: str, first: int, last: int) -> int:
                 begin_ms = (BEGIN_S + first * DAY_S) * 1000
-                return len(reader.query(TOPIC, key, begin_ms, (BEGIN_S + (last + 1) * DAY_S) * 1000 - 1, max_count=1_000))
+                return len(
+                    reader.query(TOPIC, key, begin_ms, (BEGIN_S + (last + 1) * DAY_S) * 1000 - 1, max_count=1_000)
+                )
 
             for number in range(fruitless):
                 # directories are known after the first, filters where that many were in vain
@@ -192,7 +222,7 @@ def _our_readers(uri: str) -> Iterator[tuple[str, Opened]]:
 
 def _ducks(
     layout: str, names: Sequence[str], proxy: CountingProxy, place: Place, prefix: str, asked: Asked
-) -> Iterator[tuple[str, Opened]]:  # fmt: skip
+) -> Iterator[tuple[str, Opened]]:
     @contextlib.contextmanager
     def opened(known: bool) -> Iterator[Find]:
         duck = DuckLookups(proxy.endpoint_url, place.credentials, place.region, prefix, names if known else None)

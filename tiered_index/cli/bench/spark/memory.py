@@ -1,7 +1,7 @@
 """Peak memory of processes below this one: Java's, and the Python workers that Spark forks. Linux.
 
-The kernel keeps each process's greatest resident size (VmHWM), so that sampling misses nothing but a process that lives between two
-samples; `restart` sets it back. Threads: the sampler's own, and the caller's.
+The kernel keeps each process's greatest resident size (VmHWM), so that sampling misses nothing but a process that lives
+between two samples; `restart` sets it back. Threads: the sampler's own, and the caller's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ _KIB_A_MIB = 1024
 
 
 class ProcessWatch:
-    """While entered, samples every process below this one. A Python worker is a Python process that a Python process started."""
+    """While entered, samples every process below this one.
+
+    A Python worker is a Python process that a Python process started.
+    """
 
     def __init__(self) -> None:
         self._peaks: dict[str, dict[int, int]] = {}
@@ -30,7 +33,9 @@ class ProcessWatch:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._over.set()
         self._thread.join()
 
@@ -45,7 +50,10 @@ class ProcessWatch:
         """Return the peaks in MiB, greatest first, by kind: ``java``, ``worker``."""
         with self._lock:
             self._sample()
-            return {kind: sorted((peak // _KIB_A_MIB for peak in peaks.values()), reverse=True) for kind, peaks in self._peaks.items()}
+            return {
+                kind: sorted((peak // _KIB_A_MIB for peak in peaks.values()), reverse=True)
+                for kind, peaks in self._peaks.items()
+            }
 
     def _watch(self) -> None:
         while not self._over.wait(_SAMPLE_S):
@@ -55,7 +63,13 @@ class ProcessWatch:
     def _sample(self) -> None:
         names = _below(os.getpid())
         for pid, (name, parent) in names.items():
-            kind = "java" if name == "java" else "worker" if _is_python(name) and _is_python(names.get(parent, ("", 0))[0]) else None
+            kind = (
+                "java"
+                if name == "java"
+                else "worker"
+                if _is_python(name) and _is_python(names.get(parent, ("", 0))[0])
+                else None
+            )
             peak = _status(pid).get("VmHWM")
             if kind is not None and peak is not None:
                 held = self._peaks.setdefault(kind, {})

@@ -1,7 +1,9 @@
-"""The messages of suite `spark`, made inside Spark from their numbers: nothing is stored first, and any key can be asked for again.
+"""The messages of suite `spark`, made inside Spark from their numbers: nothing is stored first, and any key can be
+asked for again.
 
-Messages are spread evenly over the days. Every (a day / 64)th has one of 64 keys that all days hold once each; every other one has a key of
-its own, 32 hexadecimal digits (MD5 of its number). Runs on the driver and in tasks; PySpark is imported by who has a session.
+Messages are spread evenly over the days. Every (a day / 64)th has one of 64 keys that all days hold once each; every
+other one has a key of its own, 32 hexadecimal digits (MD5 of its number). Runs on the driver and in tasks; PySpark is
+imported by who has a session.
 """
 
 from __future__ import annotations
@@ -14,7 +16,17 @@ from tiered_index.cli.bench.spark.amounts import SHARED
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["ABSENT", "BEGIN_S", "DAY_S", "TOPIC", "key_in_all", "key_in_one", "message_columns", "message_frame", "shared_step"]
+__all__ = [
+    "ABSENT",
+    "BEGIN_S",
+    "DAY_S",
+    "TOPIC",
+    "key_in_all",
+    "key_in_one",
+    "message_columns",
+    "message_frame",
+    "shared_step",
+]
 
 TOPIC = "TopicOrder01"
 DAY_S = 86_400
@@ -60,6 +72,7 @@ def message_columns(entries: int, days: int, number: Any) -> dict[str, Column]:
         "key": F.when(number % step == 0, shared).otherwise(own),
         "offset": number * 4096 + F.pmod(mixed, F.lit(1000)),
         "size": (F.pmod(mixed, F.lit(4000)) + 96).cast("int"),
-        "timestamp_ms": F.lit(BEGIN_S * 1000) + F.floor(number.cast("double") * (days * DAY_S * 1000 / entries)).cast("long"),
+        "timestamp_ms": F.lit(BEGIN_S * 1000)
+        + F.floor(number.cast("double") * (days * DAY_S * 1000 / entries)).cast("long"),
     }
     return {name: column.alias(name) for name, column in columns.items()}

@@ -1,8 +1,10 @@
-"""What a data engineer would do otherwise: a Spark job that writes the messages as Parquet, partitioned by day and sorted by key.
+"""What a data engineer would do otherwise: a Spark job that writes the messages as Parquet, partitioned by day and
+sorted by key.
 
-Two layouts. *Plain*: the columns as they are, sorted by topic and key, Spark's own defaults (row groups of 128 MiB). *Tuned*: a 64-bit
-hash in place of the key's text, sorted by it, row groups of 1 MiB (some 30,000 rows), and a Bloom filter on the hash in each.
-Both are compressed by zstd. Jobs run on a session of the caller's; files are written to a local folder.
+Two layouts. *Plain*: the columns as they are, sorted by topic and key, Spark's own defaults (row groups of 128 MiB).
+*Tuned*: a 64-bit hash in place of the key's text, sorted by it, row groups of 1 MiB (some 30,000 rows), and a Bloom
+filter on the hash in each. Both are compressed by zstd. Jobs run on a session of the caller's; files are written to a
+local folder.
 """
 
 from __future__ import annotations
@@ -35,9 +37,11 @@ def write_parquet(messages: DataFrame, target: Path, layout: str, days: int, a_d
         frame = frame.withColumn("key_hash", _hash(F.col("topic"), F.col("key"))).drop("key")
         order = ("key_hash",)
         options |= {
-            "parquet.block.size": str(_GROUP_BYTES), "parquet.bloom.filter.enabled#key_hash": "true",
-            "parquet.bloom.filter.expected.ndv#key_hash": str(_GROUP_ROWS), "parquet.enable.dictionary#key_hash": "false",
-        }  # fmt: skip
+            "parquet.block.size": str(_GROUP_BYTES),
+            "parquet.bloom.filter.enabled#key_hash": "true",
+            "parquet.bloom.filter.expected.ndv#key_hash": str(_GROUP_ROWS),
+            "parquet.enable.dictionary#key_hash": "false",
+        }
     files = max(1, -(-a_day // _FILE_ROWS))
     parted: DataFrame
     if files == 1:

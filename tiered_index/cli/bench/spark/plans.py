@@ -1,14 +1,17 @@
-"""What a bulk lookup reads of an index, and what it would read were the unit that is checked and read another one, or the gap.
+"""What a bulk lookup reads of an index, and what it would read were the unit that is checked and read another one, or
+the gap.
 
-A lookup reads slot groups of 16 KiB, the unit that has a checksum. A hypothetical unit is cut by the same rule at other sizes: it has whole
-slots, and a new one begins with the slot whose array begins in another stretch of so many bytes, and with each slot of that size or more.
-`SLOT` is a unit of one slot each. Where slots lie is taken from the stored items, so figures are counted, not estimated. All
-plans are asked the same: what is left of the questions after the filters that the lookup fetches.
+A lookup reads slot groups of 16 KiB, the unit that has a checksum. A hypothetical unit is cut by the same rule at other
+sizes: it has whole slots, and a new one begins with the slot whose array begins in another stretch of so many bytes,
+and with each slot of that size or more. `SLOT` is a unit of one slot each. Where slots lie is taken from the stored
+items, so figures are counted, not estimated. All plans are asked the same: what is left of the questions after the
+filters that the lookup fetches.
 
-Not in a plan's requests and bytes are those for directories and filters, which are told apart: one request each an object. The directory
-of other units is taken to be as the present one, 32 bytes a unit. Of an object that is asked more than a million questions the lookup
-reads neighbours of its lots' borders twice; that is not counted. Objects with a slot so large that it is cut into blocks are refused. One
-thread; reads every object once, 32 MiB at a time. Memory: 16 bytes a slot of one object, and some 100 a question.
+Not in a plan's requests and bytes are those for directories and filters, which are told apart: one request each an
+object. The directory of other units is taken to be as the present one, 32 bytes a unit. Of an object that is asked more
+than a million questions the lookup reads neighbours of its lots' borders twice; that is not counted. Objects with a
+slot so large that it is cut into blocks are refused. One thread; reads every object once, 32 MiB at a time. Memory: 16
+bytes a slot of one object, and some 100 a question.
 """
 
 from __future__ import annotations
@@ -36,9 +39,18 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import PriceTable
 
 __all__ = [
-    "BYTES_A_SECOND", "EGRESS_PER_GIB_USD", "GAPS", "IN_FLIGHT", "REQUEST_S", "SLOT", "UNITS", "PlanCost", "plan_costs", "questions_for",
+    "BYTES_A_SECOND",
+    "EGRESS_PER_GIB_USD",
+    "GAPS",
+    "IN_FLIGHT",
+    "REQUEST_S",
+    "SLOT",
+    "UNITS",
+    "PlanCost",
+    "plan_costs",
+    "questions_for",
     "ranges_of",
-]  # fmt: skip
+]
 
 SLOT = 0
 UNITS = (SLOT, 512, 4 << 10, GROUP_BYTES)
@@ -48,7 +60,8 @@ GAPS = (0, 4 << 10, 64 << 10)
 REQUEST_S, IN_FLIGHT, BYTES_A_SECOND = 0.030, 64, 100_000_000
 """The model of time: how long a request takes, how many travel at once, and how many bytes arrive a second."""
 EGRESS_PER_GIB_USD = 0.09
-"""What bytes cost that leave the region, where the settings' prices have none: Amazon S3's list price to the internet."""
+"""What bytes cost that leave the region, where the settings' prices have none: Amazon S3's list price to the internet.
+"""
 _PIECE_BYTES = 32 << 20
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -56,7 +69,9 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PlanCost:
-    """What one plan reads: `requests` and `read_bytes` are of ranges, `opening_...` of directories and filters. `used`: by the lookup."""
+    """What one plan reads: `requests` and `read_bytes` are of ranges, `opening_...` of directories and filters. `used`:
+    by the lookup.
+    """
 
     unit: int
     gap_bytes: int
@@ -79,9 +94,12 @@ class PlanCost:
     def plus(self, requests: int, read_bytes: int, opening_requests: int, opening_bytes: int) -> PlanCost:
         """Return the plan with what it reads of one more object."""
         return replace(
-            self, requests=self.requests + requests, read_bytes=self.read_bytes + read_bytes,
-            opening_requests=self.opening_requests + opening_requests, opening_bytes=self.opening_bytes + opening_bytes,
-        )  # fmt: skip
+            self,
+            requests=self.requests + requests,
+            read_bytes=self.read_bytes + read_bytes,
+            opening_requests=self.opening_requests + opening_requests,
+            opening_bytes=self.opening_bytes + opening_bytes,
+        )
 
 
 @dataclass(frozen=True)
@@ -112,19 +130,26 @@ def questions_for(numbers: Int64, *, keyed: bool) -> Array:
     return distinct(questions_of(topics, keys, none, none, {TOPIC: 0}, keyed=keyed))
 
 
-def plan_costs(storage: Storage, state: LogState, asked: Sequence[Array], settings: ColdSettings) -> list[list[PlanCost]]:
-    """Return for each of `asked`, different questions about a topic that all objects have, what each plan reads; the used one first.
+def plan_costs(
+    storage: Storage, state: LogState, asked: Sequence[Array], settings: ColdSettings
+) -> list[list[PlanCost]]:
+    """Return for each of `asked`, different questions about a topic that all objects have, what each plan reads; the
+    used one first.
 
     Raises `RuntimeError` where an object has a slot that is cut into blocks.
     """
     assert state.genesis is not None
     base = state.genesis.layout.slots
     gaps = sorted({*GAPS, settings.coalesce_gap_bytes})
-    plans = [PlanCost(unit, gap, (unit, gap) == (GROUP_BYTES, settings.coalesce_gap_bytes)) for unit in UNITS for gap in gaps]
+    plans = [
+        PlanCost(unit, gap, (unit, gap) == (GROUP_BYTES, settings.coalesce_gap_bytes)) for unit in UNITS for gap in gaps
+    ]
     costs = [sorted(plans, key=lambda plan: not plan.used) for _ in asked]
     for stored in state.objects.values():
         target = Target.of(stored, base)
-        here = [questions[target.holds(questions["key_hash"].astype(np.int64) % base, questions)] for questions in asked]
+        here = [
+            questions[target.holds(questions["key_hash"].astype(np.int64) % base, questions)] for questions in asked
+        ]
         if not any(map(len, here)):
             continue
         trailer = _trailer(storage, stored)
@@ -136,9 +161,14 @@ def plan_costs(storage: Storage, state: LogState, asked: Sequence[Array], settin
 
 
 def _with_object(
-    plans: Iterable[PlanCost], storage: Storage, stored: StoredObject, trailer: Trailer, units: dict[int, _Units], questions: Array,
+    plans: Iterable[PlanCost],
+    storage: Storage,
+    stored: StoredObject,
+    trailer: Trailer,
+    units: dict[int, _Units],
+    questions: Array,
     settings: ColdSettings,
-) -> list[PlanCost]:  # fmt: skip
+) -> list[PlanCost]:
     """Return the plans with what they read of one object for `questions` (at least one)."""
     slots = trailer.metadata.slot_map.slots_of(questions["key_hash"])
     starts, ends = units[GROUP_BYTES].met(slots)
@@ -146,8 +176,12 @@ def _with_object(
     near, added = _joined(starts, ends, settings.coalesce_gap_bytes)
     filtered = worth_a_filter(stored, int(added.sum()) + request * int((~near).sum()), request)
     if filtered:
-        hashes = filter_hashes(questions["key_hash"], questions["fingerprint"] if trailer.metadata.layout.schema.keyed else None)
-        words = np.frombuffer(storage.get_range(stored.name, stored.trailer_position, stored.filter_length), "<u4").reshape(-1, 8)
+        hashes = filter_hashes(
+            questions["key_hash"], questions["fingerprint"] if trailer.metadata.layout.schema.keyed else None
+        )
+        words = np.frombuffer(
+            storage.get_range(stored.name, stored.trailer_position, stored.filter_length), "<u4"
+        ).reshape(-1, 8)
         slots = slots[blocks_may_hold(words[block_numbers(hashes, stored.filter_length // FILTER_BLOCK_BYTES)], hashes)]
     beside = stored.size_bytes - stored.directory_position - stored.directory_length + filtered * stored.filter_length
     empty_directory = stored.directory_length - len(trailer.directory.groups) * GROUP_DTYPE.itemsize
@@ -165,7 +199,8 @@ def _with_object(
 def ranges_of(starts: Int64, ends: Int64, gap: int) -> tuple[int, int]:
     """Return how many ranges the lookup asks for to read the bytes [starts, ends) (n each, in order), and their bytes.
 
-    As it does, units are taken in windows of 16 MiB, gaps included; in a window, those at most `gap` apart are one range of at most 8 MiB.
+    As it does, units are taken in windows of 16 MiB, gaps included; in a window, those at most `gap` apart are one
+    range of at most 8 MiB.
     """
     count = len(starts)
     if not count:
@@ -187,7 +222,9 @@ def ranges_of(starts: Int64, ends: Int64, gap: int) -> tuple[int, int]:
 
 
 def _joined(starts: Int64, ends: Int64, gap: int) -> tuple[npt.NDArray[np.bool_], Int64]:
-    """Return which units (bool, n) join the one before, and how many bytes each adds to what is read, the gap before it included."""
+    """Return which units (bool, n) join the one before, and how many bytes each adds to what is read, the gap before it
+    included.
+    """
     near = np.zeros(len(starts), bool)
     between = starts[1:] - ends[:-1]
     near[1:] = between <= gap
@@ -197,7 +234,9 @@ def _joined(starts: Int64, ends: Int64, gap: int) -> tuple[npt.NDArray[np.bool_]
 
 
 def _cuts(ends: Int64, starts: Int64, first: int, stop: int, most: int) -> Iterator[int]:
-    """Yield where [first, stop) is cut so that each part, from its first start to its last end, has at most `most` bytes, or one unit."""
+    """Yield where [first, stop) is cut so that each part, from its first start to its last end, has at most `most`
+    bytes, or one unit.
+    """
     while True:
         first = max(first + 1, int(np.searchsorted(ends[:stop], starts[first] + most, "right")))
         if first >= stop:
@@ -207,7 +246,9 @@ def _cuts(ends: Int64, starts: Int64, first: int, stop: int, most: int) -> Itera
 
 def _trailer(storage: Storage, stored: StoredObject) -> Trailer:
     start = stored.directory_position
-    trailer = parse_trailer(storage.get_range(stored.name, start, stored.size_bytes - start), stored.name, stored.size_bytes)
+    trailer = parse_trailer(
+        storage.get_range(stored.name, start, stored.size_bytes - start), stored.name, stored.size_bytes
+    )
     require(int((trailer.directory.groups["blocks"] > 0).sum()), 0, f"slots of {stored.name} that are cut into blocks")
     return trailer
 

@@ -19,15 +19,22 @@ _TOLD_OF_FAILURE = 4_000
 
 
 def run_process(job: Job, environment: dict[str, str], told: Callable[[str, dict[str, Any]], None]) -> None:
-    """Run a job; call `told` with the name and the values of each measurement as it comes. Raises `RuntimeError` where the job fails."""
+    """Run a job; call `told` with the name and the values of each measurement as it comes. Raises `RuntimeError` where
+    the job fails.
+    """
     document = Path(job.folder) / "job.json"
     document.write_text(json.dumps(asdict(job)))
     complaints = Path(job.folder) / "job.log"
     with complaints.open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tiered_index.cli.bench.spark.job", str(document)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=log, text=True, cwd=job.folder, env={**os.environ, "TMPDIR": job.folder, **environment},
-        )  # fmt: skip
+            [sys.executable, "-m", "tiered_index.cli.bench.spark.job", str(document)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=job.folder,
+            env={**os.environ, "TMPDIR": job.folder, **environment},
+        )
         assert process.stdout is not None
         try:
             for line in process.stdout:
@@ -40,4 +47,6 @@ def run_process(job: Job, environment: dict[str, str], told: Callable[[str, dict
                 process.wait()
             process.stdout.close()
     if status:
-        raise RuntimeError(f"the Spark job on {job.master} ended with status {status}: {complaints.read_text()[-_TOLD_OF_FAILURE:]}")
+        raise RuntimeError(
+            f"the Spark job on {job.master} ended with status {status}: {complaints.read_text()[-_TOLD_OF_FAILURE:]}"
+        )

@@ -1,7 +1,8 @@
-"""The same work by one process without Spark: `put_batch` and the life cycle for a build, `tiered-index merge`'s code for a merge.
+"""The same work by one process without Spark: `put_batch` and the life cycle for a build, `tiered-index merge`'s code
+for a merge.
 
-The process stays on one core, or for merges by two threads on two. The build's files are published, not yet merged to days: what a live
-writer does. One thread, but for the merge's.
+The process stays on one core, or for merges by two threads on two. The build's files are published, not yet merged to
+days: what a live writer does. One thread, but for the merge's.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def build_alone(folder: Path, config: IndexConfig, entries: int) -> float:
     import pyarrow.dataset as ds
 
     place = Path(tempfile.mkdtemp(prefix="alone-", dir=folder))
-    settings = config.model_copy(update={"root": place / "root", "storage": f"file://{place / 'storage'}", "background": False})
+    settings = config.model_copy(
+        update={"root": place / "root", "storage": f"file://{place / 'storage'}", "background": False}
+    )
     try:
         with _on_cores(1), IndexService.open(settings) as index:
             begun = time.perf_counter()

@@ -1,7 +1,8 @@
-"""A simulated year: an hourly file of few entries each, merged to days and to windows of 30 days; GETs a lookup before and after.
+"""A simulated year: an hourly file of few entries each, merged to days and to windows of 30 days; GETs a lookup before
+and after.
 
-The files are written by the format's own code and published by log records, a week's in each; the clock stands at the year's end, so the
-newest window of 30 days may not be over. Everything lies in memory. One thread.
+The files are written by the format's own code and published by log records, a week's in each; the clock stands at the
+year's end, so the newest window of 30 days may not be over. Everything lies in memory. One thread.
 """
 
 from __future__ import annotations
@@ -77,14 +78,23 @@ class YearOfFiles:
         """Return how many windows (tables, and files that are in none) overlap the newest `hours`, by the log."""
         begin, end = (value // 1000 for value in self.range_ms(hours))
         state = self.log.refresh()
-        return len({o.shard.table if o.shard else o.name for o in state.objects.values() if o.second_min <= end and o.second_max >= begin})
+        return len(
+            {
+                o.shard.table if o.shard else o.name
+                for o in state.objects.values()
+                if o.second_min <= end and o.second_max >= begin
+            }
+        )
 
     def gets(self, hours: Sequence[int]) -> dict[int, tuple[int, int]]:
-        """Return GETs of a lookup in the newest hours, by hours: of the key that every file holds, and of one that none does.
+        """Return GETs of a lookup in the newest hours, by hours: of the key that every file holds, and of one that none
+        does.
 
         Directories are known, filters and blocks are not.
         """
-        config = IndexConfig.load(block_cache_bytes=0, filter_after_probes=10**9, directory_cache_bytes=1 << 30, refresh_interval_s=1e9)
+        config = IndexConfig.load(
+            block_cache_bytes=0, filter_after_probes=10**9, directory_cache_bytes=1 << 30, refresh_interval_s=1e9
+        )
         found = {}
         with IndexReader.open(config=config, storage_backend=self.storage, clock=self.clock) as reader:
             reader.query(_TOPIC, _IN_ALL, max_count=self.hours)
@@ -110,17 +120,34 @@ class YearOfFiles:
         made = Compaction(entries, self._layout, begin_s * 1000, (begin_s + HOUR_S - 1) * 1000)
         file_id = new_file_id(begin_s * 1000)
         name = data_name(file_id, f"{hour:016x}")
-        data = b"".join(made.pieces(
-            file_id=file_id, topics=((_TOPIC_ID, _TOPIC),), source_positions={}, lane="main", offset_space="custom",
-            writer=f"tiered_index {__version__}", more={"sequence": hour + 1, "predecessor": None, "created_ms": begin_s * 1000},
-        ))  # fmt: skip
+        data = b"".join(
+            made.pieces(
+                file_id=file_id,
+                topics=((_TOPIC_ID, _TOPIC),),
+                source_positions={},
+                lane="main",
+                offset_space="custom",
+                writer=f"tiered_index {__version__}",
+                more={"sequence": hour + 1, "predecessor": None, "created_ms": begin_s * 1000},
+            )
+        )
         self.storage.put(name, data)
         tail = Tail.decode(data, name, len(data))
         return StoredObject(
-            name=name, file_id=file_id, lane="main", sequence=hour + 1, second_min=made.second_min, second_max=made.second_max,
-            count=_ENTRIES, size_bytes=len(data), trailer_position=tail.position, filter_length=tail.filter_length,
-            directory_length=tail.directory_length, metadata_length=tail.metadata_length, published_ms=self.clock.now_ms(),
-        )  # fmt: skip
+            name=name,
+            file_id=file_id,
+            lane="main",
+            sequence=hour + 1,
+            second_min=made.second_min,
+            second_max=made.second_max,
+            count=_ENTRIES,
+            size_bytes=len(data),
+            trailer_position=tail.position,
+            filter_length=tail.filter_length,
+            directory_length=tail.directory_length,
+            metadata_length=tail.metadata_length,
+            published_ms=self.clock.now_ms(),
+        )
 
 
 def _adding(added: tuple[StoredObject, ...], state: LogState) -> LogRecord | None:
@@ -145,6 +172,8 @@ def year_table(weeks: int) -> tuple[Table, bool]:
         for gets, windows in zip(measured[1:], counted[1:], strict=True):
             row += [windows[hours], *gets[hours]]
         rows.append(tuple(row))
-    exact = all(gets[hours] == (windows[hours],) * 2 for gets, windows in zip(measured, counted, strict=True) for hours in gets)
+    exact = all(
+        gets[hours] == (windows[hours],) * 2 for gets, windows in zip(measured, counted, strict=True) for hours in gets
+    )
     files = f"{year.hours:,} hourly files ({weeks} weeks)"
     return Table(f"GETs a lookup of the newest part of {files}", tuple(columns), tuple(rows)), exact

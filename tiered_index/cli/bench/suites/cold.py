@@ -1,7 +1,9 @@
-"""Suite `cold`: what lookups of stored files cost, in requests, bytes and time, behind an injected latency or on `--storage`.
+"""Suite `cold`: what lookups of stored files cost, in requests, bytes and time, behind an injected latency or on
+`--storage`.
 
-Many small stored files, of which the 1, 10, 100, 1,000 newest are in range. Beside each lookup the very ranges that it needs are read by
-plain GETs, as many at once; a lookup's time is judged by theirs. With `--storage` the tables that need none are left out.
+Many small stored files, of which the 1, 10, 100, 1,000 newest are in range. Beside each lookup the very ranges that it
+needs are read by plain GETs, as many at once; a lookup's time is judged by theirs. With `--storage` the tables that
+need none are left out.
 """
 
 from __future__ import annotations
@@ -85,13 +87,17 @@ class Cold:
                         cells.setdefault(way, []).append(cell)
             merged = {way: _merged(parts) for way, parts in cells.items()}
             where = setting.storage or f"a folder behind a latency of lognormal({MEDIAN_MS:.0f} ms, {SIGMA})"
-            about = f"{amounts.files:,} files of {files.layout.slots:,} slots and {files.layout.items:,} items on {where}"
+            about = (
+                f"{amounts.files:,} files of {files.layout.slots:,} slots and {files.layout.items:,} items on {where}"
+            )
             for table in _lookup_tables(merged, about):
                 meter.table(table)
         if setting.storage is not None:
             return
         with scratch(folder) as place:
-            meter.table(curve_table(make_files(setting, amounts.curve_layout, amounts.curve_files, place), amounts.curve_keys))
+            meter.table(
+                curve_table(make_files(setting, amounts.curve_layout, amounts.curve_files, place), amounts.curve_keys)
+            )
         meter.table(fingerprint_table(count_matches(amounts.fingerprint_keys)))
 
 
@@ -122,17 +128,38 @@ def _merged(parts: Sequence[Cell]) -> Cell:
 
 
 def _lookup_tables(cells: dict[Way, Cell], about: str) -> Iterator[Table]:
-    columns = ("files", "key in", "read by", "lookups", "requests", "KiB", "USD a million", "p50 ms", "p99 ms", "p50 times plain GETs")
-    parts = {"lookups": (OURS, WITH_FILTERS), "other ways": (RAW, PARALLEL, SERIAL), "a reader that knows nothing": (FRESH,)}
+    columns = (
+        "files",
+        "key in",
+        "read by",
+        "lookups",
+        "requests",
+        "KiB",
+        "USD a million",
+        "p50 ms",
+        "p99 ms",
+        "p50 times plain GETs",
+    )
+    parts = {
+        "lookups": (OURS, WITH_FILTERS),
+        "other ways": (RAW, PARALLEL, SERIAL),
+        "a reader that knows nothing": (FRESH,),
+    }
     for title, ways in parts.items():
         chosen = [(way, cell) for who in ways for way, cell in cells.items() if way[2] == who]
         chosen.sort(key=lambda pair: pair[0][0])
         rows = [
             (
-                *way, len(cell.samples_s), cell.requests_each, cell.kib_each, cell.usd_a_million, cell.percentile_ms(50),
-                cell.percentile_ms(99), cell.percentile_ms(50) / cells[plain].percentile_ms(50) if plain in cells else None,
+                *way,
+                len(cell.samples_s),
+                cell.requests_each,
+                cell.kib_each,
+                cell.usd_a_million,
+                cell.percentile_ms(50),
+                cell.percentile_ms(99),
+                cell.percentile_ms(50) / cells[plain].percentile_ms(50) if plain in cells else None,
             )
             for way, cell in chosen
             for plain in [(way[0], way[1], RAW)]
-        ]  # fmt: skip
+        ]
         yield Table(f"{title}: {about}", columns, tuple(rows))

@@ -1,6 +1,7 @@
 """Suite `commitlog`: index entries out of a RocketMQ store, on one core, and the store writer. The page cache is warm.
 
-Each message has a body of 256 random bytes and some 130 bytes of properties, among them a unique key and two keys: three entries.
+Each message has a body of 256 random bytes and some 130 bytes of properties, among them a unique key and two keys:
+three entries.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from tiered_index.rocketmq.store_writer import StoreWriter
 
 __all__ = ["CommitLog"]
 
-_WALKED, _WITH_QUEUES, _CHECKED = "extraction, walking", "extraction, with consume queues", "extraction, walking, bodies checked"
+_WALKED, _WITH_QUEUES, _CHECKED = (
+    "extraction, walking",
+    "extraction, with consume queues",
+    "extraction, walking, bodies checked",
+)
 _READINGS = ((_WALKED, False, False), (_WITH_QUEUES, False, True), (_CHECKED, True, False))
 _WRITER = "store writer"
 _GOAL = at_least(5e5)
@@ -52,7 +57,8 @@ class CommitLog:
                 meter.record(_WRITER, setting.log_messages / writing.elapsed_s)
                 settle()
                 store = StoreDirectory.open(place)
-                list(CommitLogReader(store.commitlog).batches())  # the first reading pays for memory that later ones have
+                # the first reading pays for memory that later ones have
+                list(CommitLogReader(store.commitlog).batches())
                 for reading in _READINGS:
                     _read(store, setting.log_messages, meter, *reading)
 
@@ -62,10 +68,15 @@ def _write(place: Path, messages: int) -> None:
     with StoreWriter(place, segment_bytes=_SEGMENT_BYTES) as writer:
         for number in range(messages):
             writer.put(
-                f"TopicOrder{number % 10:02d}", number % 8, body, keys=f"order-{number} user-{number % 1000}", tags="TagA",
-                uniq_key=f"0A010203000004D218B4AAC2{number:08X}", properties={"CLUSTER": "DefaultCluster", "WAIT": "true"},
+                f"TopicOrder{number % 10:02d}",
+                number % 8,
+                body,
+                keys=f"order-{number} user-{number % 1000}",
+                tags="TagA",
+                uniq_key=f"0A010203000004D218B4AAC2{number:08X}",
+                properties={"CLUSTER": "DefaultCluster", "WAIT": "true"},
                 store_ms=START_MS + number // 100,
-            )  # fmt: skip
+            )
 
 
 def _read(store: StoreDirectory, messages: int, meter: Meter, name: str, check_crc: bool, with_queues: bool) -> None:

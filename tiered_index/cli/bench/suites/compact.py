@@ -14,12 +14,26 @@ from tiered_index.cli.bench.figures import Spec, at_least, at_most
 from tiered_index.cli.bench.machine import MemoryWatch, cores, pin_thread, pinned, settle
 from tiered_index.cli.bench.messages import TOPIC, keys_of, numbers_of
 from tiered_index.cli.bench.meter import Meter, percentiles_us
-from tiered_index.cli.bench.setting import Setting, WatchedDisk, compact_only, fill, plain_copy, require, scratch, without_uploads
+from tiered_index.cli.bench.setting import (
+    Setting,
+    WatchedDisk,
+    compact_only,
+    fill,
+    plain_copy,
+    require,
+    scratch,
+    without_uploads,
+)
 from tiered_index.service.index import IndexService
 
 __all__ = ["Compact"]
 
-_SECONDS, _RATE, _CPU, _COPY = "compaction of a full file", "compaction rate", "compaction, CPU", "times a plain durable copy"
+_SECONDS, _RATE, _CPU, _COPY = (
+    "compaction of a full file",
+    "compaction rate",
+    "compaction, CPU",
+    "times a plain durable copy",
+)
 _BESIDE, _MEMORY = "compaction beside a reader", "anonymous memory, increase"
 _WHICH = {"p50": 50.0, "p99.9": 99.9, "worst lookup": 100.0}
 _STALLS = {(state, which): f"reader's {which} {state}" for state in ("before", "during") for which in _WHICH}
@@ -44,7 +58,11 @@ class Compact:
 
     def specs(self, setting: Setting) -> Sequence[Spec]:
         """As `Suite.specs`."""
-        java = [Spec(_java(seconds), "ratio", at_least(2), (_COMPACTION,)) for seconds in _JAVA_S] if setting.is_full else []
+        java = (
+            [Spec(_java(seconds), "ratio", at_least(2), (_COMPACTION,)) for seconds in _JAVA_S]
+            if setting.is_full
+            else []
+        )
         return (
             Spec(_SECONDS, "s"),
             Spec(_RATE, "entries/s"),
@@ -129,8 +147,12 @@ def _beside_a_reader(setting: Setting, place: Path, meter: Meter) -> None:
             meter.record(_STALLS[state, which], value)
 
 
-def _look_up(index: IndexService, keys: list[str], begin_ms: int, latencies: array[float], stop: threading.Event, core: int) -> None:
-    """Look keys up at a steady pace; a lookup's time begins when it is due, so that whatever keeps this thread from it counts."""
+def _look_up(
+    index: IndexService, keys: list[str], begin_ms: int, latencies: array[float], stop: threading.Event, core: int
+) -> None:
+    """Look keys up at a steady pace; a lookup's time begins when it is due, so that whatever keeps this thread from it
+    counts.
+    """
     pin_thread(core)
     due_s = time.perf_counter()
     for key in cycle(keys):
@@ -138,7 +160,9 @@ def _look_up(index: IndexService, keys: list[str], begin_ms: int, latencies: arr
         answer = index.query(TOPIC, key, begin_ms)
         now_s = time.perf_counter()
         latencies.append(now_s - due_s)
-        require((len(answer) > 0, len(answer.explain.files)), (True, 1), "whether the reader has answers, and its files")
+        require(
+            (len(answer) > 0, len(answer.explain.files)), (True, 1), "whether the reader has answers, and its files"
+        )
         if stop.is_set():
             return
         due_s = max(due_s + _PERIOD_S, now_s)

@@ -35,8 +35,13 @@ class Lookups:
         """As `Suite.specs`."""
         specs = []
         for state in _STATES:
-            specs += [_spec(f"{state} {kind} {which}", "us", f"{state} {kind}") for kind in _KINDS for which in ("p50", "p99")]
-            specs += [_spec(f"{state} query_many{what}", "keys/s", f"{state} query_many") for what in ("", ", every result read")]
+            specs += [
+                _spec(f"{state} {kind} {which}", "us", f"{state} {kind}") for kind in _KINDS for which in ("p50", "p99")
+            ]
+            specs += [
+                _spec(f"{state} query_many{what}", "keys/s", f"{state} query_many")
+                for what in ("", ", every result read")
+            ]
         return specs
 
     def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
@@ -47,7 +52,11 @@ class Lookups:
                 if state == "compacted":
                     index.seal()
                     compact_only(index)
-                require([file.place for file in index.files()], [{"hot": "unsealed"}.get(state, state)], "states of the files")
+                require(
+                    [file.place for file in index.files()],
+                    [{"hot": "unsealed"}.get(state, state)],
+                    "states of the files",
+                )
                 settle()
                 for number in meter.rounds():
                     _measure(index, setting, state, number, meter)
@@ -55,7 +64,9 @@ class Lookups:
 
 def _measure(index: IndexService, setting: Setting, state: str, seed: int, meter: Meter) -> None:
     numbers = numbers_of(setting.lookups, setting.entries, seed)
-    for kind, keys, answers in zip(_KINDS, (keys_of(numbers), keys_of(numbers + ABSENT)), (len(numbers), 0), strict=True):
+    for kind, keys, answers in zip(
+        _KINDS, (keys_of(numbers), keys_of(numbers + ABSENT)), (len(numbers), 0), strict=True
+    ):
         latencies, found = array("d"), 0
         with meter.section(f"{state} {kind}"):
             for key in keys:
@@ -80,5 +91,6 @@ def _measure(index: IndexService, setting: Setting, state: str, seed: int, meter
 def require_answers(setting: Setting, found: int, expected: int, what: str) -> None:
     """Raise where answers are missing or, in files that tell keys of equal hash apart, too many."""
     keyed = setting.layout.schema.keyed
-    # without fingerprints a key is answered with what others of its 31-bit hash have: one in a hundred at 20,000,000 items
+    # without fingerprints a key is answered with what others of its 31-bit hash have: one in a hundred at 20,000,000
+    # items
     require(found if keyed else min(found, expected), expected, what)

@@ -1,8 +1,9 @@
-"""Suite `pause`: how long a put takes, and how late the writer wakes, while files roll, compact and upload and another thread queries.
+"""Suite `pause`: how long a put takes, and how late the writer wakes, while files roll, compact and upload and another
+thread queries.
 
-The root begins with full files that wait for their compaction, and the writer's own files are sealed by age, or full, as it goes on. The
-writer has a core to itself; flusher, life cycle and queries share the other one. The same puts at the same pace without any of them show
-what the machine and the interpreter do to such a thread anyway.
+The root begins with full files that wait for their compaction, and the writer's own files are sealed by age, or full,
+as it goes on. The writer has a core to itself; flusher, life cycle and queries share the other one. The same puts at
+the same pace without any of them show what the machine and the interpreter do to such a thread anyway.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class _Latencies:
 
 
 class Pause:
-    """Puts at a steady pace, every millisecond a batch of 1,000 and four single ones, for as long as the waiting files take."""
+    """Puts at a steady pace, every millisecond a batch of 1,000 and four single ones, for as long as the waiting files
+    take.
+    """
 
     name = "pause"
     passes = 1
@@ -130,9 +133,19 @@ def _busy(setting: Setting, place: Path, keys: Any, core: int, meter: Meter) -> 
         finally:
             counts = dict(disk.counts)
             done.set()
-        values = (counts.get("unsealed", 0), counts.get("compacted", 0), counts.get("uploaded", 0), asking.result(), latencies.pushed_back)
+        values = (
+            counts.get("unsealed", 0),
+            counts.get("compacted", 0),
+            counts.get("uploaded", 0),
+            asking.result(),
+            latencies.pushed_back,
+        )
         index.flush()
-        require(sum(getattr(file, "count", 0) for file in index.files()), waiting + latencies.entries, "entries in the index")
+        require(
+            sum(getattr(file, "count", 0) for file in index.files()),
+            waiting + latencies.entries,
+            "entries in the index",
+        )
     for name, value in zip(_COUNTS, values, strict=True):
         meter.record(name, value)
     return latencies
@@ -147,7 +160,9 @@ def _ask(index: IndexService, keys: list[str], done: threading.Event) -> int:
     return 0
 
 
-def _write(index: IndexService, rows: int, keys: Any, core: int, finished: Callable[[int], bool], position: int = 0) -> _Latencies:
+def _write(
+    index: IndexService, rows: int, keys: Any, core: int, finished: Callable[[int], bool], position: int = 0
+) -> _Latencies:
     """Put messages from number `position` on at a steady pace until `finished` says so of the entries put."""
     pin_thread(core)
     latencies = _Latencies()

@@ -1,4 +1,6 @@
-"""Suite `put`: how fast entries are taken in, on one core: `put_batch`, its durable flush, and `put` of one entry a call."""
+"""Suite `put`: how fast entries are taken in, on one core: `put_batch`, its durable flush, and `put` of one entry a
+call.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from tiered_index.storage.disk import Disk
 
 __all__ = ["Put"]
 
-_BATCH, _DURABLE, _CPU, _PLAIN = "put_batch", "put_batch and durable flush", "put_batch and flush, CPU", "times a plain durable write"
+_BATCH, _DURABLE, _CPU, _PLAIN = (
+    "put_batch",
+    "put_batch and durable flush",
+    "put_batch and flush, CPU",
+    "times a plain durable write",
+)
 _SINGLE, _SINGLE_CPU, _SINGLE_DURABLE = "put, one entry a call", "put, CPU", "put and durable flush"
 _CALL, _FLUSH, _ONE, _ONE_FLUSH = "put_batch call", "flush", "put loop", "flush of single puts"
 
@@ -69,7 +76,10 @@ def _batches(index: IndexService, setting: Setting, place: Path, meter: Meter) -
 
 def _write_plainly(path: Path, setting: Setting, section: Section) -> None:
     """Write as many bytes as the entries take, in pieces as large as the flushes, each durable."""
-    piece, total = os.urandom(min(FLUSH_ENTRIES, setting.entries) * setting.entry_bytes), setting.entries * setting.entry_bytes
+    piece, total = (
+        os.urandom(min(FLUSH_ENTRIES, setting.entries) * setting.entry_bytes),
+        setting.entries * setting.entry_bytes,
+    )
     disk = Disk()
     descriptor = disk.create(path)
     disk.allocate(descriptor, total)

@@ -1,4 +1,6 @@
-"""Suite `recovery`: opening a root that a crash left with a full unsealed file, and one of many files. The page cache is warm."""
+"""Suite `recovery`: opening a root that a crash left with a full unsealed file, and one of many files. The page cache
+is warm.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,11 @@ def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
     for _ in meter.rounds():
         with meter.section(_OPENING) as opening:
             index = setting.open(place)
-        require([(file.place, getattr(file, "count", None)) for file in index.files()], [("unsealed", count)], "files after recovery")
+        require(
+            [(file.place, getattr(file, "count", None)) for file in index.files()],
+            [("unsealed", count)],
+            "files after recovery",
+        )
         index.flush()  # reserves the next file, so that every round begins with what a crash leaves
         index.abandon()
         meter.record(_FULL, opening.elapsed_s)

@@ -1,7 +1,9 @@
-"""Suite `spark`: builds and merges by Spark beside one process and beside Parquet, lookups beside DuckDB, a year of hourly files.
+"""Suite `spark`: builds and merges by Spark beside one process and beside Parquet, lookups beside DuckDB, a year of
+hourly files.
 
-Each master is measured in a process of its own, on as many cores as it has; everything is written to local folders, and for lookups copied
-to an S3 server. With `--scale` the suite measures memory instead: of each Python worker, by the number of entries.
+Each master is measured in a process of its own, on as many cores as it has; everything is written to local folders, and
+for lookups copied to an S3 server. With `--scale` the suite measures memory instead: of each Python worker, by the
+number of entries.
 """
 
 from __future__ import annotations
@@ -114,14 +116,23 @@ def _s3_or_none(setting: Setting) -> str | None:
 
 def _job(amounts: SparkAmounts, folder: Path, master: str, **more: Any) -> Job:
     return Job(
-        master, str(folder), amounts.entries, amounts.days, amounts.rounds, amounts.preset, amounts.slots, topic=TOPIC, **more
+        master,
+        str(folder),
+        amounts.entries,
+        amounts.days,
+        amounts.rounds,
+        amounts.preset,
+        amounts.slots,
+        topic=TOPIC,
+        **more,
     )
 
 
 def _seconds_table(seconds: dict[tuple[str, str], list[float]], amounts: SparkAmounts) -> Table:
     masters = tuple(dict.fromkeys(master for _, master in seconds))
     rows = [
-        (way, *(statistics.median(seconds[way, master]) for master in masters)) for way in dict.fromkeys(way for way, _ in seconds)
+        (way, *(statistics.median(seconds[way, master]) for master in masters))
+        for way in dict.fromkeys(way for way, _ in seconds)
     ]
     title = f"seconds, median: {amounts.entries:,} entries of {amounts.days} days, Parquet source, all in local folders"
     return Table(title, ("job", *masters), tuple(rows))
@@ -140,10 +151,17 @@ def _run_scale(amounts: SparkAmounts, folder: Path, meter: Meter) -> None:
             kind = name.removeprefix("scale ")
             workers, java = values["workers_mib"], values["java_mib"]
             peaks[kind].append(max(workers, default=0))
-            rows.append((
-                entries, kind, values["shards"], " ".join(map(str, workers)), " ".join(map(str, java)), round(values["elapsed_s"], 1),
-                round(values["load_average"], 1),
-            ))  # fmt: skip
+            rows.append(
+                (
+                    entries,
+                    kind,
+                    values["shards"],
+                    " ".join(map(str, workers)),
+                    " ".join(map(str, java)),
+                    round(values["elapsed_s"], 1),
+                    round(values["load_average"], 1),
+                )
+            )
 
         run_process(_job(amounts, folder, master, scale=entries), {}, told)
         require(len(rows) % 2, 0, "a build and a merge")

@@ -16,14 +16,20 @@ from tiered_index.service.index import IndexService
 __all__ = ["Upload"]
 
 _RATE, _BYTES, _COPY = "upload of a full file", "upload rate", "times a plain durable copy"
-_CYCLE, _SMALL_CYCLE, _SMALL_RETIRE = "compaction, upload and retirement", "small files: compaction and upload", "small files: retirement"
+_CYCLE, _SMALL_CYCLE, _SMALL_RETIRE = (
+    "compaction, upload and retirement",
+    "small files: compaction and upload",
+    "small files: retirement",
+)
 _UPLOADING, _LIFE_CYCLE, _SMALL_LIFE, _RETIRING = "upload", "life cycle", "small files", "retirement"
 _SMALL = 1_000
 _SMALL_SHARE = 10
 
 
 class Upload:
-    """A full file, and a number of small ones, through the life cycle once a round; a local copy goes as soon as it is uploaded."""
+    """A full file, and a number of small ones, through the life cycle once a round; a local copy goes as soon as it is
+    uploaded.
+    """
 
     name = "upload"
     passes = 1
@@ -65,7 +71,11 @@ def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
             index.run_lifecycle()
         require(_states(index), {"storage": 1}, "states of the files")
         (stored,) = index.log_state.objects.values()
-        (source,) = (path for path in (place / "storage").rglob("*") if path.is_file() and path.stat().st_size == stored.size_bytes)
+        (source,) = (
+            path
+            for path in (place / "storage").rglob("*")
+            if path.is_file() and path.stat().st_size == stored.size_bytes
+        )
         settle()
         with meter.section("copy") as copy:
             plain_copy(source, place / "copy")

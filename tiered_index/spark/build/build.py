@@ -1,0 +1,291 @@
+"""Build: window tables straight from a source, by Spark. DESIGN section 6; docs/spark.md says what runs where.
+
+```
+source ─> census (how much in which window) ─> plan ─> hash, pack into blocks
+          tasks                                driver  tasks
+       ─> to partitions ─> sort, write, upload ─> one log record
+          shuffle          tasks                  driver
+```
+Until the log record nothing has changed: retries, speculation, lost executors and a killed driver leave objects that
+nobody knows of, which `orphans` sweeps. One thread drives a build; any number of builds, merges and writers work on one
+storage at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tiered_index.clock import Clock, SystemClock
+from tiered_index.config import IndexConfig
+from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import Genesis
+from tiered_index.service.log.session import StorageSession, check_genesis
+from tiered_index.service.merge.run import RECORD_REQUESTS, abandon, writing_requests
+from tiered_index.service.opening import wanted_genesis
+from tiered_index.spark.build.columns import entry_frame
+from tiered_index.spark.build.log_sources import SKIPPED
+from tiered_index.spark.build.plan import CENSUS_COLUMNS, CENSUS_SCHEMA, BuildPlan, Census, count_batches, plan_build
+from tiered_index.spark.build.publishing import MODES, check_windows, publish_tables
+from tiered_index.spark.build.shards import BLOCK_SCHEMA, RESULT_SCHEMA, PartitionResult, pack_batches, write_partition
+from tiered_index.spark.build.sources import SourceLike, frame_of, has_log_offsets, is_frame
+from tiered_index.spark.executors import StorageAddress, typed_errors
+from tiered_index.spark.metrics import Address, JobMeter, JobMetrics
+from tiered_index.spark.windows import WindowScale, window_seconds
+from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.opening import probe_put_if_absent
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = ["BuildResult", "build", "stored_genesis"]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """What was built, or with `dry_run` what would be.
+
+    Windows are (first second, length in seconds, entries). `requests` and `cost_usd` are what the writing was expected
+    to take; what the job really did is in `metrics`. `skipped` are (file, first offset, end, problem) of the first
+    hundred damaged stretches of a log that were passed over, `skipped_ranges` and `skipped_bytes` count all; how many
+    messages they had nobody knows.
+    """
+
+    entries: int = 0
+    without_key: int = 0
+    quarantined: int = 0
+    windows: tuple[tuple[int, int, int], ...] = ()
+    shards: int = 0
+    written_bytes: int = 0
+    removed_objects: int = 0
+    requests: int = 0
+    cost_usd: float = 0.0
+    log_number: int = field(default=0)
+    dry_run: bool = False
+    skipped_ranges: int = 0
+    skipped_bytes: int = 0
+    skipped: tuple[tuple[str, int, int, str], ...] = ()
+    metrics: JobMetrics = field(default_factory=JobMetrics)
+
+
+def build(
+    spark: SparkSession,
+    source: SourceLike,
+    *,
+    storage: str,
+    window: str | int = "1d",
+    shards: int | str = "auto",
+    columns: Mapping[str, str | Column] | None = None,
+    mode: str = "error",
+    config: IndexConfig | None = None,
+    max_windows: int = 10_000,
+    skip_corrupt: bool = False,
+    dry_run: bool = False,
+    clock: Clock | None = None,
+    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+) -> BuildResult:
+    """Build tables of `window` (``1h``, ``1d``, seconds) from a DataFrame, Parquet or NDJSON path(s), or commit logs.
+
+    A commit log is a RocketMQ store directory, or ``archive:STORAGE-URI[?store=NAME]`` for the segments that are
+    archived in an index.
+
+    `columns` say which column of the source a field of an entry is (``{"key": "order_id"}``), `shards` how many a
+    window has. `mode` says what to do where a window has tables already: ``error``, ``append`` a further table, or
+    ``replace`` them in the same record. The index is created as `config` says where there is none, once all is written.
+    Timestamps outside its `max_late_s` and `max_early_s` go to quarantine windows and are counted. `progress` is told
+    (stage, tasks done, tasks).
+
+    Raises `InvalidArgument` (the source or the call), `SchemaMismatch`, `CorruptFile`, `JobOverdue` (23 hours after
+    tasks began to write): nothing is published then. So after what the storage raises, but for one case: an error of
+    the log record's put, which is the last step, leaves its outcome unknown. Look what the windows have before such a
+    build is repeated: ``append`` may double them, ``error`` says that they are there, ``replace`` is harmless.
+    """
+    if mode not in MODES:
+        raise InvalidArgument(f"mode is {', '.join(MODES)}, not {mode!r}")
+    settings = config or IndexConfig()
+    present = clock or SystemClock()
+    now_ms = present.now_ms()
+    address = StorageAddress(storage, settings.s3)
+    scale = WindowScale(
+        window_seconds(window),
+        now_ms // 1000 - round(settings.max_late_s),
+        now_ms // 1000 + round(settings.max_early_s),
+    )
+    opened = MeteredStorage(address.open(), settings.prices)
+    with contextlib.closing(opened):
+        meter = JobMeter(spark, opened, settings.prices, progress)
+        log = StorageLog(opened, present)
+        wanted = wanted_genesis(_fitting(settings, source), None)
+        with meter.stage("plan"):
+            genesis = stored_genesis(log, settings, opened.uri) or wanted
+        with typed_errors(f"reading {_name_of(source)}"):
+            with meter.stage("plan"):
+                frame = frame_of(spark, source, meter.sources(settings.s3), skip_corrupt=skip_corrupt)
+                entries = entry_frame(frame, columns or {}, genesis.layout.schema)
+            with meter.stage("count", tasks=True) as counted:
+                census = _census(entries, scale, max_windows)
+                counted.entries = census.entries
+        if not census.entries:
+            raise InvalidArgument(f"{_name_of(source)} has no entries{_why_none(census)}")
+        sequence = max((o.sequence for o in log.state.objects.values()), default=0)
+        cores = spark.sparkContext.defaultParallelism
+        plan = plan_build(
+            census, genesis, scale, shards=shards, parallelism=cores, sequence=sequence, max_windows=max_windows
+        )
+        check_windows(log.state, plan, mode)
+        result = _expected(plan, census, settings)
+        if dry_run:
+            return replace(result, metrics=meter.metrics)
+        with meter.stage("plan"):
+            # a server that accepts two records of one number would lose one of two builds
+            probe_put_if_absent(opened)
+        with typed_errors(f"building from {_name_of(source)}"), meter.stage("build", tasks=True) as building:
+            results = _written(entries, plan, meter.address(address), present.now_ms())
+            building.entries = sum(part.entries for part in results)
+        finished = [shard for part in results for shard in part.shards]
+        try:
+            with meter.stage("publish") as publishing:
+                _check(plan, results)
+                if log.state.genesis is None:
+                    # tasks need what the index will be like, not that it is there: a build that fails leaves none
+                    StorageSession(opened, log, present, settings.lease_ttl_s).join(genesis, lambda stored: genesis)
+                state, removed = publish_tables(plan, finished, mode, opened, log)
+                publishing.entries = plan.entries
+        except (InvalidArgument, CorruptFile, SchemaMismatch):
+            # certainly not published; after an error of the storage that is not known, and `orphans` decides
+            abandon(finished, opened)
+            raise
+    written = sum(shard.stored.size_bytes for shard in finished)
+    return replace(
+        result,
+        shards=len(finished),
+        written_bytes=written,
+        removed_objects=removed,
+        log_number=state.number,
+        dry_run=False,
+        metrics=meter.metrics,
+    )
+
+
+def _fitting(config: IndexConfig, source: SourceLike) -> IndexConfig:
+    """Return the settings of a new index for a source: offsets of a commit log are such."""
+    if has_log_offsets(source) and "offset_space" not in config.model_fields_set:
+        return config.model_copy(update={"offset_space": "commitlog"})
+    return config
+
+
+def stored_genesis(log: StorageLog, config: IndexConfig, where: str) -> Genesis | None:
+    """Return what the index in the storage is, or None where there is none.
+
+    Raises `SchemaMismatch` where another one is asked for.
+    """
+    try:
+        stored = log.open().genesis
+    except NotAnIndex:
+        return None
+    assert stored is not None
+    check_genesis(stored, wanted_genesis(config, stored), where)
+    return stored
+
+
+def _census(entries: DataFrame, scale: WindowScale, max_windows: int) -> Census:
+    names = [name for name in CENSUS_COLUMNS if name in entries.columns]
+    looked_at = entries.select(*names, entries["key"].isNotNull().alias("has_key"))
+    count = partial(count_batches, scale=scale, max_windows=max_windows)
+    return Census.of(looked_at.mapInArrow(count, CENSUS_SCHEMA).collect())
+
+
+def _written(entries: DataFrame, plan: BuildPlan, address: Address, now_ms: int) -> Sequence[PartitionResult]:
+    """Run the tasks; return one result of each partition that got anything."""
+    if SKIPPED in entries.columns:
+        entries = entries.where(entries[SKIPPED].isNull()).drop(SKIPPED)
+    shared = entries.sparkSession.sparkContext.broadcast(plan)
+
+    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return pack_batches(batches, shared.value)
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return write_partition(batches, shared.value, address, now_ms)
+
+    try:
+        blocks = (
+            entries.mapInArrow(pack, BLOCK_SCHEMA)
+            .repartitionById(plan.partitions, "partition")
+            .sortWithinPartitions("piece")
+        )
+        rows = blocks.select("piece", "items", "checksum").mapInArrow(write, RESULT_SCHEMA).collect()
+    finally:
+        shared.destroy()
+    return [pickle.loads(row[0]) for row in rows]
+
+
+def _check(plan: BuildPlan, results: Sequence[PartitionResult]) -> None:
+    """Raise unless the shards hold what was read, and as much of it in each window as was counted."""
+    shards = [shard for result in results for shard in result.shards]
+    for table in plan.tables:
+        written = sum(
+            s.stored.count for s in shards if s.stored.shard is not None and s.stored.shard.table == table.window.table
+        )
+        if written != table.window.entries:
+            raise InvalidArgument(
+                f"the source changes while it is read: the window from {table.window.begin_s} had "
+                f"{table.window.entries:,} entries when "
+                f"it was counted and {written:,} when it was read; build from a copy that stands still"
+            )
+    read_sum, written_sum = sum(result.read_checksum for result in results), sum(shard.checksum for shard in shards)
+    if (read_sum - written_sum) % 2**64:
+        raise CorruptFile(
+            "build", "wrote other entries than it read", expected=read_sum % 2**64, found=written_sum % 2**64
+        )
+
+
+def _expected(plan: BuildPlan, census: Census, config: IndexConfig) -> BuildResult:
+    size = plan.entries * plan.genesis.layout.schema.item.itemsize
+    requests = Counter(RECORD_REQUESTS)
+    for table in plan.tables:
+        made = min(table.shards, table.window.entries)
+        requests += writing_requests(made, table.window.entries * plan.genesis.layout.schema.item.itemsize // made)
+    cost = config.prices.cost_usd(requests, 0)
+    windows: list[Any] = [(table.window.begin_s, table.window.window_s, table.window.entries) for table in plan.tables]
+    return BuildResult(
+        entries=plan.entries,
+        without_key=census.without_key,
+        quarantined=census.quarantined,
+        windows=tuple(windows),
+        shards=plan.shards,
+        written_bytes=size,
+        requests=requests.total(),
+        cost_usd=cost,
+        dry_run=True,
+        skipped_ranges=census.skipped_ranges,
+        skipped_bytes=census.skipped_bytes,
+        skipped=census.skipped,
+    )
+
+
+def _why_none(census: Census) -> str:
+    found = []
+    if census.without_key:
+        found.append(f"it has {census.without_key:,} messages, none with a key")
+    if census.skipped_ranges:
+        found.append(f"{census.skipped_bytes:,} damaged bytes were passed over")
+    return f" ({', '.join(found)})" if found else ""
+
+
+def _name_of(source: SourceLike) -> str:
+    if is_frame(source):
+        return "the DataFrame"
+    return (
+        str(source)
+        if isinstance(source, str | Path)
+        else " and ".join(map(str, source[:2])) + (" and others" if source[2:] else "")
+    )

@@ -1,0 +1,173 @@
+"""Compaction on Spark: what writers have staged becomes compacted objects, a task a file, and one log record publishes
+them all.
+
+Writers with ``compaction = "spark"`` ask for it by tickets; their local copies answer meanwhile, and they compact a
+file themselves after `compact_timeout_s`. `service/staging_jobs` does the work, by the same code as a writer, so that
+the bytes are the same. Spark takes one result of each task, whichever attempt was first; what others sent is for
+`orphans`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from tiered_index.clock import Clock, SystemClock
+from tiered_index.service.lifecycle.staged import Ticket
+from tiered_index.service.lifecycle.staging_jobs import (
+    StagedResult,
+    compact_staged,
+    estimate_compaction,
+    open_tickets,
+    publish_staged,
+)
+from tiered_index.service.log.log import StorageLog
+from tiered_index.spark.executors import StorageAddress, between_tasks, typed_errors
+from tiered_index.spark.metrics import Address, JobMeter, JobMetrics
+from tiered_index.storage.metering import MeteredStorage, PriceTable
+from tiered_index.storage.opening import probe_put_if_absent
+from tiered_index.storage.s3.options import S3Options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["CompactReport", "compact", "plan_compaction"]
+
+_DRIVEN = "plan and publish"
+
+
+@dataclass(frozen=True, slots=True)
+class CompactReport:
+    """What was published, or with `dry_run` what would be tried, what it would write, and what it would cost,
+    estimated.
+
+    `requests`, by operation, and `cost_usd` are those of tasks and driver; `read_bytes` and `written_bytes` are of the
+    files alone. (file id, why) of files that were not: `left`, they may not come now; `damaged`, their staged object;
+    `failed`, an error stopped them.
+    """
+
+    files: int = 0
+    entries: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    left: tuple[tuple[str, str], ...] = ()
+    damaged: tuple[tuple[str, str], ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()
+    requests: Mapping[str, int] = field(default_factory=dict)
+    cost_usd: float = 0.0
+    log_number: int = 0
+    dry_run: bool = False
+    metrics: JobMetrics = field(default_factory=JobMetrics)
+
+
+def compact(
+    spark: SparkSession,
+    *,
+    storage: str,
+    s3: S3Options | None = None,
+    dry_run: bool = False,
+    clock: Clock | None = None,
+    prices: PriceTable | None = None,
+    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+) -> CompactReport:
+    """Compact and publish every file that writers have staged in `storage`.
+
+    Return what was done; `progress` as in `merge`.
+
+    Repeating it is harmless, and so are two at once. With `dry_run` nothing is changed. Raises `NotAnIndex`,
+    `ConfigError`, what the storage raises to the driver: nothing is published then, unless the answer to the log record
+    was lost. A damaged staged file, and one whose task met an error of storage or disk, are told, and stand in the way
+    of no other one: later jobs try again, or their writer.
+    """
+    if dry_run:
+        return plan_compaction(storage=storage, s3=s3, clock=clock, prices=prices)
+    address, present, priced = (
+        StorageAddress(storage, s3 or S3Options()),
+        clock or SystemClock(),
+        prices or PriceTable(),
+    )
+    opened = MeteredStorage(address.open(), priced)
+    with contextlib.closing(opened):
+        meter = JobMeter(spark, opened, priced, progress)
+        log = StorageLog(opened, present)
+        with meter.stage(_DRIVEN):
+            log.open()
+            tickets, left = open_tickets(opened, log)
+            # a server that accepts two records of one number would let a file come twice
+            probe_put_if_absent(opened)
+        results: list[StagedResult] = []
+        if tickets:
+            with typed_errors("a task of the compaction"), meter.stage("compact", tasks=True) as stage:
+                results = _run_on(spark, tickets, meter.address(address), present.now_ms())
+                stage.entries = sum(ticket.count for ticket in tickets)
+            with meter.stage(_DRIVEN):
+                _, results = publish_staged(results, opened, log)
+    done = [result for result in results if result.finished is not None]
+    report = _report(
+        [result.ticket for result in done], [*left, *(result for result in results if result.finished is None)]
+    )
+    written = sum(result.finished.stored.size_bytes for result in done if result.finished is not None)
+    spent = meter.metrics
+    return replace(
+        report,
+        written_bytes=written,
+        requests=spent.requests,
+        cost_usd=spent.cost_usd,
+        log_number=log.state.number,
+        metrics=spent,
+    )
+
+
+def plan_compaction(
+    *, storage: str, s3: S3Options | None = None, clock: Clock | None = None, prices: PriceTable | None = None
+) -> CompactReport:
+    """Return what `compact` would do and cost now; needs no session. Raises `NotAnIndex`, `ConfigError`, what the
+    storage raises.
+    """
+    priced = prices or PriceTable()
+    opened = MeteredStorage(StorageAddress(storage, s3 or S3Options()).open(), priced)
+    with contextlib.closing(opened):
+        log = StorageLog(opened, clock or SystemClock())
+        log.open()
+        tickets, left = open_tickets(opened, log)
+        spent, genesis = opened.total, log.state.genesis
+        assert genesis is not None
+        cost = estimate_compaction(
+            tickets,
+            genesis.layout.schema.item.itemsize,
+            priced,
+            looked=spent.requests_by_kind,
+            looked_bytes=spent.bytes_read,
+        )
+        return replace(
+            _report(tickets, left),
+            written_bytes=cost.written_bytes,
+            requests=cost.requests,
+            cost_usd=cost.cost_usd,
+            log_number=log.state.number,
+            dry_run=True,
+        )
+
+
+def _report(tickets: Sequence[Ticket], left: Sequence[StagedResult]) -> CompactReport:
+    return CompactReport(
+        files=len(tickets),
+        entries=sum(ticket.count for ticket in tickets),
+        read_bytes=sum(ticket.size_bytes for ticket in tickets),
+        left=tuple((result.ticket.file_id, result.left) for result in left if not (result.corrupt or result.failed)),
+        damaged=tuple((result.ticket.file_id, result.left) for result in left if result.corrupt),
+        failed=tuple((result.ticket.file_id, result.left) for result in left if result.failed),
+    )
+
+
+def _run_on(spark: SparkSession, tickets: Sequence[Ticket], address: Address, now_ms: int) -> list[StagedResult]:
+    """Run a task a ticket; large files first, so that the last one to begin is short."""
+
+    def run_one(ticket: Ticket) -> StagedResult:
+        with between_tasks(), address.open() as storage:
+            return compact_staged(ticket, storage, now_ms)
+
+    ordered = sorted(tickets, key=lambda ticket: -ticket.size_bytes)
+    return spark.sparkContext.parallelize(ordered, len(ordered)).map(run_one).collect()

@@ -1,0 +1,196 @@
+"""Commit logs as what a build reads: RocketMQ store directories, and segments that are archived in an index's storage.
+
+A segment a task.
+
+    archive:s3://bucket/index                      every segment that the index there has archived
+    archive:s3://bucket/index?store=NAME           those of one store; the storage's own parameters may stand beside it
+
+Damage is an error that names file and offset, or is passed over: then the first look at the source says how much that
+was, by rows that have nothing but `SKIPPED`. Archived segments are read by ranged requests, in bounded memory, and
+checked against the table behind them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+
+from tiered_index.clock import SystemClock
+from tiered_index.errors import InvalidArgument
+from tiered_index.rocketmq.archive.archive import ArchivedLog
+from tiered_index.rocketmq.log.columns import SkippedRange
+from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.log.store import StoreDirectory
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.spark.metrics import SourceAccess
+from tiered_index.spark.splits import each_split, frame_of_splits
+from tiered_index.storage.base import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["SKIPPED", "archive_frame", "is_archive", "is_commit_log", "log_frame"]
+
+SKIPPED = "tiered_index_skipped"
+"""Column of what was passed over: a JSON list of file, first offset, end and problem. Rows that have it have
+nothing else.
+"""
+_ARCHIVE = "archive:"
+_STORE = "store="
+_FIELDS = [
+    ("topic", pa.string()),
+    ("queue_id", pa.int32()),
+    ("key", pa.string()),
+    ("offset", pa.int64()),
+    ("size", pa.int32()),
+    ("timestamp_ms", pa.int64()),
+    (SKIPPED, pa.string()),
+]
+_ARROW = pa.schema(_FIELDS)
+_COLUMNS = f"topic string, queue_id int, key string, offset long, size int, timestamp_ms long, {SKIPPED} string"
+
+
+def is_commit_log(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a RocketMQ store directory."""
+    return (Path(path) / "commitlog").is_dir()
+
+
+def is_archive(path: str | os.PathLike[str]) -> bool:
+    """Return whether a source names archived segments."""
+    return os.fspath(path).startswith(_ARCHIVE)
+
+
+def log_frame(spark: SparkSession, stores: Sequence[StoreDirectory], skip_corrupt: bool) -> DataFrame:
+    """Return the entries of local stores."""
+    splits = [
+        [str(store.commitlog), segment.start, segment.end]
+        for store in stores
+        for segment in CommitLogReader(store.commitlog).segments()
+    ]
+    return frame_of_splits(spark, splits).mapInArrow(partial(_read_local, skip_corrupt=skip_corrupt), _COLUMNS)
+
+
+def archive_frame(spark: SparkSession, sources: Sequence[str], access: SourceAccess, skip_corrupt: bool) -> DataFrame:
+    """Return the entries of archived segments.
+
+    Raises `InvalidArgument` where there are none, `NotAnIndex`, what the storage raises.
+    """
+    splits: list[list[Any]] = []
+    for source in sources:
+        uri, store = _archive_of(source)
+        with access.address(uri).open() as storage:
+            state = StorageLog(storage, SystemClock()).open()
+        if store is not None and store not in state.stores:
+            known = ", ".join(map(repr, state.stores)) or "none"
+            raise InvalidArgument(f"{uri} has no archived segments of store {store!r}; stores with some: {known}")
+        found = [
+            segment for name in (state.stores if store is None else [store]) for segment in state.segments_of(name)
+        ]
+        if not found:
+            raise InvalidArgument(f"{uri} has no archived segments")
+        splits += [[uri, segment.to_json()] for segment in found]
+    return frame_of_splits(spark, splits).mapInArrow(
+        partial(_read_archived, access=access, skip_corrupt=skip_corrupt), _COLUMNS
+    )
+
+
+def _archive_of(source: str) -> tuple[str, str | None]:
+    """Return the storage's URI and the store, None for all."""
+    place, _, query = source.removeprefix(_ARCHIVE).partition("?")
+    if "://" not in place:
+        raise InvalidArgument(
+            f"archived segments are given as archive:STORAGE-URI[?store=NAME], archive:s3://bucket/index, not {source}"
+        )
+    parameters = [part for part in query.split("&") if part]
+    stores = [unquote(part.removeprefix(_STORE)) for part in parameters if part.startswith(_STORE)]
+    if len(stores) > 1 or stores == [""]:
+        raise InvalidArgument(f"{source}: store= is given once, and not empty")
+    rest = "&".join(part for part in parameters if not part.startswith(_STORE))
+    return place + ("?" + rest if rest else ""), stores[0] if stores else None
+
+
+def _read_local(batches: Iterable[pa.RecordBatch], skip_corrupt: bool) -> Iterator[pa.RecordBatch]:
+    for folder, start, end in each_split(batches):
+        yield from _entries(CommitLogReader(Path(folder), check_crc=True), start, end, skip_corrupt)
+
+
+def _read_archived(
+    batches: Iterable[pa.RecordBatch], access: SourceAccess, skip_corrupt: bool
+) -> Iterator[pa.RecordBatch]:
+    for uri, document in each_split(batches):
+        segment = ArchivedSegment.from_json(document)
+        with access.address(uri).open() as storage:
+            log = ArchivedLog(_archive_in(storage), segment, skip_corrupt=skip_corrupt)
+            yield from _entries(log, segment.start, segment.end, skip_corrupt)
+
+
+def _archive_in(storage: Storage) -> SegmentArchive:
+    log = StorageLog(storage, SystemClock())
+    return SegmentArchive(storage, lambda: log.state, log.open)
+
+
+def _entries(reader: CommitLogReader, start: int, end: int, skip_corrupt: bool) -> Iterator[pa.RecordBatch]:
+    """Yield the entries of the segment [start, end): messages never reach into the next one. Raises `CorruptFile`
+    unless told to skip.
+    """
+    skipped: list[SkippedRange] = []
+    for batch in reader.batches(start, skip_corrupt=skip_corrupt, skip_missing=skip_corrupt):
+        # what lies behind the segment is another task's
+        mine = [passed for passed in batch.skipped if start <= passed.begin < end]
+        for passed in mine:
+            if passed.file == str(reader.folder):
+                raise MissingOffsets(passed.file, passed.problem, passed.begin, passed.end)
+        skipped += mine
+        if batch.begin >= end:
+            break
+        if columns := _believed(batch.columns, reader):
+            cells = [columns.column(name).cast(kind) for name, kind in _FIELDS[:-1]]
+            yield pa.RecordBatch.from_arrays([*cells, pa.nulls(len(columns), pa.string())], schema=_ARROW)
+        if batch.end >= end:
+            break
+    if isinstance(reader, ArchivedLog):
+        skipped += reader.damaged
+    if skipped:
+        yield _told(_joined(skipped))
+
+
+def _believed(columns: Any, reader: CommitLogReader) -> Any:
+    """Return the rows whose messages lie wholly in pieces that match their checksums; None for no rows."""
+    if len(columns) and isinstance(reader, ArchivedLog) and reader.damaged:
+        begin = columns.column("offset").to_numpy()
+        end = begin + columns.column("size").to_numpy()
+        bad = np.zeros(len(begin), np.bool_)
+        for piece in reader.damaged:
+            bad |= (begin < piece.end) & (end > piece.begin)
+        columns = columns.filter(pa.array(~bad))
+    return columns if len(columns) else None
+
+
+def _joined(ranges: Sequence[SkippedRange]) -> list[SkippedRange]:
+    """Return ranges of one segment in order, those that overlap joined: a damaged piece and what a reader found
+    wrong within it.
+    """
+    joined: list[SkippedRange] = []
+    for passed in sorted(ranges, key=lambda passed: passed.begin):
+        if joined and passed.begin < joined[-1].end:
+            last = joined[-1]
+            joined[-1] = SkippedRange(last.begin, max(last.end, passed.end), last.problem, last.file)
+        else:
+            joined.append(passed)
+    return joined
+
+
+def _told(skipped: Sequence[SkippedRange]) -> pa.RecordBatch:
+    told = [json.dumps([passed.file, passed.begin, passed.end, passed.problem]) for passed in skipped]
+    columns = [pa.nulls(len(told), kind) for _, kind in _FIELDS[:-1]]
+    return pa.RecordBatch.from_arrays([*columns, pa.array(told, pa.string())], schema=_ARROW)

@@ -1,0 +1,334 @@
+"""What a build writes: tables of windows, cut into shards and those into pieces by base slots, and which Spark
+partition gets which.
+
+Pieces are numbered through all tables. A piece is what is sorted at a time, a shard has a run of pieces, a partition a
+run of shards. Pure; the plan is sent to every task.
+
+The first look at a source: how many entries each window has, and which topics there are. What shards there will be
+follows from it.
+
+Only the columns that say so are read. `count_batches` runs in tasks and yields one small row each; `Census.of` adds
+them up on the driver.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.slot_map import SlotMap
+from tiered_index.service.answers.topics import TopicTable
+from tiered_index.service.answers.validation import milliseconds
+from tiered_index.service.log.records import Genesis
+from tiered_index.service.merge.plan import Window
+from tiered_index.spark.build.log_sources import SKIPPED
+from tiered_index.spark.windows import QUARANTINE_S, WindowScale
+from tiered_index.types import MAX_TIMESTAMP_MS
+
+__all__ = [
+    "CENSUS_COLUMNS",
+    "CENSUS_SCHEMA",
+    "PIECE_ITEMS",
+    "BuildPlan",
+    "Census",
+    "TablePlan",
+    "count_batches",
+    "plan_build",
+]
+
+CENSUS_COLUMNS = ("topic", "timestamp_ms", "has_key", "topic_id", SKIPPED)
+CENSUS_SCHEMA = "census binary"
+_NAMED = 100
+# stretches that are named; all are counted
+
+
+@dataclass
+class Census:
+    """Entries by (is quarantine window, begin of the window), messages without key, topics as (id or None, name), what
+    was passed over.
+
+    `skipped` are (file, first offset, end, problem) of the first stretches, `skipped_ranges` and `skipped_bytes` of
+    all.
+    """
+
+    windows: dict[tuple[bool, int], int] = field(default_factory=dict)
+    without_key: int = 0
+    topics: set[tuple[int | None, str]] = field(default_factory=set)
+    skipped_ranges: int = 0
+    skipped_bytes: int = 0
+    skipped: tuple[tuple[str, int, int, str], ...] = ()
+
+    @property
+    def entries(self) -> int:
+        """All of them."""
+        return sum(self.windows.values())
+
+    @property
+    def quarantined(self) -> int:
+        """Those whose timestamps can't be right."""
+        return sum(count for (wrong, _), count in self.windows.items() if wrong)
+
+    def add(self, other: Census) -> None:
+        """Add another part of the source."""
+        for window, count in other.windows.items():
+            self.windows[window] = self.windows.get(window, 0) + count
+        self.without_key += other.without_key
+        self.topics |= other.topics
+        self.skipped_ranges += other.skipped_ranges
+        self.skipped_bytes += other.skipped_bytes
+        self.skipped = (*self.skipped, *other.skipped)[:_NAMED]
+
+    @classmethod
+    def of(cls, rows: Iterable[Any]) -> Census:
+        """Return the sum of what tasks yielded."""
+        total = cls()
+        for row in rows:
+            total.add(pickle.loads(row[0]))
+        return total
+
+
+def count_batches(batches: Iterable[pa.RecordBatch], scale: WindowScale, max_windows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the census of `batches` (columns as `CENSUS_COLUMNS`, the last two optional) as one row.
+
+    Raises `InvalidArgument`.
+    """
+    census = Census()
+    for batch in batches:
+        census.add(_of_batch(batch, scale))
+        if len(census.windows) > max_windows:
+            raise InvalidArgument(_too_many(f"more than {max_windows:,}", scale))
+    yield pa.record_batch({"census": pa.array([pickle.dumps(census)], pa.binary())})
+
+
+def _of_batch(batch: pa.RecordBatch, scale: WindowScale) -> Census:
+    census = Census()
+    if SKIPPED in batch.schema.names:
+        told = [json.loads(text) for text in batch.column(SKIPPED).drop_null().to_pylist()]
+        passed = tuple((str(file), int(begin), int(end), str(problem)) for file, begin, end, problem in told)
+        census.add(
+            Census(
+                skipped_ranges=len(passed),
+                skipped_bytes=sum(end - begin for _, begin, end, _ in passed),
+                skipped=passed,
+            )
+        )
+        batch = batch.filter(pc.is_null(batch.column(SKIPPED))).drop_columns([SKIPPED])
+    keyed = batch.column("has_key")
+    census.without_key = len(batch) - (pc.sum(keyed).as_py() or 0)
+    if census.without_key:
+        batch = batch.filter(keyed)
+    if not len(batch):
+        return census
+    for name in batch.schema.names:
+        if name != "topic_id" and (nulls := batch.column(name).null_count):
+            counted = f"{nulls:,} null{'s' * (nulls > 1)}"
+            raise InvalidArgument(
+                f"column {name!r} has {counted} in rows that have a key; a value is needed in every one"
+            )
+    times = batch.column("timestamp_ms")
+    if pa.types.is_timestamp(times.type):
+        times = milliseconds(times)
+    stamps = times.to_numpy(zero_copy_only=False).astype(np.int64)
+    low, high = int(stamps.min()), int(stamps.max())
+    if low < 0 or high > MAX_TIMESTAMP_MS:
+        raise InvalidArgument(f"timestamp_ms {low if low < 0 else high} is outside 0..{MAX_TIMESTAMP_MS}")
+    begins, wrong = scale.begins(stamps // 1000)
+    codes, counts = np.unique(begins * 2 + wrong, return_counts=True)
+    census.windows = {
+        (bool(code & 1), code >> 1): count for code, count in zip(codes.tolist(), counts.tolist(), strict=True)
+    }
+    names = ["topic", *(["topic_id"] if "topic_id" in batch.schema.names else [])]
+    distinct = pa.Table.from_batches([batch.select(names)]).group_by(names).aggregate([])
+    ids = distinct["topic_id"].to_pylist() if len(names) > 1 else [None] * len(distinct)
+    census.topics = set(zip(ids, distinct["topic"].to_pylist(), strict=True))
+    return census
+
+
+def _too_many(count: str, scale: WindowScale) -> str:
+    return (
+        f"the source's entries lie in {count} windows of {scale.window_s:,} s: choose longer windows, or raise "
+        f"max_windows"
+    )
+
+
+PIECE_ITEMS = 1 << 19
+"""Entries of a piece, expected; a piece of more than twice as many (it has a hot key) is written in parts by time."""
+_SHARD_BYTES = 256 << 20
+_LEAST_BYTES = 32 << 20
+# of a shard that is made for the sake of parallel work
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """One table: `pieces` from number `first_piece` on, of `width` base slots each, `pieces_a_shard` to a shard."""
+
+    window: Window
+    quarantined: bool
+    first_piece: int
+    pieces: int
+    width: int
+    pieces_a_shard: int
+
+    @property
+    def shards(self) -> int:
+        """How many shards there are, without further parts of giants."""
+        return -(-self.pieces // self.pieces_a_shard)
+
+    def base_slots(self, first: int, pieces: int) -> tuple[int, int]:
+        """Return the half-open range of base slots of `pieces` pieces from number `first` of this table on."""
+        base = self.window.slots.base
+        return min(base, first * self.width), min(base, (first + pieces) * self.width)
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """All tables, those of quarantine windows last, each kind by time.
+
+    `topics` are (id, name), `sequence` is the shards'.
+    """
+
+    genesis: Genesis
+    scale: WindowScale
+    tables: tuple[TablePlan, ...]
+    topics: tuple[tuple[int, str], ...]
+    sequence: int
+    partition_of_piece: npt.NDArray[np.int32]
+    piece_items: int
+
+    @property
+    def partitions(self) -> int:
+        """How many Spark partitions write."""
+        return int(self.partition_of_piece[-1]) + 1
+
+    @property
+    def shards(self) -> int:
+        """How many shards there are, without further parts of giants."""
+        return sum(table.shards for table in self.tables)
+
+    @property
+    def entries(self) -> int:
+        """Entries of all tables."""
+        return sum(table.window.entries for table in self.tables)
+
+    @cached_property
+    def _firsts(self) -> Int64:
+        return np.array([table.first_piece for table in self.tables], np.int64)
+
+    @cached_property
+    def _codes(self) -> Int64:
+        """A number for each table that rises: its begin, quarantine windows behind all others."""
+        return np.array([_code(table.window.begin_s, table.quarantined) for table in self.tables], np.int64)
+
+    def table_of(self, piece: int) -> int:
+        """Return the index of the table that a piece is of."""
+        return int(np.searchsorted(self._firsts, piece, "right")) - 1
+
+    def pieces_of(self, seconds: Int64, hashes: npt.NDArray[np.int32]) -> tuple[Int64, Int64]:
+        """Return the piece (i64, n) and the begin of the window (i64, n) of entries, given their seconds and normal
+        hashes.
+
+        Raises `InvalidArgument` where a window isn't planned.
+        """
+        begins, wrong = self.scale.begins(seconds)
+        codes = begins + wrong * _BEHIND
+        index = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
+        if not (self._codes[index] == codes).all():
+            raise InvalidArgument(
+                "the source has windows now that it had not when it was counted: it changes while it is read"
+            )
+        widths = np.array([table.width for table in self.tables], np.int64)
+        return self._firsts[index] + hashes.astype(np.int64) % self.genesis.layout.slots // widths[index], begins
+
+    def topic_table(self) -> TopicTable:
+        """Return the ids as a table that assigns every name without a given id its id of the plan."""
+        table = TopicTable()
+        table.give(self.topics)
+        return table
+
+
+_BEHIND = 1 << 40
+
+
+def _code(begin_s: int, quarantined: bool) -> int:
+    return begin_s + quarantined * _BEHIND
+
+
+def plan_build(
+    census: Census,
+    genesis: Genesis,
+    scale: WindowScale,
+    *,
+    shards: int | str,
+    parallelism: int,
+    sequence: int,
+    max_windows: int,
+) -> BuildPlan:
+    """Return the plan of a build. Raises `InvalidArgument` for too many windows, or shards that can't be."""
+    if shards != "auto" and not (isinstance(shards, int) and not isinstance(shards, bool) and shards >= 1):
+        raise InvalidArgument(f"shards is 'auto' or how many a window has, not {shards!r}")
+    if len(census.windows) > max_windows:
+        raise InvalidArgument(
+            f"the source's entries lie in {len(census.windows):,} windows of {scale.window_s:,} s, and "
+            f"{max_windows:,} are allowed: "
+            "choose longer windows, or raise max_windows"
+        )
+    base, item_size = genesis.layout.slots, genesis.layout.schema.item.itemsize
+    aim = max(_LEAST_BYTES, min(_SHARD_BYTES, census.entries * item_size // max(1, 2 * parallelism)))
+    tables: list[TablePlan] = []
+    loads: list[int] = []
+    first = 0
+    for (wrong, begin), count in sorted(census.windows.items()):
+        slots = SlotMap.for_count(base, count)
+        window = Window(secrets.token_hex(8), begin, QUARANTINE_S if wrong else scale.window_s, slots, count)
+        wanted = -(-count * item_size // aim) if shards == "auto" else int(shards)
+        a_shard = max(1, -(-count // (wanted * PIECE_ITEMS)))
+        # pieces are cut where every slot map has a cut
+        width = max(1, -(-base // (wanted * a_shard * slots.join))) * slots.join
+        table = TablePlan(window, wrong, first, -(-base // width), width, a_shard)
+        tables.append(table)
+        loads += [count // table.shards] * table.shards
+        first += table.pieces
+    partitions = _partitions(tables, loads, aim // item_size)
+    return BuildPlan(genesis, scale, tuple(tables), _topics(census), sequence, partitions, PIECE_ITEMS)
+
+
+def _partitions(tables: Sequence[TablePlan], loads: Sequence[int], most: int) -> npt.NDArray[np.int32]:
+    """Return the partition (i32) of each piece: neighbouring small shards share one, up to about `most` entries."""
+    of_shard: list[int] = []
+    number, held = 0, 0
+    for load in loads:
+        if held and held + load > most:
+            number, held = number + 1, 0
+        of_shard.append(number)
+        held += max(1, load)
+    pieces: list[Any] = []
+    shard = 0
+    for table in tables:
+        pieces.append(
+            np.array(of_shard[shard : shard + table.shards], np.int32)[np.arange(table.pieces) // table.pieces_a_shard]
+        )
+        shard += table.shards
+    return np.concatenate(pieces)
+
+
+def _topics(census: Census) -> tuple[tuple[int, str], ...]:
+    """Return (id, name) of every topic: the source's ids, then those assigned, in order of name."""
+    table = TopicTable()
+    given = sorted((topic_id, name) for topic_id, name in census.topics if topic_id is not None)
+    table.give(given)
+    assigned = [
+        (table.assign(name), name) for name in sorted(name for topic_id, name in census.topics if topic_id is None)
+    ]
+    return tuple(dict.fromkeys((*given, *assigned)))

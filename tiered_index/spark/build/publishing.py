@@ -1,0 +1,283 @@
+"""The end of a build or a write: uploads completed, then one log record with its tables. Driver only.
+
+`mode` is decided again by the state that the record follows, so of two builds of one window with ``error`` only one is
+published, whatever their order. Quarantine windows are all builds': there only what has just the same entries counts
+(`quarantine`). So is decided whether a micro-batch was published before: the record carries (stream, number of the
+batch) as a source position, which the log keeps for good, and beside it what the batch holds. Another content under the
+last number is not a batch that comes again.
+
+Quarantined entries that are in the index already: what tells a source that is built again from another one. Driver
+only.
+
+Quarantine windows span 68 years and are every build's, so a table in one says nothing about the next. A build's entries
+there are known again by their number, first and last second, and the checksum of all their columns, whatever tables and
+shards they lie in.
+
+What a micro-batch holds, as a number that is the same whenever the same rows come again, whatever tasks and tables they
+were cut into.
+
+A checksum of a shard is not that: a topic's id may be a neighbouring one where two names of a task have the same CRC.
+Ids are left out here; an entry's hash is of topic and key. Pure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.shard import entry_checksum
+from tiered_index.service.cold.path import ColdPath, ColdSettings
+from tiered_index.service.lifecycle.pending_uploads import append_in_time
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogRecord, LogState, StoredObject, StreamBatch
+from tiered_index.service.merge.run import abandon, complete
+from tiered_index.service.merge.writing import FinishedShard
+from tiered_index.spark.build.plan import BuildPlan
+from tiered_index.spark.windows import QUARANTINE_S
+from tiered_index.storage.base import Storage
+
+__all__ = [
+    "MODES",
+    "BatchContent",
+    "MicroBatch",
+    "check_windows",
+    "publish_batch",
+    "publish_shards",
+    "publish_tables",
+    "repeated",
+]
+
+
+def repeated(state: LogState, shards: Sequence[FinishedShard], mode: str, storage: Storage) -> tuple[str, ...]:
+    """Return the names of the objects that have just the entries of a quarantine window of `shards`: `replace` removes
+    them.
+
+    Where an earlier build may be the same, the metadata of its objects are read. Raises `InvalidArgument` where there
+    are such and `mode` is ``error``, what reading raises.
+    """
+    if mode == "append" or not (written := _by_build(shard.stored for shard in shards)):
+        return ()
+    checksums = {shard.stored.name: shard.checksum for shard in shards}
+    names: list[str] = []
+    earlier = _by_build(state.objects.values())
+    with contextlib.closing(_cold_path(state, storage)) as cold:
+        for (begin_s, _), mine in written.items():
+            for (other_s, _), theirs in earlier.items():
+                if (
+                    other_s != begin_s
+                    or _outline(theirs) != _outline(mine)
+                    or _stored_sum(theirs, cold) != _sum(mine, checksums)
+                ):
+                    continue
+                if mode == "error":
+                    raise InvalidArgument(
+                        f"the {_outline(mine)[0]:,} entries whose times can't be right, from {begin_s} (epoch "
+                        f"seconds) on, are in the "
+                        f"index already, in {theirs[0].name}: take mode append or replace"
+                    )
+                names += [stored.name for stored in theirs]
+    return tuple(names)
+
+
+def _by_build(objects: Iterable[StoredObject]) -> dict[tuple[int, int], list[StoredObject]]:
+    """Return the objects of quarantine windows by (begin, time of the build)."""
+    found: dict[tuple[int, int], list[StoredObject]] = {}
+    for stored in objects:
+        if stored.shard is not None and stored.shard.window_s == QUARANTINE_S:
+            found.setdefault((stored.shard.begin_s, stored.published_ms), []).append(stored)
+    return found
+
+
+def _outline(objects: Sequence[StoredObject]) -> tuple[int, int, int]:
+    return sum(o.count for o in objects), min(o.second_min for o in objects), max(o.second_max for o in objects)
+
+
+def _sum(objects: Sequence[StoredObject], checksums: Mapping[str, int]) -> int:
+    return sum(checksums[stored.name] for stored in objects) % 2**64
+
+
+def _stored_sum(objects: Sequence[StoredObject], cold: ColdPath) -> int:
+    return _sum(objects, {stored.name: int(cold.trailer(stored).metadata.more["checksum"], 16) for stored in objects})
+
+
+def _cold_path(state: LogState, storage: Storage) -> ColdPath:
+    assert state.genesis is not None
+    return ColdPath(
+        storage, keyed=state.genesis.layout.schema.keyed, settings=ColdSettings(query_threads=1, block_cache_bytes=0)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchContent:
+    """How many entries, and the sum (u64) of a mix of each."""
+
+    entries: int = 0
+    checksum: int = 0
+
+    @classmethod
+    def of(cls, items: npt.NDArray[Any], seconds: npt.NDArray[np.int64]) -> BatchContent:
+        """Return the content of items (n) of these seconds (n)."""
+        told = [name for name in items.dtype.names or () if name != "topic_id"]
+        return cls(len(items), entry_checksum(items[told], seconds))
+
+    @classmethod
+    def joined(cls, parts: Iterable[BatchContent]) -> BatchContent:
+        """Return the content of all parts together."""
+        known = list(parts)
+        return cls(sum(part.entries for part in known), sum(part.checksum for part in known) % 2**64)
+
+
+MODES = ("error", "append", "replace")
+_Windows = list[tuple[int, int]]
+# begin and end of each, in order, without quarantine windows
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Batch `number` of a stream; numbers rise, and a batch is repeated only while no later one was begun."""
+
+    stream: str
+    number: int
+    content: BatchContent
+
+    @property
+    def told(self) -> StreamBatch:
+        """What the log's record says of it."""
+        return StreamBatch(self.number, self.content.entries, self.content.checksum)
+
+    def is_in(self, state: LogState) -> bool:
+        """Return whether the batch has been published.
+
+        Raises `InvalidArgument` where a later one has, or one of this number with other entries: this one's would be
+        lost. Records of earlier versions don't say what a batch held; there the number alone counts.
+        """
+        last = state.positions.get(self.stream, -1)
+        if last > self.number:
+            raise InvalidArgument(
+                f"the index has micro-batch {last} of this query already, and {self.number} comes now: its "
+                f"checkpoint is older than the "
+                "index, or another driver goes on with it; begin with a new checkpoint"
+            )
+        told = state.batches.get(self.stream)
+        if last == self.number and told is not None and told.number == last and told != self.told:
+            raise InvalidArgument(
+                f"the index has micro-batch {last} of this query already, of {told.entries:,} entries, and the "
+                f"{self.content.entries:,} "
+                "that come now under its number are others: its checkpoint is older than the index, or the query was "
+                "changed, or makes "
+                "other rows each time; begin with a new checkpoint"
+            )
+        return last == self.number
+
+
+def check_windows(state: LogState, plan: BuildPlan, mode: str) -> tuple[str, ...]:
+    """Return the names of the objects that a build in `mode` replaces.
+
+    Raises `InvalidArgument` where it must not be published.
+    """
+    return _replaced(state, _planned(plan), mode)
+
+
+def publish_tables(
+    plan: BuildPlan, shards: Sequence[FinishedShard], mode: str, storage: Storage, log: StorageLog
+) -> tuple[LogState, int]:
+    """Complete the uploads and append the record; return the state with it and how many objects it removed.
+
+    Raises as `check_windows`, `CorruptFile`, `JobOverdue`: not published then. After what the storage raises the
+    outcome may be unknown.
+    """
+    return _published(_planned(plan), shards, mode, storage, log, None)
+
+
+def publish_shards(shards: Sequence[FinishedShard], mode: str, storage: Storage, log: StorageLog) -> LogState:
+    """Publish what tasks wrote without a plan in common: the windows are those that the shards have. As
+    `publish_tables`.
+    """
+    return _published(_written(shards), shards, mode, storage, log, None)[0]
+
+
+def publish_batch(shards: Sequence[FinishedShard], batch: MicroBatch, storage: Storage, log: StorageLog) -> bool:
+    """Publish a micro-batch unless it was before; return False and take the uploads back then.
+
+    Raises as `publish_tables`, and `InvalidArgument` where a later batch was published, or other entries under its
+    number.
+    """
+    state = log.refresh()
+    names = {shard.stored.name for shard in shards}
+    if not names <= state.objects.keys() and not batch.is_in(state):
+        state, _ = _published(_written(shards), shards, "append", storage, log, batch)
+    if names <= state.objects.keys():
+        return True
+    abandon(shards, storage)
+    return False
+
+
+def _planned(plan: BuildPlan) -> _Windows:
+    return sorted((t.window.begin_s, t.window.begin_s + t.window.window_s) for t in plan.tables if not t.quarantined)
+
+
+def _written(shards: Sequence[FinishedShard]) -> _Windows:
+    tables = [one.stored.shard for one in shards if one.stored.shard is not None]
+    return sorted(
+        {(table.begin_s, table.begin_s + table.window_s) for table in tables if table.window_s != QUARANTINE_S}
+    )
+
+
+def _replaced(state: LogState, windows: _Windows, mode: str) -> tuple[str, ...]:
+    """Return the names of the objects that tables of `windows` replace in `mode`. Raises `InvalidArgument`."""
+    if mode == "append":
+        return ()
+    replaced: list[str] = []
+    for shards in state.tables.values():
+        shard = shards[0].shard
+        assert shard is not None
+        begin, end = shard.begin_s, shard.begin_s + shard.window_s
+        if shard.window_s == QUARANTINE_S or not (met := [w for w in windows if w[0] < end and begin < w[1]]):
+            continue
+        if mode == "error":
+            raise InvalidArgument(
+                f"the window from {met[0][0]} (epoch seconds) has a table already, {shard.table}: take mode append "
+                f"or replace"
+            )
+        if begin < met[0][0] or end > met[0][1]:
+            raise InvalidArgument(
+                f"table {shard.table} has {shard.window_s:,} s from {begin} on, more than the window of "
+                f"{met[0][1] - met[0][0]:,} s that "
+                "would replace it: build windows that are as long"
+            )
+        replaced += [stored.name for stored in shards]
+    return tuple(replaced)
+
+
+def _published(
+    windows: _Windows,
+    shards: Sequence[FinishedShard],
+    mode: str,
+    storage: Storage,
+    log: StorageLog,
+    batch: MicroBatch | None,
+) -> tuple[LogState, int]:
+    complete(shards, storage)
+    added = {shard.stored.name for shard in shards}
+    removed: tuple[str, ...] = ()
+
+    def make(state: LogState) -> LogRecord | None:
+        nonlocal removed
+        if added <= state.objects.keys():
+            return None  # an earlier try got as far as the log
+        if batch is not None and batch.is_in(state):
+            return None
+        removed = _replaced(state, windows, mode) + repeated(state, shards, mode, storage)
+        positions = {} if batch is None else {batch.stream: batch.number}
+        told = {} if batch is None else {batch.stream: batch.told}
+        return LogRecord(
+            0, "build", 0, "", 0, tuple(shard.stored for shard in shards), removed, positions, batches=told
+        )
+
+    return append_in_time("a build", shards, make, storage, log), len(removed)

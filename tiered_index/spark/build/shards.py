@@ -1,0 +1,364 @@
+"""The writing half of a build: a partition's blocks, sorted by piece, become shards that are uploaded but not
+published.
+
+Runs in tasks; one row a partition goes back to the driver. A task may be repeated, run twice at once or die at any
+moment: its objects have names of their own. Memory: two pieces and their sort, whatever the partition's size.
+
+A piece that is too large to be sorted in memory, because it has a hot key: cut by time on local disk.
+
+Items are appended to a file, then moved into another one by ranges of seconds, newest first, each of about so many
+items: two passes, and one more to count. A single second is never divided. Memory: a few MiB and one range. Threads:
+one.
+
+Entries on their way to the shards: hashed, packed as they will be stored, and cut into blocks of one piece each.
+
+A block is one binary cell of up to 2 MiB: Spark moves few large rows instead of one an entry. Runs in tasks, one thread
+each. Memory: a million entries, packed and sorted.
+"""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.shard import entry_checksum
+from tiered_index.service.answers.topics import TopicTable
+from tiered_index.service.answers.validation import Columns, batch_columns
+from tiered_index.service.merge.pieces import Piece
+from tiered_index.service.merge.writing import FinishedShard, TableRun
+from tiered_index.spark.build.plan import BuildPlan
+from tiered_index.spark.executors import between_tasks
+from tiered_index.spark.metrics import Address
+from tiered_index.storage.base import Storage
+
+__all__ = [
+    "BLOCK_SCHEMA",
+    "RESULT_SCHEMA",
+    "PartitionResult",
+    "Seen",
+    "Spool",
+    "pack_batches",
+    "write_blocks",
+    "write_partition",
+]
+
+_CHUNK = 1 << 17
+_BINS = 1 << 16
+Int64 = npt.NDArray[np.int64]
+
+
+class Spool:
+    """Items (structured, with `time_diff_s`) of one piece."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.count = 0
+        self._dtype = dtype
+        self._file: IO[bytes] = tempfile.TemporaryFile(prefix="tiered-index-")  # noqa: SIM115 - `close` closes it
+        self._low, self._high = 2**31 - 1, 0
+
+    def add(self, items: Array) -> None:
+        """Append items."""
+        self._low = min(self._low, int(items["time_diff_s"].min()))
+        self._high = max(self._high, int(items["time_diff_s"].max()))
+        self._file.write(items.tobytes())
+        self.count += len(items)
+
+    def parts(self, most: int) -> Iterator[Array]:
+        """Yield the items in ranges of seconds, newest first, each of about `most` items at most unless one second
+        has more.
+        """
+        lows, counts = self._ranges(most)
+        starts = np.cumsum(counts) - counts
+        with tempfile.TemporaryFile(prefix="tiered-index-") as ordered:
+            written = np.zeros(len(counts), np.int64)
+            for items in self._chunks():
+                # ranges are newest first: a range has the seconds from its low up to the low of the one before
+                of = np.searchsorted(-lows, -items["time_diff_s"].astype(np.int64), "left")
+                order = np.argsort(of, kind="stable")
+                items, of = items[order], of[order]
+                firsts = np.flatnonzero(np.diff(of, prepend=-1))
+                for first, stop in zip(firsts.tolist(), [*firsts[1:].tolist(), len(of)], strict=True):
+                    number = int(of[first])
+                    ordered.seek(int(starts[number] + written[number]) * self._dtype.itemsize)
+                    ordered.write(items[first:stop].tobytes())
+                    written[number] += stop - first
+            for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+                ordered.seek(start * self._dtype.itemsize)
+                yield np.frombuffer(ordered.read(count * self._dtype.itemsize), self._dtype)
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._file.close()
+
+    def _chunks(self) -> Iterator[Array]:
+        self._file.seek(0)
+        while data := self._file.read(_CHUNK * self._dtype.itemsize):
+            yield np.frombuffer(data, self._dtype)
+
+    def _ranges(self, most: int) -> tuple[Int64, Int64]:
+        """Return the first second of each range (newest first) and its items."""
+        lows: list[int] = []
+        counts: list[int] = []
+        bins = self._histogram(self._low, self._high)
+        for low, high, count in reversed(bins):
+            # a bin that is too large is looked at again by itself, second by second or by finer bins
+            finer = [(low, high, count)]
+            while any(c > most and h > lo for lo, h, c in finer):
+                finer = [
+                    part
+                    for lo, h, c in finer
+                    for part in (self._histogram(lo, h) if c > most and h > lo else [(lo, h, c)])
+                ]
+            for begin, _, number in reversed(finer):
+                if counts and counts[-1] + number <= most:
+                    lows[-1], counts[-1] = begin, counts[-1] + number
+                else:
+                    lows.append(begin)
+                    counts.append(number)
+        return np.array(lows, np.int64), np.array(counts, np.int64)
+
+    def _histogram(self, low: int, high: int) -> list[tuple[int, int, int]]:
+        """Return (first second, last second, items) of the ranges of equal length within [low, high] that have any,
+        oldest first.
+        """
+        width = -(-(high - low + 1) // _BINS)
+        counts = np.zeros(-(-(high - low + 1) // width), np.int64)
+        for items in self._chunks():
+            seconds = items["time_diff_s"].astype(np.int64)
+            inside = seconds[(seconds >= low) & (seconds <= high)]
+            counts += np.bincount((inside - low) // width, minlength=len(counts))
+        used = np.flatnonzero(counts)
+        begins = low + used * width
+        return list(
+            zip(begins.tolist(), np.minimum(begins + width - 1, high).tolist(), counts[used].tolist(), strict=True)
+        )
+
+
+RESULT_SCHEMA = "result binary"
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionResult:
+    """What a partition got, and wrote. `read_checksum` is the sum that came with the blocks."""
+
+    entries: int
+    read_checksum: int
+    shards: tuple[FinishedShard, ...]
+
+
+def write_partition(
+    batches: Iterable[pa.RecordBatch], plan: BuildPlan, address: Address, now_ms: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield one row with the `PartitionResult` of blocks (columns piece, items, checksum; sorted by piece)."""
+    with between_tasks():
+        result = write_blocks(batches, plan, address, now_ms)
+    yield pa.record_batch({"result": pa.array([pickle.dumps(result)], pa.binary())})
+
+
+def write_blocks(batches: Iterable[pa.RecordBatch], plan: BuildPlan, address: Address, now_ms: int) -> PartitionResult:
+    """Write the shards of blocks, as `write_partition`; what was uploaded is taken back where that fails."""
+    checksum = 0
+    with address.open() as storage:
+        writer = _PartitionWriter(plan, storage, now_ms)
+        try:
+            for batch in batches:
+                checksum += int(
+                    _cells(batch.column("checksum"), np.dtype(">u8")).astype(np.uint64).sum(dtype=np.uint64)
+                )
+                pieces = batch.column("piece").to_numpy()
+                firsts = np.flatnonzero(np.diff(pieces, prepend=-1)).tolist()
+                for first, stop in zip(firsts, [*firsts[1:], len(pieces)], strict=True):
+                    cells = batch.column("items").slice(first, stop - first)
+                    writer.add(int(pieces[first]), _cells(cells, plan.genesis.layout.schema.item))
+            shards = writer.finish()
+        except BaseException:
+            writer.abandon()
+            raise
+    return PartitionResult(writer.entries, checksum % 2**64, shards)
+
+
+def _cells(column: Any, dtype: np.dtype[Any]) -> Array:
+    """Return what the cells of a binary column hold, one behind the other, without a copy."""
+    wide = pa.types.is_large_binary(column.type)
+    _, offset_buffer, data = column.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)[
+        column.offset : column.offset + len(column) + 1
+    ]
+    start, stop = int(offsets[0]), int(offsets[-1])
+    return np.frombuffer(data, dtype, (stop - start) // dtype.itemsize, start)
+
+
+class _PartitionWriter:
+    """Gathers pieces and hands them to the table run of their shard."""
+
+    def __init__(self, plan: BuildPlan, storage: Storage, now_ms: int) -> None:
+        self.entries = 0
+        self._plan, self._storage, self._now_ms, self._most = plan, storage, now_ms, 2 * plan.piece_items
+        self._topics = dict(plan.topics)
+        self._piece = -1
+        self._held: list[Array] = []
+        self._held_items = 0
+        self._spool: Spool | None = None
+        self._shard: tuple[int, int] | None = None
+        # (table, shard of the table) that `_run` writes
+        self._run: TableRun | None = None
+        self._runs: list[TableRun] = []
+
+    def add(self, piece: int, items: Array) -> None:
+        if piece != self._piece:
+            self._end_piece()
+            self._piece = piece
+        self.entries += len(items)
+        if self._spool is not None:
+            self._spool.add(items)
+            return
+        self._held.append(items.copy())  # the batch's memory is much larger
+        self._held_items += len(items)
+        if self._held_items > self._most:
+            self._spool = Spool(self._plan.genesis.layout.schema.item)
+            for held in self._held:
+                self._spool.add(held)
+            self._held, self._held_items = [], 0
+
+    def finish(self) -> tuple[FinishedShard, ...]:
+        self._end_piece()
+        if self._run is not None:
+            self._run.finish()
+        return tuple(shard for run in self._runs for shard in run.finished)
+
+    def abandon(self) -> None:
+        if self._spool is not None:
+            self._spool.close()
+        for run in self._runs:
+            run.abandon()
+
+    def _end_piece(self) -> None:
+        """Write the piece that has been gathered."""
+        if not self._held and self._spool is None:
+            return
+        plan = self._plan
+        index = plan.table_of(self._piece)
+        table = plan.tables[index]
+        number = self._piece - table.first_piece
+        shard = number // table.pieces_a_shard
+        if self._shard != (index, shard):
+            if self._run is not None:
+                self._run.finish()
+            slots = table.base_slots(shard * table.pieces_a_shard, table.pieces_a_shard)
+            most = (self._most + 1) * table.pieces_a_shard
+            self._run = TableRun(
+                plan.genesis, table.window, slots, self._topics, plan.sequence, most, self._storage, self._now_ms
+            )
+            self._runs.append(self._run)
+            self._shard = (index, shard)
+        assert self._run is not None
+        low, high = table.base_slots(number, 1)
+        begin_s = table.window.begin_s
+        if self._spool is None:
+            # joined as raw bytes: NumPy would turn the columns into native order
+            items = np.concatenate([held.view(np.void) for held in self._held]).view(self._held[0].dtype)
+            self._held, self._held_items = [], 0
+            self._run.add(Piece(low, high, items, items["time_diff_s"].astype(np.int64) + begin_s, None))
+            return
+        for part, items in enumerate(self._spool.parts(self._most)):
+            self._run.add(Piece(low, high, items, items["time_diff_s"].astype(np.int64) + begin_s, part))
+        self._spool.close()
+        self._spool = None
+
+
+BLOCK_SCHEMA = "partition int, piece long, items binary, checksum binary"
+Seen = Callable[[npt.NDArray[Any], npt.NDArray[np.int64]], None]
+_HELD_ITEMS = 1 << 20
+_BLOCK_ITEMS = 1 << 16
+_ARROW = pa.schema(
+    [("partition", pa.int32()), ("piece", pa.int64()), ("items", pa.binary()), ("checksum", pa.binary())]
+)
+
+
+def pack_batches(
+    batches: Iterable[pa.RecordBatch], plan: BuildPlan, seen: Seen | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield blocks of the entries in `batches` (the fields of entries, see `columns`).
+
+    Raises `InvalidArgument` for bad values.
+
+    `seen` is called once with each entry, in pieces: items (n) and their seconds (i64, n).
+
+    `checksum` is that of all entries of a yielded batch and stands in its first row, 8 bytes, 0 in the others: sums are
+    what is compared.
+    """
+    topics, schema = plan.topic_table(), plan.genesis.layout.schema
+    held: list[Columns] = []
+    count = 0
+    for batch in batches:
+        if batch.column("key").null_count:
+            batch = batch.filter(pc.is_valid(batch.column("key")))
+        if not len(batch):
+            continue
+        columns, _ = batch_columns(_with_topic_ids(batch, topics), schema, topics)
+        held.append(columns)
+        count += len(batch)
+        if count >= _HELD_ITEMS:
+            yield _blocks(held, count, plan, seen)
+            held, count = [], 0
+    if count:
+        yield _blocks(held, count, plan, seen)
+
+
+def _with_topic_ids(batch: pa.RecordBatch, topics: TopicTable) -> pa.RecordBatch:
+    """Return the batch with ids by name where its own are missing."""
+    at = batch.schema.get_field_index("topic_id")
+    if at < 0 or not batch.column(at).null_count:
+        return batch
+    if batch.column(at).null_count == len(batch):
+        return batch.drop_columns(["topic_id"])
+    names = batch.column("topic").dictionary_encode()
+    ids = pa.array([topics.assign(name) for name in names.dictionary.to_pylist()], pa.int64())
+    filled = pc.coalesce(batch.column(at).cast(pa.int64()), ids.take(names.indices))
+    return batch.set_column(at, "topic_id", filled)
+
+
+def _blocks(held: list[Columns], count: int, plan: BuildPlan, seen: Seen | None) -> pa.RecordBatch:
+    dtype = plan.genesis.layout.schema.item
+    seconds = np.concatenate([columns["second"] for columns in held])
+    hashes = normal_hashes(np.concatenate([columns["key_hash"] for columns in held]))
+    pieces, begins = plan.pieces_of(seconds, hashes)
+    items = np.empty(count, dtype)
+    for name in dtype.names or ():
+        items[name] = seconds - begins if name == "time_diff_s" else np.concatenate([columns[name] for columns in held])
+    checksum = entry_checksum(items, seconds)
+    if seen is not None:
+        seen(items, seconds)
+    order = np.argsort(pieces, kind="stable")
+    pieces, packed = pieces[order], items[order]
+    # a block ends where a piece does, and after so many items
+    firsts = np.unique(np.concatenate([np.flatnonzero(np.diff(pieces, prepend=-1)), np.arange(0, count, _BLOCK_ITEMS)]))
+    number = pieces[firsts]
+    checksums = [checksum.to_bytes(8, "big")] + [bytes(8)] * (len(firsts) - 1)
+    columns = [
+        pa.array(plan.partition_of_piece[number]),
+        pa.array(number),
+        _blob_cells(packed, firsts, count),
+        pa.array(checksums, pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=_ARROW)
+
+
+def _blob_cells(packed: npt.NDArray[np.void], firsts: npt.NDArray[np.int64], count: int) -> pa.Array:
+    """Return runs of items as a binary column over their own memory; a million items of 1 KiB fit its 32-bit
+    offsets.
+    """
+    offsets = (np.append(firsts, count) * packed.dtype.itemsize).astype(np.int32)
+    return pa.BinaryArray.from_buffers(
+        pa.binary(), len(firsts), [None, pa.py_buffer(offsets), pa.py_buffer(packed.view(np.uint8))]
+    )

@@ -1,0 +1,285 @@
+"""What a build reads, as a DataFrame: one that is there already, Parquet and NDJSON files, commit logs (`log_sources`).
+
+Local files are read by Spark itself. Files of a storage (`s3://...`) are read inside tasks by pyarrow through the
+project's storage layer, so no Hadoop library is needed: a Parquet row group, or a whole NDJSON file, at a time. Paths
+must mean the same on every executor. Nothing is read on the driver but folders and the footers of stored Parquet files.
+
+Files of a storage as pyarrow reads them: a read-only file whose reads are ranged GETs. Used by the driver and inside
+tasks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.json as pj
+import pyarrow.parquet as pq
+
+from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.rocketmq.log.store import StoreDirectory
+from tiered_index.spark.build.log_sources import archive_frame, is_archive, is_commit_log, log_frame
+from tiered_index.spark.executors import typed_errors
+from tiered_index.spark.metrics import SourceAccess
+from tiered_index.spark.ndjson import check_lines, first_wrong_line
+from tiered_index.spark.splits import each_split, frame_of_splits, is_local, local_path, to_read
+from tiered_index.storage.base import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from typing_extensions import TypeIs
+
+__all__ = ["SourceLike", "StoredFile", "frame_of", "has_log_offsets", "is_frame"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """One object: how and where its storage is opened, and its name there."""
+
+    access: SourceAccess
+    uri: str
+    name: str
+
+    @classmethod
+    def find(cls, uri: str, access: SourceAccess, kind: Callable[[str], str]) -> list[StoredFile]:
+        """Return the object that `uri` names, or those below it that have a `kind`.
+
+        Raises `InvalidArgument` where there is none.
+        """
+        place, mark, parameters = uri.partition("?")
+        if kind(place):
+            folder, _, name = place.rpartition("/")
+            return [cls(access, folder + mark + parameters, name)]
+        with access.address(uri).open() as storage:
+            names = [
+                info.name
+                for info in storage.list()
+                if kind(info.name) and not info.name.rpartition("/")[2].startswith(("_", "."))
+            ]
+        if not names:
+            raise InvalidArgument(f"{uri} has no Parquet or NDJSON file")
+        return [cls(access, uri, name) for name in names]
+
+    @contextmanager
+    def open(self) -> Iterator[io.RawIOBase]:
+        """Yield the object as a file. Raises what the storage raises."""
+        with self.access.address(self.uri).open() as storage:
+            yield _Ranges(storage, self.name, storage.head(self.name).size_bytes)
+
+
+class _Ranges(io.RawIOBase):
+    """Reads by `get_range`."""
+
+    def __init__(self, storage: Storage, name: str, size_bytes: int) -> None:
+        super().__init__()
+        self._storage, self._name, self._size_bytes = storage, name, size_bytes
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence])
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._size_bytes - self._at)
+        length = left if size is None or size < 0 else min(size, left)
+        data = self._storage.get_range(self._name, self._at, length) if length else b""
+        self._at += length
+        return data
+
+    def readall(self) -> bytes:
+        return self.read()
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+
+SourceLike: TypeAlias = "DataFrame | str | Path | Sequence[str | Path]"
+_NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
+_MESSAGE = (
+    "topic string, queue_id long, keys array<string>, key string, offset long, size long, timestamp_ms long, "
+    "topic_id long"
+)
+_BLOCK_BYTES = 8 << 20
+# of NDJSON that are read at a time
+
+
+def frame_of(spark: SparkSession, source: SourceLike, access: SourceAccess, *, skip_corrupt: bool = False) -> DataFrame:
+    """Return the messages, or for a commit log the entries, of a source.
+
+    Raises `InvalidArgument`, what the storage raises.
+    """
+    if is_frame(source):
+        return source
+    paths = [os.fspath(p) for p in ([source] if isinstance(source, str | os.PathLike) else source)]
+    if not paths:
+        raise InvalidArgument("no source is given")
+    if archives := [path for path in paths if is_archive(path)]:
+        if len(archives) < len(paths):
+            raise InvalidArgument(f"sources are all archived segments or none is: {archives[0]} stands beside others")
+        return archive_frame(spark, archives, access, skip_corrupt)
+    stored = [path for path in paths if not is_local(path)]
+    if stored and len(stored) < len(paths):
+        raise InvalidArgument(f"sources are all local or all in a storage: {stored[0]} is not local")
+    if stored:
+        return _stored_frame(spark, stored, access)
+    local = [local_path(path) for path in paths]
+    if missing := [path for path in local if not path.exists()]:
+        raise InvalidArgument(f"{missing[0]}: no such file or folder")
+    if any(is_commit_log(path) for path in local):
+        return log_frame(spark, [StoreDirectory.open(path) for path in local], skip_corrupt)
+    files = [file for path in local for file in _files_below(path)]
+    return _local_frame(spark, files)
+
+
+def is_frame(source: SourceLike) -> TypeIs[DataFrame]:
+    """Return whether a source is a DataFrame, Spark's own or Spark Connect's."""
+    return hasattr(source, "mapInArrow")
+
+
+def has_log_offsets(source: SourceLike) -> bool:
+    """Return whether the offsets of a source are positions in a commit log."""
+    paths = [] if is_frame(source) else [source] if isinstance(source, str | os.PathLike) else list(source)
+    return bool(paths) and all(is_archive(path) or is_commit_log(path) for path in paths)
+
+
+def _files_below(path: Path) -> list[str]:
+    """Return a file, or those of a folder that have a name of ours; hidden ones and Spark's own are none."""
+    if path.is_file():
+        return [str(path)]
+    found = [
+        str(p) for p in sorted(path.rglob("*")) if p.is_file() and not p.name.startswith((".", "_")) and _kind(str(p))
+    ]
+    if not found:
+        raise InvalidArgument(f"{path} has no Parquet or NDJSON file, and is no RocketMQ store: it has no commitlog/")
+    return found
+
+
+def _kind(name: str) -> str:
+    return "parquet" if name.endswith(".parquet") else "ndjson" if name.endswith(_NDJSON) else ""
+
+
+def _kind_of(names: Sequence[str]) -> str:
+    kinds = {_kind(name) for name in names}
+    if kinds - {"parquet", "ndjson"} or len(kinds) != 1:
+        raise InvalidArgument(
+            f"sources are all Parquet (.parquet) or all NDJSON (.ndjson, .jsonl, .json, each also .gz), not {names[0]}"
+        )
+    return kinds.pop()
+
+
+def _local_frame(spark: SparkSession, files: Sequence[str]) -> DataFrame:
+    urls = [to_read(Path(file)) for file in files]
+    if _kind_of(files) == "parquet":
+        return spark.read.parquet(*urls)
+    with typed_errors("reading the source"):
+        check_lines(spark, [Path(file) for file in files])
+    return _message_frame(spark.read.schema(_MESSAGE).option("mode", "FAILFAST").json(urls))
+
+
+def _message_frame(frame: DataFrame) -> DataFrame:
+    """Return NDJSON's messages, whose keys stand in `keys`, as this project writes them, or one in `key`."""
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    keys = F.coalesce("keys", F.when(F.col("key").isNotNull(), F.array("key")))
+    return frame.select("topic", "queue_id", keys.alias("key"), "offset", "size", "timestamp_ms", "topic_id")
+
+
+def _stored_frame(spark: SparkSession, uris: Sequence[str], access: SourceAccess) -> DataFrame:
+    splits: list[list[Any]] = []
+    files = [file for uri in uris for file in StoredFile.find(uri, access, _kind)]
+    kind = _kind_of([file.name for file in files])
+    schema: Any = None
+    for file in files:
+        if kind == "ndjson":
+            splits.append([file.uri, file.name, 0])
+            continue
+        with file.open() as handle, _parquet(file.name, handle) as parquet:
+            schema = schema or parquet.schema_arrow
+            if parquet.schema_arrow.names != schema.names:
+                raise InvalidArgument(
+                    f"{file.name} has other columns than {files[0].name}: {', '.join(parquet.schema_arrow.names)}"
+                )
+            splits += [[file.uri, file.name, group] for group in range(parquet.metadata.num_row_groups)]
+    # the columns as Spark sees them: an empty frame of that schema says so
+    frame_schema = _MESSAGE if kind == "ndjson" else spark.createDataFrame(schema.empty_table()).schema
+    read = partial(_read_ndjson if kind == "ndjson" else _read_parquet, access=access)
+    frame = frame_of_splits(spark, splits).mapInArrow(read, frame_schema)
+    return _message_frame(frame) if kind == "ndjson" else frame
+
+
+def _parquet(name: str, handle: Any) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(handle, pre_buffer=True)
+    except pa.ArrowException as error:
+        raise CorruptFile(name, f"not a Parquet file that can be read: {error}") from error
+
+
+def _read_parquet(batches: Iterable[pa.RecordBatch], access: SourceAccess) -> Iterator[pa.RecordBatch]:
+    for uri, name, group in each_split(batches):
+        with StoredFile(access, uri, name).open() as handle, _parquet(name, handle) as parquet:
+            try:
+                yield from parquet.iter_batches(row_groups=[group])
+            except pa.ArrowException as error:
+                raise CorruptFile(name, f"row group {group} can't be read: {error}") from error
+
+
+def _read_ndjson(batches: Iterable[pa.RecordBatch], access: SourceAccess) -> Iterator[pa.RecordBatch]:
+    text, number = pa.string(), pa.int64()
+    schema = pa.schema(
+        [
+            ("topic", text),
+            ("queue_id", number),
+            ("keys", pa.list_(text)),
+            ("key", text),
+            ("offset", number),
+            ("size", number),
+            ("timestamp_ms", number),
+            ("topic_id", number),
+        ]
+    )
+    blocks = pj.ReadOptions(block_size=_BLOCK_BYTES)
+    options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    for uri, name, _ in each_split(batches):
+        try:
+            with (
+                _lines(access, uri, name) as plain,
+                pj.open_json(pa.PythonFile(plain, mode="r"), blocks, options) as reader,
+            ):
+                yield from reader
+        except pa.ArrowInvalid as error:
+            if "Empty JSON file" in str(error):
+                continue
+            # pyarrow names the column of some errors, and the line of none
+            with _lines(access, uri, name) as plain:
+                raise InvalidArgument(
+                    f"{name}: {first_wrong_line(plain) or f'not NDJSON of messages: {error}'}"
+                ) from error
+
+
+@contextlib.contextmanager
+def _lines(access: SourceAccess, uri: str, name: str) -> Iterator[io.BufferedIOBase]:
+    """Yield the plain lines of a stored file. Each filling of the buffer is a request."""
+    with StoredFile(access, uri, name).open() as handle:
+        buffered = io.BufferedReader(handle, _BLOCK_BYTES)
+        yield gzip.GzipFile(fileobj=buffered) if name.endswith(".gz") else buffered
