@@ -206,3 +206,19 @@ def test_a_part_that_comes_too_late_is_refused_and_leaves_no_rows(
         with pytest.raises(ObjectNotFound):
             storage.upload_part(handle, 1, bytes(20 * small_rows))
     assert [count(path, table) for table in ("chunks", "pieces", "drafts", "parts")] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("value", ["x", -1, 0.5, b"\xff"])
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [("objects", c) for c in ("body", "size_bytes", "modified_ms")]
+    + [("pieces", c) for c in ("start", "size_bytes", "chunk")],
+)
+def test_rows_with_values_of_another_kind_are_damage(
+    storage: SqliteStorage, path: Path, table: str, column: str, value: object
+) -> None:
+    storage.put("object", b"bytes")
+    with raw(path) as connection:
+        connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
+    with pytest.raises(CorruptFile):
+        storage.get("object")

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from tiered_index.clock import Clock
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
-from tiered_index.storage.sqlite.connections import CHUNK_BYTES, ConnectionPool
+from tiered_index.storage.sqlite.connections import CHUNK_BYTES, ConnectionPool, typed
 
 __all__ = ["Bodies"]
 
@@ -109,8 +109,8 @@ class Bodies:
         )
         found: list[bytes] = []
         position = start
-        for piece_start, size, chunk in rows:
-            if piece_start > position:
+        for piece_start, size, chunk in typed(self._pool.path, rows, int, int, int):
+            if not piece_start <= position < piece_start + size:
                 break
             with connection.blobopen("chunks", "data", chunk, readonly=True) as blob:
                 if len(blob) != size:

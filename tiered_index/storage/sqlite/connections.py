@@ -38,11 +38,11 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from tiered_index.errors import (
@@ -141,6 +141,20 @@ _TABLES = (
     "NOT NULL,"
     " etag TEXT NOT NULL, PRIMARY KEY (upload, number)) WITHOUT ROWID",
 )
+
+
+def typed(path: Path, rows: Iterable[tuple[Any, ...]], *kinds: type) -> Iterator[tuple[Any, ...]]:
+    """Yield rows whose values are of `kinds`, numbers not negative: SQLite keeps any value in any column.
+
+    Raises `CorruptFile`.
+    """
+    for row in rows:
+        for value, kind in zip(row, kinds, strict=True):
+            if type(value) is not kind or (kind is int and value < 0):
+                raise CorruptFile(
+                    str(path), "a row of the database has a value of another kind", expected=kind.__name__, found=value
+                )
+        yield row
 
 
 class Contents(Enum):

@@ -45,7 +45,7 @@ from tiered_index.storage.base import (
     check_suffix,
 )
 from tiered_index.storage.sqlite.bodies import Bodies, new_body
-from tiered_index.storage.sqlite.connections import ConnectionPool
+from tiered_index.storage.sqlite.connections import ConnectionPool, typed
 
 __all__ = ["SqliteStorage", "SqliteUploads"]
 
@@ -141,7 +141,7 @@ class SqliteUploads:
                 " AND (?2 IS NULL OR started_ms < ?2) ORDER BY name, started_ms, id",
                 (prefix, older_than_ms),
             )
-            return tuple(UploadHandle(*row) for row in rows)
+            return tuple(UploadHandle(*row) for row in typed(self._pool.path, rows, str, str, int))
 
         return self._pool.read("listing uploads", read, tuple)
 
@@ -149,7 +149,9 @@ class SqliteUploads:
         rows = connection.execute(
             "SELECT number, body, size_bytes, etag FROM parts WHERE upload = ?", (handle.upload_id,)
         )
-        return {number: (body, size, etag) for number, body, size, etag in rows}
+        return {
+            number: (body, size, etag) for number, body, size, etag in typed(self._pool.path, rows, int, int, int, str)
+        }
 
     def _drop(self, connection: sqlite3.Connection, handle: UploadHandle) -> None:
         connection.execute("DELETE FROM parts WHERE upload = ?", (handle.upload_id,))
@@ -323,8 +325,7 @@ class SqliteStorage(Storage):
 
     def _row(self, connection: sqlite3.Connection, name: str) -> tuple[int, int, int] | None:
         rows = connection.execute("SELECT body, size_bytes, modified_ms FROM objects WHERE name = ?", (name,))
-        row: tuple[int, int, int] | None = rows.fetchone()
-        return row
+        return next(typed(self._pool.path, rows, int, int, int), None)
 
     def _find(self, connection: sqlite3.Connection, name: str) -> tuple[int, int, int]:
         return self._row(connection, name) or self._refuse(name)
@@ -361,7 +362,7 @@ class SqliteStorage(Storage):
                 "BY name LIMIT ?",
                 (prefix, start_after, prefix + _LAST, _PAGE),
             )
-            return tuple(ObjectInfo(*row) for row in rows)
+            return tuple(ObjectInfo(*row) for row in typed(self._pool.path, rows, str, int, int))
 
         while True:
             infos: tuple[ObjectInfo, ...] = self._pool.read(f"listing {prefix!r}", page, lambda: ())
