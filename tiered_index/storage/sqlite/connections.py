@@ -150,7 +150,7 @@ def typed(path: Path, rows: Iterable[tuple[Any, ...]], *kinds: type) -> Iterator
     """
     for row in rows:
         for value, kind in zip(row, kinds, strict=True):
-            if type(value) is not kind or (kind is int and value < 0):
+            if not isinstance(value, kind) or (isinstance(value, int) and value < 0):
                 raise CorruptFile(
                     str(path), "a row of the database has a value of another kind", expected=kind.__name__, found=value
                 )
