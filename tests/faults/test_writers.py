@@ -10,7 +10,7 @@ import pytest
 from tiered_index import IndexReader
 from tiered_index.errors import InvalidArgument, LockHeld, NotAnIndex, StorageUnavailable, WriterFenced
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import Genesis, StoredObject
+from tiered_index.service.log.records import IndexDescriptor, StoredObject
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
 
@@ -144,7 +144,7 @@ def test_of_two_appends_to_one_number_both_get_in(make_world):
     assert {o.name for o in logs[0].refresh().objects.values()} == {_object(0).name, _object(1).name}
     assert logs[0].state == logs[1].state
     assert logs[0].state.genesis == genesis
-    assert isinstance(genesis, Genesis)
+    assert isinstance(genesis, IndexDescriptor)
 
 
 def test_a_record_whose_answer_was_lost_is_there_once(make_world):

@@ -75,12 +75,12 @@ class HeldStorage(WrapperStorage):
         return act()
 
     def _wait(self) -> None:
-        say(event="held")
+        append_positions(event="held")
         sys.stdin.readline()
         self.released.set()
 
 
-def say(**document: object) -> None:
+def append_positions(**document: object) -> None:
     """Print one line, whole: two threads may have something to say."""
     sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()
@@ -111,7 +111,7 @@ def main(root: str, uri: str, moment: str, lease_ttl_s: str) -> None:
         put(index, number)
     storage.armed = True
     index.flush()
-    say(event="flushed", durable=index.durable_position("old"))
+    append_positions(event="flushed", durable=index.durable_position("old"))
     storage.released.wait()
     deadline_s = time.monotonic() + _LONGEST_S
     accepted = FIRST
@@ -126,7 +126,7 @@ def main(root: str, uri: str, moment: str, lease_ttl_s: str) -> None:
     index.flush()
     found = sum(len(index.query("old", f"key-{key}", max_count=100_000)) for key in range(KEYS))
     health = index.health()
-    say(
+    append_positions(
         event="fenced",
         reason=reason,
         accepted=accepted,
@@ -136,7 +136,7 @@ def main(root: str, uri: str, moment: str, lease_ttl_s: str) -> None:
         problems=health["problems"],
     )
     index.close()
-    say(event="closed")
+    append_positions(event="closed")
 
 
 if __name__ == "__main__":

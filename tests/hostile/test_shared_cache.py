@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cold_index import ColdIndex, cold_index
-from tiered_index.service.cold.disk_cache import CacheFolder, CacheRoom
+from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
 from tiered_index.testing.model import Answer
 
 SOMEBODY = 54321
@@ -34,7 +34,7 @@ def check(made: ColdIndex, cache: Path) -> None:
 def poison(made: ColdIndex, cache: Path) -> list[Path]:
     """Keep filters that deny every key, with right checksums, under the names of the index's own."""
     with made.reader() as reader:
-        folder = CacheFolder(CacheRoom(cache, 1 << 20), reader.genesis.index_id)
+        folder = CacheFolder(DiskCache(cache, 1 << 20), reader.genesis.index_id)
     for stored in made.stored:
         assert folder.write(stored.name, "filter", bytes(stored.filter_length))
     return sorted(cache.rglob("*.filter"))
@@ -113,7 +113,7 @@ def test_making_room_deletes_only_entries(made: ColdIndex, tmp_path: Path) -> No
     for path in others:
         path.write_bytes(bytes(5000))
         os.utime(path, (0, 0))
-    folder = CacheFolder(CacheRoom(tmp_path, 3000), "index")
+    folder = CacheFolder(DiskCache(tmp_path, 3000), "index")
     for number in range(9):
         folder.write(f"data/{number}/0.index", "filter", bytes(1000))
     assert all(path.exists() for path in others)

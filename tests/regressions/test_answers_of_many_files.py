@@ -12,7 +12,7 @@ import pytest
 from tiered_index.format.schema import ROCKETMQ_SCHEMA
 from tiered_index.service.answers.rows import row_dtype
 from tiered_index.service.lookup import budget as budget_module
-from tiered_index.service.lookup.budget import AnswerBudget
+from tiered_index.service.lookup.budget import TopK
 from tiered_index.testing.model import Answer, ReferenceModel
 
 NOW_S = 1_700_000_000
@@ -62,7 +62,7 @@ def test_the_first_answers_are_those_of_sorting_everything(seed, many):
     wanted = sort_everything(rows)
     total = len(wanted)
     for max_count in {1, 64, FEW, FEW + 1, total - 1, total, total + 1}:
-        budget = AnswerBudget(ROCKETMQ_SCHEMA, max_count)
+        budget = TopK(ROCKETMQ_SCHEMA, max_count)
         for part in in_parts(rows, rng, rng.choice([2, 30, 90])):
             assert budget.add(part) == len(part)
             if rng.random() < 0.02:
@@ -81,10 +81,10 @@ def test_a_file_that_is_spared_holds_no_answer(seed, seconds):
     wanted = sort_everything(rows)
     spared = 0
     for max_count in (1, 100, FEW, FEW + 1, 2 * FEW, len(wanted) - 1, len(wanted)):
-        budget = AnswerBudget(ROCKETMQ_SCHEMA, max_count)
+        budget = TopK(ROCKETMQ_SCHEMA, max_count)
         left_out = False
         for part in in_parts(rows, rng, 60):
-            if len(part) and budget.spares(int(part["second"].max())):
+            if len(part) and budget.can_skip(int(part["second"].max())):
                 left_out = True
                 spared += 1
             else:
@@ -105,7 +105,7 @@ def test_many_answers_are_not_sorted_for_each_file(monkeypatch):
     monkeypatch.setattr(budget_module, "first_answers", counted)
     rows = make_rows(100 * 1000, 1, identities=10**9, seconds=10**6)
     rows["offset"] = np.arange(len(rows))
-    budget = AnswerBudget(ROCKETMQ_SCHEMA, 10**6)
+    budget = TopK(ROCKETMQ_SCHEMA, 10**6)
     for part in np.split(rows, 100):
         budget.add(part)
     assert len(budget.answers()[0]) == len(rows)

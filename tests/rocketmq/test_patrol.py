@@ -10,7 +10,7 @@ from tests.rocketmq.followed import SEGMENT, Followed, rounds
 from tiered_index.rocketmq.follow import dispatcher as dispatching
 from tiered_index.rocketmq.follow import patrol, witnesses
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher, RewrittenOffsets
-from tiered_index.rocketmq.follow.patrol import Patrol
+from tiered_index.rocketmq.follow.patrol import Scrubber
 from tiered_index.rocketmq.store_writer import StoreWriter
 
 STEP = 500
@@ -93,4 +93,4 @@ def test_segments_that_are_deleted_meanwhile_are_nothing_changed(followed, dispa
 
 def test_a_trail_of_nothing(followed):
     made = followed.dispatcher()
-    assert not Patrol(followed.path / "commitlog").step(made._trail, 0)
+    assert not Scrubber(followed.path / "commitlog").step(made._trail, 0)

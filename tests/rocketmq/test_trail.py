@@ -11,7 +11,7 @@ import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, rounds
 from tiered_index.errors import CorruptFile, NotAnIndex
-from tiered_index.rocketmq.follow.witnesses import Trail, Verdict, Witness, joined_crc
+from tiered_index.rocketmq.follow.witnesses import LogFingerprints, RangeFingerprint, Verdict, joined_crc
 from tiered_index.storage.disk import Disk
 
 
@@ -19,22 +19,22 @@ def test_stretches_that_become_one_keep_their_checksum(tmp_path):
     data = random.Random(4).randbytes(10_000)
     assert joined_crc(zlib.crc32(data[:77]), zlib.crc32(data[77:]), len(data) - 77) == zlib.crc32(data)
     assert joined_crc(5, 0, 0) == 5
-    trail = Trail.load(tmp_path, "rocketmq:x", Disk())
+    trail = LogFingerprints.load(tmp_path, "rocketmq:x", Disk())
     for at in range(0, 5_000, 10):
-        trail.add(Witness(at + 10, at, 10, 0, 1, at, zlib.crc32(data[at : at + 10])), durable=at)
+        trail.add(RangeFingerprint(at + 10, at, 10, 0, 1, at, zlib.crc32(data[at : at + 10])), durable=at)
     assert len(trail.witnesses) < 100
     assert max(witness.end - witness.begin for witness in trail.witnesses) > 100
     assert all(witness.stretch == zlib.crc32(data[witness.begin : witness.end]) for witness in trail.witnesses)
-    gap = Witness(6_010, 6_000, 10, 0, 1, 6_000, 7)
+    gap = RangeFingerprint(6_010, 6_000, 10, 0, 1, 6_000, 7)
     trail.add(gap, durable=0)
     assert trail.witnesses[-1] == gap
 
 
 def test_the_trail_keeps_what_is_not_durable_and_thins_out_what_is(tmp_path):
     disk = Disk()
-    trail = Trail.load(tmp_path, "rocketmq:x", disk)
+    trail = LogFingerprints.load(tmp_path, "rocketmq:x", disk)
     for number in range(5_000):
-        trail.add(Witness(number * 10, max(0, number * 10 - 5), 5, number, 3), durable=number * 10 - 200)
+        trail.add(RangeFingerprint(number * 10, max(0, number * 10 - 5), 5, number, 3), durable=number * 10 - 200)
     ends = [witness.end for witness in trail.witnesses]
     assert ends == sorted(ends)
     assert ends[-20:] == list(range(49_800, 50_000, 10))
@@ -45,8 +45,8 @@ def test_the_trail_keeps_what_is_not_durable_and_thins_out_what_is(tmp_path):
     assert all(later - one <= max(10, (ends[-1] - later) // 4) for one, later in itertools.pairwise(ends))
     trail.continue_at = 7
     trail.save()
-    assert Trail.load(tmp_path, "rocketmq:x", disk) == trail
-    assert Trail.load(tmp_path, "rocketmq:y", disk).witnesses == []
+    assert LogFingerprints.load(tmp_path, "rocketmq:x", disk) == trail
+    assert LogFingerprints.load(tmp_path, "rocketmq:y", disk).witnesses == []
     trail.cut(100)
     assert all(witness.end <= 100 for witness in trail.witnesses)
 
@@ -55,11 +55,11 @@ def test_the_trail_keeps_what_is_not_durable_and_thins_out_what_is(tmp_path):
     "content", ["", "{}", "[1]", '{"follower": 2}', '{"follower": 1, "source": "other", "witnesses": []}']
 )
 def test_a_memory_that_cannot_be_read_is_named(tmp_path, content):
-    trail = Trail.load(tmp_path, "rocketmq:x", Disk())
+    trail = LogFingerprints.load(tmp_path, "rocketmq:x", Disk())
     trail.save()
     trail.path.write_text(content)
     with pytest.raises(CorruptFile, match="unchecked"):
-        Trail.load(tmp_path, "rocketmq:x", Disk())
+        LogFingerprints.load(tmp_path, "rocketmq:x", Disk())
 
 
 def test_the_memory_is_written_whole_or_not_and_leftovers_go(followed):

@@ -16,7 +16,7 @@ from tests.spark.entries import BEGIN_MS, DAY_MS
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import Genesis
+from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.merge.writing import FinishedShard
 from tiered_index.spark.build.plan import BuildPlan, Census, count_batches, plan_build
 from tiered_index.spark.build.publishing import publish_tables
@@ -25,7 +25,7 @@ from tiered_index.spark.windows import WindowScale
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 
-GENESIS = Genesis("an-index", IndexConfig(slots=64, items=100_000).layout(), "custom")
+GENESIS = IndexDescriptor("an-index", IndexConfig(slots=64, items=100_000).layout(), "custom")
 SCALE = WindowScale(86_400, 10**9, 3 * 10**9)
 
 

@@ -26,7 +26,7 @@ from tiered_index.errors import (
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.service.answers.topics import assigned_topic_id
-from tiered_index.service.log.records import Genesis
+from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.spark import build, merge
 from tiered_index.spark import session as session_module
 from tiered_index.spark.build.log_sources import SKIPPED, _entries
@@ -74,7 +74,7 @@ def look(rows):
     counted = [name for name in names if name in CENSUS_COLUMNS]
     looked_at = table.select(counted).append_column("has_key", pa.compute.is_valid(table["key"]))
     rows = [[batch.column(0)[0].as_py()] for batch in count_batches(looked_at.to_batches(), SCALE, 10)]
-    genesis = Genesis("x", IndexConfig(slots=64, items=100).layout(), "custom")
+    genesis = IndexDescriptor("x", IndexConfig(slots=64, items=100).layout(), "custom")
     plan = plan_build(Census.of(rows), genesis, SCALE, shards="auto", parallelism=2, sequence=0, max_windows=10)
     return list(pack_batches(table.to_batches(), plan))
 

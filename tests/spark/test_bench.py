@@ -24,7 +24,7 @@ from tiered_index.cli.bench.spark.lookups import (
     FILTERS,
     FRESH,
     OURS,
-    Asked,
+    LookupArguments,
     Place,
     asked_keys,
     measure_lookups,
@@ -67,7 +67,7 @@ def made(spark, tmp_path_factory):
     write_parquet(source, folder / TUNED, TUNED, AMOUNTS.days, AMOUNTS.a_day)
     keys = asked_keys(AMOUNTS)
     flat = [key for pairs in keys.values() for key, _ in pairs]
-    return folder, Asked(keys, dict(zip(flat, hashes_of(spark, TOPIC, flat), strict=True)))
+    return folder, LookupArguments(keys, dict(zip(flat, hashes_of(spark, TOPIC, flat), strict=True)))
 
 
 def test_messages_are_where_their_numbers_say(made):

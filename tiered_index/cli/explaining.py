@@ -29,8 +29,8 @@ from tiered_index.storage.deadline import deadline_at
 from tiered_index.types import Explain, FileReport, QueryResult
 
 __all__ = [
-    "Allowance",
     "CacheDir",
+    "CommandBudget",
     "Explaining",
     "MaxBytes",
     "MaxRequests",
@@ -226,7 +226,7 @@ CacheDir = Annotated[
 R = TypeVar("R", QueryResult, MessagesResult)
 
 
-class Allowance:
+class CommandBudget:
     """What is left to a command; its time runs from the making. Raises `InvalidArgument` for a bound that can't be
     one.
     """
@@ -265,7 +265,7 @@ class Pages(Generic[R]):
         open_ask: Callable[[], Callable[..., R]],
         nothing: R,
         cursor: str | None,
-        allowance: Allowance,
+        allowance: CommandBudget,
         *,
         every: bool,
     ) -> None:

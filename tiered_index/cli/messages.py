@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tiered_index.cli.explaining import (
-    Allowance,
     CacheDir,
+    CommandBudget,
     Explaining,
     MaxBytes,
     MaxRequests,
@@ -32,7 +32,7 @@ from tiered_index.cli.times import format_time
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
 from tiered_index.rocketmq.archive.found_message import BodyFormat, FoundRocketmqMessage, show_body
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY
-from tiered_index.service.lookup.budget import Account, LookupLimits
+from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import IndexItem
@@ -239,7 +239,7 @@ def message(
       tiered-index message 0A010203000004D218B4AAC200000000 --topic orders --root /data/index --store
       /home/rocketmq/store --json
     """
-    allowance = Allowance(max_requests, max_bytes, timeout)
+    allowance = CommandBudget(max_requests, max_bytes, timeout)
     config = session.config(cache_dir=cache_dir)
     has_index = config.root is not None or config.storage is not None
     if not has_index and (store is None or topic is not None):
@@ -259,7 +259,7 @@ def message(
             limits = allowance.left()
             if reader is not None:
                 # what a place costs beside a lookup counts, too
-                stack.enter_context(Account([reader.storage], LookupLimits(**limits)).open())
+                stack.enter_context(LookupBudget([reader.storage], LookupLimits(**limits)).open())
             source = RocketmqMessages(store, reader.segment_archive if reader is not None else None, root=config.root)
             if topic is None:
                 answer = replace(answer, messages=(source.by_msg_id(msg_id),))

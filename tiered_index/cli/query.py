@@ -17,8 +17,8 @@ from typing import Annotated, Literal
 import typer
 
 from tiered_index.cli.explaining import (
-    Allowance,
     CacheDir,
+    CommandBudget,
     Explaining,
     MaxBytes,
     MaxRequests,
@@ -115,7 +115,7 @@ def query(
     """
     if not messages and (store is not None or body is not None):
         raise InvalidArgument("--store and --body say how messages are fetched and shown: give --messages, too")
-    allowance = Allowance(max_requests, max_bytes, timeout)
+    allowance = CommandBudget(max_requests, max_bytes, timeout)
     config = session.reader_config(cache_dir=cache_dir)
     explaining = Explaining(config.prices.as_of, every=explain_all) if explain or explain_all else None
     page = max_count if max_count is not None else _FEW if not every else _PAGE_OF_MESSAGES if messages else _PAGE

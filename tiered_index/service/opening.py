@@ -26,19 +26,19 @@ from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.topics import TopicTable
 from tiered_index.service.catalog.catalog import Catalog, Handle
-from tiered_index.service.cold.disk_cache import CacheFolder, CacheRoom
+from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
 from tiered_index.service.cold.path import ColdPath, ColdSettings
-from tiered_index.service.files.window_table import show_stored
+from tiered_index.service.files.window_table import apply_log_state
 from tiered_index.service.lifecycle.lifecycle import Lifecycle
 from tiered_index.service.lifecycle.recovery import Recovered, recover_root
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import Genesis, LogState, max_positions
+from tiered_index.service.log.records import IndexDescriptor, LogState, max_positions
 from tiered_index.service.log.session import StorageSession, check_genesis
 from tiered_index.service.lookup.query import QueryEngine
 from tiered_index.service.root.root import CACHE, Marker, Root, RootLock, allow_many_files
 from tiered_index.service.writing.buffer import WriteBuffer
 from tiered_index.service.writing.flusher import Flusher
-from tiered_index.service.writing.lanes import MAIN, QUARANTINE, Lane, LaneContext
+from tiered_index.service.writing.lanes import MAIN, QUARANTINE, Appender, AppenderContext
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import open_storage
@@ -66,7 +66,7 @@ class Parts:
     catalog: Catalog
     topics: TopicTable
     buffer: WriteBuffer
-    lanes: tuple[Lane, ...]
+    lanes: tuple[Appender, ...]
     flusher: Flusher
     lifecycle: Lifecycle
     engine: QueryEngine
@@ -83,10 +83,10 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
     if backend is None and uri is None:
         raise ConfigError("storage is not set: give a URI such as s3://bucket/prefix or file:///dir")
     wanted = wanted_genesis(
-        config, Genesis(marker.index_id, marker.layout, marker.offset_space) if marker is not None else None
+        config, IndexDescriptor(marker.index_id, marker.layout, marker.offset_space) if marker is not None else None
     )
     if marker is not None:
-        check_genesis(Genesis(marker.index_id, marker.layout, marker.offset_space), wanted, str(root.path))
+        check_genesis(IndexDescriptor(marker.index_id, marker.layout, marker.offset_space), wanted, str(root.path))
     with contextlib.ExitStack() as undo:
         storage = MeteredStorage(
             backend or open_storage(str(uri), options=config.s3, parallel_reads=config.query_threads), config.prices
@@ -98,7 +98,7 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
         log = StorageLog(storage, clock, checkpoint_every=config.checkpoint_every)
         session = StorageSession(storage, log, clock, config.lease_ttl_s)
         marker, layout, state = _join(config, root, session, marker, wanted, uri or storage.uri)
-        folder = CacheFolder(CacheRoom(config.cache_dir or root.path / CACHE, config.cache_max_bytes), marker.index_id)
+        folder = CacheFolder(DiskCache(config.cache_dir or root.path / CACHE, config.cache_max_bytes), marker.index_id)
         cold = ColdPath(storage, keyed=layout.schema.keyed, settings=ColdSettings.of(config), folder=folder)
         undo.callback(cold.close)
         recovered = recover_root(root, cold, state, layout)
@@ -110,15 +110,15 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
             except StorageError as error:
                 _log.warning("what earlier uploads left was not swept, the next start will: %s", error)
             parts.lifecycle.tend_damaged()
-            show_stored(parts.catalog, parts.catalog.all(), session.log.state, cold, lambda _: None)
+            apply_log_state(parts.catalog, parts.catalog.all(), session.log.state, cold, lambda _: None)
         undo.pop_all()
         return parts
 
 
-def wanted_genesis(config: IndexConfig, stored: Genesis | None) -> Genesis:
+def wanted_genesis(config: IndexConfig, stored: IndexDescriptor | None) -> IndexDescriptor:
     """Return what the index must be: what the configuration sets, else what it was created with, else the preset's."""
     if stored is None:
-        return Genesis("", config.layout(), config.offset_space)
+        return IndexDescriptor("", config.layout(), config.offset_space)
     given = config.model_fields_set
     layout = stored.layout
     preset = PRESETS[config.preset] if "preset" in given else layout.preset
@@ -128,11 +128,11 @@ def wanted_genesis(config: IndexConfig, stored: Genesis | None) -> Genesis:
     offset_space = config.offset_space if "offset_space" in given else stored.offset_space
     slots = layout.slots if config.slots is None else config.slots
     items = layout.items if config.items is None else config.items
-    return Genesis(stored.index_id, Layout(preset, schema, slots, items), offset_space)
+    return IndexDescriptor(stored.index_id, Layout(preset, schema, slots, items), offset_space)
 
 
 def _join(
-    config: IndexConfig, root: Root, session: StorageSession, marker: Marker | None, wanted: Genesis, uri: str
+    config: IndexConfig, root: Root, session: StorageSession, marker: Marker | None, wanted: IndexDescriptor, uri: str
 ) -> tuple[Marker, Layout, LogState | None]:
     """Join the index in the storage and claim it; a root that is known may start while the storage is down."""
     known = marker is not None
@@ -189,7 +189,7 @@ def _assemble(
                 "uploads or retirement must make room first"
             )
 
-    context = LaneContext(
+    context = AppenderContext(
         root,
         catalog,
         topics,
@@ -201,8 +201,8 @@ def _assemble(
         deletions=recovered.deletions,
     )
     small = Layout(layout.preset, layout.schema, layout.slots, min(layout.items, _QUARANTINE_ITEMS))
-    main = Lane(MAIN, layout, context, reserves=True, known=lambda: flusher.positions)
-    quarantine = Lane(QUARANTINE, small, context, reserves=False)
+    main = Appender(MAIN, layout, context, reserves=True, known=lambda: flusher.positions)
+    quarantine = Appender(QUARANTINE, small, context, reserves=False)
     flusher = Flusher(buffer, main, quarantine, clock, max_late_s=config.max_late_s, max_early_s=config.max_early_s)
     # what was read of the log counts also where it could not be claimed
     flusher.positions = max_positions(recovered.positions, session.log.state.positions)

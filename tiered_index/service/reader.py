@@ -23,11 +23,11 @@ from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAn
 from tiered_index.format.names import epoch_name
 from tiered_index.format.schema import Schema
 from tiered_index.service.catalog.catalog import Handle
-from tiered_index.service.cold.disk_cache import CacheRoom
+from tiered_index.service.cold.disk_cache import DiskCache
 from tiered_index.service.cold.memory_cache import Caches
-from tiered_index.service.cold.range_pool import Travel
+from tiered_index.service.cold.range_pool import RangeReadPool
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
-from tiered_index.service.log.records import ArchivedSegment, Genesis, LogState
+from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.lookup.query import QueryEngine
@@ -74,7 +74,7 @@ class IndexReader(Lookups):
         self._parts = ReaderParts(
             Caches(config.block_cache_bytes, config.directory_cache_bytes),
             _cache_room(config),
-            Travel(config.query_threads),
+            RangeReadPool(config.query_threads),
             DaemonPool(config.query_threads, "tiered-index-log"),
         )
         self._open_view = partial(_open_view, clock=clock, parts=self._parts)
@@ -164,7 +164,7 @@ class IndexReader(Lookups):
         return tuple(self._names.values())
 
     @property
-    def genesis(self) -> Genesis:
+    def genesis(self) -> IndexDescriptor:
         """What the index was created as: id, layout, offset space. Of one index only."""
         return self._only.genesis
 
@@ -317,12 +317,12 @@ class IndexReader(Lookups):
         return found
 
 
-def _cache_room(config: IndexConfig) -> CacheRoom | None:
+def _cache_room(config: IndexConfig) -> DiskCache | None:
     """Return the reader's own cache where it was given one, else the writer's beside it, which it never changes."""
     if config.cache_dir is not None:
-        return CacheRoom(config.cache_dir, config.cache_max_bytes)
+        return DiskCache(config.cache_dir, config.cache_max_bytes)
     if config.root is not None:
-        return CacheRoom(config.root / CACHE, config.cache_max_bytes, read_only=True)
+        return DiskCache(config.root / CACHE, config.cache_max_bytes, read_only=True)
     return None
 
 

@@ -31,7 +31,7 @@ from typing import Literal, get_args
 
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import Disk
-from tiered_index.testing.storage_faults import Turns
+from tiered_index.testing.storage_faults import FaultTrigger
 
 __all__ = ["ERRORS", "KEPT", "PRIMITIVES", "FaultDisk", "Kept", "SimulatedCrash"]
 
@@ -69,7 +69,7 @@ class SimulatedCrash(BaseException):
 @dataclass(slots=True)
 class _Script:
     operation: str
-    turns: Turns
+    turns: FaultTrigger
     error: int | Callable[[str], int | None] | None
     after: bool
     torn: bool
@@ -166,13 +166,13 @@ class FaultDisk(Disk):
 
         `error` may be a function of the operation; where it returns None the call is not struck.
         """
-        self._add(_Script(operation, Turns(nth - 1, times), error, False, torn))
+        self._add(_Script(operation, FaultTrigger(nth - 1, times), error, False, torn))
 
     def crash(self, operation: str = "*", *, nth: int = 1, after: bool = False, torn: bool = False) -> None:
         """Raise `SimulatedCrash` before acting, or `after`; `torn`: a pwrite writes half first. Every later call raises
         it too.
         """
-        self._add(_Script(operation, Turns(nth - 1, 1), None, after, torn))
+        self._add(_Script(operation, FaultTrigger(nth - 1, 1), None, after, torn))
 
     def clear(self) -> None:
         """Forget every script; a crashed disk stays crashed."""

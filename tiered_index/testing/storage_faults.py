@@ -24,11 +24,11 @@ from tiered_index.errors import StorageUnavailable
 from tiered_index.storage.base import ByteRange, Bytes, Storage
 from tiered_index.storage.wrappers import Call, WrapperStorage
 
-__all__ = ["FaultStorage", "Hang", "Turns"]
+__all__ = ["FaultStorage", "FaultTrigger", "Hang"]
 
 
 @dataclass(slots=True)
-class Turns:
+class FaultTrigger:
     """Lets `skip` calls pass and strikes the next `times` (None: all from then on)."""
 
     skip: int
@@ -61,7 +61,7 @@ class Hang:
 class _Script:
     operation: str
     name_prefix: str
-    turns: Turns
+    turns: FaultTrigger
     before: Callable[[Call], None] | None = None
     after: Callable[[Call], None] | None = None
     mangle: Callable[[bytes], bytes] | None = None
@@ -95,7 +95,7 @@ class FaultStorage(WrapperStorage):
         def strike(call: Call) -> None:
             raise error(f"scripted fault {when} {call.operation} of {call.name!r}")
 
-        script = _Script(operation, name_prefix, Turns(nth - 1, times))
+        script = _Script(operation, name_prefix, FaultTrigger(nth - 1, times))
         if when == "before":
             script.before = strike
         else:
@@ -112,7 +112,7 @@ class FaultStorage(WrapperStorage):
         name_prefix: str = "",
     ) -> None:
         """Let a read answer one byte short, one byte long, or with one bit flipped in its middle."""
-        self._add(_Script(operation, name_prefix, Turns(nth - 1, times), mangle=_MANGLES[mode]))
+        self._add(_Script(operation, name_prefix, FaultTrigger(nth - 1, times), mangle=_MANGLES[mode]))
 
     def hang(self, operation: str, *, nth: int = 1, times: int | None = 1, name_prefix: str = "") -> Hang:
         """Hold a call up before it acts."""
@@ -123,12 +123,12 @@ class FaultStorage(WrapperStorage):
             if not hang.release.wait(_LONGEST_HANG_S):
                 raise StorageUnavailable(f"scripted hang of {call.operation} was never released")
 
-        self._add(_Script(operation, name_prefix, Turns(nth - 1, times), before=wait))
+        self._add(_Script(operation, name_prefix, FaultTrigger(nth - 1, times), before=wait))
         return hang
 
     def ignore_put_if_absent(self, *, nth: int = 1, times: int | None = None) -> None:
         """Let put-if-absent overwrite and succeed, as servers do that do not know the condition."""
-        self._add(_Script("put_if_absent", "", Turns(nth - 1, times), unconditional=True))
+        self._add(_Script("put_if_absent", "", FaultTrigger(nth - 1, times), unconditional=True))
 
     def clear(self) -> None:
         """Forget every script; calls that hang go on hanging."""

@@ -150,8 +150,9 @@ MUTANTS = (
         "sent-anew-though-published",
         "what is sent anew after a day is not looked up in the log's records",
         "service/lifecycle/uploads.py",
-        "            del self._sent[file.file_id]\n            self._unheard.add(file.file_id)\n",
-        "            del self._sent[file.file_id]\n",
+        """self._outcome_unknown.add(file.file_id)
+            sent""",
+        "sent",
         (f"{LATE}::test_a_record_that_nobody_heard_of_is_not_repeated_after_a_day",),
     ),
     Mutant(

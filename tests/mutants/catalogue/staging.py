@@ -53,8 +53,8 @@ MUTANTS = (
         "adopted-before-the-position",
         "the local copy that is the last to say a position goes",
         "service/lifecycle/staging.py",
-        "                if not says_more(kept, said):\n",
-        "                if kept:\n",
+        "not has_newer_positions(kept, said)",
+        "kept",
         (f"{STAGING}/test_positions.py::test_positions_never_run_ahead_of_an_older_file",),
     ),
     Mutant(
@@ -148,8 +148,8 @@ MUTANTS = (
         "position-goes-with-the-damage",
         "what a damaged copy's journal alone says of positions is dropped",
         "service/lifecycle/local_copies.py",
-        "                if says_more(journal, said):\n",
-        "                if not said and not journal:\n",
+        "has_newer_positions(journal, said)",
+        "not said and not journal",
         (f"{STAGING}/test_damage.py::test_the_position_of_a_damaged_copy_waits_for_an_older_file",),
     ),
     Mutant(

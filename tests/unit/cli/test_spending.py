@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tiered_index.cli.explaining import Allowance, Pages
+from tiered_index.cli.explaining import CommandBudget, Pages
 from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.storage.deadline import remaining_s
 from tiered_index.types import Explain, QueryResult
@@ -39,7 +39,7 @@ class Asked:
         return given
 
 
-def pages(ask: Callable[..., QueryResult], allowance: Allowance, *, every: bool = True) -> Pages[QueryResult]:
+def pages(ask: Callable[..., QueryResult], allowance: CommandBudget, *, every: bool = True) -> Pages[QueryResult]:
     return Pages(lambda: ask, NOTHING, "begin", allowance, every=every)
 
 
@@ -47,7 +47,7 @@ def test_each_page_gets_what_the_ones_before_left() -> None:
     ask = Asked(
         answer("a"), answer("b", requests=0, size_bytes=0), answer("c", requests=9, size_bytes=1000), answer(None)
     )
-    found = list(pages(ask, Allowance(5, 150, None)))
+    found = list(pages(ask, CommandBudget(5, 150, None)))
     assert [page.cursor for page in found] == ["a", "b", "c", None]
     assert ask.calls == [
         {"cursor": "begin", "max_requests": 5, "max_bytes": 150, "timeout_s": None},
@@ -59,19 +59,19 @@ def test_each_page_gets_what_the_ones_before_left() -> None:
 
 def test_without_bounds_there_are_none() -> None:
     ask = Asked(answer("a"), answer(None))
-    assert len(list(pages(ask, Allowance(None, None, None)))) == 2
+    assert len(list(pages(ask, CommandBudget(None, None, None)))) == 2
     assert all(call["max_requests"] is call["max_bytes"] is call["timeout_s"] is None for call in ask.calls)
 
 
 def test_one_page_unless_every_one_is_asked_for() -> None:
     ask = Asked(answer("a"), answer(None))
-    assert [page.cursor for page in pages(ask, Allowance(None, None, None), every=False)] == ["a"]
+    assert [page.cursor for page in pages(ask, CommandBudget(None, None, None), every=False)] == ["a"]
 
 
 def test_what_was_found_is_the_last_page_and_the_error_comes_after_it() -> None:
     found = QueryResult(items=(), status="partial", explain=Explain(requests=1))
     error = BudgetExceeded("max_requests=3 reached", result=found)
-    asked = pages(Asked(answer("a"), error, answer(None)), Allowance(3, None, None))
+    asked = pages(Asked(answer("a"), error, answer(None)), CommandBudget(3, None, None))
     assert list(asked) == [answer("a"), found]
     assert asked.error() == {"error": {"type": "BudgetExceeded", "message": "max_requests=3 reached", "exit_code": 6}}
     with pytest.raises(BudgetExceeded) as raised:
@@ -81,13 +81,13 @@ def test_what_was_found_is_the_last_page_and_the_error_comes_after_it() -> None:
 
 @pytest.mark.parametrize("result", [None, "of another kind"])
 def test_an_error_that_carries_no_answer_is_an_empty_one(result: object) -> None:
-    asked = pages(Asked(BudgetExceeded("timeout_s was reached", result=result)), Allowance(None, None, 5))
+    asked = pages(Asked(BudgetExceeded("timeout_s was reached", result=result)), CommandBudget(None, None, 5))
     assert list(asked) == [NOTHING]
     assert asked.exceeded is not None
 
 
 def test_exit_codes_of_answers_within_the_bounds() -> None:
-    asked = pages(Asked(answer(None)), Allowance(3, None, None))
+    asked = pages(Asked(answer(None)), CommandBudget(3, None, None))
     assert list(asked) == [answer(None)]
     assert (asked.error(), asked.settle(partial=False), asked.settle(partial=True)) == ({}, 0, 6)
 
@@ -100,7 +100,7 @@ def test_the_time_covers_the_opening_and_never_becomes_none() -> None:
         return ask
 
     ask = Asked(answer("a"), answer(None))
-    allowance = Allowance(None, None, 1e-9)
+    allowance = CommandBudget(None, None, 1e-9)
     assert len(list(Pages(open_ask, NOTHING, None, allowance, every=True))) == 2
     assert seen[0] is not None
     assert seen[0] <= 0
@@ -112,7 +112,7 @@ def test_an_index_that_cannot_be_opened_in_time_is_an_answer_without_any() -> No
     def open_ask() -> Callable[..., QueryResult]:
         raise BudgetExceeded("timeout_s was reached while listing")
 
-    asked = Pages(open_ask, NOTHING, None, Allowance(None, None, 5), every=False)
+    asked = Pages(open_ask, NOTHING, None, CommandBudget(None, None, 5), every=False)
     assert list(asked) == [NOTHING]
     with pytest.raises(BudgetExceeded, match="while listing"):
         asked.settle(partial=True)
@@ -123,4 +123,4 @@ def test_an_index_that_cannot_be_opened_in_time_is_an_answer_without_any() -> No
 )
 def test_what_can_be_no_bound_is_refused_before_anything_is_opened(limits: tuple[Any, Any, Any]) -> None:
     with pytest.raises(InvalidArgument):
-        Allowance(*limits)
+        CommandBudget(*limits)

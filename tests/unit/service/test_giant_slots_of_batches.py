@@ -10,12 +10,12 @@ import pytest
 from tiered_index import Lookup
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.trailer import BLOCK_DTYPE, Run
-from tiered_index.service.answers.batch import Found, QuestionBatch
+from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.rows import row_dtype
 from tiered_index.service.files.search import GiantSlot
 
 
-def slot(batch: QuestionBatch, spans: list[tuple[int, int]], *, ordered: bool) -> GiantSlot:
+def slot(batch: LookupBatch, spans: list[tuple[int, int]], *, ordered: bool) -> GiantSlot:
     """Return a slot whose blocks have these seconds, two items each, for all questions of the batch."""
     blocks = np.zeros(len(spans), BLOCK_DTYPE)
     blocks["hash_min"], blocks["hash_max"] = -(2**31), 2**31 - 1
@@ -24,11 +24,11 @@ def slot(batch: QuestionBatch, spans: list[tuple[int, int]], *, ordered: bool) -
     return GiantSlot(blocks, runs, np.arange(len(batch)), batch, ordered=ordered)
 
 
-def found(*seconds: list[int]) -> Found:
+def found(*seconds: list[int]) -> Matches:
     """Return rows of each question by their seconds."""
     rows = np.zeros(sum(map(len, seconds)), row_dtype(KEYED_SCHEMA))
     rows["second"] = [second for one in seconds for second in one]
-    return Found(np.repeat(np.arange(len(seconds)), [len(one) for one in seconds]), rows)
+    return Matches(np.repeat(np.arange(len(seconds)), [len(one) for one in seconds]), rows)
 
 
 def read(giant: GiantSlot) -> list[int]:
@@ -41,7 +41,7 @@ def read(giant: GiantSlot) -> list[int]:
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_unread_entries_of_the_last_second_count_where_there_is_no_order(ordered: bool) -> None:
-    giant = slot(QuestionBatch([Lookup(topic="t", key="k", max_count=1)]), [(5, 10), (5, 10), (5, 9)], ordered=ordered)
+    giant = slot(LookupBatch([Lookup(topic="t", key="k", max_count=1)]), [(5, 10), (5, 10), (5, 9)], ordered=ordered)
     assert read(giant) == [0]
     giant.settle(found([10, 10]))
     assert read(giant) == ([] if ordered else [1, 2])
@@ -53,7 +53,7 @@ def test_what_was_read_behind_a_hole_does_not_make_a_page(ordered: bool) -> None
     hope for.
     """
     asked = [Lookup(topic="t", key="k", max_count=1), Lookup(topic="t", key="k", max_count=1, end_ms=4000)]
-    giant = slot(QuestionBatch(asked), [(8, 10), (5, 7), (0, 4)], ordered=ordered)
+    giant = slot(LookupBatch(asked), [(8, 10), (5, 7), (0, 4)], ordered=ordered)
     assert read(giant) == [0, 2]
     giant.settle(found([9, 3], [4, 3]))
     assert read(giant) == [1]
@@ -63,7 +63,7 @@ def test_what_was_read_behind_a_hole_does_not_make_a_page(ordered: bool) -> None
 
 def test_newest_first_whatever_the_position() -> None:
     giant = slot(
-        QuestionBatch([Lookup(topic="t", key="k", max_count=1)]), [(0, 3), (8, 10), (0, 12), (5, 7)], ordered=False
+        LookupBatch([Lookup(topic="t", key="k", max_count=1)]), [(0, 3), (8, 10), (0, 12), (5, 7)], ordered=False
     )
     assert read(giant) == [2]
     giant.settle(found([12, 10]))
@@ -74,7 +74,7 @@ def test_newest_first_whatever_the_position() -> None:
 
 def test_each_round_reads_twice_as_much_as_the_one_before() -> None:
     giant = slot(
-        QuestionBatch([Lookup(topic="t", key="k", max_count=1)]), [(20 - n, 20 - n) for n in range(20)], ordered=True
+        LookupBatch([Lookup(topic="t", key="k", max_count=1)]), [(20 - n, 20 - n) for n in range(20)], ordered=True
     )
     sizes = []
     while places := read(giant):

@@ -23,7 +23,7 @@ from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.names import checkpoint_name, log_name
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import (
-    Genesis,
+    IndexDescriptor,
     LogRecord,
     LogState,
     StoredObject,
@@ -34,7 +34,7 @@ from tiered_index.service.log.session import Lease, check_lease
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
 
-GENESIS = Genesis("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom")
+GENESIS = IndexDescriptor("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom")
 
 numbers = st.integers(0, 2**63 - 1)
 times = st.integers(-(2**42), 2**42)
@@ -75,7 +75,7 @@ records = st.builds(
     st.lists(stored(), max_size=3).map(tuple),
     st.lists(texts, max_size=3).map(tuple),
     positions,
-    st.none() | st.builds(Genesis, ids, layouts, texts),
+    st.none() | st.builds(IndexDescriptor, ids, layouts, texts),
 )
 
 

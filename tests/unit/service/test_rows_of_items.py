@@ -10,14 +10,14 @@ import pytest
 
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.answers.rows import Question, select_few, select_items
+from tiered_index.service.answers.rows import PreparedLookup, select_few, select_items
 
 BEGIN_S = 1_700_000_000
 TOPICS = frozenset({7})
 
 
-def question(second_min: int, second_max: int, after: tuple[int, ...] | None = None) -> Question:
-    return Question(
+def question(second_min: int, second_max: int, after: tuple[int, ...] | None = None) -> PreparedLookup:
+    return PreparedLookup(
         "t", "k", key_hash("t", "k"), fingerprint("t", "k"), BEGIN_S + second_min, BEGIN_S + second_max, 64, after
     )
 

@@ -13,10 +13,10 @@ from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable, WriterFenced
 from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.format.layout import NATIVE, Layout
-from tiered_index.service.log.records import ArchivedSegment, Genesis, LogRecord, LogState, encode_document
+from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogRecord, LogState, encode_document
 from tiered_index.testing.storage_faults import FaultStorage
 
-GENESIS = Genesis("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom")
+GENESIS = IndexDescriptor("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom")
 sums = st.integers(0, 2**32 - 1)
 names = st.from_regex(r"segments/[0-9A-Za-z_=-]{1,12}/[0-9]{20}\.log", fullmatch=True)
 archived = st.builds(

@@ -39,10 +39,10 @@ def fill(index):
     index.seal()
 
 
-def say(storage, clock, step):
+def append_positions(storage, clock, step):
     log = StorageLog(storage, clock)
     log.open()
-    log.say(log.state.epoch, {"elsewhere": step})
+    log.append_positions(log.state.epoch, {"elsewhere": step})
 
 
 def entries(storage, clock):
@@ -70,7 +70,7 @@ def test_two_jobs_publish_a_file_once(open_ahead, storage, clock, ahead_s, later
     jobs = [Job(storage, clock).look().compact() for _ in range(2)]
     assert len(jobs[0].publish()) == 1
     assert merge_all(storage, clock).sources == 1
-    say(storage, ManualClock(clock.now_ms() + later_s * 1000), 1)
+    append_positions(storage, ManualClock(clock.now_ms() + later_s * 1000), 1)
     assert jobs[1].publish() == set() and jobs[1].reasons == ["was published and merged meanwhile"]
     assert Job(storage, clock).run() == set()
     assert entries(storage, clock) == 3
@@ -94,7 +94,7 @@ def test_a_host_whose_clock_was_put_right_publishes_nothing_again(
         assert len(Job(storage, clock).run()) == 1
     index.abandon()
     assert merge_all(storage, clock).sources == 1
-    say(storage, ManualClock(clock.now_ms() - DAYS_S * 1000), 1)
+    append_positions(storage, ManualClock(clock.now_ms() - DAYS_S * 1000), 1)
     again = open_ahead(0, compaction=compaction)
     again.run_lifecycle()
     again.run_lifecycle()
@@ -111,7 +111,7 @@ def test_what_was_removed_a_moment_ago_is_no_orphan_though_a_record_behind_it_sa
     [name] = [info.name for info in storage.list("data/")]
     clock.advance(DAYS_S)
     assert merge_all(storage, clock).sources == 1
-    say(storage, ManualClock(clock.now_ms() - DAYS_S * 1000), 1)
+    append_positions(storage, ManualClock(clock.now_ms() - DAYS_S * 1000), 1)
     log = StorageLog(storage, clock)
     log.open()
     assert not find_orphans(storage, log, clock).objects
@@ -139,7 +139,7 @@ def test_a_record_is_read_once_by_whoever_looks_back(open_ahead, storage, clock)
     log = StorageLog(counted, clock)
     log.open()
     for step in range(5):
-        log.say(log.state.epoch, {"elsewhere": step})
+        log.append_positions(log.state.epoch, {"elsewhere": step})
     removals = Removals(log)
 
     def gets(after):
@@ -152,7 +152,7 @@ def test_a_record_is_read_once_by_whoever_looks_back(open_ahead, storage, clock)
     assert gets(last - 2) == (0, False)
     assert gets(0) == (last - 2, True)
     assert gets(last - 2) == (0, True), "older ones may be told, too"
-    log.say(log.state.epoch, {"elsewhere": 9})
+    log.append_positions(log.state.epoch, {"elsewhere": 9})
     assert gets(1) == (1, True)
     assert gets(last + 1) == (0, False), "what lies behind is forgotten"
     counted.fail("get", nth=4)
@@ -165,7 +165,7 @@ def test_a_file_says_how_much_of_the_log_it_is_younger_than(open_ahead, storage,
     for step in range(20):
         if step == 0:
             index = open_ahead(0)
-        say(storage, clock, step)
+        append_positions(storage, clock, step)
     index._lifecycle.refresh()
     fill(index)
     index.run_lifecycle()

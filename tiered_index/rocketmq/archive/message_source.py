@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.rocketmq.archive.found_message import FoundRocketmqMessage
-from tiered_index.rocketmq.follow.patrol import CutOff
+from tiered_index.rocketmq.follow.patrol import TruncatedTail
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import MIN_MESSAGE_BYTES, Host, decode_offset_msg_id
 from tiered_index.rocketmq.log.message import MAX_MESSAGE_BYTES, Message, check_head, decode_message
@@ -204,7 +204,7 @@ class RocketmqMessages:
 
     def _settle(self, searches: list[_Search]) -> list[Fetched]:
         if self._folder is not None:
-            log, cut_off = _ListedOnce(self._folder), CutOff(self._folder, self._root)
+            log, cut_off = _ListedOnce(self._folder), TruncatedTail(self._folder, self._root)
             for search in searches:
                 self._read_local(log, search, cut_off)
         if self._archive is not None:
@@ -213,7 +213,7 @@ class RocketmqMessages:
 
     # the store's own files
 
-    def _read_local(self, log: CommitLogReader, search: _Search, cut_off: CutOff) -> None:
+    def _read_local(self, log: CommitLogReader, search: _Search, cut_off: TruncatedTail) -> None:
         place, message = search.place, None
         try:
             message = log.read(place.offset, place.size)

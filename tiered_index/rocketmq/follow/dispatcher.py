@@ -26,13 +26,13 @@ from typing import Any, Literal
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageUnavailable, TieredIndexError
-from tiered_index.rocketmq.follow.patrol import Patrol
+from tiered_index.rocketmq.follow.patrol import Scrubber
 from tiered_index.rocketmq.follow.tail import (
     EVERYTHING,
     NOTHING,
-    Proof,
-    Seen,
+    LastRead,
     Settled,
+    StableEnd,
     TornTail,
     is_followed,
     proven_end,
@@ -40,7 +40,7 @@ from tiered_index.rocketmq.follow.tail import (
     torn_tail,
     witnesses_of,
 )
-from tiered_index.rocketmq.follow.witnesses import Trail, Verdict
+from tiered_index.rocketmq.follow.witnesses import LogFingerprints, Verdict
 from tiered_index.rocketmq.log.columns import IndexBatch, SkippedRange
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.segments import End, Segment
@@ -175,7 +175,7 @@ class Dispatcher:
         self._reader = reader or CommitLogReader(store.commitlog)
         self._round_bytes = round_bytes
         self._stopping, self._now_s, self._clock = stopping, now_s, clock or SystemClock()
-        self._trail = Trail.load(index.config.root, store.source, disk or Disk())
+        self._trail = LogFingerprints.load(index.config.root, store.source, disk or Disk())
         durable = self._known = index.durable_position(store.source)
         self.position: int | None = durable
         """Commit log offset behind everything put; None before the first message of an empty log."""
@@ -196,7 +196,7 @@ class Dispatcher:
         """Where zeros stand before something readable, and the log's end then; the next look finds them written, or
         damaged.
         """
-        self._seen: Seen | None = None
+        self._seen: LastRead | None = None
         """The last message, where older bytes behind it prove nothing: put once the next look finds it the same."""
         self._torn: TornTail | None = None
         """What was looked at before the log was read and called torn: as long as it is the same, it isn't read again.
@@ -207,7 +207,7 @@ class Dispatcher:
         self._rounds = 0
         self._compare_all = True
         self._broker = self._broker_start()
-        self._patrol = Patrol(store.commitlog)
+        self._patrol = Scrubber(store.commitlog)
 
     # one round
 
@@ -319,12 +319,12 @@ class Dispatcher:
         self._hole = position, behind
         return True
 
-    def _proof(self, segments: tuple[Segment, ...]) -> Proof:
+    def _proof(self, segments: tuple[Segment, ...]) -> StableEnd:
         if self.store.is_closed:
             return EVERYTHING
         return proven_end(self.store.commitlog, self.position or 0, self._reader.chunk_bytes, segments)
 
-    def _settled(self, read: IndexBatch, data: bytes, proof: Proof) -> Settled:
+    def _settled(self, read: IndexBatch, data: bytes, proof: StableEnd) -> Settled:
         if proof == EVERYTHING and not self.store.is_closed:
             proof = NOTHING  # a broker has started since
         return settled(self.store.commitlog, read, data, proof, self._seen)

@@ -1,10 +1,10 @@
 """What a broker cut off its log, as far as the memory of the log's follower tells.
 
 A broker that cuts its log moves a position. What lies behind stays as it was until it is written over, and reads like
-any message. The follower remembers the last message that it put (`Trail`, in the index's root): from there on the log
-is read to its end, a short way. A message behind that end which is older than the last one before it was cut off.
-Without that memory nothing is known, nor where the follower has not met the cut yet. For one thread and one call: it
-looks once.
+any message. The follower remembers the last message that it put (`LogFingerprints`, in the index's root): from there on
+the log is read to its end, a short way. A message behind that end which is older than the last one before it was cut
+off. Without that memory nothing is known, nor where the follower has not met the cut yet. For one thread and one call:
+it looks once.
 
 Goes through all that was read of the last segments, some bytes a round, and begins again: nothing that was rewritten
 stays unnoticed.
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tiered_index.documents import checked, load, record, text
 from tiered_index.errors import CorruptFile, StorageError, TieredIndexError
-from tiered_index.rocketmq.follow.witnesses import Trail, Verdict, Witness, stored_bytes
+from tiered_index.rocketmq.follow.witnesses import LogFingerprints, RangeFingerprint, Verdict, stored_bytes
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.log.segments import End, Segment
@@ -30,14 +30,14 @@ from tiered_index.rocketmq.log.store import SOURCE_PREFIX
 from tiered_index.service.root.root import FOLLOWERS
 from tiered_index.storage.disk import Disk
 
-__all__ = ["PATROL_BYTES", "CutOff", "Patrol"]
+__all__ = ["PATROL_BYTES", "Scrubber", "TruncatedTail"]
 
 _FAR_BYTES = 1 << 26
 # a follower that is further behind its log doesn't tell where it ends
 _SOURCE = record(lambda source: str(source), source=text())
 
 
-class CutOff:
+class TruncatedTail:
     """Tells which messages of a commit log were cut off. `root` is that of an index that follows it."""
 
     def __init__(self, folder: Path, root: Path | None) -> None:
@@ -51,13 +51,13 @@ class CutOff:
         return any(end <= message.physical_offset and message.store_ms < newest_ms for end, newest_ms in self._ends)
 
     @cached_property
-    def _trails(self) -> list[Trail]:
+    def _trails(self) -> list[LogFingerprints]:
         trails = []
         for path in sorted((self._root / FOLLOWERS).glob("*.json")) if self._root is not None else ():
             try:
                 source = checked(_SOURCE, load(path.read_bytes(), str(path), "memory"), str(path), "memory")
                 trail = (
-                    Trail.load(self._root, source, Disk())
+                    LogFingerprints.load(self._root, source, Disk())
                     if self._root is not None and source.startswith(SOURCE_PREFIX)
                     else None
                 )
@@ -72,7 +72,7 @@ class CutOff:
         """Where the log ends, and the store timestamp of its last message, as each trail of this log tells."""
         return [end for trail in self._trails if (end := self._end(trail)) is not None]
 
-    def _end(self, trail: Trail) -> tuple[int, int] | None:
+    def _end(self, trail: LogFingerprints) -> tuple[int, int] | None:
         reader = CommitLogReader(self._folder)
         last = next((one for one in reversed(trail.witnesses) if one.messages), None)
         at = trail.witnesses[-1].end
@@ -96,18 +96,18 @@ PATROL_BYTES = 1 << 20
 _ABOVE = 2**63 - 1
 
 
-class Patrol:
+class Scrubber:
     """Where it is. One thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._witness: Witness | None = None
+        self._witness: RangeFingerprint | None = None
         """The one whose stretch is being read, up to `_at`, with the CRC-32 `_crc`."""
         self._at, self._crc = 0, 0
         self._below = _ABOVE
         """Everything from here on is done."""
 
-    def step(self, trail: Trail, begin: int, segments: tuple[Segment, ...] | None = None) -> bool:
+    def step(self, trail: LogFingerprints, begin: int, segments: tuple[Segment, ...] | None = None) -> bool:
         """Compare some more of what the trail remembers behind offset `begin`; return whether it turned out to be
         changed.
 
@@ -129,12 +129,12 @@ class Patrol:
             return False
         return self._done(witness, witness.begin, changed=self._crc != witness.stretch)
 
-    def _next(self, trail: Trail, begin: int) -> Witness | None:
+    def _next(self, trail: LogFingerprints, begin: int) -> RangeFingerprint | None:
         """Return the newest witness that isn't done yet, the newest of all once those behind `begin` are."""
         ahead = [witness for witness in trail.witnesses if begin < witness.end <= self._below]
         self._below = _ABOVE if not ahead else self._below
         return next(reversed(ahead or trail.witnesses), None)
 
-    def _done(self, witness: Witness, below: int, *, changed: bool) -> bool:
+    def _done(self, witness: RangeFingerprint, below: int, *, changed: bool) -> bool:
         self._witness, self._below = None, min(below, witness.end - 1)
         return changed

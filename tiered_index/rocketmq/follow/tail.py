@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tiered_index.errors import CorruptFile
-from tiered_index.rocketmq.follow.witnesses import Witness, stored_bytes
+from tiered_index.rocketmq.follow.witnesses import RangeFingerprint, stored_bytes
 from tiered_index.rocketmq.log.columns import IndexBatch, decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES, MAGIC_V1, MAGIC_V2, MIN_MESSAGE_BYTES, header_dtype
@@ -44,9 +44,9 @@ from tiered_index.rocketmq.log.store import StoreDirectory
 __all__ = [
     "EVERYTHING",
     "NOTHING",
-    "Proof",
-    "Seen",
+    "LastRead",
     "Settled",
+    "StableEnd",
     "TornTail",
     "is_followed",
     "proven_end",
@@ -66,7 +66,7 @@ _PIECE_BYTES = 1 << 16
 _FOR_EVER = 2**63 - 1
 
 
-class Proof(NamedTuple):
+class StableEnd(NamedTuple):
     """The log was written up to `end`, as far as its messages aren't younger than `store_ms`: what is behind may be
     from before a cut.
     """
@@ -79,10 +79,10 @@ class Proof(NamedTuple):
         return batch.end <= self.end and (batch.last_store_ms or 0) <= self.store_ms
 
 
-NOTHING, EVERYTHING = Proof(-1, 0), Proof(_FOR_EVER, _FOR_EVER)
+NOTHING, EVERYTHING = StableEnd(-1, 0), StableEnd(_FOR_EVER, _FOR_EVER)
 
 
-class Seen(NamedTuple):
+class LastRead(NamedTuple):
     """A last message that was seen once: its place, and the CRC-32 of its stored bytes."""
 
     offset: int
@@ -96,14 +96,14 @@ class Settled(NamedTuple):
 
     batch: IndexBatch
     data: bytes
-    again: Seen | None = None
+    again: LastRead | None = None
 
 
-def witnesses_of(batch: IndexBatch, data: bytes) -> list[Witness]:
+def witnesses_of(batch: IndexBatch, data: bytes) -> list[RangeFingerprint]:
     """Return the witnesses of a batch and of what was passed over before it; `data` are the bytes that it was decoded
     from.
     """
-    made = [Witness.of_passed(passed) for passed in batch.passed if passed.size]
+    made = [RangeFingerprint.of_passed(passed) for passed in batch.passed if passed.size]
     if not batch.messages:
         return made
     size = batch.end - batch.begin
@@ -114,13 +114,13 @@ def witnesses_of(batch: IndexBatch, data: bytes) -> list[Witness]:
     begin, done = 0, 0
     for row in sorted({row for row in rows if row > 0} | {batch.messages}):
         one, end = positions[row - 1], positions[row]
-        witness = Witness.of(batch.begin + end, batch.begin + one, data[one:end], row - done)
+        witness = RangeFingerprint.of(batch.begin + end, batch.begin + one, data[one:end], row - done)
         made.append(witness._replace(begin=batch.begin + begin, stretch=zlib.crc32(view[begin:end])))
         begin, done = end, row
     return made
 
 
-def proven_end(folder: Path, position: int, chunk_bytes: int, segments: tuple[Segment, ...] | None = None) -> Proof:
+def proven_end(folder: Path, position: int, chunk_bytes: int, segments: tuple[Segment, ...] | None = None) -> StableEnd:
     """Return up to where the log is certainly written: a chunk on, or the segment's end; `NOTHING` where nobody knows.
 
     `segments` are those of the folder, where they are known.
@@ -131,7 +131,7 @@ def proven_end(folder: Path, position: int, chunk_bytes: int, segments: tuple[Se
             ahead = min(position + chunk_bytes, segment.end)
             data = stored_bytes(folder, ahead, _AHEAD_BYTES, segments) or b""
             if ahead == segment.end:  # brokers that cut their log delete later segments
-                return Proof(ahead, _FOR_EVER) if any(data[:_PAGE]) else NOTHING
+                return StableEnd(ahead, _FOR_EVER) if any(data[:_PAGE]) else NOTHING
             left = segment.end - ahead
             # what was stored before the messages here may be what a cut left
             store_ms = next(
@@ -142,11 +142,11 @@ def proven_end(folder: Path, position: int, chunk_bytes: int, segments: tuple[Se
                 ),
                 None,
             )
-            return NOTHING if store_ms is None else Proof(ahead, store_ms)
+            return NOTHING if store_ms is None else StableEnd(ahead, store_ms)
     return NOTHING
 
 
-def settled(folder: Path, batch: IndexBatch, data: bytes, proof: Proof, seen: Seen | None = None) -> Settled:
+def settled(folder: Path, batch: IndexBatch, data: bytes, proof: StableEnd, seen: LastRead | None = None) -> Settled:
     """Return the batch with whole messages only.
 
     `data` are the bytes it was decoded from, `seen` what the look before wanted to see again.
@@ -169,9 +169,9 @@ def settled(folder: Path, batch: IndexBatch, data: bytes, proof: Proof, seen: Se
     # judged by the bytes that were decoded: a third reading may find finished what they have only half
     last = int(again.positions[-1])
     message = data[last : again.end - batch.begin]
-    now: Seen | None = None
+    now: LastRead | None = None
     if _is_whole(folder, batch.begin + last, message):
-        now = Seen(batch.begin + last, zlib.crc32(message))
+        now = LastRead(batch.begin + last, zlib.crc32(message))
         if now == seen or (again.end == batch.end and not any(behind[:BLANK_BYTES])):
             return Settled(whole, data)
     before = decode_index_columns(data[:last], batch.begin, file=str(folder))

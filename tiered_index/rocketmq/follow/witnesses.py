@@ -2,9 +2,9 @@
 
 After a crash of its host a broker may cut off messages that others have read already, and write others in their place.
 Nothing in the log says so, and nothing is zeroed: messages that were read may stand behind the cut as they were, with
-others written before them. A `Trail` holds the last message before each position that can become durable with a
-checksum of everything since the one before, and ever fewer of older ones, so that the place where the log still is what
-it was can be found again.
+others written before them. A `LogFingerprints` holds the last message before each position that can become durable with
+a checksum of everything since the one before, and ever fewer of older ones, so that the place where the log still is
+what it was can be found again.
 
 The trail is kept in `followers/<hash of the source name>.json` in the index's root, written before what it describes is
 put: whichever position is durable after a crash has its witness. One thread uses a trail.
@@ -51,7 +51,7 @@ from tiered_index.rocketmq.log.segments import Segment, list_segments, pread
 from tiered_index.service.root.root import FOLLOWERS, disk_error
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 
-__all__ = ["Trail", "Verdict", "Witness", "joined_crc", "stored_bytes"]
+__all__ = ["LogFingerprints", "RangeFingerprint", "Verdict", "joined_crc", "stored_bytes"]
 
 _POLYNOMIAL = 0xEDB88320
 _ONE = 1 << 31
@@ -104,7 +104,7 @@ class Verdict(Enum):
     """Something else is in its place, or the log ends before it."""
 
 
-class Witness(NamedTuple):
+class RangeFingerprint(NamedTuple):
     """The last message before position `end`, and what was put since the witness before: `messages`, of the bytes
     [begin, end).
 
@@ -123,12 +123,12 @@ class Witness(NamedTuple):
     """CRC-32 of the bytes [begin, end)."""
 
     @classmethod
-    def of(cls, end: int, offset: int, data: bytes, messages: int) -> Witness:
+    def of(cls, end: int, offset: int, data: bytes, messages: int) -> RangeFingerprint:
         """Return the witness whose stored bytes are `data`."""
         return cls(end, offset, len(data), zlib.crc32(data), messages)
 
     @classmethod
-    def of_passed(cls, passed: Passed) -> Witness:
+    def of_passed(cls, passed: Passed) -> RangeFingerprint:
         """Return the witness of what was passed over: a broker that cuts its log there writes messages over it."""
         begin, stretch = (-1, 0) if passed.whole is None else (passed.begin, passed.whole)
         return cls(passed.end, passed.begin, passed.size, passed.crc, 0, begin, stretch)
@@ -169,11 +169,11 @@ class Witness(NamedTuple):
         )
 
 
-def _witness(value: Any) -> Witness:
+def _witness(value: Any) -> RangeFingerprint:
     """Check a witness: a list of its numbers, of which the last two were not always there."""
     if not isinstance(value, list) or not len(_WITNESS) - 2 <= len(value) <= len(_WITNESS):
         raise Malformed(f"a list of {len(_WITNESS) - 2} to {len(_WITNESS)} numbers", value)
-    witness = Witness(*(check(number) for check, number in zip(_WITNESS, value, strict=False)))
+    witness = RangeFingerprint(*(check(number) for check, number in zip(_WITNESS, value, strict=False)))
     if not witness.begin <= witness.end >= witness.offset:
         raise Malformed("a stretch of a log", value)
     return witness
@@ -205,7 +205,7 @@ def stored_bytes(folder: Path, offset: int, size: int, segments: tuple[Segment, 
     return None
 
 
-def _joined(one: Witness, later: Witness) -> Witness:
+def _joined(one: RangeFingerprint, later: RangeFingerprint) -> RangeFingerprint:
     """Return two witnesses that follow each other as one; what lies between segments isn't remembered, so then only the
     later's bytes.
     """
@@ -218,7 +218,7 @@ def _joined(one: Witness, later: Witness) -> Witness:
 
 
 @dataclass
-class Trail:
+class LogFingerprints:
     """The witnesses of one source, ascending.
 
     `continue_at` is set while a part of the log is put again: a restart begins there.
@@ -230,12 +230,12 @@ class Trail:
     path: Path
     source: str
     disk: Disk
-    witnesses: list[Witness] = field(default_factory=list)
+    witnesses: list[RangeFingerprint] = field(default_factory=list)
     continue_at: int | None = None
     rewritten: tuple[tuple[int, int, int], ...] = ()
 
     @classmethod
-    def load(cls, root: Path, source: str, disk: Disk) -> Trail:
+    def load(cls, root: Path, source: str, disk: Disk) -> LogFingerprints:
         """Return what is kept in a root, an empty trail where there is nothing. Raises `CorruptFile`."""
         trail = cls(root / FOLLOWERS / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.json", source, disk)
         try:
@@ -288,7 +288,7 @@ class Trail:
         """Return when some of the offsets [begin, end) were last found to be others; any thread may ask."""
         return max((ms for low, high, ms in self.rewritten if low < end and begin < high), default=None)
 
-    def add(self, witness: Witness, durable: int) -> None:
+    def add(self, witness: RangeFingerprint, durable: int) -> None:
         """Add the newest witness.
 
         Those at or before the durable position become fewer with their distance from the newest.
@@ -319,14 +319,14 @@ class Trail:
             for w in itertools.takewhile(lambda w: self._within(w, span), newest)
         )
 
-    def _within(self, witness: Witness, span: int) -> bool:
+    def _within(self, witness: RangeFingerprint, span: int) -> bool:
         return witness is self.witnesses[-1] or self.witnesses[-1].end - witness.end < span
 
-    def last_same(self, folder: Path, span: int) -> Witness | None:
+    def last_same(self, folder: Path, span: int) -> RangeFingerprint | None:
         """Return the newest witness before which, as far as the last `span` bytes go, nothing is changed; older ones by
         their message.
         """
-        found: Witness | None = None
+        found: RangeFingerprint | None = None
         for witness in reversed(self.witnesses):
             if not self._within(witness, span):
                 return found or next(

@@ -1,6 +1,6 @@
 """Many lookups at once: every key is hashed in one pass, every file is read once, each byte of it at most once.
 
-`QuestionBatch` holds the lookups as columns. A file answers with (question, row) pairs; those of all files are brought
+`LookupBatch` holds the lookups as columns. A file answers with (question, row) pairs; those of all files are brought
 into answer order and cut per question while they come in (`gathered`). Answers equal those of single queries; they are
 made into objects only when they are looked at. Memory: some 100 bytes an answer and 60 a question. Threads: a batch
 belongs to one call; results may be shared.
@@ -36,9 +36,9 @@ __all__ = [
     "MAX_PAIRS",
     "NEVER",
     "PAIRS_AT_A_TIME",
-    "Found",
+    "LookupBatch",
+    "Matches",
     "QueryResults",
-    "QuestionBatch",
     "TooManyPairs",
     "best_answers",
     "first_rows",
@@ -57,7 +57,7 @@ class TooManyPairs(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Matches:
     """What one file holds for a batch: row i answers question `questions[i]`; times and identities are not looked at
     yet.
     """
@@ -66,7 +66,7 @@ class Found:
     rows: Array
 
 
-class QuestionBatch:
+class LookupBatch:
     """n validated lookups. Raises `InvalidArgument` naming the first bad one."""
 
     def __init__(self, lookups: Sequence[Lookup]) -> None:
@@ -178,7 +178,7 @@ class QuestionBatch:
         seconds: npt.NDArray[np.int64],
         topic_pairs: Iterable[tuple[int, str]] | None,
         schema: Schema,
-    ) -> Found:
+    ) -> Matches:
         """Return what of matching `items` (m, as stored, or columns of that names) really answers `questions` (m).
 
         `topic_pairs` are the (id, name) pairs of the file; None where it has no table.
@@ -200,13 +200,13 @@ class QuestionBatch:
         for name in rows.dtype.names or ():
             if name not in ("second", "key_hash"):
                 rows[name] = items[name][kept]
-        return Found(questions[kept], rows)
+        return Matches(questions[kept], rows)
 
     def overlapping(self, second_min: int, second_max: int) -> npt.NDArray[np.int64]:
         """Return the questions whose range overlaps a file's."""
         return np.flatnonzero((self.second_min <= second_max) & (self.second_max >= second_min))
 
-    def page_ends(self, questions: npt.NDArray[np.int64], found: Found) -> npt.NDArray[np.int64]:
+    def page_ends(self, questions: npt.NDArray[np.int64], found: Matches) -> npt.NDArray[np.int64]:
         """Return the second of the answer behind each question's page (n), `NEVER` where none is found yet.
 
         `found` are the first rows of the questions, by question and in answer order (`first_rows`).
@@ -246,7 +246,7 @@ def _ranges(lookups: Sequence[Lookup]) -> tuple[npt.NDArray[np.int64], ...]:
 
 
 def best_answers(
-    batch: QuestionBatch, parts: list[Found], schema: Schema
+    batch: LookupBatch, parts: list[Matches], schema: Schema
 ) -> tuple[Array, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Return the answers of all questions in order, where each question's start (n + 1), and which questions have more
     than asked.
@@ -257,8 +257,8 @@ def best_answers(
 
 
 def first_rows(
-    limits: npt.NDArray[np.int64], parts: Sequence[Found], schema: Schema
-) -> tuple[Found, npt.NDArray[np.int64]]:
+    limits: npt.NDArray[np.int64], parts: Sequence[Matches], schema: Schema
+) -> tuple[Matches, npt.NDArray[np.int64]]:
     """Return the first rows of each question in answer order, different identities, at most `limits` (n); and how many
     there were.
 
@@ -289,7 +289,7 @@ def first_rows(
     starts = np.searchsorted(questions, np.arange(len(limits) + 1))
     rank = np.arange(len(rows)) - starts[:-1][questions]
     kept = rank < limits[questions]
-    return Found(questions[kept], rows[kept]), np.diff(starts)
+    return Matches(questions[kept], rows[kept]), np.diff(starts)
 
 
 class QueryResults(Sequence[QueryResult]):
@@ -301,7 +301,7 @@ class QueryResults(Sequence[QueryResult]):
 
     def __init__(
         self,
-        batch: QuestionBatch,
+        batch: LookupBatch,
         rows: Array,
         starts: npt.NDArray[np.int64],
         more: npt.NDArray[np.bool_],

@@ -15,31 +15,31 @@ import numpy.typing as npt
 
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.schema import Schema
-from tiered_index.service.answers.batch import PAIRS_AT_A_TIME, Found, QuestionBatch, first_rows
+from tiered_index.service.answers.batch import PAIRS_AT_A_TIME, LookupBatch, Matches, first_rows
 from tiered_index.service.answers.rows import Array, concatenate
 
-__all__ = ["Gathered", "matching"]
+__all__ = ["MatchAccumulator", "matching"]
 
 _HELD_ROWS = 1 << 14
 _FEWEST = 1 << 10
 # items that a hot key's questions are asked at a time, at least
 
 
-class Gathered:
+class MatchAccumulator:
     """What was found for the questions of a batch, some rows of each question that can't be in its answer left out.
 
     Safe under threads.
     """
 
-    def __init__(self, batch: QuestionBatch, schema: Schema) -> None:
+    def __init__(self, batch: LookupBatch, schema: Schema) -> None:
         self._batch = batch
         self._schema = schema
         self._lock = threading.Lock()
-        self._parts: list[Found] = []
+        self._parts: list[Matches] = []
         self._count = 0
         self._most = _HELD_ROWS
 
-    def add(self, found: Found) -> None:
+    def add(self, found: Matches) -> None:
         """Take in rows."""
         if not len(found.rows):
             return
@@ -50,12 +50,12 @@ class Gathered:
                 self._cut()
                 self._most = max(_HELD_ROWS, 2 * self._count)
 
-    def first(self) -> Found:
+    def first(self) -> Matches:
         """Return the first rows of each question, one more than asked at most, by question and in answer order."""
         with self._lock:
             return self._cut()
 
-    def found(self) -> Found:
+    def found(self) -> Matches:
         """Return what is held, in no order, at most one row more than asked of each question."""
         with self._lock:
             if not self._parts:
@@ -63,29 +63,29 @@ class Gathered:
             questions = np.concatenate([part.questions for part in self._parts])
             if (np.bincount(questions, minlength=len(self._batch)) > self._batch.max_count + 1).any():
                 return self._cut()
-            return Found(questions, np.concatenate([part.rows for part in self._parts]))
+            return Matches(questions, np.concatenate([part.rows for part in self._parts]))
 
-    def _cut(self) -> Found:
+    def _cut(self) -> Matches:
         left, _ = first_rows(self._batch.max_count + 1, self._parts, self._schema)
         self._parts, self._count = [left], len(left.rows)
         return left
 
 
 def matching(
-    batch: QuestionBatch,
+    batch: LookupBatch,
     items: Array | Mapping[str, Array],
     seconds_of: Callable[[Any], npt.NDArray[np.int64]],
     topic_pairs: Sequence[tuple[int, str]] | None,
     schema: Schema,
     among: npt.NDArray[np.int64] | None = None,
-) -> Found:
+) -> Matches:
     """Return the rows of `items` (as stored, or columns of that names) that answer questions (only those `among`), in
     no order.
 
     At most one more than asked of each question: the first ones. `seconds_of` returns the epoch seconds of items;
-    `topic_pairs` as `QuestionBatch.select`.
+    `topic_pairs` as `LookupBatch.select`.
     """
-    gathered = Gathered(batch, schema)
+    gathered = MatchAccumulator(batch, schema)
 
     def pick(places: npt.NDArray[np.int64]) -> Any:
         return {name: values[places] for name, values in items.items()} if isinstance(items, Mapping) else items[places]
@@ -118,5 +118,5 @@ def matching(
     return gathered.found()
 
 
-def _nothing(schema: Schema) -> Found:
-    return Found(np.zeros(0, np.int64), concatenate([], schema))
+def _nothing(schema: Schema) -> Matches:
+    return Matches(np.zeros(0, np.int64), concatenate([], schema))

@@ -31,7 +31,7 @@ from tiered_index.types import IndexItem
 
 __all__ = [
     "OrderKey",
-    "Question",
+    "PreparedLookup",
     "check_schema",
     "concatenate",
     "decode_cursor",
@@ -53,7 +53,7 @@ _FEW = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PreparedLookup:
     """A validated lookup: hashes instead of the key, inclusive epoch seconds, and the order key that the page starts
     after.
     """
@@ -83,7 +83,7 @@ def row_dtype(schema: Schema) -> np.dtype[Any]:
 
 
 def select_items(
-    items: Array, begin_s: int, question: Question, topic_ids: frozenset[int] | None, schema: Schema
+    items: Array, begin_s: int, question: PreparedLookup, topic_ids: frozenset[int] | None, schema: Schema
 ) -> Array:
     """Return the rows of `items` (structured, n; entries or compacted items of one file) that answer `question`, in no
     order.
@@ -109,7 +109,7 @@ def select_items(
 
 
 def select_few(
-    items: Array, begin_s: int, question: Question, topic_ids: frozenset[int] | None, schema: Schema
+    items: Array, begin_s: int, question: PreparedLookup, topic_ids: frozenset[int] | None, schema: Schema
 ) -> Array:
     """Do as `select_items` for a handful of items whose hash is known to match; plain Python is the faster way then."""
     columns = len(schema.extra)
@@ -128,7 +128,7 @@ def select_few(
 
 
 def rows_of_columns(
-    columns: Mapping[str, Array], question: Question, topic_ids: frozenset[int], schema: Schema
+    columns: Mapping[str, Array], question: PreparedLookup, topic_ids: frozenset[int], schema: Schema
 ) -> Array:
     """Return the rows of buffered columns (native order, `second` among them) that answer `question`, in no order."""
     places = np.flatnonzero(columns["key_hash"] == question.key_hash)
@@ -152,7 +152,7 @@ def _is_one_of(values: Array, topic_ids: frozenset[int]) -> Array:
     return np.isin(values, list(topic_ids))
 
 
-def _in_question(rows: Array, question: Question, schema: Schema) -> Array:
+def _in_question(rows: Array, question: PreparedLookup, schema: Schema) -> Array:
     rows = rows[(rows["second"] >= question.second_min) & (rows["second"] <= question.second_max)]
     if question.after is None or not len(rows):
         return rows

@@ -17,12 +17,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from tiered_index.service.answers.batch import Found, QuestionBatch
-from tiered_index.service.answers.rows import Array, Question
+from tiered_index.service.answers.batch import LookupBatch, Matches
+from tiered_index.service.answers.rows import Array, PreparedLookup
 from tiered_index.service.catalog.skiplist import Node, TimeRangeSkipList
 from tiered_index.service.threads.workers import synchronized
 
-__all__ = ["AlwaysRead", "Catalog", "Handle", "unmap"]
+__all__ = ["Catalog", "Handle", "LocalHandle", "unmap"]
 
 
 def unmap(mapping: mmap.mmap) -> None:
@@ -64,22 +64,22 @@ class Handle(Protocol):
     @property
     def source(self) -> str | None: ...
 
-    def excludes(self, question: Question) -> str | None:
+    def excludes(self, question: PreparedLookup) -> str | None:
         """Return why a search would find nothing (``filter``, ``topic``), as far as that is known at once, or None."""
         ...
 
-    def excludes_all(self, batch: QuestionBatch) -> str | None:
+    def excludes_all(self, batch: LookupBatch) -> str | None:
         """Do as `excludes` for all questions of a batch."""
         ...
 
-    def search(self, question: Question) -> Array:
+    def search(self, question: PreparedLookup) -> Array:
         """Return the rows that answer `question`, in no order; raises a typed error where they can't be read.
 
         Of more than `max_count` answers the first `max_count` + 1 are enough.
         """
         ...
 
-    def search_many(self, batch: QuestionBatch) -> Found:
+    def search_many(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each question of a batch, in no order; errors as `search`."""
         ...
 
@@ -88,7 +88,7 @@ class Handle(Protocol):
         ...
 
 
-class AlwaysRead:
+class LocalHandle:
     """Base of handles whose search makes no request, so that nothing needs to spare it."""
 
     is_local = True
@@ -96,11 +96,11 @@ class AlwaysRead:
     search_bytes = 0
     source: str | None = None
 
-    def excludes(self, question: Question) -> str | None:
+    def excludes(self, question: PreparedLookup) -> str | None:
         """Return None: search it."""
         return None
 
-    def excludes_all(self, batch: QuestionBatch) -> str | None:
+    def excludes_all(self, batch: LookupBatch) -> str | None:
         """Return None: search it."""
         return None
 

@@ -1,4 +1,4 @@
-"""The local cache of directories and filters: one index's entries in a `CacheRoom`, verified whenever something is read
+"""The local cache of directories and filters: one index's entries in a `DiskCache`, verified whenever something is read
 from them.
 
 ```
@@ -11,7 +11,7 @@ fetched anew; where it can't be deleted it is told of once, and is as good as ab
 copy, so no trouble of this folder is a lookup's error.
 
 A CRC32 is no signature: who may write an entry could make an answer short. So an entry is believed only where it is a
-regular file that `CacheRoom.trusts`: no other user's, and not for others to write. What else stands in its place is
+regular file that `DiskCache.trusts`: no other user's, and not for others to write. What else stands in its place is
 treated as damaged.
 
 Threads and processes: any number may share a folder; entries appear whole, by a rename.
@@ -39,10 +39,10 @@ from pathlib import Path
 from typing import Literal
 
 from tiered_index.format.names import DATA_PREFIX
-from tiered_index.service.cold.memory_cache import HeldRoom
+from tiered_index.service.cold.memory_cache import CacheReservations
 from tiered_index.storage.disk import TEMPORARY_PREFIX, make_path
 
-__all__ = ["PIECE_BYTES", "CacheFolder", "CacheRoom", "Kind"]
+__all__ = ["PIECE_BYTES", "CacheFolder", "DiskCache", "Kind"]
 
 _TOUCH_S = 60.0
 # an entry's time of use is brought up to date this often
@@ -57,7 +57,7 @@ _COUNTED_AFTER = 32
 # one part in so many of the bound may be added before all is counted again
 
 
-class CacheRoom:
+class DiskCache:
     """A folder of `max_bytes`. `read_only`: another process keeps it below its root, nothing is changed."""
 
     def __init__(self, folder: Path, max_bytes: int, *, read_only: bool = False) -> None:
@@ -67,7 +67,7 @@ class CacheRoom:
         self._lock = threading.Lock()
         self._size_bytes = self._uncounted_bytes = 0
         self._counted_at: float | None = None
-        self._held: HeldRoom[Path] = HeldRoom()
+        self._held: CacheReservations[Path] = CacheReservations()
         self._ages: list[tuple[float, int]] = []
         # when the entries used last were: of this spell of `_TOUCH_S`, and of the one before it
         self._touched: dict[str, float] = {}
@@ -201,7 +201,7 @@ _log = logging.getLogger(__name__)
 class CacheFolder:
     """The entries of the index `index_id` in a room that several may share."""
 
-    def __init__(self, room: CacheRoom, index_id: str) -> None:
+    def __init__(self, room: DiskCache, index_id: str) -> None:
         self._room = room
         self._mine = room.folder / "".join(c if c.isalnum() or c in "-_" else "_" for c in index_id)
         self._index_id = index_id

@@ -93,7 +93,7 @@ class Filters:
         words = _words(b"".join(found))
         return ~blocks_may_hold(words[place * _BLOCKS_A_PIECE + numbers % _BLOCKS_A_PIECE], hashes)
 
-    def note_in_vain(self, stored: StoredObject, hash64: int, keys: int = 1) -> None:
+    def record_miss(self, stored: StoredObject, hash64: int, keys: int = 1) -> None:
         """Remember that the file was read in vain for `keys` keys, that of `hash64` among them, its filter not being at
         hand.
         """

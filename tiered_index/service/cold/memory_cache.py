@@ -25,12 +25,12 @@ from typing import Generic, TypeVar
 
 from tiered_index.format.trailer import Trailer
 
-__all__ = ["ByteCache", "CacheUse", "Caches", "HeldRoom"]
+__all__ = ["ByteCache", "CacheReservations", "CacheUse", "Caches"]
 
 K = TypeVar("K")
 
 
-class HeldRoom(Generic[K]):
+class CacheReservations(Generic[K]):
     """Bytes that are held, by key; those who hold room count each other's as taken, the cache itself doesn't."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class ByteCache(Generic[K, V]):
         self._lock = threading.Lock()
         self._entries: OrderedDict[K, tuple[V, int, int]] = OrderedDict()
         # value, bytes, when it was last used
-        self._held: HeldRoom[K] = HeldRoom()
+        self._held: CacheReservations[K] = CacheReservations()
         self._size_bytes = self._hits = self._misses = self._evictions = 0
 
     def get(self, key: K) -> V | None:

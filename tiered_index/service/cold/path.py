@@ -34,7 +34,7 @@ from tiered_index.format.trailer import Run, Trailer, parse_trailer
 from tiered_index.service.cold.disk_cache import CacheFolder
 from tiered_index.service.cold.filters import Filters
 from tiered_index.service.cold.memory_cache import Caches, CacheUse
-from tiered_index.service.cold.range_pool import Span, Travel, spans_of
+from tiered_index.service.cold.range_pool import RangeReadPool, Span, spans_of
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.threads.pool import NoThread
 from tiered_index.storage.base import Storage
@@ -95,7 +95,7 @@ class ColdPath:
         settings: ColdSettings | None = None,
         folder: CacheFolder | None = None,
         caches: Caches | None = None,
-        travel: Travel | None = None,
+        travel: RangeReadPool | None = None,
         index_id: str = "",
     ) -> None:
         self.storage = storage
@@ -107,7 +107,7 @@ class ColdPath:
         self._caches = caches or Caches(self.settings.block_cache_bytes, self.settings.directory_cache_bytes)
         self.filters = Filters(folder, self._caches.filters, index_id, self.settings.filter_after_probes)
         self._own_travel = travel is None
-        self._travel = travel or Travel(self.settings.query_threads)
+        self._travel = travel or RangeReadPool(self.settings.query_threads)
         self._fetches: dict[str, Future[Trailer]] = {}
         self._closed = False
 
@@ -170,7 +170,7 @@ class ColdPath:
             pieces.update(found)
         return [pieces[run.offset] for run in runs]
 
-    def learn_filter(self, stored: StoredObject) -> bool:
+    def maybe_fetch_filter(self, stored: StoredObject) -> bool:
         """Fetch a file's filter where it has been probed in vain often enough to be worth it; return whether it was
         fetched now.
 

@@ -24,12 +24,12 @@ from tiered_index.format.trailer import Run
 from tiered_index.service.threads.pool import DaemonPool
 from tiered_index.storage.deadline import remaining_s
 
-__all__ = ["Span", "Travel", "spans_of"]
+__all__ = ["RangeReadPool", "Span", "spans_of"]
 
 T = TypeVar("T")
 
 
-class Travel:
+class RangeReadPool:
     """Lets up to `ranges` travel at once, whoever asks, and has as many threads for those that travel side by side."""
 
     def __init__(self, ranges: int) -> None:

@@ -24,9 +24,9 @@ from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexErro
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.trailer import TAIL_SIZE, Metadata, Run, Tail, Trailer, parse_trailer
-from tiered_index.service.answers.batch import Found, QuestionBatch
-from tiered_index.service.answers.rows import Question, concatenate
-from tiered_index.service.catalog.catalog import AlwaysRead, unmap
+from tiered_index.service.answers.batch import LookupBatch, Matches
+from tiered_index.service.answers.rows import PreparedLookup, concatenate
+from tiered_index.service.catalog.catalog import LocalHandle, unmap
 from tiered_index.service.cold.path import ColdPath, MissingObject, check_run
 from tiered_index.service.cold.range_pool import spans_of
 from tiered_index.service.files.search import (
@@ -131,11 +131,11 @@ class StorageBytes:
         """Return each run's verified bytes. Raises `CorruptFile`, `MissingObject`."""
         return self.cold.verified(self.stored, runs)
 
-    def search(self, question: Question) -> Array:
+    def search(self, question: PreparedLookup) -> Array:
         """Return the rows that answer `question`; what was read in vain counts towards the file's filter."""
         cold, stored = self.cold, self.stored
         hash64 = question_hash(question, keyed=cold.keyed)
-        if cold.learn_filter(stored) and cold.filters.excludes(stored, hash64):
+        if cold.maybe_fetch_filter(stored) and cold.filters.excludes(stored, hash64):
             return concatenate([], self.trailer().metadata.layout.schema)
         rows = search_file(self, question)
         whole = (
@@ -145,14 +145,14 @@ class StorageBytes:
         )
         # what the range or the cursor left out says nothing of the key
         if not len(rows) and whole and not self.lacks_topic(question.topic):
-            cold.filters.note_in_vain(stored, hash64)
+            cold.filters.record_miss(stored, hash64)
         return rows
 
-    def search_many(self, batch: QuestionBatch, away: npt.NDArray[np.bool_]) -> Found:
+    def search_many(self, batch: LookupBatch, away: npt.NDArray[np.bool_]) -> Matches:
         """Return the rows that answer each question but those that are `away` (bool, n); otherwise as `search`."""
         cold, stored = self.cold, self.stored
         hashes = question_hashes(batch, keyed=cold.keyed)
-        if cold.learn_filter(stored):
+        if cold.maybe_fetch_filter(stored):
             here = np.flatnonzero(~away)
             away = away.copy()
             away[here] = cold.filters.excludes_many(stored, hashes[here])
@@ -160,10 +160,10 @@ class StorageBytes:
         whole = ~away & (batch.second_min <= stored.second_min) & (batch.second_max >= stored.second_max)
         in_vain = np.setdiff1d(np.flatnonzero(whole), found.questions)
         if len(in_vain) and not self.lacks_topic(batch.topics[int(batch.topic_index[in_vain[0]])]):
-            cold.filters.note_in_vain(stored, int(hashes[in_vain[0]]))
+            cold.filters.record_miss(stored, int(hashes[in_vain[0]]))
         return found
 
-    def away(self, batch: QuestionBatch) -> npt.NDArray[np.bool_]:
+    def away(self, batch: LookupBatch) -> npt.NDArray[np.bool_]:
         """Return which questions (bool, n) have no answer here: their range is another, or their key, says a filter at
         hand.
         """
@@ -227,7 +227,7 @@ class CompactedFile:
         """Bytes that a search asks of the storage, about; none while the local copy is whole."""
         return self.stored.search_bytes if self.local is None and self.stored is not None else 0
 
-    def excludes(self, question: Question) -> str | None:
+    def excludes(self, question: PreparedLookup) -> str | None:
         """Return why a search would find nothing (``filter``, ``topic``), as far as that is known without a request, or
         None.
         """
@@ -237,7 +237,7 @@ class CompactedFile:
             return "filter"
         return "topic" if self.stored.lacks_topic(question.topic) else None
 
-    def excludes_all(self, batch: QuestionBatch) -> str | None:
+    def excludes_all(self, batch: LookupBatch) -> str | None:
         """Do as `excludes` for all questions of a batch."""
         if self.local is not None or self.stored is None:
             return None
@@ -247,7 +247,7 @@ class CompactedFile:
             return "filter"
         return "topic" if all(map(self.stored.lacks_topic, batch.topics)) else None
 
-    def search(self, question: Question) -> Array:
+    def search(self, question: PreparedLookup) -> Array:
         """Return the first `max_count` + 1 of the rows that answer `question`, or all of them, in no order."""
         if self.local is not None:
             try:
@@ -258,7 +258,7 @@ class CompactedFile:
         assert self.stored is not None
         return self.stored.search(question)
 
-    def search_many(self, batch: QuestionBatch) -> Found:
+    def search_many(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each question, in no order; every slot group is read and checked once."""
         if self.local is not None:
             try:
@@ -331,7 +331,7 @@ def open_stored(cold: ColdPath, stored: StoredObject) -> CompactedFile:
     )
 
 
-class DamagedFile(AlwaysRead):
+class DamagedFile(LocalHandle):
     """A local file that could not be read at recovery: its range of time is kept, and every lookup that meets it fails
     or says so.
     """
@@ -345,11 +345,11 @@ class DamagedFile(AlwaysRead):
         self.lane = "main"
         self.error = error
 
-    def search(self, question: Question) -> Array:
+    def search(self, question: PreparedLookup) -> Array:
         """Raise the error that made the file unreadable."""
         raise self.error.with_traceback(None)  # else each lookup would lengthen the trace of the one before
 
-    def search_many(self, batch: QuestionBatch) -> Found:
+    def search_many(self, batch: LookupBatch) -> Matches:
         """Raise the error that made the file unreadable."""
         raise self.error.with_traceback(None)
 

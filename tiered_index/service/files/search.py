@@ -30,9 +30,9 @@ import numpy.typing as npt
 
 from tiered_index.format.bloom import filter_hash
 from tiered_index.format.trailer import Run, Trailer
-from tiered_index.service.answers.batch import NEVER, Found, QuestionBatch
-from tiered_index.service.answers.matches import Gathered, matching
-from tiered_index.service.answers.rows import Array, Question, concatenate, first_answers, select_items
+from tiered_index.service.answers.batch import NEVER, LookupBatch, Matches
+from tiered_index.service.answers.matches import MatchAccumulator, matching
+from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate, first_answers, select_items
 
 __all__ = ["FileBytes", "GiantSlot", "question_hash", "question_hashes", "search_file", "search_file_for_many"]
 
@@ -54,17 +54,17 @@ class FileBytes(Protocol):
     def verified(self, runs: Sequence[Run]) -> list[memoryview]: ...
 
 
-def question_hash(question: Question, *, keyed: bool) -> int:
+def question_hash(question: PreparedLookup, *, keyed: bool) -> int:
     """Return what filters are asked for a question's key (u64)."""
     return filter_hash(question.key_hash, question.fingerprint if keyed else 0)
 
 
-def question_hashes(batch: QuestionBatch, *, keyed: bool) -> npt.NDArray[np.uint64]:
+def question_hashes(batch: LookupBatch, *, keyed: bool) -> npt.NDArray[np.uint64]:
     """Return what filters are asked for the keys of a batch (u64, n)."""
     return batch.keyed_filter_hashes if keyed else batch.plain_filter_hashes
 
 
-def search_file(source: FileBytes, question: Question) -> Array:
+def search_file(source: FileBytes, question: PreparedLookup) -> Array:
     """Return the first `max_count` + 1 of the rows that answer `question`, or all of them, in no order."""
     trailer = source.trailer()
     metadata = trailer.metadata
@@ -95,7 +95,7 @@ def search_file(source: FileBytes, question: Question) -> Array:
     return rows
 
 
-def _newest_first(runs: list[Run], question: Question, *, ordered: bool) -> Iterator[list[Run]]:
+def _newest_first(runs: list[Run], question: PreparedLookup, *, ordered: bool) -> Iterator[list[Run]]:
     """Yield the runs newest first, in batches that may hold as many items as asked; each batch is larger than the one
     before.
 
@@ -135,7 +135,7 @@ class GiantSlot:
     """
 
     def __init__(
-        self, blocks: Array, runs: list[Run], questions: npt.NDArray[np.int64], batch: QuestionBatch, *, ordered: bool
+        self, blocks: Array, runs: list[Run], questions: npt.NDArray[np.int64], batch: LookupBatch, *, ordered: bool
     ) -> None:
         self._runs = runs
         self._places = {run.offset: place for place, run in enumerate(runs)}
@@ -179,7 +179,7 @@ class GiantSlot:
         self._unread[place] = False
         return self._questions[self._needing(place)]
 
-    def settle(self, found: Found) -> None:
+    def settle(self, found: Matches) -> None:
         """Close the questions that have enough; `found` are their first rows so far, by question and in answer
         order.
         """
@@ -217,15 +217,15 @@ _WINDOW_BYTES = 32 << 20
 
 
 def search_file_for_many(
-    source: FileBytes, batch: QuestionBatch, excluded: npt.NDArray[np.bool_] | None = None
-) -> Found:
+    source: FileBytes, batch: LookupBatch, excluded: npt.NDArray[np.bool_] | None = None
+) -> Matches:
     """Return the rows that answer each question, in no order, at most one more than asked of each.
 
     `excluded` (bool, n) are those whose key the file certainly doesn't hold.
     """
     wanted = np.arange(len(batch)) if excluded is None else np.flatnonzero(~excluded)
     if not len(wanted):
-        return Found(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64))
     trailer = source.trailer()
     metadata, directory = trailer.metadata, trailer.directory
     schema = metadata.layout.schema
@@ -237,7 +237,7 @@ def search_file_for_many(
         names = {name for _, name in pairs}
         here = np.array([topic in names for topic in batch.topics], bool)
         wanted = wanted[here[batch.topic_index[wanted]]] if len(here) else wanted
-    gathered = Gathered(batch, schema)
+    gathered = MatchAccumulator(batch, schema)
     begin_s = metadata.begin_ms // 1000
 
     def seconds_of(items: Array) -> npt.NDArray[np.int64]:

@@ -28,11 +28,11 @@ from tiered_index.format.layout import Layout, read_header
 from tiered_index.format.names import UNSEALED, new_file_id
 from tiered_index.format.schema import PREVIOUS
 from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain
-from tiered_index.service.answers.batch import Found, QuestionBatch
+from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.matches import matching
-from tiered_index.service.answers.rows import Question, concatenate, select_few, select_items
+from tiered_index.service.answers.rows import PreparedLookup, concatenate, select_few, select_items
 from tiered_index.service.answers.validation import Columns
-from tiered_index.service.catalog.catalog import AlwaysRead, unmap
+from tiered_index.service.catalog.catalog import LocalHandle, unmap
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.root.root import Deletions, Root, disk_error
 
@@ -71,7 +71,7 @@ class Reserve:
         self._disk.close(self.descriptor)
 
 
-class UnsealedFile(AlwaysRead):
+class UnsealedFile(LocalHandle):
     """One unsealed file.
 
     `sequence` orders the files of a root by when they were begun; `lane` is ``main`` or ``quarantine``.
@@ -348,7 +348,7 @@ class UnsealedFile(AlwaysRead):
         """Return the ids that mean `topic` in this file."""
         return self._ids.get(topic, frozenset())
 
-    def search(self, question: Question) -> Array:
+    def search(self, question: PreparedLookup) -> Array:
         """Return the rows that answer `question`, in no order: along the chain, or by a scan where the chain is
         long.
         """
@@ -366,7 +366,7 @@ class UnsealedFile(AlwaysRead):
             return select(whole[found], begin_s, question, ids, schema)
         return select_items(entries_view(self._map, self.layout, count), begin_s, question, ids, schema)
 
-    def search_many(self, batch: QuestionBatch) -> Found:
+    def search_many(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each question, in no order: all chains are walked side by side, long ones
         scanned.
         """

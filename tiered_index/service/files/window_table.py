@@ -16,8 +16,8 @@ from functools import partial
 import numpy as np
 
 from tiered_index.errors import CorruptFile
-from tiered_index.service.answers.batch import Found, QuestionBatch
-from tiered_index.service.answers.rows import Array, Question, concatenate, first_answers
+from tiered_index.service.answers.batch import LookupBatch, Matches
+from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate, first_answers
 from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import CompactedFile, StorageBytes, open_stored
@@ -25,7 +25,7 @@ from tiered_index.service.files.search import question_hash
 from tiered_index.service.log.records import LogState, StoredObject, TableShard
 from tiered_index.service.threads.pool import side_by_side
 
-__all__ = ["WindowTable", "show_stored"]
+__all__ = ["WindowTable", "apply_log_state"]
 
 
 class WindowTable:
@@ -72,20 +72,20 @@ class WindowTable:
     def let_go(self) -> None:
         """Do nothing: nothing is mapped."""
 
-    def excludes(self, question: Question) -> str | None:
+    def excludes(self, question: PreparedLookup) -> str | None:
         """Return why a search would find nothing (``filter``), as far as that is known without a request, or None."""
         hash64 = question_hash(question, keyed=self._cold.keyed)
         if all(self._cold.filters.excludes(stored, hash64) for stored in self._holding(question)):
             return "filter"
         return None
 
-    def excludes_all(self, batch: QuestionBatch) -> str | None:
+    def excludes_all(self, batch: LookupBatch) -> str | None:
         """Do as `excludes` for all questions of a batch."""
         if not len(batch.overlapping(self.second_min, self.second_max)):
             return "time"
         return None if self._excluded(batch) else "filter"
 
-    def search(self, question: Question) -> Array:
+    def search(self, question: PreparedLookup) -> Array:
         """Return the first `max_count` + 1 of the rows that answer `question`, or all of them, in no order."""
         hash64 = question_hash(question, keyed=self._cold.keyed)
         rows: Array | None = None
@@ -111,7 +111,7 @@ class WindowTable:
                 rows = first_answers(rows, schema, question.max_count + 1)
         return rows if rows is not None else np.empty(0, "i8")
 
-    def search_many(self, batch: QuestionBatch) -> Found:
+    def search_many(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each question, in no order; shards side by side, every slot group is read and
         checked once.
         """
@@ -120,10 +120,12 @@ class WindowTable:
         ]
         found = [part for part in side_by_side(searches) if len(part.rows)]
         if not found:
-            return Found(np.zeros(0, np.int64), np.zeros(0, np.int64))
-        return Found(np.concatenate([part.questions for part in found]), np.concatenate([part.rows for part in found]))
+            return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        return Matches(
+            np.concatenate([part.questions for part in found]), np.concatenate([part.rows for part in found])
+        )
 
-    def _holding(self, question: Question) -> list[StoredObject]:
+    def _holding(self, question: PreparedLookup) -> list[StoredObject]:
         """Return the shards that may hold answers: those of the slot whose time overlaps."""
         slot = self.slots.slot_of(question.key_hash)
         second_max = question.second_max if question.after is None else min(question.second_max, question.after[0])
@@ -135,7 +137,7 @@ class WindowTable:
                 found.append(stored)
         return found
 
-    def _excluded(self, batch: QuestionBatch) -> list[tuple[StoredObject, Array]]:
+    def _excluded(self, batch: LookupBatch) -> list[tuple[StoredObject, Array]]:
         """Return each shard that may hold answers with the questions (bool, n) that it certainly has none for."""
         slots = self.slots.slots_of(batch.key_hash)
         result = []
@@ -153,7 +155,7 @@ def _shard(stored: StoredObject) -> TableShard:
     return stored.shard
 
 
-def show_stored(
+def apply_log_state(
     catalog: Catalog,
     handles: Iterable[Handle],
     state: LogState,

@@ -33,8 +33,8 @@ from tiered_index.service.catalog.catalog import Catalog
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, StorageBytes, open_local, open_stored
 from tiered_index.service.files.unsealed import UnsealedFile
-from tiered_index.service.files.window_table import show_stored
-from tiered_index.service.lifecycle.local_copies import DamagedCopies, positions_of, says_more
+from tiered_index.service.files.window_table import apply_log_state
+from tiered_index.service.lifecycle.local_copies import DamagedCopies, has_newer_positions, positions_of
 from tiered_index.service.lifecycle.staged import sealed_form
 from tiered_index.service.lifecycle.staging import Staging
 from tiered_index.service.lifecycle.uploads import Uploads
@@ -119,7 +119,7 @@ class Lifecycle:
             cold,
             config,
             clock,
-            suspect=self._uploads.suspect,
+            mark_outcome_unknown=self._uploads.mark_outcome_unknown,
             refresh=self.refresh,
             drop=self._drop_unsealed,
             recovered=begun,
@@ -245,7 +245,7 @@ class Lifecycle:
                     self._catalog.remove(handle.file_id, self._dispose_local(handle.file_id))
                 elif stored is not None:
                     self._catalog.put(replace(handle, stored=StorageBytes(self._cold, stored)))
-        show_stored(
+        apply_log_state(
             self._catalog,
             self._catalog.all(),
             self._session.log.state,
@@ -259,7 +259,7 @@ class Lifecycle:
         """Return whether a local copy says a source's position that the log doesn't reach yet: it stays until the log
         does.
         """
-        return file.local is not None and says_more(file, self._session.log.state.positions)
+        return file.local is not None and has_newer_positions(file, self._session.log.state.positions)
 
     def _step(self, name: str, step: Callable[[], None]) -> bool:
         try:

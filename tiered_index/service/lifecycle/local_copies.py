@@ -32,7 +32,7 @@ from tiered_index.service.log.session import StorageSession
 from tiered_index.service.root.root import Deletions, Root
 from tiered_index.service.writing.lanes import QUARANTINE
 
-__all__ = ["DamagedCopies", "Removals", "durable_positions", "own_positions", "positions_of", "says_more"]
+__all__ = ["DamagedCopies", "Removals", "durable_positions", "has_newer_positions", "own_positions", "positions_of"]
 
 
 def durable_positions(file: CompactedFile | UnsealedFile | Journal, handles: Sequence[Handle]) -> dict[str, int]:
@@ -64,7 +64,7 @@ def own_positions(file: CompactedFile | UnsealedFile | Journal) -> dict[str, int
     return file.metadata().source_positions if isinstance(file, CompactedFile) else file.positions
 
 
-def says_more(file: CompactedFile | UnsealedFile | Journal, said: dict[str, int]) -> bool:
+def has_newer_positions(file: CompactedFile | UnsealedFile | Journal, said: dict[str, int]) -> bool:
     """Return whether a file says a source's position that `said` doesn't reach."""
     return max_positions(said, own_positions(file)) != said
 
@@ -171,9 +171,11 @@ class DamagedCopies:
             self._published[file_id] = self._waiting.pop(file_id)
         for file_id, file in list(self._published.items()):
             journal, log = self._journals.get(file_id), self._session.log
-            if journal is not None and says_more(journal, log.state.positions):
-                said = log.say(self._session.epoch, durable_positions(journal, self._catalog.all())).positions
-                if says_more(journal, said):
+            if journal is not None and has_newer_positions(journal, log.state.positions):
+                said = log.append_positions(
+                    self._session.epoch, durable_positions(journal, self._catalog.all())
+                ).positions
+                if has_newer_positions(journal, said):
                     continue  # an older file waits: it is tried again in each round, and after a restart
             # the journal first: without it an unsealed file is not there
             paths = [self._root.journal_path(file_id)] if file.place == UNSEALED else []

@@ -25,7 +25,7 @@ from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_stored
 from tiered_index.service.files.unsealed import UnsealedFile
-from tiered_index.service.lifecycle.local_copies import Removals, durable_positions, positions_of, says_more
+from tiered_index.service.lifecycle.local_copies import Removals, durable_positions, has_newer_positions, positions_of
 from tiered_index.service.lifecycle.pending_uploads import MAX_AGE_S, age_s_of
 from tiered_index.service.lifecycle.staged import Ticket, sealed_form, send_entries
 from tiered_index.service.log.records import StoredObject, max_positions
@@ -46,8 +46,8 @@ class _Staged:
 class Staging:
     """The staged files of one root. `recovered` are the ids of files that an earlier process began.
 
-    `suspect` is told of each file that others may publish from then on, `refresh` reads the log and shows what it says,
-    `drop` deletes the local copy of an unsealed file.
+    `mark_outcome_unknown` is told of each file that others may publish from then on, `refresh` reads the log and shows
+    what it says, `drop` deletes the local copy of an unsealed file.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Staging:
         config: IndexConfig,
         clock: Clock,
         *,
-        suspect: Callable[[str], None],
+        mark_outcome_unknown: Callable[[str], None],
         refresh: Callable[[], object],
         drop: Callable[[UnsealedFile], None],
         recovered: Iterable[str],
@@ -70,7 +70,7 @@ class Staging:
         self._timeout_ms = config.compact_timeout_s * 1000
         self._part_bytes = config.upload_part_bytes
         self._clock = clock
-        self._suspect, self._refresh, self._drop = suspect, refresh, drop
+        self._mark_outcome_unknown, self._refresh, self._drop = mark_outcome_unknown, refresh, drop
         self._recovered = set(recovered)
         self._resumed = False
         self._since_ms: dict[str, int] = {}  # since when a sealed file is staged, or should be
@@ -135,12 +135,12 @@ class Staging:
             handles, logged = self._catalog.all(), self._session.log.state.positions
             positions: dict[str, int] = {}
             # what is published says them alone: the others' are said by the records that publish them
-            for file in [file for file in handles if _is_published(file) and says_more(file, logged)]:
+            for file in [file for file in handles if _is_published(file) and has_newer_positions(file, logged)]:
                 positions = max_positions(positions, durable_positions(file, handles))
-            logged = self._session.log.say(self._session.epoch, positions).positions
+            logged = self._session.log.append_positions(self._session.epoch, positions).positions
             for kept in sorted(self._published.values(), key=lambda kept: kept.sequence):
                 said = max_positions(logged, positions_of([h for h in handles if h.sequence > kept.sequence]))
-                if not says_more(kept, said):
+                if not has_newer_positions(kept, said):
                     self._release(kept)
         self._sweep()
 
@@ -164,7 +164,7 @@ class Staging:
             else:
                 self._leftovers.append(known.ticket.object)
             self._staged[file.file_id] = known = _Staged(ticket, told=False)
-        self._suspect(file.file_id)
+        self._mark_outcome_unknown(file.file_id)
         session.storage.put(known.ticket.name, known.ticket.encode())
         self._staged[file.file_id] = replace(known, told=True)
         self.staged += 1
@@ -267,7 +267,7 @@ class Staging:
                 ticket = replace(Ticket.decode(self._session.storage.get(name), name), epoch=self._session.epoch)
                 if sizes.get(ticket.object) != ticket.size_bytes or (count is not None and ticket.count != count):
                     continue
-                self._suspect(file_id)
+                self._mark_outcome_unknown(file_id)
                 self._session.storage.put(ticket.name, ticket.encode())
                 self._staged[file_id] = _Staged(ticket, told=True)
                 self._since_ms[file_id] = ticket.staged_ms

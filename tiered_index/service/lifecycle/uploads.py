@@ -22,7 +22,7 @@ from tiered_index.format.names import COMPACTED, DATA_PREFIX, UPLOADED, data_nam
 from tiered_index.service.catalog.catalog import Catalog
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import CompactedFile, StorageBytes, open_local, verify_runs, verify_tables
-from tiered_index.service.lifecycle.local_copies import Removals, durable_positions, says_more
+from tiered_index.service.lifecycle.local_copies import Removals, durable_positions, has_newer_positions
 from tiered_index.service.lifecycle.pending_uploads import MAX_AGE_S, age_s_of, check_age, stored_file
 from tiered_index.service.log.log import fenced
 from tiered_index.service.log.records import LogState, StoredObject
@@ -66,7 +66,7 @@ class Uploads:
         self._clock = clock
         self._part_bytes = part_bytes
         self._refresh = refresh
-        self._unheard = set(recovered)
+        self._outcome_unknown = set(recovered)
         self._removals = Removals(session.log)
         self._sent: dict[str, _Sent] = {}  # file id -> object that was uploaded whole and is not known to be in the log
 
@@ -87,7 +87,7 @@ class Uploads:
         if sent is not None and age_s_of(sent.began_ms, self._clock) >= MAX_AGE_S:
             # never deleted, since its record may still arrive
             del self._sent[file.file_id]
-            self._unheard.add(file.file_id)
+            self._outcome_unknown.add(file.file_id)
             sent = None
         now_ms = self._clock.now_ms()
         name = sent.name if sent is not None else data_name(file.file_id, secrets.token_hex(8))
@@ -96,7 +96,7 @@ class Uploads:
         if state.epoch > epoch:
             raise fenced(storage.uri, state.epoch, epoch)
         known = state.object_of(file.file_id)
-        may_be_gone = known is None and (sent is not None or file.file_id in self._unheard)
+        may_be_gone = known is None and (sent is not None or file.file_id in self._outcome_unknown)
         if may_be_gone and file.file_id in self._removals.files(state, _log_number(file)):
             self._let_go(file)
             return
@@ -137,14 +137,14 @@ class Uploads:
                 storage.delete(name)
         target = self._move(file)
         self._sent.pop(file.file_id, None)
-        self._unheard.discard(file.file_id)
+        self._outcome_unknown.discard(file.file_id)
         if known == replace(stored, name=known.name, published_ms=known.published_ms):
             self._cold.keep(known, file.local.data)  # else another version's compaction: its bytes are not these
         self._catalog.put(open_local(target, StorageBytes(self._cold, known)))
 
-    def suspect(self, file_id: str) -> None:
+    def mark_outcome_unknown(self, file_id: str) -> None:
         """Take note that others may publish a file from now on."""
-        self._unheard.add(file_id)
+        self._outcome_unknown.add(file_id)
 
     def _publish(self, file: CompactedFile, stored: StoredObject) -> StoredObject | None:
         """Append the record, unless others were first; return what the log has, None where a merge has removed it
@@ -152,7 +152,7 @@ class Uploads:
         """
         log = self._session.log
         before = _log_number(file)
-        removed = partial(self._removals.files, after=before) if file.file_id in self._unheard else _none
+        removed = partial(self._removals.files, after=before) if file.file_id in self._outcome_unknown else _none
         positions = durable_positions(file, self._catalog.all())
         check = partial(check_age, stored.name, self._sent[file.file_id].began_ms, self._clock, self._session.storage)
         return log.publish(self._session.epoch, (stored,), positions=positions, removed=removed, check=check).object_of(
@@ -181,10 +181,10 @@ class Uploads:
         """
         log = self._session.log
         self._refresh()
-        log.say(self._session.epoch, durable_positions(file, self._catalog.all()))
+        log.append_positions(self._session.epoch, durable_positions(file, self._catalog.all()))
         self._sent.pop(file.file_id, None)
-        self._unheard.discard(file.file_id)
-        if says_more(file, log.state.positions):
+        self._outcome_unknown.discard(file.file_id)
+        if has_newer_positions(file, log.state.positions):
             target = self._move(file)
             self._catalog.put(open_local(target))
             return

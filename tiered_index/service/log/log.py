@@ -39,10 +39,17 @@ from tiered_index.errors import (
     WriterFenced,
 )
 from tiered_index.format.names import CHECKPOINT_PREFIX, LOG_PREFIX, checkpoint_name, epoch_name, log_name, number_of
-from tiered_index.service.log.records import ArchivedSegment, Genesis, LogRecord, LogState, StoredObject, max_positions
+from tiered_index.service.log.records import (
+    ArchivedSegment,
+    IndexDescriptor,
+    LogRecord,
+    LogState,
+    StoredObject,
+    max_positions,
+)
 from tiered_index.storage.base import Storage
 
-__all__ = ["Checkpoints", "Genesis", "LogRecord", "LogState", "Make", "StorageLog", "StoredObject", "fenced"]
+__all__ = ["Checkpoints", "IndexDescriptor", "LogRecord", "LogState", "Make", "StorageLog", "StoredObject", "fenced"]
 
 _BYTES_A_RECORD = 1 << 20
 # a state of up to this size is stored after every record, one of k times the size after every k-th
@@ -227,7 +234,7 @@ class StorageLog:
         self._end = (record.number, data[-_TAIL_BYTES:], len(data))
         return record
 
-    def create(self, genesis: Genesis) -> LogState:
+    def create(self, genesis: IndexDescriptor) -> LogState:
         """Write record 1 unless there is one; return the state with whoever's genesis it is."""
         record = LogRecord(1, "create", 0, secrets.token_hex(8), self._clock.now_ms(), genesis=genesis)
         data = record.encode()
@@ -288,7 +295,7 @@ class StorageLog:
 
         return self.append("publish", epoch, make)
 
-    def say(self, epoch: int, positions: dict[str, int]) -> LogState:
+    def append_positions(self, epoch: int, positions: dict[str, int]) -> LogState:
         """Append a record of source positions, where the log doesn't reach them yet."""
 
         def make(state: LogState) -> LogRecord | None:

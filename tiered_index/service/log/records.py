@@ -41,7 +41,7 @@ from tiered_index.format.trailer import FILE_ID, POSITIONS
 
 __all__ = [
     "ArchivedSegment",
-    "Genesis",
+    "IndexDescriptor",
     "LogRecord",
     "LogState",
     "StoredObject",
@@ -182,7 +182,7 @@ class StreamBatch:
 
 
 @dataclass(frozen=True)
-class Genesis:
+class IndexDescriptor:
     """What record 1 fixes for good: which index this is and what its files look like."""
 
     index_id: str
@@ -209,7 +209,7 @@ class LogRecord:
     add: tuple[StoredObject, ...] = ()
     remove: tuple[str, ...] = ()
     positions: dict[str, int] = field(default_factory=dict)
-    genesis: Genesis | None = None
+    genesis: IndexDescriptor | None = None
     archive: tuple[ArchivedSegment, ...] = ()
     batches: dict[str, StreamBatch] = field(default_factory=dict)
 
@@ -243,7 +243,7 @@ class LogState:
 
     number: int = 0
     epoch: int = 0
-    genesis: Genesis | None = None
+    genesis: IndexDescriptor | None = None
     objects: dict[str, StoredObject] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
     archive: dict[str, ArchivedSegment] = field(default_factory=dict)
@@ -265,9 +265,9 @@ class LogState:
             fold.add(added, file)
         return fold.state() if fold.number > self.number else self
 
-    def folding(self) -> Fold:
+    def folding(self) -> LogReplay:
         """Return this state as one that records can be added to, one after the other."""
-        return Fold(self)
+        return LogReplay(self)
 
     def object_of(self, file_id: str) -> StoredObject | None:
         """Return the object that holds file `file_id`, or None."""
@@ -340,7 +340,7 @@ class LogState:
         return checked(_STATE, decode_document(data, file), file, "checkpoint")
 
 
-class Fold:
+class LogReplay:
     """A state that changes in place while records are added to it."""
 
     def __init__(self, begun: LogState) -> None:
@@ -436,7 +436,7 @@ def decode_document(data: bytes, file: str) -> dict[str, Any]:
     return document
 
 
-def _check_slots(stored: StoredObject, genesis: Genesis | None, file: str) -> None:
+def _check_slots(stored: StoredObject, genesis: IndexDescriptor | None, file: str) -> None:
     """Raise `CorruptFile` for a shard of other base slots than the index has: no lookup, no merge would find its
     entries.
     """
@@ -529,7 +529,7 @@ _BATCH = record(
     entries=COUNT,
     checksum=text("[0-9a-f]{16}"),
 )
-_GENESIS = record(Genesis, index_id=FILE_ID, layout=Layout.from_json, offset_space=text())
+_GENESIS = record(IndexDescriptor, index_id=FILE_ID, layout=Layout.from_json, offset_space=text())
 _ARCHIVE, _BATCHES = Optional(list_of(_ARCHIVED), ()), Optional(map_of(_BATCH), {})
 _RECORD = record(
     LogRecord,

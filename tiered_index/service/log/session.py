@@ -33,7 +33,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.names import LEASE_PREFIX, lease_name
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import Genesis
+from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import probe_put_if_absent
 
@@ -124,7 +124,7 @@ class Lease:
         self._renewed_s = self._clock.monotonic_s()
 
 
-def check_genesis(stored: Genesis, wanted: Genesis, where: str) -> None:
+def check_genesis(stored: IndexDescriptor, wanted: IndexDescriptor, where: str) -> None:
     """Raise `SchemaMismatch` or `NotAnIndex` where an index isn't the one that is wanted."""
     if wanted.index_id and stored.index_id != wanted.index_id:
         raise NotAnIndex(f"{where} holds index {stored.index_id}, not {wanted.index_id}")
@@ -146,7 +146,7 @@ def check_genesis(stored: Genesis, wanted: Genesis, where: str) -> None:
         )
 
 
-def _declared(genesis: Genesis) -> str:
+def _declared(genesis: IndexDescriptor) -> str:
     schema = genesis.layout.schema
     extra = ", ".join(f"{c.name}: {c.dtype}" for c in schema.extra)
     return f"{schema.name}({extra})"
@@ -165,14 +165,14 @@ class StorageSession:
         self._clock = clock
         self._lease_ttl_s = lease_ttl_s
         self._lease: Lease | None = None
-        self._asked: tuple[Genesis, Callable[[Genesis], Genesis]] | None = None
+        self._asked: tuple[IndexDescriptor, Callable[[IndexDescriptor], IndexDescriptor]] | None = None
 
     @property
     def claimed(self) -> bool:
         """Whether this writer may publish."""
         return self.epoch > 0 and self.fenced is None
 
-    def join(self, wanted: Genesis, adapt: Callable[[Genesis], Genesis]) -> Genesis:
+    def join(self, wanted: IndexDescriptor, adapt: Callable[[IndexDescriptor], IndexDescriptor]) -> IndexDescriptor:
         """Open the index in the storage, or create it as `wanted`; return what it is.
 
         `adapt` says what is wanted of an index that is there already. Raises `SchemaMismatch`, `NotAnIndex`,
@@ -186,7 +186,7 @@ class StorageSession:
             if wanted.index_id:
                 raise
             probe_put_if_absent(self.storage)
-            state = self.log.create(Genesis(secrets.token_hex(8), wanted.layout, wanted.offset_space))
+            state = self.log.create(IndexDescriptor(secrets.token_hex(8), wanted.layout, wanted.offset_space))
         assert state.genesis is not None
         check_genesis(state.genesis, adapt(state.genesis), where)
         return state.genesis

@@ -1,8 +1,8 @@
 """What one lookup may spend, and what it has spent: requests, bytes, time.
 
-An `Account` is open while its lookup runs; every request made meanwhile, reads of the log included, is admitted and
-counted by it. What it can't afford raises `BudgetExceeded` before it is sent. Threads: one lookup's, in copies of its
-context.
+An `LookupBudget` is open while its lookup runs; every request made meanwhile, reads of the log included, is admitted
+and counted by it. What it can't afford raises `BudgetExceeded` before it is sent. Threads: one lookup's, in copies of
+its context.
 
 The one thread-safe budget of a lookup's answers: what was found so far, best first, and which files that makes
 needless.
@@ -23,7 +23,7 @@ from tiered_index.service.answers.rows import Array, concatenate, first_answers
 from tiered_index.storage.deadline import deadline_at
 from tiered_index.storage.metering import MeteredStorage, Usage
 
-__all__ = ["Account", "AnswerBudget", "LookupLimits", "measured"]
+__all__ = ["LookupBudget", "LookupLimits", "TopK", "measured"]
 
 _LONGEST_S = threading.TIMEOUT_MAX / 2
 # no thread can wait longer; such a bound is none
@@ -70,7 +70,7 @@ class LookupLimits:
         return self.max_requests is not None or self.max_bytes is not None or self.timeout_s is not None
 
 
-class Account:
+class LookupBudget:
     """The spending of one lookup over one or several storages; the time runs from its making."""
 
     def __init__(self, storages: Sequence[MeteredStorage], limits: LookupLimits) -> None:
@@ -80,7 +80,7 @@ class Account:
         self.deadline_s = limits.deadline_s()
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[Account]:
+    def open(self) -> Iterator[LookupBudget]:
         """Count and bound what this context, and copies of it, ask of the storage until the block ends."""
         with measured(self._storages, self.usage), deadline_at(self.deadline_s):
             yield self
@@ -93,7 +93,7 @@ class Account:
 _FEW_ANSWERS = 4096
 
 
-class AnswerBudget:
+class TopK:
     """The answers found so far, best first, and what they make needless. Safe under threads."""
 
     def __init__(self, schema: Schema, max_count: int) -> None:
@@ -129,7 +129,7 @@ class AnswerBudget:
         if len(self._rows) >= self._max_count:
             self._cutoff = int(self._rows["second"][self._max_count - 1])
 
-    def spares(self, second_max: int) -> bool:
+    def can_skip(self, second_max: int) -> bool:
         """Return whether a file with this greatest second can't change the answer any more; if so the answer counts as
         truncated.
         """

@@ -17,9 +17,9 @@ from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.memory_cache import CacheUse
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.log.records import LogState
-from tiered_index.service.lookup.budget import Account, LookupLimits
-from tiered_index.service.lookup.messages import Asked, MessageSource, MessagesResult, find_messages
-from tiered_index.service.lookup.query import Lost, QueryEngine, past_lost_objects
+from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
+from tiered_index.service.lookup.messages import LookupArguments, MessageSource, MessagesResult, find_messages
+from tiered_index.service.lookup.query import MissingObjects, QueryEngine, past_lost_objects
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.types import Lookup, QueryResult
 
@@ -134,8 +134,8 @@ class Lookups(ABC):
         of a `BudgetExceeded` is a `MessagesResult`.
         """
         self._check_one_index()
-        asked = Asked(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial)
-        with Account(self._storages, LookupLimits(max_requests, max_bytes, timeout_s)).open() as account:
+        asked = LookupArguments(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial)
+        with LookupBudget(self._storages, LookupLimits(max_requests, max_bytes, timeout_s)).open() as account:
             return find_messages(self.query, asked, source, self._schema, account)
 
     def cache_use(self) -> dict[str, CacheUse]:
@@ -144,11 +144,13 @@ class Lookups(ABC):
         """
         return self._cold_paths[0].use()  # they are shared by all
 
-    def _answer(self, allow_partial: bool, limits: LookupLimits, ask_engine: Callable[[Lost, Account | None], T]) -> T:
+    def _answer(
+        self, allow_partial: bool, limits: LookupLimits, ask_engine: Callable[[MissingObjects, LookupBudget | None], T]
+    ) -> T:
         self._check_open()
         if not self._always_accounted and not limits.any:
             return past_lost_objects(self._catalogs, self._read_log, allow_partial, lambda lost: ask_engine(lost, None))
-        with Account(self._storages, limits).open() as account:
+        with LookupBudget(self._storages, limits).open() as account:
             self._prepare()
             return past_lost_objects(
                 self._catalogs, self._read_log, allow_partial, lambda lost: ask_engine(lost, account)

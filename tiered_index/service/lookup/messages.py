@@ -31,15 +31,15 @@ from tiered_index.errors import BudgetExceeded, PartialAnswer, TieredIndexError
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.rows import encode_cursor, query_digest
 from tiered_index.service.answers.validation import check_range
-from tiered_index.service.lookup.budget import Account
+from tiered_index.service.lookup.budget import LookupBudget
 from tiered_index.storage.deadline import check_deadline
 from tiered_index.storage.metering import PriceTable
 from tiered_index.types import MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem, QueryResult, Status
 
 __all__ = [
-    "Asked",
     "Fetched",
     "FoundMessage",
+    "LookupArguments",
     "MessageLookup",
     "MessageSource",
     "MessageState",
@@ -149,7 +149,7 @@ class MessagesResult:
 
 
 @dataclass(frozen=True)
-class Asked:
+class LookupArguments:
     """The question: as `IndexService.query` takes it."""
 
     topic: str
@@ -171,7 +171,12 @@ class MessageLookup:
     """The calls of one lookup, and what they gave; `exceeded` is the budget's refusal of a part of the index."""
 
     def __init__(
-        self, query: Callable[..., QueryResult], asked: Asked, source: MessageSource, schema: Schema, account: Account
+        self,
+        query: Callable[..., QueryResult],
+        asked: LookupArguments,
+        source: MessageSource,
+        schema: Schema,
+        account: LookupBudget,
     ) -> None:
         self._query = query
         self._asked = asked
@@ -305,7 +310,11 @@ _PAGE = 64
 
 
 def find_messages(
-    query: Callable[..., QueryResult], asked: Asked, source: MessageSource, schema: Schema, account: Account
+    query: Callable[..., QueryResult],
+    asked: LookupArguments,
+    source: MessageSource,
+    schema: Schema,
+    account: LookupBudget,
 ) -> MessagesResult:
     """Look up, fetch, and page on past collisions until `max_count` entries are accounted for or there are no more.
 
@@ -412,7 +421,9 @@ def _refused(spent: Sequence[Fetched]) -> BudgetExceeded | None:
     return BudgetExceeded(f"{errors[0]}; {len(errors)} of the messages were not read") if errors else None
 
 
-def _together(explains: Sequence[Explain], fetched: Sequence[FileReport], account: Account, started: float) -> Explain:
+def _together(
+    explains: Sequence[Explain], fetched: Sequence[FileReport], account: LookupBudget, started: float
+) -> Explain:
     """Return the sum of it all.
 
     What the account counted beside lookups and messages is the log's, which fetching may read on.

@@ -32,11 +32,11 @@ from tiered_index.errors import (
 )
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.format.schema import Schema
-from tiered_index.service.answers.batch import QueryResults, QuestionBatch, best_answers
-from tiered_index.service.answers.matches import Gathered
+from tiered_index.service.answers.batch import LookupBatch, QueryResults, best_answers
+from tiered_index.service.answers.matches import MatchAccumulator
 from tiered_index.service.answers.rows import (
     OrderKey,
-    Question,
+    PreparedLookup,
     check_schema,
     decode_cursor,
     encode_cursor,
@@ -48,7 +48,7 @@ from tiered_index.service.answers.validation import check_key, check_range, chec
 from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.path import MissingObject
 from tiered_index.service.log.records import LogState
-from tiered_index.service.lookup.budget import Account, AnswerBudget
+from tiered_index.service.lookup.budget import LookupBudget, TopK
 from tiered_index.service.lookup.scan import FileReader, Scan
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.types import Explain, FileReport, IndexItem, Lookup, QueryResult
@@ -57,18 +57,18 @@ __all__ = [
     "LOG_RETRIES",
     "NOTHING",
     "Handles",
-    "Lost",
+    "MissingObjects",
     "QueryEngine",
-    "Spent",
-    "ask",
+    "RequestStats",
     "explain_scan",
     "explain_together",
     "past_lost_objects",
+    "prepare_lookup",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class RequestStats:
     """What lookups cost."""
 
     requests: int
@@ -76,21 +76,21 @@ class Spent:
     cost_usd: float
 
     @classmethod
-    def of(cls, explain: Explain | FileReport) -> Spent:
+    def of(cls, explain: Explain | FileReport) -> RequestStats:
         """Return what a lookup cost by its own account of it, or what one file did."""
         return cls(explain.requests, explain.bytes, explain.cost_usd)
 
-    def __add__(self, other: Spent) -> Spent:
-        return Spent(self.requests + other.requests, self.bytes + other.bytes, self.cost_usd + other.cost_usd)
+    def __add__(self, other: RequestStats) -> RequestStats:
+        return RequestStats(self.requests + other.requests, self.bytes + other.bytes, self.cost_usd + other.cost_usd)
 
-    def __sub__(self, other: Spent) -> Spent:
-        return Spent(self.requests - other.requests, self.bytes - other.bytes, self.cost_usd - other.cost_usd)
-
-
-NOTHING = Spent(0, 0, 0.0)
+    def __sub__(self, other: RequestStats) -> RequestStats:
+        return RequestStats(self.requests - other.requests, self.bytes - other.bytes, self.cost_usd - other.cost_usd)
 
 
-def explain_scan(scan: Scan, started: float, elsewhere: Spent = NOTHING) -> Explain:
+NOTHING = RequestStats(0, 0, 0.0)
+
+
+def explain_scan(scan: Scan, started: float, elsewhere: RequestStats = NOTHING) -> Explain:
     """Return what a lookup did since `started`; what its account says beyond its files, those of passes that were given
     up among them, and `elsewhere` went to the log."""
     # the account first: a search that nobody waits for any more may still make a request
@@ -98,10 +98,10 @@ def explain_scan(scan: Scan, started: float, elsewhere: Spent = NOTHING) -> Expl
     if scan.account is not None:
         usage = scan.account.usage
         # what a read that was given up has asked for may still come
-        account = Spent(usage.requests, usage.bytes_asked, usage.cost_usd) - elsewhere
+        account = RequestStats(usage.requests, usage.bytes_asked, usage.cost_usd) - elsewhere
     spent = NOTHING
     if scan.usages:
-        spent = Spent(
+        spent = RequestStats(
             sum([usage.requests for usage in scan.usages]),
             sum([usage.bytes_asked for usage in scan.usages]),
             sum([usage.cost_usd for usage in scan.usages]),
@@ -109,7 +109,7 @@ def explain_scan(scan: Scan, started: float, elsewhere: Spent = NOTHING) -> Expl
     reports = scan.reports
     if scan.outdated:
         reports = [*reports, *scan.outdated]
-        spent = sum(map(Spent.of, scan.outdated), spent)
+        spent = sum(map(RequestStats.of, scan.outdated), spent)
     if len(reports) > 1:
         reports = sorted(reports, key=lambda r: (-r.end_ms, r.file))
     if account.requests > spent.requests:
@@ -143,7 +143,7 @@ def explain_together(explain: Explain, alone: Sequence[Explain]) -> Explain:
     """Return what a batch did, its lookups that were asked alone among it."""
     if not alone:
         return explain
-    spent = sum(map(Spent.of, alone), Spent.of(explain))
+    spent = sum(map(RequestStats.of, alone), RequestStats.of(explain))
     return replace(
         explain,
         requests=spent.requests,
@@ -164,7 +164,7 @@ class _MovedOn(Exception):
     """Internal: the log doesn't name an object any more that a pass over the files has missed."""
 
 
-class Lost:
+class MissingObjects:
     """What one lookup knows of objects that are not there, and of its passes that were given up.
 
     `read_log` reads on the log of a storage, by its URI; without it the first object that is missing is the lookup's
@@ -238,14 +238,15 @@ def past_lost_objects(
     catalogs: Sequence[Catalog],
     read_log: Callable[[str], LogState],
     allow_partial: bool,
-    ask_engine: Callable[[Lost], T],
+    ask_engine: Callable[[MissingObjects], T],
 ) -> T:
     """Return what `ask_engine` answers; where the log has removed an object, the lookup is begun again, a bounded
     number of times.
 
-    `read_log` reads on the log of a storage, by its URI, and shows it in its catalog. Raises as `Lost.settle`.
+    `read_log` reads on the log of a storage, by its URI, and shows it in its catalog. Raises as
+    `MissingObjects.settle`.
     """
-    lost = Lost(read_log, allow_partial=allow_partial)
+    lost = MissingObjects(read_log, allow_partial=allow_partial)
     uri = ""
     for _ in range(LOG_RETRIES):
         try:
@@ -269,9 +270,9 @@ Handles = Callable[[int, int], Sequence[Handle]]
 """What may hold answers in an inclusive range of epoch seconds."""
 
 
-def ask(
+def prepare_lookup(
     schema: Schema, topic: str, key: str, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None
-) -> Question:
+) -> PreparedLookup:
     """Return the validated question. Raises `InvalidArgument`, `InvalidCursor`."""
     check_topic(topic)
     check_key(key)
@@ -279,7 +280,9 @@ def ask(
     after = None
     if cursor is not None:
         after = decode_cursor(cursor, query_digest(topic, key, second_min, second_max), 3 + len(schema.identity_extra))
-    return Question(topic, key, key_hash(topic, key), fingerprint(topic, key), second_min, second_max, max_count, after)
+    return PreparedLookup(
+        topic, key, key_hash(topic, key), fingerprint(topic, key), second_min, second_max, max_count, after
+    )
 
 
 class QueryEngine:
@@ -313,9 +316,9 @@ class QueryEngine:
         cursor: str | None,
         allow_partial: bool,
         *,
-        lost: Lost | None = None,
-        account: Account | None = None,
-        spent: Spent = NOTHING,
+        lost: MissingObjects | None = None,
+        account: LookupBudget | None = None,
+        spent: RequestStats = NOTHING,
     ) -> QueryResult:
         """Answer one lookup over what `handles` yields for it. Arguments and errors as `IndexService.query`.
 
@@ -324,8 +327,8 @@ class QueryEngine:
         other lookups.
         """
         started = time.perf_counter()
-        question = ask(self._schema, topic, key, begin_ms, end_ms, max_count, cursor)
-        budget = AnswerBudget(self._schema, max_count)
+        question = prepare_lookup(self._schema, topic, key, begin_ms, end_ms, max_count, cursor)
+        budget = TopK(self._schema, max_count)
 
         def look(handle: Handle) -> int:
             rows = handle.search(question)
@@ -338,7 +341,7 @@ class QueryEngine:
         scan = Scan(
             look,
             lambda handle: handle.excludes(question),
-            budget.spares,
+            budget.can_skip,
             budget.missing,
             newest,
             allow_partial,
@@ -363,15 +366,15 @@ class QueryEngine:
         lookups: Sequence[Lookup],
         allow_partial: bool,
         *,
-        lost: Lost | None = None,
-        account: Account | None = None,
+        lost: MissingObjects | None = None,
+        account: LookupBudget | None = None,
     ) -> QueryResults:
         """Answer many lookups; arguments and errors as `query`. Files are not skipped by budget: each is read once for
         all.
         """
         started = time.perf_counter()
-        batch = QuestionBatch(lookups)
-        gathered = Gathered(batch, self._schema)
+        batch = LookupBatch(lookups)
+        gathered = MatchAccumulator(batch, self._schema)
 
         def look(handle: Handle) -> int:
             found = handle.search_many(batch)
@@ -380,7 +383,7 @@ class QueryEngine:
                 gathered.add(found)
             return len(found.rows)
 
-        beside: list[Spent] = []
+        beside: list[RequestStats] = []
         short: list[BudgetExceeded] = []
 
         def alone(q: Lookup) -> QueryResult:
@@ -404,7 +407,7 @@ class QueryEngine:
                     raise
                 short.append(error)
                 page = error.result
-            beside.append(Spent.of(page.explain))
+            beside.append(RequestStats.of(page.explain))
             return page
 
         scan = Scan(
@@ -429,11 +432,11 @@ class QueryEngine:
             raise BudgetExceeded(str(short[0]), failed=results.failed, result=results) from short[0]
         return _affordable(scan, results)
 
-    def _read(self, scan: Scan, handles: Sequence[Handle], lost: Lost | None) -> None:
+    def _read(self, scan: Scan, handles: Sequence[Handle], lost: MissingObjects | None) -> None:
         """Search the handles; raise what can't be passed over. A spent budget is told by `_affordable`, with what was
         found.
         """
-        lost = lost or Lost()
+        lost = lost or MissingObjects()
         lost.note(scan)
         self._files.read(scan, handles)
         lost.settle(scan)
@@ -456,7 +459,7 @@ def _affordable(scan: Scan, result: R) -> R:
     raise BudgetExceeded(f"{error}; {files} not read", failed=result.failed, result=result) from error
 
 
-def _cursor(question: Question, last: OrderKey) -> str:
+def _cursor(question: PreparedLookup, last: OrderKey) -> str:
     return encode_cursor(last, query_digest(question.topic, question.key, question.second_min, question.second_max))
 
 

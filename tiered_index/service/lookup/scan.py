@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.service.catalog.catalog import Handle
-from tiered_index.service.lookup.budget import Account, measured
+from tiered_index.service.lookup.budget import LookupBudget, measured
 from tiered_index.service.threads.pool import DaemonPool, NoThread, by_threads
 from tiered_index.storage.metering import MeteredStorage, Usage
 from tiered_index.types import FileReport
@@ -42,18 +42,18 @@ class Scan:
     """One pass.
 
     `look` searches a file and takes in what it holds, returning how many rows that was; `excludes` says why a file
-    needn't be searched; `spares` says by a file's greatest second whether the answer can't change by it any more;
+    needn't be searched; `can_skip` says by a file's greatest second whether the answer can't change by it any more;
     `missing` how many answers are sought before it can spare any, 0 where none are; `newest` is the last second that an
     answer may have. `outdated` is what earlier passes of the lookup cost, which were given up.
     """
 
     look: Callable[[Handle], int]
     excludes: Callable[[Handle], str | None]
-    spares: Callable[[int], bool]
+    can_skip: Callable[[int], bool]
     missing: Callable[[], int]
     newest: int
     allow_partial: bool
-    account: Account | None = None
+    account: LookupBudget | None = None
     reports: list[FileReport] = field(default_factory=list)
     errors: list[tuple[FileReport, TieredIndexError]] = field(default_factory=list)
     usages: list[Usage] = field(default_factory=list)
@@ -166,7 +166,7 @@ class FileReader:
             for handle in ordered:
                 if scan.errors and scan.failed:
                     break
-                if scan.spares(handle.second_max):
+                if scan.can_skip(handle.second_max):
                     _skipped(scan, handle, "skipped_budget")
                     continue
                 if scan.account is not None and scan.remaining_s() == 0:
@@ -197,9 +197,9 @@ class FileReader:
                         break
                     if any(search.matched == 0 for search in ended):
                         width *= 2
-                    if scan.spares(handle.second_max):
+                    if scan.can_skip(handle.second_max):
                         break
-                if scan.spares(handle.second_max):
+                if scan.can_skip(handle.second_max):
                     _skipped(scan, handle, "skipped_budget")
                     continue
                 if scan.account is not None and scan.remaining_s() == 0:
@@ -216,7 +216,7 @@ class FileReader:
                     continue
                 searching[future] = search
                 future.add_done_callback(scan.done.put)
-            while searching and not all(scan.spares(search.handle.second_max) for search in searching.values()):
+            while searching and not all(scan.can_skip(search.handle.second_max) for search in searching.values()):
                 if not self._collect(scan, searching):
                     break
         finally:
@@ -253,7 +253,7 @@ class FileReader:
             return
         if self._closed:
             raise InvalidArgument("the index was closed during the lookup")
-        if scan.spares(search.handle.second_max):
+        if scan.can_skip(search.handle.second_max):
             search.end("skipped_budget")
         else:
             self._search(search)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.slot_map import SlotMap
-from tiered_index.service.log.records import Genesis, LogState, StoredObject
+from tiered_index.service.log.records import IndexDescriptor, LogState, StoredObject
 
 __all__ = ["FULL_WINDOWS", "MergeJob", "MergePlan", "MergeTask", "Window", "cut_windows", "plan_merge"]
 
@@ -121,7 +121,7 @@ class MergeTask:
     sequence: int
     sources: tuple[StoredObject, ...]
     windows: tuple[Window, ...]
-    genesis: Genesis
+    genesis: IndexDescriptor
 
     @property
     def seconds(self) -> tuple[int, int]:
@@ -210,7 +210,7 @@ def plan_merge(
 
 
 def _job(
-    sources: Sequence[StoredObject], counts: dict[int, int], window_s: int, genesis: Genesis, shard_bytes: int
+    sources: Sequence[StoredObject], counts: dict[int, int], window_s: int, genesis: IndexDescriptor, shard_bytes: int
 ) -> MergeJob:
     base, item_size = genesis.layout.slots, genesis.layout.schema.item.itemsize
     # a piece holds whole slots of every window: those of a small one must not be so coarse that they are too many

@@ -30,7 +30,7 @@ from tiered_index.format.shard import ShardWriter, answer_sorted, entry_checksum
 from tiered_index.format.trailer import Tail
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.lifecycle.pending_uploads import FinishedObject, Upload
-from tiered_index.service.log.records import Genesis, StoredObject, TableShard
+from tiered_index.service.log.records import IndexDescriptor, StoredObject, TableShard
 from tiered_index.service.merge.pieces import Piece, SourceReader
 from tiered_index.service.merge.plan import FULL_WINDOWS, MergeTask, Window
 from tiered_index.storage.base import Storage
@@ -65,7 +65,7 @@ class TableRun:
 
     def __init__(
         self,
-        genesis: Genesis,
+        genesis: IndexDescriptor,
         window: Window,
         base_slots: tuple[int, int],
         topics: Mapping[int, str],

@@ -24,12 +24,12 @@ import numpy as np
 
 from tiered_index.errors import BudgetExceeded
 from tiered_index.format.schema import Column, Schema
-from tiered_index.service.answers.batch import Found, QuestionBatch
-from tiered_index.service.answers.rows import Array, Question, check_schema, row_dtype
+from tiered_index.service.answers.batch import LookupBatch, Matches
+from tiered_index.service.answers.rows import Array, PreparedLookup, check_schema, row_dtype
 from tiered_index.service.catalog.catalog import Handle
-from tiered_index.service.cold.disk_cache import CacheRoom
+from tiered_index.service.cold.disk_cache import DiskCache
 from tiered_index.service.cold.memory_cache import Caches
-from tiered_index.service.cold.range_pool import Travel
+from tiered_index.service.cold.range_pool import RangeReadPool
 from tiered_index.service.threads.pool import DaemonPool, NoThread
 from tiered_index.storage.deadline import check_deadline, no_deadline, remaining_s
 
@@ -43,8 +43,8 @@ class ReaderParts:
     """Caches in memory, the one on disk if any, the bound of ranges, and threads."""
 
     caches: Caches
-    room: CacheRoom | None
-    travel: Travel
+    room: DiskCache | None
+    travel: RangeReadPool
     threads: DaemonPool
 
     def begin(self, read: Callable[[], T]) -> Future[T]:
@@ -164,15 +164,15 @@ class SourcedFile:
         """As the file's."""
         return self._handle.search_bytes
 
-    def excludes(self, question: Question) -> str | None:
+    def excludes(self, question: PreparedLookup) -> str | None:
         """As the file's."""
         return self._handle.excludes(question)
 
-    def excludes_all(self, batch: QuestionBatch) -> str | None:
+    def excludes_all(self, batch: LookupBatch) -> str | None:
         """As the file's."""
         return self._handle.excludes_all(batch)
 
-    def search(self, question: Question) -> Array:
+    def search(self, question: PreparedLookup) -> Array:
         """Return the rows that answer `question`, in no order."""
         after = question.after
         if after is not None:
@@ -183,10 +183,10 @@ class SourcedFile:
             after = tuple(place)
         return self._sourced(self._handle.search(replace(question, after=after)))
 
-    def search_many(self, batch: QuestionBatch) -> Found:
+    def search_many(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each question, in no order."""
         found = self._handle.search_many(batch)
-        return Found(found.questions, self._sourced(found.rows)) if len(found.rows) else found
+        return Matches(found.questions, self._sourced(found.rows)) if len(found.rows) else found
 
     def let_go(self) -> None:
         """As the file's."""

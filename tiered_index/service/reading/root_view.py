@@ -19,10 +19,10 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.names import COMPACTED, JOURNAL_SUFFIX, STATES, UNSEALED, UPLOADED, file_id_of
-from tiered_index.service.answers.batch import Found, QuestionBatch
+from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.matches import matching
-from tiered_index.service.answers.rows import Question, select_items
-from tiered_index.service.catalog.catalog import AlwaysRead, Handle, unmap
+from tiered_index.service.answers.rows import PreparedLookup, select_items
+from tiered_index.service.catalog.catalog import Handle, LocalHandle, unmap
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_local
 from tiered_index.service.files.unsealed import verified_entries
 from tiered_index.service.root.root import Root, disk_error
@@ -35,7 +35,7 @@ _STEP_NS = 2_000_000_000
 # the coarsest times that file systems in use keep
 
 
-class UnsealedView(AlwaysRead):
+class UnsealedView(LocalHandle):
     """The durable entries of an unsealed file at one moment; `state` is inode, size and time of its journal just before
     it was read.
     """
@@ -69,12 +69,12 @@ class UnsealedView(AlwaysRead):
         self._entries = None
         unmap(self._map)
 
-    def search(self, question: Question) -> npt.NDArray[Any]:
+    def search(self, question: PreparedLookup) -> npt.NDArray[Any]:
         """Return the rows that answer `question`, in no order."""
         ids = frozenset(topic_id for topic_id, name in self.journal.topics.items() if name == question.topic)
         return select_items(self.entries(), self.journal.begin_ms // 1000, question, ids, self.journal.layout.schema)
 
-    def search_many(self, batch: QuestionBatch) -> Found:
+    def search_many(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each question, in no order."""
         begin_s, topics, schema = (
             self.journal.begin_ms // 1000,

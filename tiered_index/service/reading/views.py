@@ -25,9 +25,9 @@ from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.disk_cache import CacheFolder
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
-from tiered_index.service.files.window_table import show_stored
+from tiered_index.service.files.window_table import apply_log_state
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import Genesis, LogState
+from tiered_index.service.log.records import IndexDescriptor, LogState
 from tiered_index.service.log.session import check_genesis
 from tiered_index.service.reading.parts import ReaderParts
 from tiered_index.service.reading.root_view import RootView
@@ -102,14 +102,14 @@ class IndexView:
                 travel=parts.travel,
                 index_id=index_id,
             )
-            show_stored(self.catalog, [], self._log.state, self.cold, lambda _: None)
+            apply_log_state(self.catalog, [], self._log.state, self.cold, lambda _: None)
         except BaseException:
             if opened is not None:
                 opened.close()
             raise
         self._refreshed_s = clock.monotonic_s()
 
-    def _open_log(self, marker: Marker | None, *, must_answer: bool) -> Genesis:
+    def _open_log(self, marker: Marker | None, *, must_answer: bool) -> IndexDescriptor:
         try:
             genesis = self._log.open().genesis
             assert genesis is not None
@@ -118,11 +118,13 @@ class IndexView:
                 raise
             # the root alone was asked for: what lies only in the storage fails when a lookup needs it
             self._log_error = error
-            return Genesis(marker.index_id, marker.layout, marker.offset_space)
+            return IndexDescriptor(marker.index_id, marker.layout, marker.offset_space)
         if marker is not None:
-            check_genesis(genesis, Genesis(marker.index_id, marker.layout, marker.offset_space), self.storage.uri)
+            check_genesis(
+                genesis, IndexDescriptor(marker.index_id, marker.layout, marker.offset_space), self.storage.uri
+            )
         if self._config.item_type is not None and Schema.of(self._config.item_type) != genesis.layout.schema:
-            check_genesis(genesis, Genesis("", self._config.layout(), genesis.offset_space), self.storage.uri)
+            check_genesis(genesis, IndexDescriptor("", self._config.layout(), genesis.offset_space), self.storage.uri)
         return genesis
 
     @property
@@ -234,7 +236,7 @@ class IndexView:
         if self._closed:
             raise InvalidArgument("the index was closed while its log was read")
         self._log_error = None
-        show_stored(self.catalog, self.catalog.all(), state, self.cold, lambda _: None)
+        apply_log_state(self.catalog, self.catalog.all(), state, self.cold, lambda _: None)
         self._refreshed_s = self._clock.monotonic_s()
         self._tries += 1
         return state

@@ -32,12 +32,12 @@ import numpy.typing as npt
 from tiered_index.errors import BackPressure, InvalidArgument
 from tiered_index.format.hashing import code_units
 from tiered_index.format.schema import Schema
-from tiered_index.service.answers.batch import Found, QuestionBatch
+from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.matches import matching
-from tiered_index.service.answers.rows import Question, rows_of_columns
+from tiered_index.service.answers.rows import PreparedLookup, rows_of_columns
 from tiered_index.service.answers.topics import TopicTable
 from tiered_index.service.answers.validation import Columns, hash_columns
-from tiered_index.service.catalog.catalog import AlwaysRead
+from tiered_index.service.catalog.catalog import LocalHandle
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.threads.workers import synchronized
 
@@ -159,7 +159,7 @@ _MERGE_BELOW = 1 << 16
 # small chunks are merged so that a query meets few; larger ones are not worth copying
 
 
-class BufferedChunk(AlwaysRead):
+class BufferedChunk(LocalHandle):
     """A chunk as a query's handle."""
 
     file_id = "buffer"
@@ -174,11 +174,11 @@ class BufferedChunk(AlwaysRead):
         seconds = self._columns["second"]
         self.second_min, self.second_max = int(seconds.min()), int(seconds.max())
 
-    def search(self, question: Question) -> npt.NDArray[Any]:
+    def search(self, question: PreparedLookup) -> npt.NDArray[Any]:
         """Return the rows that answer `question`, in no order."""
         return rows_of_columns(self._columns, question, self._topics.ids(question.topic), self._schema)
 
-    def search_many(self, batch: QuestionBatch) -> Found:
+    def search_many(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each question, in no order."""
         pairs = [(topic_id, topic) for topic in batch.topics for topic_id in self._topics.ids(topic)]
         return matching(batch, self._columns, itemgetter("second"), pairs, self._schema)
@@ -229,7 +229,8 @@ class WriteBuffer:
         Raises `BackPressure`, or what `agree` raises, which is asked last; then nothing was added.
         """
         # what `synchronized` does, with less to hand on: this is called for each message
-        with self._lock: self._append_rows(keys, record, size_bytes, source, position, agree)  # noqa: E701  # fmt: skip
+        with self._lock:
+            self._append_rows(keys, record, size_bytes, source, position, agree)
 
     def _append_rows(
         self,

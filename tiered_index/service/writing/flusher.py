@@ -16,7 +16,7 @@ from tiered_index.errors import InvalidArgument, TieredIndexError
 from tiered_index.service.answers.validation import Columns
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.writing.buffer import WriteBuffer
-from tiered_index.service.writing.lanes import Lane
+from tiered_index.service.writing.lanes import Appender
 
 __all__ = ["Flusher"]
 
@@ -46,7 +46,14 @@ class Flusher:
     """Writes one buffer to two lanes. `quarantined` counts entries whose clock was out of bounds."""
 
     def __init__(
-        self, buffer: WriteBuffer, main: Lane, quarantine: Lane, clock: Clock, *, max_late_s: float, max_early_s: float
+        self,
+        buffer: WriteBuffer,
+        main: Appender,
+        quarantine: Appender,
+        clock: Clock,
+        *,
+        max_late_s: float,
+        max_early_s: float,
     ) -> None:
         self._buffer = buffer
         self._main, self._quarantine = main, quarantine

@@ -29,7 +29,7 @@ from tiered_index.service.files.unsealed import Reserve, UnsealedFile
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.root.root import Deletions, Root, disk_error
 
-__all__ = ["MAIN", "QUARANTINE", "Lane", "LaneContext"]
+__all__ = ["MAIN", "QUARANTINE", "Appender", "AppenderContext"]
 
 MAIN, QUARANTINE = "main", "quarantine"
 _BATCH = 1 << 19
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class LaneContext:
+class AppenderContext:
     """What the lanes of one root share.
 
     `admit` is asked before disk space is taken and raises `BackPressure` where there is none.
@@ -57,7 +57,7 @@ class LaneContext:
     deletions: Deletions
 
 
-class Lane:
+class Appender:
     """One lane; `reserves` says whether the next file's space is taken ahead.
 
     `known` returns the durable positions of all sources: each file begins with them, so that the newest file and the
@@ -68,7 +68,7 @@ class Lane:
         self,
         name: str,
         layout: Layout,
-        context: LaneContext,
+        context: AppenderContext,
         *,
         reserves: bool,
         known: Callable[[], dict[str, int]] = dict,

@@ -28,7 +28,7 @@ from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import Genesis
+from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import StorageSession, check_genesis
 from tiered_index.service.merge.run import RECORD_REQUESTS, abandon, writing_requests
 from tiered_index.service.opening import wanted_genesis
@@ -183,7 +183,7 @@ def _fitting(config: IndexConfig, source: SourceLike) -> IndexConfig:
     return config
 
 
-def stored_genesis(log: StorageLog, config: IndexConfig, where: str) -> Genesis | None:
+def stored_genesis(log: StorageLog, config: IndexConfig, where: str) -> IndexDescriptor | None:
     """Return what the index in the storage is, or None where there is none.
 
     Raises `SchemaMismatch` where another one is asked for.

@@ -30,7 +30,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.slot_map import SlotMap
 from tiered_index.service.answers.topics import TopicTable
 from tiered_index.service.answers.validation import milliseconds
-from tiered_index.service.log.records import Genesis
+from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.merge.plan import Window
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.windows import QUARANTINE_S, WindowScale
@@ -199,7 +199,7 @@ class BuildPlan:
     `topics` are (id, name), `sequence` is the shards'.
     """
 
-    genesis: Genesis
+    genesis: IndexDescriptor
     scale: WindowScale
     tables: tuple[TablePlan, ...]
     topics: tuple[tuple[int, str], ...]
@@ -267,7 +267,7 @@ def _code(begin_s: int, quarantined: bool) -> int:
 
 def plan_build(
     census: Census,
-    genesis: Genesis,
+    genesis: IndexDescriptor,
     scale: WindowScale,
     *,
     shards: int | str,

@@ -35,7 +35,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument, SchemaMismatch, St
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Metadata, Run, Trailer
-from tiered_index.service.answers.batch import QuestionBatch, TooManyPairs
+from tiered_index.service.answers.batch import LookupBatch, TooManyPairs
 from tiered_index.service.answers.validation import check_key, check_range, check_topic
 from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject
 from tiered_index.service.log.log import StorageLog
@@ -224,21 +224,21 @@ def plan_tasks(state: LogState, selection: Selection, partition_bytes: int) -> l
     return [TaskPlan(parts, selection, state.genesis.layout.schema, state.number) for parts in tasks]
 
 
-def questions_for(selection: Selection, topics: Iterable[str]) -> QuestionBatch:
+def questions_for(selection: Selection, topics: Iterable[str]) -> LookupBatch:
     """Return the lookups of each key in each of `topics`, without those whose hash isn't asked for."""
     begin_ms, end_ms = max(0, selection.second_min) * 1000, min(selection.second_max * 1000 + 999, MAX_TIMESTAMP_MS)
     if begin_ms > end_ms:
-        return QuestionBatch([])
+        return LookupBatch([])
     lookups = [
         Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms)
         for topic in sorted(topics)
         for key in sorted(selection.keys or ())
     ]
-    batch = QuestionBatch(lookups)
+    batch = LookupBatch(lookups)
     if selection.hashes is None or not lookups:
         return batch
     asked = np.isin(batch.key_hash, hashes_of(selection))
-    return QuestionBatch([lookup for lookup, kept in zip(lookups, asked.tolist(), strict=True) if kept])
+    return LookupBatch([lookup for lookup, kept in zip(lookups, asked.tolist(), strict=True) if kept])
 
 
 def hashes_of(selection: Selection) -> npt.NDArray[np.int32]:
@@ -321,7 +321,7 @@ def _read_part(cold: ColdPath, part: ObjectPart, plan: TaskPlan, wanted: Any) ->
     names = {name for _, name in metadata.topics}
     if metadata.topics and selection.topics is not None and not names & selection.topics:
         return
-    batch: QuestionBatch | None = None
+    batch: LookupBatch | None = None
     if selection.keys is not None:
         batch = questions_for(selection, _topics_here(part, names, selection))
         runs = _runs_of(trailer, batch.key_hash, selection)
@@ -393,7 +393,7 @@ def _scanned(items: Array, metadata: Metadata, selection: Selection) -> dict[str
     return {**columns, "key_hash": hashes[kept], "second": seconds[kept]}
 
 
-def _found(items: Array, metadata: Metadata, batch: QuestionBatch, plan: TaskPlan) -> Iterator[dict[str, Any]]:
+def _found(items: Array, metadata: Metadata, batch: LookupBatch, plan: TaskPlan) -> Iterator[dict[str, Any]]:
     """Yield the columns of the items that answer questions; items are halved where they make too many pairs."""
     try:
         places, questions = batch.join(items["key_hash"])

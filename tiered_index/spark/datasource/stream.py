@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq.follow.tail import EVERYTHING, Seen, proven_end, settled
+from tiered_index.rocketmq.follow.tail import EVERYTHING, LastRead, proven_end, settled
 from tiered_index.rocketmq.log.columns import IndexBatch
 from tiered_index.rocketmq.log.commitlog import MissingOffsets
 from tiered_index.rocketmq.log.layout import BLANK_BYTES
@@ -60,7 +60,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         require_columns(schema, settings.columns, f"the commit log in {settings.path}")
         self._settings, self._schema, self._folder = settings, schema, settings.folder
         self._target = _NO_BOUND
-        self._seen: Seen | None = None
+        self._seen: LastRead | None = None
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return what maxBytesPerTrigger says."""

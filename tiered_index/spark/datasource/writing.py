@@ -50,7 +50,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, SchemaMismatch, StorageUnavailable
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import Genesis
+from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.merge.run import abandon
 from tiered_index.service.merge.writing import FinishedShard
@@ -147,7 +147,7 @@ class PartitionJob:
     """What every task of a write is told."""
 
     address: Address
-    genesis: Genesis
+    genesis: IndexDescriptor
     scale: WindowScale
     sequence: int
     max_windows: int

@@ -29,7 +29,7 @@ from tiered_index.errors import ConfigError, StorageUnavailable
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.archive.found_message import FoundRocketmqMessage
 from tiered_index.rocketmq.archive.message_source import RocketmqMessages
-from tiered_index.service.answers.batch import Found, best_answers
+from tiered_index.service.answers.batch import Matches, best_answers
 from tiered_index.service.answers.rows import row_dtype
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
@@ -126,7 +126,7 @@ class _Partition:
         self._plan = plan
         self._asked: list[Array] = []
         self._batch: PackedBatch | None = None
-        self._held: list[Found] = []
+        self._held: list[Matches] = []
         self._count = 0
         self._failed: dict[int, list[dict[str, str]]] = {}
 
@@ -147,11 +147,11 @@ class _Partition:
                     self._failed.setdefault(place, []).append({"file": file, "error": error})
         elif kind == FOUND:
             places = places_of(self.batch.questions, records_of(blocks.column("questions")))
-            self._held.append(Found(places, records_of(blocks.column("rows"), row_dtype(self._plan.schema))))
+            self._held.append(Matches(places, records_of(blocks.column("rows"), row_dtype(self._plan.schema))))
             self._count += len(places)
             if self._count > _HELD_ROWS:
                 rows, starts, _ = best_answers(self.batch, self._held, self._plan.schema)
-                self._held = [Found(np.repeat(np.arange(len(self.batch)), np.diff(starts)), rows)]
+                self._held = [Matches(np.repeat(np.arange(len(self.batch)), np.diff(starts)), rows)]
                 self._count = len(rows)
 
     @property

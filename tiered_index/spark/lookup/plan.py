@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tiered_index.format.schema import Schema
 from tiered_index.service.cold.path import ColdSettings
-from tiered_index.service.log.records import Genesis, LogState, StoredObject
+from tiered_index.service.log.records import IndexDescriptor, LogState, StoredObject
 from tiered_index.storage.metering import PriceTable
 
 __all__ = ["LookupPlan", "Target", "plan_lookup"]
@@ -70,7 +70,7 @@ class LookupPlan:
     """
 
     number: int
-    genesis: Genesis
+    genesis: IndexDescriptor
     topics: tuple[str, ...]
     tasks: tuple[tuple[Target, ...], ...]
     partitions: int

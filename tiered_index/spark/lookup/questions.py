@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import code_units, hash_batch
-from tiered_index.service.answers.batch import QuestionBatch
+from tiered_index.service.answers.batch import LookupBatch
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, parse_time
 
 __all__ = [
@@ -68,7 +68,7 @@ Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 
 
-class PackedBatch(QuestionBatch):
+class PackedBatch(LookupBatch):
     """Questions (n) as a search takes them; `topics` are the plan's, `max_count` is one for all, `places` (n) what each
     is called.
     """

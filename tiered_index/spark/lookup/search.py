@@ -30,8 +30,8 @@ import pyarrow as pa
 
 from tiered_index.errors import BudgetExceeded, CorruptFile, SchemaMismatch, StorageError
 from tiered_index.format.trailer import Run, Trailer
-from tiered_index.service.answers.batch import Found, TooManyPairs, first_rows
-from tiered_index.service.answers.rows import Question, row_dtype
+from tiered_index.service.answers.batch import Matches, TooManyPairs, first_rows
+from tiered_index.service.answers.rows import PreparedLookup, row_dtype
 from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject
 from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.search import question_hashes, search_file
@@ -81,10 +81,10 @@ class HeldAnswers:
 
     def __init__(self, plan: LookupPlan, questions: Array, most: int = _HELD_ROWS) -> None:
         self._plan, self._questions, self._most = plan, questions, most
-        self._parts: list[Found] = []
+        self._parts: list[Matches] = []
         self._count = 0
 
-    def add(self, found: Found) -> Iterator[tuple[Array, Array]]:
+    def add(self, found: Matches) -> Iterator[tuple[Array, Array]]:
         """Take in rows; yield the (questions, rows) that must go."""
         self._parts.append(found)
         self._count += len(found.rows)
@@ -100,8 +100,8 @@ class HeldAnswers:
             return
         places, index = np.unique(np.concatenate([part.questions for part in self._parts]), return_inverse=True)
         rows = np.concatenate([part.rows for part in self._parts])
-        first, _ = first_rows(np.full(len(places), self._plan.max_count + 1), [Found(index, rows)], self._plan.schema)
-        settled = Found(places[first.questions], first.rows)
+        first, _ = first_rows(np.full(len(places), self._plan.max_count + 1), [Matches(index, rows)], self._plan.schema)
+        settled = Matches(places[first.questions], first.rows)
         if len(settled.rows) > keep:
             self._parts, self._count = [], 0
             yield self._questions[settled.questions], settled.rows
@@ -111,7 +111,7 @@ class HeldAnswers:
 
 def search_object(
     plan: LookupPlan, storage: Storage, stored: StoredObject, questions: Array, places: Int64
-) -> Iterator[Found]:
+) -> Iterator[Matches]:
     """Yield what one object holds for `questions[places]`, which are different ones; those of an answer are of all
     `questions`.
 
@@ -138,7 +138,7 @@ def search_object(
         cold.close()
 
 
-def _search(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: PackedBatch) -> Iterator[Found]:
+def _search(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: PackedBatch) -> Iterator[Matches]:
     metadata = trailer.metadata
     pairs = None
     if metadata.topics:
@@ -156,7 +156,7 @@ def _search(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: Pac
     alone, giants = _giants(trailer, batch)
     for place in giants.tolist():
         rows = search_file(source, _question(batch, place))
-        yield Found(np.repeat(batch.places[place : place + 1], len(rows)), rows)
+        yield Matches(np.repeat(batch.places[place : place + 1], len(rows)), rows)
     batch = batch.part(~alone)
     if not len(batch):
         return
@@ -182,8 +182,8 @@ def _filtered(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: P
     if not worth_a_filter(stored, wanted, request):
         return batch
     hashes = question_hashes(batch, keyed=cold.keyed)
-    cold.filters.note_in_vain(stored, int(hashes[0]))
-    if not cold.learn_filter(stored):
+    cold.filters.record_miss(stored, int(hashes[0]))
+    if not cold.maybe_fetch_filter(stored):
         return batch
     return batch.part(~cold.filters.excludes_many(stored, hashes))
 
@@ -214,9 +214,9 @@ def _giants(trailer: Trailer, batch: PackedBatch) -> tuple[npt.NDArray[np.bool_]
     return alone, np.flatnonzero(alone)
 
 
-def _question(batch: PackedBatch, place: int) -> Question:
+def _question(batch: PackedBatch, place: int) -> PreparedLookup:
     # a key's text plays no part in the search
-    return Question(
+    return PreparedLookup(
         batch.topics[int(batch.topic_index[place])],
         "",
         int(batch.key_hash[place]),
@@ -229,7 +229,7 @@ def _question(batch: PackedBatch, place: int) -> Question:
 
 def _matching(
     plan: LookupPlan, batch: PackedBatch, items: Array, begin_s: int, pairs: Sequence[tuple[int, str]] | None
-) -> Iterator[Found]:
+) -> Iterator[Matches]:
     """Yield the rows of `items` that answer questions of the batch; a batch that makes too many pairs is halved."""
     try:
         at, questions = batch.join(items["key_hash"])
@@ -246,7 +246,7 @@ def _matching(
     if found.rows.dtype != row_dtype(plan.schema):
         raise CorruptFile("lookup", "rows of another schema")
     if len(found.rows):
-        yield Found(batch.places[found.questions], found.rows)
+        yield Matches(batch.places[found.questions], found.rows)
 
 
 def _extents(runs: Iterable[Run], gap: int) -> Iterator[tuple[Run, int, bool]]:

@@ -101,14 +101,14 @@ def test_room_is_held_while_filters_are_under_way(made: ColdIndex) -> None:
         (path,) = asked._cold_paths
         filters = path.filters
         for stored in made.stored * PROBES:
-            filters.note_in_vain(stored, 1)
+            filters.record_miss(stored, 1)
         claimed = [stored for stored in made.stored if filters.claim(stored)]
         assert len(claimed) == ROOM
         for stored in claimed:
             filters.release(stored)
         # room that is let go of is given anew
         for _ in range(PROBES):
-            filters.note_in_vain(made.stored[-1], 1)
+            filters.record_miss(made.stored[-1], 1)
         assert filters.claim(made.stored[-1])
 
 

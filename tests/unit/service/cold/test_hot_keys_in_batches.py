@@ -17,8 +17,8 @@ from tests.merging import BASE_MS, Merging
 from tiered_index import IndexReader, Lookup
 from tiered_index.format.compacted import BLOCK_BYTES
 from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.answers.batch import Found, QuestionBatch
-from tiered_index.service.answers.matches import Gathered
+from tiered_index.service.answers.batch import LookupBatch, Matches
+from tiered_index.service.answers.matches import MatchAccumulator
 from tiered_index.service.answers.rows import row_dtype
 
 ENTRIES = 100_000
@@ -103,14 +103,14 @@ def test_many_pages_of_one_key(read: tuple[Recorder, IndexReader]) -> None:
 
 def test_rows_are_cut_as_they_come() -> None:
     """However much comes in, no more is held than twice the pages, or a small bound."""
-    batch = QuestionBatch([Lookup(topic="t", key="a", max_count=4), Lookup(topic="t", key="b", max_count=7)])
-    gathered = Gathered(batch, KEYED_SCHEMA)
+    batch = LookupBatch([Lookup(topic="t", key="a", max_count=4), Lookup(topic="t", key="b", max_count=7)])
+    gathered = MatchAccumulator(batch, KEYED_SCHEMA)
     rows = np.zeros(20_000, row_dtype(KEYED_SCHEMA))
     tracemalloc.start()
     try:
         for lot in range(40):
             rows["offset"] = np.arange(len(rows)) + lot * len(rows)
-            gathered.add(Found(np.arange(len(rows)) % 2, rows.copy()))
+            gathered.add(Matches(np.arange(len(rows)) % 2, rows.copy()))
         held = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()

@@ -18,7 +18,7 @@ import pytest
 from tests.cold_index import ColdIndex, cold_index
 from tests.faults.small_disk import Mounts
 from tiered_index import IndexReader
-from tiered_index.service.cold.disk_cache import PIECE_BYTES, CacheFolder, CacheRoom
+from tiered_index.service.cold.disk_cache import PIECE_BYTES, CacheFolder, DiskCache
 from tiered_index.storage.opening import open_storage
 from tiered_index.testing.model import Answer
 
@@ -121,7 +121,7 @@ def test_no_flipped_byte_of_an_entry_is_believed(
     other = "filter" if kind == "trailer" else "trailer"
     # so that nothing is kept in memory
     with made.reader(cache_dir=cache, filter_after_probes=1, directory_cache_bytes=0) as reader:
-        folder = CacheFolder(CacheRoom(cache, 1 << 30, read_only=True), path.parent.name)
+        folder = CacheFolder(DiskCache(cache, 1 << 30, read_only=True), path.parent.name)
         name = made.stored[0].name
         for at in range(len(whole)):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x04]) + whole[at + 1 :])
@@ -167,12 +167,12 @@ def _another_index(path: Path) -> None:
     """The same bytes, as the cache of another index would hold them."""
     name = path.name.removesuffix(path.suffix).replace(",", "/")
     kind = path.suffix[1:]
-    data = CacheFolder(CacheRoom(path.parent.parent, 1 << 30), path.parent.name).read(
+    data = CacheFolder(DiskCache(path.parent.parent, 1 << 30), path.parent.name).read(
         name, kind, path.stat().st_size - 4
     )  # type: ignore[arg-type]
     assert data is not None
     elsewhere = path.parent.parent / "elsewhere"
-    CacheFolder(CacheRoom(elsewhere, 1 << 30), "another").write(name, kind, data)  # type: ignore[arg-type]
+    CacheFolder(DiskCache(elsewhere, 1 << 30), "another").write(name, kind, data)  # type: ignore[arg-type]
     shutil.copy(elsewhere / "another" / path.name, path)
 
 
@@ -282,7 +282,7 @@ def test_a_full_disk_is_no_trouble(made: ColdIndex, tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> CacheFolder:
-    return CacheFolder(CacheRoom(tmp_path / "bounded", 100_000), "an-index")
+    return CacheFolder(DiskCache(tmp_path / "bounded", 100_000), "an-index")
 
 
 def used(folder: CacheFolder) -> int:
@@ -307,7 +307,7 @@ def test_the_bound_is_kept_and_the_oldest_used_go(folder: CacheFolder) -> None:
 
 
 def test_the_bound_is_of_all_indexes_in_a_folder(folder: CacheFolder) -> None:
-    another = CacheFolder(CacheRoom(folder._room.folder, 100_000), "another")
+    another = CacheFolder(DiskCache(folder._room.folder, 100_000), "another")
     for number in range(60):
         for each in (folder, another):
             assert each.write(f"data/o{number}", "trailer", os.urandom(3000))
@@ -337,7 +337,7 @@ def test_what_a_crash_left_is_swept_and_strangers_are_not(folder: CacheFolder) -
         path.write_bytes(b"left")
     os.utime(old, (1000, 1000))
     os.utime(stranger, (1000, 1000))
-    CacheFolder(CacheRoom(folder._room.folder, 10), "an-index").write("data/p", "filter", b"y")
+    CacheFolder(DiskCache(folder._room.folder, 10), "an-index").write("data/p", "filter", b"y")
     assert not old.exists() and young.exists() and stranger.exists()
 
 
@@ -394,7 +394,7 @@ def test_a_damaged_entry_that_stays_is_told_of_once_and_is_as_good_as_absent(
     name = made.stored[0].name
     whole = path.read_bytes()
     path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
-    folder = CacheFolder(CacheRoom(cache, 1 << 30, read_only=True), path.parent.name)
+    folder = CacheFolder(DiskCache(cache, 1 << 30, read_only=True), path.parent.name)
     for _ in range(3):
         assert folder.read_piece(name, "filter", length, 0) is None
         assert folder.read(name, "filter", length) is None

@@ -14,7 +14,7 @@ from tests.staging import merge_all
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.service.cold import disk_cache
-from tiered_index.service.cold.disk_cache import CacheFolder, CacheRoom
+from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
 from tiered_index.service.cold.filters import Filters
 from tiered_index.service.cold.memory_cache import ByteCache
 
@@ -65,8 +65,8 @@ def test_filters_that_nothing_holds_are_forgotten(made: ColdIndex) -> None:
 def test_damaged_entries_that_stay_are_forgotten(made: ColdIndex, tmp_path: Path) -> None:
     """Somebody else's cache is only read: what is damaged there is passed over for as long as its object is named."""
     first, second, _ = made.stored
-    kept = CacheFolder(CacheRoom(tmp_path / "cache", 1 << 20), "index")
-    folder = CacheFolder(CacheRoom(tmp_path / "cache", 1 << 20, read_only=True), "index")
+    kept = CacheFolder(DiskCache(tmp_path / "cache", 1 << 20), "index")
+    folder = CacheFolder(DiskCache(tmp_path / "cache", 1 << 20, read_only=True), "index")
     for stored in (first, second):
         assert kept.write(stored.name, "filter", b"a filter")
     for path in (tmp_path / "cache").rglob("*.filter"):
@@ -82,7 +82,7 @@ def test_times_of_use_are_forgotten_once_they_say_nothing(tmp_path: Path, monkey
     now_s, written = 5.0, []
     monkeypatch.setattr(disk_cache.time, "monotonic", lambda: now_s)
     monkeypatch.setattr(os, "utime", lambda path: written.append(path.name))
-    room = CacheRoom(tmp_path, 1 << 20)
+    room = DiskCache(tmp_path, 1 << 20)
     for step in range(300):
         now_s += 10
         room.touch(tmp_path / "often")

@@ -13,7 +13,7 @@ from tests.cold_index import Read, Recorder
 from tests.merging import BASE_MS, DAY_S, HOUR_MS, Merging
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile
-from tiered_index.service.log.records import Genesis
+from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.merge import plan as plan_module
 from tiered_index.service.threads.pool import NoThread, by_threads, side_by_side
 from tiered_index.storage.base import Storage
@@ -42,7 +42,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Merging]:
     life.close()
 
 
-def _shard_bytes(counts: dict[int, int], window_s: int, genesis: Genesis) -> int:
+def _shard_bytes(counts: dict[int, int], window_s: int, genesis: IndexDescriptor) -> int:
     return -(-max(counts.values()) * genesis.layout.schema.item.itemsize // SHARDS)
 
 

@@ -79,7 +79,7 @@ def test_tickets_of_a_fenced_writer_cost_no_more_from_day_to_day_and_are_swept(o
     costs = []
     for number in range(3):
         for step in range(10):
-            log.say(log.state.epoch, {"x": 10 * number + step})
+            log.append_positions(log.state.epoch, {"x": 10 * number + step})
         before = faulty.calls("get")
         assert Job(faulty, clock).look().left
         costs.append(faulty.calls("get") - before)

@@ -24,7 +24,7 @@ from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.names import data_name, new_file_id
 from tiered_index.format.trailer import Tail
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import Genesis, LogRecord, LogState, StoredObject
+from tiered_index.service.log.records import IndexDescriptor, LogRecord, LogState, StoredObject
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.memory import MemoryStorage
@@ -56,7 +56,7 @@ class YearOfFiles:
         self.log = StorageLog(self.storage, self.clock)
         preset = PRESETS["native"]
         self._layout = Layout(preset, preset.schema, 16, 64)
-        self.log.create(Genesis("a-simulated-year", self._layout, "custom"))
+        self.log.create(IndexDescriptor("a-simulated-year", self._layout, "custom"))
         for first in range(0, self.hours, 7 * 24):
             added = tuple(self._file(hour) for hour in range(first, min(self.hours, first + 7 * 24)))
             self.log.append("a week of files", None, partial(_adding, added))
