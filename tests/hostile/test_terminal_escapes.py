@@ -235,7 +235,7 @@ def test_what_is_printable_stays_as_it_is() -> None:
 
 _WRITES = {"print", "Console", "echo", "secho"}
 _MAY_WRITE = {"output.py", "progress.py"}
-_READ_BY_PROGRAMS = {"demo/broker.py", "bench/spark/job.py"}
+_READ_BY_PROGRAMS = {"demo/processes.py", "bench/spark/job.py"}
 
 
 def test_one_place_writes_to_the_streams() -> None:

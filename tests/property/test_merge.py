@@ -51,6 +51,7 @@ def test_any_order_of_uploads_and_merges(
         life = Merging(Path(folder), settings={"slots": slots}, **KINDS[kind])
         try:
             life.put([(BASE_MS, "a")])
+            life.publish()
             life.later()
             for name, of in [*steps, ("merge", 24)]:
                 if name == "merge":

@@ -35,7 +35,7 @@ import sys
 from tiered_index.clock import SystemClock
 from tiered_index.service.merge import writing
 from tiered_index.service.merge.run import MergeOptions, merge
-from tiered_index.service.storage_log import StorageLog
+from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
 
 writing._PART_BYTES = {PART_BYTES}

@@ -20,7 +20,7 @@ _RACE = """
 import sys, time
 from pathlib import Path
 from tiered_index.errors import ObjectExists
-from tiered_index.storage.local import LocalStorage
+from tiered_index.storage.local.storage import LocalStorage
 storage = LocalStorage(Path(sys.argv[1]))
 Path(sys.argv[1], f"ready-{sys.argv[2]}").touch()
 while len(list(Path(sys.argv[1]).glob("ready-*"))) < 3:

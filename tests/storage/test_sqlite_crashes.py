@@ -24,8 +24,8 @@ FAR_FUTURE_MS = 1 << 60
 CRASHER = """
 import json, os, shutil, signal, sqlite3, sys
 from pathlib import Path
-from tiered_index.storage import sqlite_bodies, sqlite_connections
-from tiered_index.storage.sqlite import SqliteStorage
+from tiered_index.storage.sqlite import bodies, sqlite_connections
+from tiered_index.storage.sqlite.storage import SqliteStorage
 
 sqlite_bodies.CHUNK_BYTES, sqlite_bodies._ROWS_A_TRANSACTION = 1000, 2
 OLD, NEW = b"old" * 1500, b"new version" * 500
@@ -127,7 +127,7 @@ def test_a_kill_at_any_statement_leaves_old_or_new(tmp_path: Path, operation: st
 BIG_WRITER = """
 import sys
 from pathlib import Path
-from tiered_index.storage.sqlite import SqliteStorage
+from tiered_index.storage.sqlite.storage import SqliteStorage
 
 with SqliteStorage(Path(sys.argv[1])) as storage:
     for n in range(1000):

@@ -12,7 +12,7 @@ RACER = """
 import sys
 from pathlib import Path
 from tiered_index.errors import ObjectExists
-from tiered_index.storage.sqlite import SqliteStorage
+from tiered_index.storage.sqlite.storage import SqliteStorage
 
 racer, rounds = sys.argv[2], int(sys.argv[3])
 with SqliteStorage(Path(sys.argv[1])) as storage:
@@ -56,7 +56,7 @@ def test_racing_processes_have_one_winner_from_the_first_byte_of_the_file(tmp_pa
 WRITER = """
 import sys
 from pathlib import Path
-from tiered_index.storage.sqlite import SqliteStorage
+from tiered_index.storage.sqlite.storage import SqliteStorage
 
 with SqliteStorage(Path(sys.argv[1])) as storage:
     for n in range(int(sys.argv[2])):
@@ -91,7 +91,7 @@ def test_an_upload_goes_on_in_another_process(tmp_path: Path) -> None:
 import json, sys
 from pathlib import Path
 from tiered_index.storage.base import UploadHandle
-from tiered_index.storage.sqlite import SqliteStorage
+from tiered_index.storage.sqlite.storage import SqliteStorage
 
 with SqliteStorage(Path(sys.argv[1])) as storage:
     part = storage.upload_part(UploadHandle.from_json(json.loads(sys.argv[2])), 2, b"second" * 500_000)
@@ -110,7 +110,7 @@ FORKER = """
 import os, sys, threading
 from pathlib import Path
 from tiered_index.errors import ObjectExists, StorageUnavailable
-from tiered_index.storage.sqlite import SqliteStorage
+from tiered_index.storage.sqlite.storage import SqliteStorage
 
 def race(storage, who, rounds):
     won = []

@@ -1,9 +1,11 @@
 """Fault: a list is changed while another thread goes through it.
 
-RocketMQ #9069; #9371 is the same trouble of readers beside a deletion. RocketMQ: the list of messages to index was read
-by the thread that builds the index while another one added to it and released it: a ConcurrentModificationException
-under load, and messages missing from the index. Files deleted under a reader were a null pointer. Here: puts, flushes,
-lookups and the deletion of files run side by side; each lookup sees every file in one of its states.
+RocketMQ #9069; #9371 is the same trouble of readers beside a deletion.
+RocketMQ: the list of messages to index was read by the thread that builds the index while another one added to it and
+released it: a ConcurrentModificationException under load, and messages missing from the index. Files deleted under a
+reader were a null pointer.
+Here: puts, flushes, lookups and the deletion of files run side by side; each lookup sees every file in one of its
+states.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Fault: concurrent reads share one file position.
 
-RocketMQ #10462, #10471; golden fault 9. RocketMQ: a read of `PosixFileSegment` set the position of a shared channel and
-then read: of 20,000 concurrent lookups 297 answered wrong and 23 failed. Here: every read names its place; lookups from
-many threads answer as one would, hot and cold, through one service or reader.
+RocketMQ #10462, #10471; golden fault 9.
+RocketMQ: a read of `PosixFileSegment` set the position of a shared channel and then read: of 20,000 concurrent lookups
+297 answered wrong and 23 failed.
+Here: every read names its place; lookups from many threads answer as one would, hot and cold, through one service or
+reader.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Fault: the same lookup, repeated, returns different counts.
 
-RocketMQ #7872. RocketMQ: a lookup of at most 32 messages of a key that has more returned 32 the first time and 31 the
-next: which results made it depended on which read was faster. Here: an answer follows from what was put alone: not from
-the moment, the thread, the state of files or the order of reads; entries of one identity are one answer before anything
-is counted.
+RocketMQ #7872.
+RocketMQ: a lookup of at most 32 messages of a key that has more returned 32 the first time and 31 the next: which
+results made it depended on which read was faster.
+Here: an answer follows from what was put alone: not from the moment, the thread, the state of files or the order of
+reads; entries of one identity are one answer before anything is counted.
 """
 
 from __future__ import annotations

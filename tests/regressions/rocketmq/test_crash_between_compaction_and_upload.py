@@ -1,7 +1,8 @@
 """Fault: a crash between compaction and upload spoils the next file.
 
-RocketMQ #7222. RocketMQ: when the broker stopped after a file had been compacted and before its upload had ended, the
-file that was written to next was not initialised properly after the restart; a compaction that failed released nothing.
+RocketMQ #7222.
+RocketMQ: when the broker stopped after a file had been compacted and before its upload had ended, the file that was
+written to next was not initialised properly after the restart; a compaction that failed released nothing.
 Here: a restart at any point between the two takes every file on from where it stands: entries are found once, the next
 file begins clean, the upload is made once, and nothing is left over.
 """

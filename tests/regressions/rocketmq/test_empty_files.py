@@ -1,8 +1,10 @@
 """Fault: an empty file compacts to 0 bytes and "uploads" well.
 
-RocketMQ: golden fault 11. RocketMQ: the compaction of a file without entries wrote nothing; the 0 bytes were uploaded
-and the file counted as uploaded. Here: a file without entries is never sealed into one: nothing is compacted, nothing
-uploaded, nothing named by the log; an empty file that somebody else left is damage, never an empty answer.
+RocketMQ: golden fault 11.
+RocketMQ: the compaction of a file without entries wrote nothing; the 0 bytes were uploaded and the file counted as
+uploaded.
+Here: a file without entries is never sealed into one: nothing is compacted, nothing uploaded, nothing named by the log;
+an empty file that somebody else left is damage, never an empty answer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Fault: a double space in a message's KEYS indexes the empty key.
 
-RocketMQ: golden fault 12. RocketMQ: KEYS were split at each single space, so two spaces in a row made an empty key, and
-`topic#` was indexed. Here: an empty key is refused wherever it comes from, the call with it; nothing of it is indexed,
-and nobody can look it up.
+RocketMQ: golden fault 12.
+RocketMQ: KEYS were split at each single space, so two spaces in a row made an empty key, and `topic#` was indexed.
+Here: an empty key is refused wherever it comes from, the call with it; nothing of it is indexed, and nobody can look it
+up.
 """
 
 from __future__ import annotations

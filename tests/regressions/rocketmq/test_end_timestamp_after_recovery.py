@@ -1,8 +1,9 @@
 """Fault: recovery loses a file's end timestamp.
 
-RocketMQ #10656; golden fault 3. RocketMQ: opening an index file again read the begin timestamp into the end timestamp
-and wrote it back into the header; what was uploaded later carried a wrong maximum for good. Here: a restart in any
-state, clean or not, changes no interval: not the file's, not its header's, not the log's.
+RocketMQ #10656; golden fault 3.
+RocketMQ: opening an index file again read the begin timestamp into the end timestamp and wrote it back into the header;
+what was uploaded later carried a wrong maximum for good.
+Here: a restart in any state, clean or not, changes no interval: not the file's, not its header's, not the log's.
 """
 
 from __future__ import annotations

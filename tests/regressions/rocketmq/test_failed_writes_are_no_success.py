@@ -1,9 +1,10 @@
 """Fault: failed writes are reported as success.
 
-RocketMQ: golden faults 6 and 7 (what the caller was told). RocketMQ: `putKey` of the index service tried three times,
-logged the error, and returned SUCCESS; an upload that failed was an entry in the log. Here: `put` promises the buffer,
-`flush` the disk, the log the storage; whichever of them can't keep its promise raises, `durable_position` stays, and
-what was put is kept, found, and written once the trouble is over.
+RocketMQ: golden faults 6 and 7 (what the caller was told).
+RocketMQ: `putKey` of the index service tried three times, logged the error, and returned SUCCESS; an upload that failed
+was an entry in the log.
+Here: `put` promises the buffer, `flush` the disk, the log the storage; whichever of them can't keep its promise raises,
+`durable_position` stays, and what was put is kept, found, and written once the trouble is over.
 """
 
 from __future__ import annotations

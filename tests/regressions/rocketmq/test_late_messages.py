@@ -1,8 +1,10 @@
 """Fault: a message older than its file's begin is never found by its own time.
 
-RocketMQ: golden fault 2. RocketMQ: a file's interval began with its first entry; a late message lies before it, so a
-lookup around the message's own store time never reached the file. A lookup over all time found it. Here: a file's
-interval is its true smallest and greatest second, from the first put on, after a restart, and in the log.
+RocketMQ: golden fault 2.
+RocketMQ: a file's interval began with its first entry; a late message lies before it, so a lookup around the message's
+own store time never reached the file. A lookup over all time found it.
+Here: a file's interval is its true smallest and greatest second, from the first put on, after a restart, and in the
+log.
 """
 
 from __future__ import annotations

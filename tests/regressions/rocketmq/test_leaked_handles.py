@@ -1,8 +1,9 @@
 """Fault: handles leak.
 
-RocketMQ #8017; #7222 and #10462 name the same of failed compactions and closed segments. RocketMQ: every upload of an
-index file to a POSIX segment left some 570 MB of memory behind, until the process was stopped after 16 hours. Here:
-descriptors and mappings are counted: after any number of rounds of put, flush, compaction, upload, retirement and
+RocketMQ #8017; #7222 and #10462 name the same of failed compactions and closed segments.
+RocketMQ: every upload of an index file to a POSIX segment left some 570 MB of memory behind, until the process was
+stopped after 16 hours.
+Here: descriptors and mappings are counted: after any number of rounds of put, flush, compaction, upload, retirement and
 lookups, failed ones among them, there are as many as after the first, and none after the close.
 """
 

@@ -1,8 +1,9 @@
 """Fault: chains are cut at 512 and 1,024 items.
 
-RocketMQ: golden fault 10 (its second half). RocketMQ: a hot lookup walked at most 512 items of a slot, a cold one read
-at most 1,024; items of other keys in the slot used up the walk, so older messages were never found. Here: no cap. A key
-is found whole, whatever else lies in its slot, at once or page by page.
+RocketMQ: golden fault 10 (its second half).
+RocketMQ: a hot lookup walked at most 512 items of a slot, a cold one read at most 1,024; items of other keys in the
+slot used up the walk, so older messages were never found.
+Here: no cap. A key is found whole, whatever else lies in its slot, at once or page by page.
 """
 
 from __future__ import annotations

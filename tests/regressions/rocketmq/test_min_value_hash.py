@@ -1,9 +1,10 @@
 """Fault: a key whose hash is Integer.MIN_VALUE.
 
-RocketMQ #10462, #10471; golden fault 6. RocketMQ: `Math.abs` leaves Integer.MIN_VALUE negative; the slot's position
-then lies before the table: an error, or a write inside the header and an entry lost while SUCCESS was returned. Here:
-such a hash is 0; the entry is found in every state, and neither header nor neighbours suffer, whatever the number of
-slots.
+RocketMQ #10462, #10471; golden fault 6.
+RocketMQ: `Math.abs` leaves Integer.MIN_VALUE negative; the slot's position then lies before the table: an error, or a
+write inside the header and an entry lost while SUCCESS was returned.
+Here: such a hash is 0; the entry is found in every state, and neither header nor neighbours suffer, whatever the number
+of slots.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Fault: a put with several keys is left half written, and its first keys are indexed again by each retry.
 
-RocketMQ: golden fault 6 (its second half). RocketMQ: a put wrote key by key; where one failed (the MIN_VALUE hash), the
-keys before it stayed, the service tried the whole message again three times and answered SUCCESS: `x1` three times,
-`x2` not at all. Here: a call is accepted whole or refused whole, and an identity put again is one answer.
+RocketMQ: golden fault 6 (its second half).
+RocketMQ: a put wrote key by key; where one failed (the MIN_VALUE hash), the keys before it stayed, the service tried
+the whole message again three times and answered SUCCESS: `x1` three times, `x2` not at all.
+Here: a call is accepted whole or refused whole, and an identity put again is one answer.
 """
 
 from __future__ import annotations

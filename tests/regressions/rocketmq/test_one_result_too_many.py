@@ -1,8 +1,9 @@
 """Fault: a lookup returns one result more than it was asked for.
 
-RocketMQ #10471; golden fault 10 (its first half). RocketMQ: a hot lookup compared its count with the maximum before it
-added one more: `maxCount` 1 returned 2. Here: the answer is the first `max_count` of a fixed order, never more, never
-less while there are more, in every state; the next page goes on behind the last answer.
+RocketMQ #10471; golden fault 10 (its first half).
+RocketMQ: a hot lookup compared its count with the maximum before it added one more: `maxCount` 1 returned 2.
+Here: the answer is the first `max_count` of a fixed order, never more, never less while there are more, in every state;
+the next page goes on behind the last answer.
 """
 
 from __future__ import annotations

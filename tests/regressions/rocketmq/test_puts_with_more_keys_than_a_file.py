@@ -1,8 +1,9 @@
 """Fault: a put with more keys than a file holds returns SUCCESS and indexes nothing.
 
-RocketMQ: golden fault 7. RocketMQ: a put whose keys don't all fit was refused by the file as full, a fresh file refused
-it as well, and after four files the service answered SUCCESS. Here: such a put fills as many files as it needs; where
-it can't be taken it raises and changes nothing.
+RocketMQ: golden fault 7.
+RocketMQ: a put whose keys don't all fit was refused by the file as full, a fresh file refused it as well, and after
+four files the service answered SUCCESS.
+Here: such a put fills as many files as it needs; where it can't be taken it raises and changes nothing.
 """
 
 from __future__ import annotations

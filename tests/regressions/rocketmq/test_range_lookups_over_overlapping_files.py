@@ -1,8 +1,9 @@
 """Fault: a time range finds only the files that begin inside it.
 
-RocketMQ #9233, #10268, #10269; golden fault 1. RocketMQ: `queryAsync` took the files whose begin time lay in the range,
-so a range inside a file found nothing, and one that began in the middle of a file missed that file: 0 of 10 entries, 60
-of 79. Here: every file whose interval overlaps the range is searched, whatever its state, and no other.
+RocketMQ #9233, #10268, #10269; golden fault 1.
+RocketMQ: `queryAsync` took the files whose begin time lay in the range, so a range inside a file found nothing, and one
+that began in the middle of a file missed that file: 0 of 10 entries, 60 of 79.
+Here: every file whose interval overlaps the range is searched, whatever its state, and no other.
 """
 
 from __future__ import annotations

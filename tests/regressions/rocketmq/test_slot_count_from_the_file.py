@@ -1,9 +1,10 @@
 """Fault: a file is read with the slot count of the configuration instead of its own.
 
-RocketMQ: golden fault 5. RocketMQ: slots and items came from the broker's configuration, never from the stored file;
-after a change of settings old files failed ("read position illegal") or answered wrong. Here: every file says its own
-geometry; a reader needs none; a writer that is told another slot count is refused and touches nothing; files of another
-number of items stand side by side.
+RocketMQ: golden fault 5.
+RocketMQ: slots and items came from the broker's configuration, never from the stored file; after a change of settings
+old files failed ("read position illegal") or answered wrong.
+Here: every file says its own geometry; a reader needs none; a writer that is told another slot count is refused and
+touches nothing; files of another number of items stand side by side.
 """
 
 from __future__ import annotations

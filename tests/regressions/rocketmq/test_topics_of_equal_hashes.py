@@ -1,9 +1,9 @@
 """Fault: results of two topics whose keys have equal hashes overwrite each other.
 
-RocketMQ: golden fault 8; #3613 is the same of the classic index. RocketMQ: results were collected under queue id and
-offset, without the topic: of `TopicAa` and `TopicBB` with the same key, queue and offset one was dropped, and the other
-filtered away for being of another topic. Here: topic, queue and offset are the identity; a lookup sees its own topic
-only.
+RocketMQ: golden fault 8; #3613 is the same of the classic index.
+RocketMQ: results were collected under queue id and offset, without the topic: of `TopicAa` and `TopicBB` with the same
+key, queue and offset one was dropped, and the other filtered away for being of another topic.
+Here: topic, queue and offset are the identity; a lookup sees its own topic only.
 """
 
 from __future__ import annotations

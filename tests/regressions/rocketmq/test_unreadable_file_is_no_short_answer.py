@@ -1,8 +1,9 @@
 """Fault: a file that can't be read makes the answer shorter, and nobody is told.
 
-RocketMQ: golden fault 4. RocketMQ: `queryAsync` logged a failed read and completed with what the other files held: 60
-of 80 results, no error. Here: a lookup that meets an unreadable file raises a typed error, or where partial answers are
-allowed says `partial` and names the file.
+RocketMQ: golden fault 4.
+RocketMQ: `queryAsync` logged a failed read and completed with what the other files held: 60 of 80 results, no error.
+Here: a lookup that meets an unreadable file raises a typed error, or where partial answers are allowed says `partial`
+and names the file.
 """
 
 from __future__ import annotations

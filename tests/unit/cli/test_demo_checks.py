@@ -88,9 +88,7 @@ def test_right_answers_count_as_right(workload, reference, index):
     questions = questions_of(workload, 2800, 200, seed=4)
     assert {q.key.split("-")[0] for q in questions} == {"order", "customer", "absent"}
     assert {(q.begin_ms is None, q.end_ms is None) for q in questions} == {(True, True), (False, True), (False, False)}
-    measured = lookups.ask(
-        "here", {}, index.query, questions, paged=Question(TOPICS[0], workload.keys[0]), page=10
-    )
+    measured = lookups.ask("here", {}, index.query, questions, paged=Question(TOPICS[0], workload.keys[0]), page=10)
     assert measured.wrong == []
     assert len(measured.latencies_ms) > 203
     assert measured.to_dict()["wrong"] == 0

@@ -234,7 +234,7 @@ _PROCESS = """
 import sys, threading
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
-from tiered_index.storage.delegation import WrapperStorage
+from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.opening import open_storage
 
 class Hanging(WrapperStorage):
