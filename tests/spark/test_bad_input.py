@@ -136,7 +136,7 @@ def test_an_error_of_a_task_reaches_the_caller(spark, storage, config):
 def test_a_bucket_that_tasks_may_not_use(spark, storage, config, tmp_path, monkeypatch):
     def deny(job, *operations):
         denying = lambda uri, options: DenyingAddress(StorageAddress(uri, options), operations, os.getpid())  # noqa: E731
-        monkeypatch.setattr(sys.modules[f"tiered_index.spark.{job}"], "StorageAddress", denying)
+        monkeypatch.setattr(sys.modules[f"tiered_index.spark.build.{job}"], "StorageAddress", denying)
 
     table = messages(200)
     path = write_parquet(table, tmp_path / "m.parquet")

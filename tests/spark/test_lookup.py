@@ -32,6 +32,7 @@ from tiered_index.errors import (
 )
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import build, look_up, lookup, merge
+from tiered_index.spark.lookup import plan as lookup_plan
 from tiered_index.spark.lookup.keys import keys_of
 from tiered_index.storage.local.storage import LocalStorage
 
@@ -328,7 +329,7 @@ def test_many_objects_that_are_lost_are_one_partial_answer(spark, copied, monkey
     frame = spark.createDataFrame([("orders", f"key-{n}") for n in range(50)], "topic string, key string")
     names = sorted(states(copied).objects)
     LocalStorage(Path(urlsplit(copied).path)).delete_many(names)
-    monkeypatch.setattr("tiered_index.spark.lookup.plan._TASKS_A_CORE", 1)
+    monkeypatch.setattr(lookup_plan, "_TASKS_A_CORE", 1)
     found = look_up(spark, frame, storage=copied, allow_partial=True)
     named = sorted(stored.file_id if stored.shard is None else name for name, stored in states(copied).objects.items())
     assert sorted(file for file, _ in found.failed) == named and len(names) > found.tasks and found.plans == 2

@@ -20,7 +20,8 @@ from tiered_index.format.hashing import key_hash
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.merge import plan as plan_module
 from tiered_index.service.merge import writing as task_module
-from tiered_index.spark.lookup import estimate, questions, search
+from tiered_index.spark.lookup import answers, estimate, questions, search
+from tiered_index.spark.lookup import plan as lookup_plan
 from tiered_index.spark.lookup.questions import QUESTION, PackedBatch, distinct, places_of, questions_of, routes
 from tiered_index.testing.storage_faults import FaultStorage
 
@@ -114,10 +115,10 @@ def test_answers_of_small_pieces(life, monkeypatch):
     monkeypatch.setattr(search, "_FILTER_SHARE", 0)
     monkeypatch.setattr("tiered_index.service.answers.batch.MAX_PAIRS", 20)
     monkeypatch.setattr(search.HeldAnswers.__init__, "__defaults__", (5,))
-    monkeypatch.setattr("tiered_index.spark.lookup.answers._HELD_ROWS", 10)
-    monkeypatch.setattr("tiered_index.spark.lookup.answers._BATCH_ROWS", 7)
-    monkeypatch.setattr("tiered_index.spark.lookup.plan._QUESTIONS_A_PARTITION", 9)
-    monkeypatch.setattr("tiered_index.spark.lookup.plan._LEAST_A_PARTITION", 1)
+    monkeypatch.setattr(answers, "_HELD_ROWS", 10)
+    monkeypatch.setattr(answers, "_BATCH_ROWS", 7)
+    monkeypatch.setattr(lookup_plan, "_QUESTIONS_A_PARTITION", 9)
+    monkeypatch.setattr(lookup_plan, "_LEAST_A_PARTITION", 1)
     lookups = lookups_of(life, max_count=20)
     plan = plan_of(life.state, lookups, max_count=20)
     assert plan.partitions > 3 * plan.answerers > 3

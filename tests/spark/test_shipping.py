@@ -87,8 +87,8 @@ def test_what_is_shipped_are_the_modules_and_the_same_bytes_each_time(tmp_path):
     assert "tiered_index/__init__.py" in names and "tiered_index/spark/build/build.py" in names
     assert all(name.startswith("tiered_index/") and name.endswith(".py") for name in names)
     script = (
-        f"import sys; sys.path[:0] = [{str(first)!r}]; import tiered_index.spark.build.shards as s, "
-        f"tiered_index as t; print(t.__file__)"
+        f"import sys; sys.path[:0] = [{str(first)!r}]; "
+        f"from tiered_index.spark.build import shards; import tiered_index as t; print(t.__file__)"
     )
     ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert ran.stdout.strip() == f"{first}/tiered_index/__init__.py", ran.stderr

@@ -24,7 +24,7 @@ FAR_FUTURE_MS = 1 << 60
 CRASHER = """
 import json, os, shutil, signal, sqlite3, sys
 from pathlib import Path
-from tiered_index.storage.sqlite import bodies, sqlite_connections
+from tiered_index.storage.sqlite import bodies, connections
 from tiered_index.storage.sqlite.storage import SqliteStorage
 
 sqlite_bodies.CHUNK_BYTES, sqlite_bodies._ROWS_A_TRANSACTION = 1000, 2
@@ -48,7 +48,7 @@ def act(storage):
             storage.abort_upload(handle)
 
 def die_at(nth):
-    opened, statements = sqlite_connections.ConnectionPool._open, [0]
+    opened, statements = connections.ConnectionPool._open, [0]
     def count(statement):
         statements[0] += 1
         if statements[0] == nth:
@@ -57,7 +57,7 @@ def die_at(nth):
         connection = opened(self, make=make)
         connection.set_trace_callback(count)
         return connection
-    sqlite_connections.ConnectionPool._open = traced
+    connections.ConnectionPool._open = traced
 
 def count(path, *tables):
     connection = sqlite3.connect(path)
