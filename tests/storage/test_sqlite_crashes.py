@@ -27,7 +27,7 @@ from pathlib import Path
 from tiered_index.storage.sqlite import bodies, connections
 from tiered_index.storage.sqlite.storage import SqliteStorage
 
-sqlite_bodies.CHUNK_BYTES, sqlite_bodies._ROWS_A_TRANSACTION = 1000, 2
+bodies.CHUNK_BYTES, bodies._ROWS_A_TRANSACTION = 1000, 2
 OLD, NEW = b"old" * 1500, b"new version" * 500
 folder, operation = Path(sys.argv[1]), sys.argv[2]
 
