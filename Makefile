@@ -41,7 +41,7 @@ setup: $(VENV)/.stamp-test ## make the virtualenv with everything that developme
 demo: $(VENV)/.stamp-demo ## the main job, start to end: millions of messages through all states, two crashes, every answer checked
 	@$(BIN)/tiered-index demo
 
-lint: $(VENV)/.stamp-test ## ruff and mypy --strict
+lint: $(VENV)/.stamp-test ## ruff, its format, and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy

@@ -8,31 +8,11 @@ import ast
 from pathlib import Path
 
 import pytest
+from importlinter.cli import lint_imports
 
 import tiered_index
 
 PACKAGE = Path(tiered_index.__file__).parent
-ALLOWED = {
-    "_version": set(),
-    "errors": set(),
-    "documents": {"errors"},
-    "clock": set(),
-    "types": set(),
-    "moments": {"types"},
-    "storage": {"errors", "documents", "clock", "_version"},
-    "format": {"errors", "documents", "types"},
-    "config": {"errors", "types", "format", "storage"},
-    "service": {"errors", "documents", "clock", "_version", "types", "config", "format", "storage"},
-}
-ENTRY_POINTS = {"cli", "server", "spark", "rocketmq", "testing"}
-# they may import everything, and nothing below imports them; of each other they know only what stands here
-BETWEEN_ENTRY_POINTS = {
-    ("cli", "rocketmq"),
-    ("cli", "spark"),
-    ("cli", "server"),
-    ("cli", "testing"),
-    ("spark", "rocketmq"),
-}
 LAZY = {
     (
         "storage/opening.py",
@@ -69,32 +49,9 @@ def imports(tree):
                 yield node, node.module
 
 
-def layer_of(name):
-    """Return the layer of a module below the package, or None for others; the package's own names are the public
-    API.
-    """
-    parts = name.split(".")
-    if parts[0] != "tiered_index":
-        return None
-    if len(parts) == 1 or not any((PACKAGE / parts[1]).with_suffix(suffix).exists() for suffix in ("", ".py")):
-        return "api"
-    return parts[1]
-
-
 def test_a_module_imports_only_what_lies_below_it():
-    wrong = []
-    for relative, own, tree in modules():
-        if own == "__init__":
-            continue  # the public API: whatever it shows
-        assert own in ENTRY_POINTS or own in ALLOWED, f"{own} is a new layer: say here what it may import"
-        for _, name in imports(tree):
-            layer = layer_of(name)
-            if layer is None or layer == own:
-                continue
-            beside = layer not in ENTRY_POINTS or (own, layer) in BETWEEN_ENTRY_POINTS
-            if not (beside if own in ENTRY_POINTS else layer in ALLOWED[own]):
-                wrong.append(f"{relative} imports {name}")
-    assert not wrong
+    """pyproject.toml declares the layers, and the folders of each."""
+    assert lint_imports(str(PACKAGE.parent / "pyproject.toml"), no_cache=True) == 0
 
 
 def test_imports_stand_at_the_top():

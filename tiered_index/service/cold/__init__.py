@@ -1,5 +1,4 @@
-"""The cold path: verified reads of what lies in the storage, each byte fetched as seldom as can be.
+"""Verified reads of stored files: caches in memory and on disk, filters, and the pool of range reads.
 
-`path` is the door: trailers, filters and slot groups of stored files, through caches in memory (`byte_cache`) and on
-the local disk (`cache_folder`); `spans` joins neighbouring groups into few ranges.
+May import log, threads.
 """

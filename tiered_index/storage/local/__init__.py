@@ -1,1 +1,1 @@
-"""Objects as files in a folder."""
+"""Objects as files in a folder. May import the contract (`base`) and `disk`."""

@@ -1,1 +1,1 @@
-"""Objects in an S3 bucket. Nothing outside imports it but `storage/opening.py`, when it is asked for."""
+"""Objects in an S3 bucket. Loads boto3, so only `storage/opening.py` imports it, when it is asked for."""

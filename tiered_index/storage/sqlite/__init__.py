@@ -1,1 +1,1 @@
-"""Objects in one SQLite database."""
+"""Objects in one SQLite database. May import the contract (`base`)."""
