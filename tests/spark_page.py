@@ -1,5 +1,4 @@
-"""Puts documents that `tiered-index bench spark --out` wrote into docs/spark.md, docs/merge.md, README.md and
-deploy/SIZING.md.
+"""Puts documents that `tiered-index bench spark --out` wrote into docs/spark.md, docs/merge.md and deploy/SIZING.md.
 
     python -m tests.spark_page DOCUMENT.json ...
 
@@ -175,7 +174,6 @@ def _write_bench(bench: dict[str, Any]) -> None:
     head = f"{about(bench['machine'])}; {entries[1]} entries of {entries[2]} days.\n\n"
     rewrite(ROOT / "docs" / "spark.md", {"spark": f"{head}{rates(bench)}", "spark lookups": f"{head}{lookups(bench)}"})
     rewrite(ROOT / "docs" / "merge.md", {"year": year(bench)})
-    rewrite(ROOT / "README.md", {"spark": f"{head}{rates(bench)}\n{lookups(bench)}"})
     rewrite(SIZING, {"inputs": inputs(bench)})
     compute_sizing()
 

@@ -1,6 +1,6 @@
-"""README.md keeps its word: its shell commands and programs run, and what they print is what it shows.
+"""README.md and the pages for users keep their word: shell commands and programs run, and print what is shown.
 
-Blocks marked ``console`` are run in order in one folder; lines after a command are its expected output, in which
+Blocks of a page that are marked ``console`` are run in order in one folder; lines after a command are its expected output, in which
 ``...`` stands for anything. Blocks marked ``python`` are run as programs.
 """
 
@@ -16,12 +16,19 @@ from pathlib import Path
 import pytest
 
 _ROOT = Path(__file__).parents[2]
-_README = (_ROOT / "README.md").read_text()
+_PAGES_OF_COMMANDS = {"README.md": 3, "docs/rocketmq.md": 4}
+# and how many commands they have, at least
+_PAGES_OF_PROGRAMS = ("README.md", "docs/using.md")
 _BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def _blocks(kind: str) -> list[str]:
-    return [body for name, body in _BLOCK.findall(_README) if name == kind]
+def _blocks(page: str, kind: str) -> list[str]:
+    return [body for name, body in _BLOCK.findall((_ROOT / page).read_text()) if name == kind]
+
+
+_PROGRAMS = {
+    (page, number): program for page in _PAGES_OF_PROGRAMS for number, program in enumerate(_blocks(page, "python"))
+}
 
 
 def _commands(block: str) -> list[tuple[str, str]]:
@@ -50,9 +57,10 @@ def _environment() -> dict[str, str]:
     }
 
 
-def test_commands_run_and_print_what_readme_shows(tmp_path: Path) -> None:
-    commands = [pair for block in _blocks("console") for pair in _commands(block)]
-    assert len(commands) >= 4
+@pytest.mark.parametrize("page", _PAGES_OF_COMMANDS)
+def test_commands_run_and_print_what_the_page_shows(page: str, tmp_path: Path) -> None:
+    commands = [pair for block in _blocks(page, "console") for pair in _commands(block)]
+    assert len(commands) >= _PAGES_OF_COMMANDS[page]
     checker = doctest.OutputChecker()
     for command, expected in commands:
         run = subprocess.run(
@@ -66,13 +74,17 @@ def test_commands_run_and_print_what_readme_shows(tmp_path: Path) -> None:
         assert run.returncode == 0, f"$ {command}\n{run.stdout}{run.stderr}"
         if expected:
             matches = checker.check_output(expected + "\n", run.stdout, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-            assert matches, f"$ {command}\nprinted:\n{run.stdout}\nREADME shows:\n{expected}"
+            assert matches, f"$ {command}\nprinted:\n{run.stdout}\n{page} shows:\n{expected}"
 
 
-@pytest.mark.parametrize("number", range(len(_blocks("python"))))
-def test_programs_run(number: int, tmp_path: Path) -> None:
+def test_the_pages_have_programs() -> None:
+    assert {page for page, _ in _PROGRAMS} == set(_PAGES_OF_PROGRAMS)
+
+
+@pytest.mark.parametrize(("page", "number"), _PROGRAMS)
+def test_programs_run(page: str, number: int, tmp_path: Path) -> None:
     run = subprocess.run(
-        [sys.executable, "-c", _blocks("python")[number]],
+        [sys.executable, "-c", _PROGRAMS[page, number]],
         cwd=tmp_path,
         env=_environment(),
         capture_output=True,
@@ -82,17 +94,12 @@ def test_programs_run(number: int, tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
 
 
-def test_make_help_names_every_task_of_the_readme() -> None:
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/performance.md"])
+def test_make_help_names_every_task_of_the_page(page: str) -> None:
     shown = subprocess.run(["make", "help"], cwd=_ROOT, capture_output=True, text=True, check=True).stdout
-    for task in set(re.findall(r"(?:^|`)make ([a-z0-9-]+)", _README, re.MULTILINE)):
+    tasks = set(re.findall(r"(?:^|`)make ([a-z0-9-]+)", (_ROOT / page).read_text(), re.MULTILINE))
+    assert tasks
+    for task in tasks:
         assert re.search(rf"^{task}\s", shown, re.MULTILINE), (
-            f"README speaks of `make {task}`, which the Makefile does not have"
-        )
-
-
-def test_layout_names_files_that_exist() -> None:
-    section = _README.split("## How the code is laid out")[1]
-    for name in re.findall(r"\b([a-z_]+\.py)\b", section):
-        assert list((_ROOT / "tiered_index").rglob(name)) or list((_ROOT / "tests").rglob(name)), (
-            f"README names {name}, which is not there"
+            f"{page} speaks of `make {task}`, which the Makefile does not have"
         )

@@ -1,4 +1,4 @@
-"""The program of docs/spark.md runs, README's jobs "On Spark" print what it shows, links hold.
+"""The program of docs/spark.md runs, its jobs "From the command line" print what it shows, links hold.
 
 This process has a session already.
 """
@@ -41,8 +41,8 @@ def test_every_page_about_spark_is_linked_and_links_lead_somewhere():
             )
 
 
-def test_the_jobs_of_the_readme_print_what_it_shows(spark, tmp_path, monkeypatch, capfd):
-    section = (_ROOT / "README.md").read_text().split("\n## On Spark\n")[1].split("\n## ")[0]
+def test_the_jobs_of_the_page_print_what_it_shows(spark, tmp_path, monkeypatch, capfd):
+    section = (_ROOT / "docs" / "spark.md").read_text().split("\n## From the command line\n")[1].split("\n## ")[0]
     block = re.findall(r"^```text\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[0]
     steps = re.findall(r"^\$ ([^\n]*(?:\n    [^\n]*)*)\n(.*?)(?=^\$ |\Z)", block, re.MULTILINE | re.DOTALL)
     assert len(steps) >= 4
