@@ -14,8 +14,7 @@ PACKAGE = Path(tiered_index.__file__).parent
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 PICTURE = PAGE.split("```text\n")[1].split("```")[0]
 LAYERS = {
-    name: set(targets.split())
-    for name, targets in re.findall(r"^(\w+)/ +→((?: \w+)*)(?:  |$)", PICTURE, re.MULTILINE)
+    name: set(targets.split()) for name, targets in re.findall(r"^(\w+)/ +→((?: \w+)*)(?:  |$)", PICTURE, re.MULTILINE)
 }
 ROOMS = {
     name: set(targets.split())

@@ -3,11 +3,11 @@ call of any service.
 
 For each call botocore checks parameters, chooses an endpoint, asks dozens of handlers and parses headers that nobody
 reads: most of the processor time of a GET, which a lookup in a hundred files pays a hundred times
-(docs/decisions/0047). So the first GET goes the ordinary way; what it shows (address of the bucket, region, name to sign for)
-serves those that follow. One lean attempt is made; where another may fare better (a passing fault, another region), the
-ordinary way takes over, with its repeats and redirects. A lean attempt counts as one of `max_attempts` (one that is
-sent elsewhere doesn't), is told to `attempts`, and asks the handlers of `before-send`, so that deadlines, counters and
-moto see it. Credentials are asked for afresh by each.
+(docs/decisions/0047). So the first GET goes the ordinary way; what it shows (address of the bucket, region, name to
+sign for) serves those that follow. One lean attempt is made; where another may fare better (a passing fault, another
+region), the ordinary way takes over, with its repeats and redirects. A lean attempt counts as one of `max_attempts`
+(one that is sent elsewhere doesn't), is told to `attempts`, and asks the handlers of `before-send`, so that deadlines,
+counters and moto see it. Credentials are asked for afresh by each.
 
 While the service fails, all goes the ordinary way, whose repeats are fewer the longer that lasts, until a request
 succeeds. A client that the caller built may have handlers that matter for any step: it always goes the ordinary way.

@@ -1,0 +1,80 @@
+"""Pages: each is in the index, links lead somewhere, the glossary's names are the code's, records have their parts."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).parents[2]
+DOCS = TOP / "docs"
+DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+PAGES = [
+    TOP / "README.md",
+    TOP / "CONTRIBUTING.md",
+    *sorted(DOCS.rglob("*.md")),
+    *sorted((TOP / "deploy").glob("*.md")),
+]
+_LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+def _links(page: Path) -> list[tuple[str, str]]:
+    return [(target, anchor) for target, anchor in _LINK.findall(page.read_text()) if "://" not in target]
+
+
+def _anchors(page: Path) -> set[str]:
+    heads = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(TOP)))
+def test_links_lead_somewhere(page):
+    for target, anchor in _links(page):
+        found = (page.parent / target).resolve() if target else page
+        assert found.exists(), target
+        assert not anchor or anchor in _anchors(found), f"{target}#{anchor}"
+
+
+def test_the_index_has_every_page():
+    linked = {(DOCS / target).resolve() for target, _ in _links(DOCS / "README.md")}
+    assert {page for page in DOCS.glob("*.md") if page.name != "README.md"} <= linked
+
+
+def test_short_pages_stay_short():
+    assert len((TOP / "README.md").read_text().splitlines()) <= 200
+    lines = (TOP / "CONTRIBUTING.md").read_text().splitlines()
+    assert len(lines) <= 90
+    assert max(map(len, lines)) <= 120
+
+
+def test_the_index_of_decisions_has_each_once_and_by_its_title():
+    rows = re.findall(r"^\| \[(\d{4})\]\(([^)]+)\) \| (.+) \|$", (DOCS / "decisions" / "README.md").read_text(), re.M)
+    titles = {page.name: page.read_text().partition("\n")[0].removeprefix("# ") for page in DECISIONS}
+    assert sorted(name for _, name, _ in rows) == sorted(titles)
+    for number, name, title in rows:
+        assert titles[name] == f"{number} {title}"
+        assert name.startswith(f"{number}-")
+    assert [int(page.name[:4]) for page in DECISIONS] == list(range(1, len(DECISIONS) + 1))
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_a_decision_has_its_parts(page):
+    text = page.read_text()
+    assert re.search(r"^Status: (accepted|replaced by \d{4}), \d{4}-\d\d-\d\d$", text, re.M)
+    assert re.findall(r"^## (.*)$", text, re.M) == ["Context", "Decision", "Consequences"]
+    assert all(part.partition("\n")[2].strip() for part in text.split("\n## ")[1:])
+
+
+def test_the_glossary_uses_names_of_the_code():
+    defined = {
+        node.name
+        for path in (TOP / "tiered_index").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef | ast.FunctionDef)
+    }
+    text = (DOCS / "glossary.md").read_text()
+    named = set(re.findall(r"`([A-Z]\w+|[a-z]+_[a-z_]+)`s?", text))
+    assert len(named) >= 50
+    assert named <= defined, sorted(named - defined)
