@@ -1,7 +1,7 @@
 """README.md and the pages for users keep their word: shell commands and programs run, and print what is shown.
 
-Blocks of a page that are marked ``console`` are run in order in one folder; lines after a command are its expected output, in which
-``...`` stands for anything. Blocks marked ``python`` are run as programs.
+Blocks of a page that are marked ``console`` are run in order in one folder; lines after a command are its expected
+output, in which ``...`` stands for anything. Blocks marked ``python`` are run as programs.
 """
 
 from __future__ import annotations
