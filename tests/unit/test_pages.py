@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,17 @@ PAGES = [
     *sorted(DOCS.rglob("*.md")),
     *sorted((TOP / "deploy").glob("*.md")),
 ]
+_FOLDER = re.compile(r"`((?:tests|tiered_index|deploy|service|storage|format|cli|spark|rocketmq)/[\w/]*)`")
 _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+@cache
+def _known_paths() -> set[str]:
+    """Return every file and folder by its path and by each end of it, modules also without their suffix."""
+    tops = [TOP / name for name in ("tiered_index", "tests", "deploy")]
+    paths = [path.relative_to(TOP) for top in tops for path in (top, *top.rglob("*"))]
+    paths += [path.with_suffix("") for path in paths if path.suffix == ".py"]
+    return {"/".join(path.parts[n:]) for path in paths for n in range(len(path.parts))}
 
 
 def _links(page: Path) -> list[tuple[str, str]]:
@@ -35,6 +46,19 @@ def test_links_lead_somewhere(page):
         found = (page.parent / target).resolve() if target else page
         assert found.exists(), target
         assert not anchor or anchor in _anchors(found), f"{target}#{anchor}"
+
+
+def _paths(page: Path) -> set[str]:
+    """Return the files and folders of the repository that a page names, and its dotted modules as paths."""
+    text = page.read_text()
+    dotted = {name.replace(".", "/") for name in re.findall(r"^\s*from (tiered_index[\w.]*) import", text, re.M)}
+    return dotted | set(re.findall(r"(?<![\w/.-])(?:[\w-]+/)*[a-z_0-9]+\.py\b", text)) | set(_FOLDER.findall(text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(TOP)))
+def test_modules_that_a_page_names_are_there(page):
+    missing = {name for name in _paths(page) if name.rstrip("/") not in _known_paths()}
+    assert not missing
 
 
 def test_the_index_has_every_page():
