@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-all test-cluster test-s3 chaos mutants reliability-report lint bench bench-quick bench-s3 lock clean
+.PHONY: help setup demo test test-all test-cluster test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 lock clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -87,6 +87,9 @@ bench: $(VENV)/.stamp-test ## measure this machine: puts, pauses, compaction, lo
 
 bench-quick: $(VENV)/.stamp-test ## the same with smaller files (some minutes)
 	@$(BIN)/tiered-index bench --quick $(BENCH_ARGS)
+
+bench-spark: $(VENV)/.stamp-test ## jobs on Spark beside one process, Parquet and DuckDB; lookups beside a join (BENCH_ARGS: --scale, --keys, --out ...)
+	@$(BIN)/python -m tests.benchmarks spark spark-lookup $(BENCH_ARGS)
 
 bench-s3: $(VENV)/.stamp-test ## cold lookups on a real S3 server, started for them (or $TIERED_INDEX_TEST_S3_ENDPOINT)
 	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m tests.real_s3.bench $(BENCH_ARGS)

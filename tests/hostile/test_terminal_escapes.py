@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import tests.benchmarks
 import tiered_index.cli
 from tests.integration.cli.command_lines import run_here
 from tests.rocketmq.messages import NOW_MS, joined, message, write_log
@@ -235,14 +236,16 @@ def test_what_is_printable_stays_as_it_is() -> None:
 
 _WRITES = {"print", "Console", "echo", "secho"}
 _MAY_WRITE = {"output.py", "progress.py"}
-_READ_BY_PROGRAMS = {"demo/processes.py", "bench/spark/job.py"}
+_READ_BY_PROGRAMS = {"demo/processes.py", "benchmarks/job.py"}
 
 
 def test_one_place_writes_to_the_streams() -> None:
     """So that what holds for the commands above holds for those that need Spark, a broker or half an hour."""
-    folder = Path(tiered_index.cli.__file__).parent
+    commands, benchmarks = Path(tiered_index.cli.__file__).parent, Path(tests.benchmarks.__file__).parent
+    names = {path: path.relative_to(commands).as_posix() for path in commands.rglob("*.py")}
+    names |= {path: path.relative_to(benchmarks.parent).as_posix() for path in benchmarks.rglob("*.py")}
     found = set()
-    for path in folder.rglob("*.py"):
+    for path, shown in names.items():
         for node in ast.walk(ast.parse(path.read_text())):
             called = node.func if isinstance(node, ast.Call) else None
             name = (
@@ -254,5 +257,5 @@ def test_one_place_writes_to_the_streams() -> None:
                 and ast.unparse(called.value) in ("sys.stdout", "sys.stderr")
             )
             if name in _WRITES or writes or name in ("print_exception", "print_exc"):
-                found.add(path.relative_to(folder).as_posix())
+                found.add(shown)
     assert found == _MAY_WRITE | _READ_BY_PROGRAMS

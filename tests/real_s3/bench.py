@@ -1,4 +1,4 @@
-"""`tiered-index bench cold` on the S3 server that `make bench-s3` started, or the one that
+"""`python -m tests.benchmarks cold` on the S3 server that `make bench-s3` started, or the one that
 TIERED_INDEX_TEST_S3_ENDPOINT names.
 
     python -m tests.real_s3.server run -- python -m tests.real_s3.bench [ARGUMENTS OF BENCH]
@@ -17,7 +17,6 @@ from collections.abc import Sequence
 import boto3
 from botocore.config import Config
 
-from tests.real_s3.commands import SCRIPT
 from tests.real_s3.conftest import BUCKET_VARIABLE
 from tests.real_s3.server import ENDPOINT_VARIABLE
 
@@ -38,7 +37,8 @@ def main(arguments: Sequence[str]) -> int:
         client.create_bucket(Bucket=bucket)
     try:
         storage = f"s3://{bucket}/bench?endpoint_url={endpoint_url}"
-        return subprocess.run([str(SCRIPT), "bench", "cold", "--storage", storage, *arguments], check=False).returncode
+        program = [sys.executable, "-m", "tests.benchmarks"]
+        return subprocess.run([*program, "cold", "--storage", storage, *arguments], check=False).returncode
     finally:
         if not named:
             client.delete_bucket(Bucket=bucket)

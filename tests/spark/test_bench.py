@@ -1,4 +1,4 @@
-"""`tiered-index bench spark`: what it measures is what it says. Never how fast. The whole command is of `make
+"""`python -m tests.benchmarks spark`: what it measures is what it says. Never how fast. The whole command is of `make
 test-cluster`.
 """
 
@@ -8,19 +8,14 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-from tests import spark_page
-from tests.s3_server import REGION
-from tests.sizing_page import inputs_of
-from tiered_index import IndexConfig, IndexReader
-from tiered_index.cli.bench.setting import Setting
-from tiered_index.cli.bench.spark.amounts import MASTERS, SparkAmounts, cores_of
-from tiered_index.cli.bench.spark.bulk import NEWEST, SPREAD, AskedKeys, check_answers, counts_of
-from tiered_index.cli.bench.spark.lookups import (
+from docs.generators import spark_page
+from docs.generators.sizing_page import inputs_of
+from tests.benchmarks.bulk import NEWEST, SPREAD, AskedKeys, check_answers, counts_of
+from tests.benchmarks.lookups import (
     FILTERS,
     FRESH,
     OURS,
@@ -30,14 +25,26 @@ from tiered_index.cli.bench.spark.lookups import (
     measure_lookups,
     place_of_uri,
 )
-from tiered_index.cli.bench.spark.messages import ABSENT, BEGIN_S, TOPIC, key_in_all, key_in_one, message_frame
-from tiered_index.cli.bench.spark.parquet import TUNED, hashes_of, write_parquet
-from tiered_index.cli.bench.spark.year import DAY_S, YearOfFiles
+from tests.benchmarks.messages import (
+    ABSENT,
+    BEGIN_S,
+    TOPIC,
+    TUNED,
+    hashes_of,
+    key_in_all,
+    key_in_one,
+    message_frame,
+    write_parquet,
+)
+from tests.benchmarks.setting import MASTERS, SparkAmounts, SparkSetting, cores_of
+from tests.benchmarks.year import DAY_S, YearOfFiles
+from tests.s3_server import REGION
+from tiered_index import IndexConfig, IndexReader
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark import build, look_up
 
 LAYOUT = IndexConfig(slots=64, items=2_000).layout()
-SETTING = Setting.of(LAYOUT, 1, quick=True)
+SETTING = SparkSetting.of(LAYOUT, 1, quick=True)
 AMOUNTS = SparkAmounts.of(SETTING)
 
 
@@ -153,16 +160,7 @@ def test_gets_equal_the_windows_in_range():
 @pytest.mark.slow
 def test_the_whole_command(tmp_path):
     def run(*arguments: str) -> dict[str, object]:
-        command = [
-            str(Path(sys.executable).with_name("tiered-index")),
-            "bench",
-            "spark",
-            "--rounds",
-            "1",
-            "--quick",
-            "--json",
-            *arguments,
-        ]
+        command = [sys.executable, "-m", "tests.benchmarks", "spark", "--rounds", "1", "--quick", "--json", *arguments]
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("TIERED_INDEX_", "AWS_"))
         }

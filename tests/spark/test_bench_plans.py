@@ -1,5 +1,5 @@
-"""Plans that `tiered-index bench spark-lookup` compares: the used one reads what a lookup reads, the others what is
-counted by hand.
+"""Plans that `python -m tests.benchmarks spark-lookup` compares: the used one reads what a lookup reads, the others
+what is counted by hand.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.benchmarks import plans
+from tests.benchmarks.messages import TOPIC, key_in_one
+from tests.benchmarks.plans import SLOT, UNITS, PlanCost, plan_costs, questions_for, ranges_of
 from tests.merging import BASE_MS, DAY_MS, DAY_S, Merging
 from tests.spark.looked_up import SETTINGS, looked_up, plan_of
 from tiered_index import Lookup
-from tiered_index.cli.bench.spark import plans
-from tiered_index.cli.bench.spark.messages import TOPIC, key_in_one
-from tiered_index.cli.bench.spark.plans import SLOT, UNITS, PlanCost, plan_costs, questions_for, ranges_of
 from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES
 from tiered_index.format.hashing import key_hash
 from tiered_index.format.trailer import parse_trailer

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import spark_page
+from docs.generators import spark_page
+from tests.benchmarks.command import main
 from tests.rocketmq.archived_store import index_log
 from tiered_index import IndexService
-from tiered_index.cli.main import run
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.store_writer import StoreWriter
@@ -85,7 +85,7 @@ def test_the_benchmark(spark, tmp_path, capfd):
         str(tmp_path),
     )
     with pytest.raises(SystemExit) as ended:
-        run(["bench", "spark-lookup", *amounts, "--json", "--quiet"])
+        main(["spark-lookup", *amounts, "--json", "--quiet"])
     captured = capfd.readouterr()
     assert ended.value.code == 0, captured.err
     document = json.loads(captured.out)
@@ -102,7 +102,7 @@ def test_the_benchmark(spark, tmp_path, capfd):
 def test_lookups_at_scale(tmp_path, capfd):
     amounts = ("--scale", "4096", "--keys", "400", "--keys", "1000000", "--slots", "100", "--master", "local[2]")
     with pytest.raises(SystemExit) as ended:
-        run(["bench", "spark-lookup", *amounts, "--root-dir", str(tmp_path), "--json", "--quiet"])
+        main(["spark-lookup", *amounts, "--root-dir", str(tmp_path), "--json", "--quiet"])
     captured = capfd.readouterr()
     assert ended.value.code == 0, captured.err
     document = json.loads(captured.out)

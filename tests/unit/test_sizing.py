@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.measured_pages import ROOT, shown
-from tests.sizing_page import PAGE, SIZES, computed, inputs_of, sizing
+from docs.generators.measured_pages import ROOT, shown
+from docs.generators.sizing_page import PAGE, SIZES, computed, inputs_of, sizing
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.trailer import GROUP_DTYPE
 from tiered_index.service.merge import run, writing

@@ -86,11 +86,11 @@ def _options(
     pass
 
 
-def run(arguments: list[str] | None = None) -> None:
-    """Run one command line (the process's own by default) and exit with its code."""
+def run(arguments: list[str] | None = None, program: typer.Typer = app, name: str = "tiered-index") -> None:
+    """Run one command line (the process's own by default) of a program and exit with its code."""
     given = sys.argv[1:] if arguments is None else arguments
     try:
-        code = app(args=given, prog_name="tiered-index", standalone_mode=False)
+        code = program(args=given, prog_name=name, standalone_mode=False)
     except _USAGE_ERROR as error:
         if "--json" in given:
             Printer(as_json=True).error(error.__class__.__name__, error.format_message())

@@ -16,7 +16,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -72,9 +72,14 @@ def run_script(*arguments: object, environment: dict[str, str] | None = None, ti
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
-def run_here(*arguments: object, environment: dict[str, str] | None = None, timeout: float = 60) -> Outcome:
-    """Run a command line in this process as the script would, streams and environment included; afterwards all is as it
-    was.
+def run_here(
+    *arguments: object,
+    environment: dict[str, str] | None = None,
+    timeout: float = 60,
+    program: Callable[[list[str]], None] = run,
+) -> Outcome:
+    """Run a command line in this process as the script (or another program) would, streams and environment included;
+    afterwards all is as it was.
     """
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     with (
@@ -85,7 +90,7 @@ def run_here(*arguments: object, environment: dict[str, str] | None = None, time
         mock.patch.multiple(sys, stdin=nothing, stdout=out, stderr=err),
     ):
         try:
-            run([str(argument) for argument in arguments])
+            program([str(argument) for argument in arguments])
         except SystemExit as ended:
             code = ended.code
     assert isinstance(code, int)

@@ -10,20 +10,23 @@ import typing
 import numpy as np
 import pytest
 
-from tiered_index.cli.bench import machine, messages
-from tiered_index.cli.bench.figures import Figure, Spec, at_least, at_most
-from tiered_index.cli.bench.meter import Meter, percentiles_us
-from tiered_index.cli.bench.report import print_report
-from tiered_index.cli.bench.running import SUITES, run_suites
+from tests.benchmarks import command as benchmarks
+from tests.benchmarks.setting import SparkSetting
+from tiered_index.cli.bench import machine
+from tiered_index.cli.bench import setting as messages
+from tiered_index.cli.bench.command import SUITES, print_report, run_suites
+from tiered_index.cli.bench.figures import Figure, Meter, Spec, at_least, at_most, percentiles_us
+from tiered_index.cli.bench.reading import require_answers
 from tiered_index.cli.bench.setting import Setting, WatchedDisk, fill, require
-from tiered_index.cli.bench.suites import lookup
 from tiered_index.cli.output import Printer
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
+
+ALL_SUITES = [*SUITES.values(), *benchmarks.SUITES.values()]
 
 
 @pytest.fixture
 def setting():
-    return Setting.of(Layout(NATIVE, NATIVE.schema, 50, 1_000), 3, quick=True)
+    return SparkSetting.of(Layout(NATIVE, NATIVE.schema, 50, 1_000), 3, quick=True)
 
 
 @pytest.mark.parametrize(("goal", "value", "met", "ratio"), [
@@ -190,18 +193,18 @@ def test_the_report_says_what_was_missed(setting, tmp_path, capsys):
     assert row.split() == ["far", "off", "3", "s", "2", "4", "<=", "1", "NO"]
 
 
-@pytest.mark.parametrize("name", SUITES)
-def test_goals_of_whole_files_count_at_full_size_only(name, setting):
-    full = Setting.of(Layout(NATIVE, NATIVE.schema, 5_000_000, 20_000_000), 3, quick=False)
-    small_goals, goals = ({s.name for s in SUITES[name].specs(at) if s.goal is not None} for at in (setting, full))
+@pytest.mark.parametrize("suite", ALL_SUITES, ids=lambda suite: type(suite).__name__)
+def test_goals_of_whole_files_count_at_full_size_only(suite, setting):
+    name, full = suite.name, SparkSetting.of(Layout(NATIVE, NATIVE.schema, 5_000_000, 20_000_000), 3, quick=False)
+    small_goals, goals = ({s.name for s in suite.specs(at) if s.goal is not None} for at in (setting, full))
     extra = {"compact": 3, "recovery": 2, "cold": 6}.get(name, 0)
     assert len(goals) == len(small_goals) + extra
     if name != "spark":  # its goals are of requests and memory, which no profile of time explains
-        assert all(s.sections for s in SUITES[name].specs(full) if s.goal is not None and s.unit != "MiB")
+        assert all(s.sections for s in suite.specs(full) if s.goal is not None and s.unit != "MiB")
 
 
 def test_annotations_of_the_suites_are_those_of_the_protocol():
-    for suite in SUITES.values():
+    for suite in ALL_SUITES:
         assert typing.get_type_hints(type(suite).run)["meter"] is Meter
 
 
@@ -215,4 +218,4 @@ def test_keys_of_equal_hash_are_answered_together_only_where_files_know_no_bette
     ):
         for at, fit in zip((setting, plain), fits, strict=True):
             with contextlib.nullcontext() if fit else pytest.raises(RuntimeError, match="answers"):
-                lookup.require_answers(at, found, expected, "answers")
+                require_answers(at, found, expected, "answers")

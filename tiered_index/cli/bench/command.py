@@ -1,82 +1,74 @@
-"""`tiered-index bench`: measure this machine; what `make bench` and `make bench-quick` run."""
+"""`tiered-index bench`: measure this machine; what `make bench` and `make bench-quick` run.
+
+Each suite runs in a folder of its own, and for missed goals once more under a profile; the report is one JSON document,
+or a table and what there is to say of missed goals. One thread.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import cProfile
+import itertools
 import json
 import os
+import pstats
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from tiered_index.cli.bench.cold.amounts import Amounts
-from tiered_index.cli.bench.cold.files import check_storage
-from tiered_index.cli.bench.figures import Figure
+from tiered_index.cli.bench.cold import Cold
+from tiered_index.cli.bench.cold_files import Amounts, check_storage
+from tiered_index.cli.bench.figures import Figure, Frame, Meter, Spec, Suite, Table
 from tiered_index.cli.bench.machine import facts
-from tiered_index.cli.bench.report import document_of, print_report
-from tiered_index.cli.bench.running import SUITES, run_suites
+from tiered_index.cli.bench.pause import Pause
+from tiered_index.cli.bench.reading import CommitLog, Lookups, Recovery
 from tiered_index.cli.bench.setting import Setting, scratch
-from tiered_index.cli.bench.spark.amounts import SparkAmounts
-from tiered_index.cli.bench.spark.duck import missing_packages
-from tiered_index.cli.bench.spark.lookups import place_of_uri
-from tiered_index.cli.bench.table import Table
-from tiered_index.cli.output import human_bytes
+from tiered_index.cli.bench.writing import Compact, Put, Upload
+from tiered_index.cli.output import Printer, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command
-from tiered_index.errors import ConfigError, DiskFull, InvalidArgument
+from tiered_index.errors import DiskFull, InvalidArgument
 from tiered_index.format.layout import PRESETS, Layout
 
-__all__ = ["bench"]
+__all__ = ["SUITES", "bench", "check_places", "document_of", "layout_of", "measure", "print_report", "run_suites"]
 
+_ALL: tuple[Suite, ...] = (Put(), Pause(), Compact(), Lookups(), Recovery(), Upload(), CommitLog(), Cold())
+SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
+_FRAMES = 8
+
+_COLUMNS = ("figure", "median", "unit", "min", "max", "goal", "met")
 _SETTINGS = "TIERED_INDEX_"
 _QUICK = (500_000, 2_000_000)
 SuiteName = StrEnum("SuiteName", list(SUITES))  # type: ignore[misc]
 """The suites as typer wants its choices."""
-_SPARK = "spark"
-_ON_SPARK = (_SPARK, "spark-lookup")
-_READ_STORED = ([SuiteName("cold")], [SuiteName(_SPARK)])
-# suites that read from the user's storage, each alone
+Preset = Annotated[Literal["native", "rocketmq"], typer.Option(help="File family.")]
+Slots = Annotated[int | None, typer.Option(min=1, help="Hash slots a file; the preset's where not given.")]
+Items = Annotated[int | None, typer.Option(min=1_000, help="Items a file; the preset's where not given.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds; figures are their medians.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Smaller amounts; 500,000 slots and 2,000,000 items where not given.")
+]
+RootDir = Annotated[Path | None, typer.Option(help="Folder to measure in; TMPDIR or /var/tmp where not given.")]
+Out = Annotated[Path | None, typer.Option(help="Write the JSON document to this file, too.")]
+"""The options of every program that runs suites."""
 
 
 @command
 def bench(
     session: Session,
-    suites: Annotated[
-        list[SuiteName] | None,
-        typer.Argument(help="Suites to run; all where none is named (spark where its packages are installed)."),
-    ] = None,
-    preset: Annotated[Literal["native", "rocketmq"], typer.Option(help="File family.")] = "native",
-    slots: Annotated[int | None, typer.Option(min=1, help="Hash slots a file; the preset's where not given.")] = None,
-    items: Annotated[int | None, typer.Option(min=1_000, help="Items a file; the preset's where not given.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; figures are their medians.")] = 3,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Smaller amounts; 500,000 slots and 2,000,000 items where not given.")
-    ] = False,
-    entries: Annotated[
-        int | None, typer.Option(min=1_000, help="Suites of Spark: entries that are built, merged, looked up.")
-    ] = None,
-    master: Annotated[
-        list[str] | None, typer.Option(help="Suite spark, and --scale: where Spark runs; several times.")
-    ] = None,
-    scale: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=1_000,
-            help="Suites of Spark: measure memory, of lookups also what is read, at so many entries; several times.",
-        ),
-    ] = None,
-    keys: Annotated[
-        list[int] | None, typer.Option(min=1, help="Suite spark-lookup: keys that are looked up; several times.")
-    ] = None,
-    root_dir: Annotated[
-        Path | None, typer.Option(help="Folder to measure in; TMPDIR or /var/tmp where not given.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the JSON document to this file, too.")] = None,
+    suites: Annotated[list[SuiteName] | None, typer.Argument(help="Suites to run; all where none is named.")] = None,
+    preset: Preset = "native",
+    slots: Slots = None,
+    items: Items = None,
+    rounds: Rounds = 3,
+    quick: Quick = False,
+    root_dir: RootDir = None,
+    out: Out = None,
 ) -> int:
     """Measure this machine: puts, pauses, compaction, lookups, recovery and uploads, on its real disk, durably; what
     cold lookups cost.
@@ -94,45 +86,60 @@ def bench(
 
       tiered-index bench cold --storage "s3://bucket/prefix?endpoint_url=http://127.0.0.1:7480"
 
-      tiered-index bench spark --entries 4000000
-
-      tiered-index bench spark-lookup --quick
-
-      tiered-index bench spark --scale 25000000 --scale 100000000
-
-      tiered-index bench spark-lookup --scale 100000000 --keys 1000000
-
       tiered-index bench --slots 5000000 --items 20000000 --json --out bench.json
     """
+    check_places(session, suites, {"cold": check_storage})
+    layout = layout_of(preset, slots, items, quick=quick)
+    setting = Setting.of(layout, rounds, quick=quick, storage=session.storage)
+    space_bytes = max(setting.space_bytes, Amounts.of(setting).space_bytes)
+    chosen = [SUITES[name] for name in dict.fromkeys(suites or SUITES)]
+    return measure(session, chosen, setting, root_dir, out, space_bytes)
+
+
+def check_places(session: Session, suites: Sequence[str] | None, stored: Mapping[str, Callable[[str], object]]) -> None:
+    """Raise `InvalidArgument` for a root, for a file of settings, and for a storage that the suites don't read from.
+
+    `stored`: the suites that read from the user's storage, each alone, with what checks it.
+    """
+    alone = suites[0] if suites is not None and len(suites) == 1 else None
     if (
         session.root is not None
         or session.config_file is not None
-        or (session.storage is not None and suites not in _READ_STORED)
+        or (session.storage is not None and alone not in stored)
     ):
         raise InvalidArgument(
-            "bench measures indexes of its own, in --root-dir: no --root, --config, nor --storage but for suite cold "
-            "or spark alone"
+            f"bench measures indexes of its own, in --root-dir: no --root, --config, nor --storage but for suite "
+            f"{' or '.join(stored)} alone"
         )
-    if session.storage is not None:
-        check_storage(session.storage) if suites == _READ_STORED[0] else place_of_uri(session.storage)
-    names = _chosen(session, suites)
-    started_s = time.monotonic()
+    if session.storage is not None and alone is not None:
+        stored[alone](session.storage)
+
+
+def layout_of(preset: str, slots: int | None, items: int | None, *, quick: bool) -> Layout:
+    """Return the geometry that the options name."""
     family = PRESETS[preset]
     standard = _QUICK if quick else (family.slots, family.items)
-    layout = Layout(family, family.schema, slots or standard[0], items or standard[1])
-    setting = Setting.of(layout, rounds, quick=quick, storage=session.storage)
-    setting = replace(
-        setting, spark_entries=entries, masters=tuple(master or ()), scale=tuple(scale or ()), keys=tuple(keys or ())
-    )
-    chosen = [SUITES[name] for name in names]
+    return Layout(family, family.schema, slots or standard[0], items or standard[1])
+
+
+def measure(
+    session: Session,
+    suites: Sequence[Suite],
+    setting: Setting,
+    root_dir: Path | None,
+    out: Path | None,
+    space_bytes: int,
+) -> int:
+    """Run suites in a fresh folder and report; return the exit code.
+
+    Raises `DiskFull` where `root_dir` has less than `space_bytes` free.
+    """
+    started_s = time.monotonic()
     base = (root_dir or Path(os.environ.get("TMPDIR", "/var/tmp"))).absolute()
     base.mkdir(parents=True, exist_ok=True)
-    wanted = max(setting.space_bytes, Amounts.of(setting).space_bytes)
-    if set(names) & set(_ON_SPARK):
-        wanted = max(wanted, SparkAmounts.of(setting).space_bytes)
-    if (free := shutil.disk_usage(base).free) < wanted:
+    if (free := shutil.disk_usage(base).free) < space_bytes:
         raise DiskFull(
-            f"{base} has {human_bytes(free)} free; the benchmark wants {human_bytes(wanted)} (--root-dir, --items)"
+            f"{base} has {human_bytes(free)} free; the benchmark wants {human_bytes(space_bytes)} (--root-dir, --items)"
         )
     machine = facts(base)
     figures: list[Figure] = []
@@ -141,7 +148,7 @@ def bench(
     with (
         _own_settings(),
         scratch(base) as folder,
-        session.progress("measuring", sum(s.passes for s in chosen) * rounds) as progress,
+        session.progress("measuring", sum(suite.passes for suite in suites) * setting.rounds) as progress,
     ):
 
         def tick(suite: str) -> None:
@@ -149,7 +156,7 @@ def bench(
             done += 1
             progress.update(done, suite)
 
-        figures.extend(run_suites(chosen, setting, folder, tick, tables))
+        figures.extend(run_suites(suites, setting, folder, tick, tables))
     elapsed_s = time.monotonic() - started_s
     document = document_of(machine, setting, figures, elapsed_s, tables)
     if out is not None:
@@ -159,19 +166,6 @@ def bench(
     else:
         print_report(session.out, machine, setting, figures, elapsed_s, tables)
     return 0
-
-
-def _chosen(session: Session, suites: Sequence[SuiteName] | None) -> list[str]:
-    """Return the names of the suites to run. Raises `ConfigError` where spark is asked for and packages are missing."""
-    missing = missing_packages()
-    extras = f"pip install 'tiered_index[{','.join(sorted(set(missing.values())))}]'"
-    if suites:
-        if asked := [suite for suite in suites if missing and suite in _ON_SPARK]:
-            raise ConfigError(f"suite {asked[0]} needs {', '.join(missing)}: {extras}")
-        return [name.value for name in dict.fromkeys(suites)]
-    if missing:
-        session.out.note(f"suite spark is left out: {', '.join(missing)} not installed ({extras})")
-    return [name for name in SUITES if name not in _ON_SPARK or not missing]
 
 
 @contextlib.contextmanager
@@ -186,3 +180,127 @@ def _own_settings() -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def run_suites(
+    suites: Sequence[Suite],
+    setting: Setting,
+    folder: Path,
+    tick: Callable[[str], None],
+    tables: list[Table] | None = None,
+) -> Iterator[Figure]:
+    """Yield every figure of every suite as it is known, and add its tables to `tables`.
+
+    `tick` is called with the suite's name after each pass of each round.
+    """
+    for suite in suites:
+        figures = _figures(suite, setting, folder, tick, tables)
+        missed = [figure.spec for figure in figures if figure.met is False and figure.spec.sections]
+        frames = _frames(suite, setting, folder, missed) if missed else {}
+        for figure in figures:
+            yield Figure(figure.suite, figure.spec, figure.values, frames.get(figure.spec.name, ()))
+
+
+def _figures(
+    suite: Suite, setting: Setting, folder: Path, tick: Callable[[str], None], tables: list[Table] | None
+) -> list[Figure]:
+    meter = Meter(setting.rounds, lambda: tick(suite.name))
+    _measure(suite, setting, folder, meter)
+    if tables is not None:
+        tables.extend(replace(table, suite=suite.name) for table in meter.tables)
+    return [Figure(suite.name, spec, tuple(meter.values[spec.name])) for spec in suite.specs(setting)]
+
+
+def _frames(suite: Suite, setting: Setting, folder: Path, missed: Sequence[Spec]) -> dict[str, tuple[Frame, ...]]:
+    """Return the top frames of each missed figure, by its name."""
+    meter = Meter(1, lambda: None, {section for spec in missed for section in spec.sections})
+    _measure(suite, setting, folder, meter)
+    return {spec.name: _top([meter.profiles[section] for section in spec.sections]) for spec in missed}
+
+
+def _measure(suite: Suite, setting: Setting, folder: Path, meter: Meter) -> None:
+    with scratch(folder) as place:
+        suite.run(setting, place, meter)
+
+
+def _top(profiles: Sequence[cProfile.Profile]) -> tuple[Frame, ...]:
+    """Return the functions that took most time in themselves."""
+    stats: Any = pstats.Stats(profiles[0])
+    for profile in profiles[1:]:
+        stats.add(profile)
+    rows = sorted(stats.stats.items(), key=lambda row: -row[1][2])[:_FRAMES]
+    return tuple(Frame(_named(function), row[1], row[2]) for function, row in rows)
+
+
+def _named(function: tuple[str, int, str]) -> str:
+    file, line, name = function
+    return name if file == "~" else f"{Path(file).parent.name}/{Path(file).name}:{line} {name}"
+
+
+def document_of(
+    machine: dict[str, Any], setting: Setting, figures: Sequence[Figure], elapsed_s: float, tables: Sequence[Table] = ()
+) -> dict[str, Any]:
+    """Return everything that was found out, JSON-ready."""
+    return {
+        "machine": machine,
+        "setting": setting.describe(),
+        "figures": [figure.to_dict() for figure in figures],
+        "tables": [table.to_dict() for table in tables],
+        "missed": [f"{figure.suite}: {figure.spec.name}" for figure in figures if figure.met is False],
+        "elapsed_s": round(elapsed_s, 1),
+    }
+
+
+def print_report(
+    out: Printer,
+    machine: dict[str, Any],
+    setting: Setting,
+    figures: Sequence[Figure],
+    elapsed_s: float,
+    tables: Sequence[Table] = (),
+) -> None:
+    """Print machine and geometry, the figures of each suite and its tables, and the profile of every missed goal."""
+    layout = setting.layout
+    out.facts(machine, title="machine")
+    geometry = (
+        f"{layout.slots:,} slots and {layout.items:,} items a file ({human_bytes(layout.unsealed_size)} unsealed)"
+    )
+    out.line(f"preset {layout.preset.name}: {geometry}; median of {setting.rounds} rounds")
+    for suite, group in itertools.groupby(figures, key=lambda figure: figure.suite):
+        out.table(_COLUMNS, [_row(figure) for figure in group], title=suite, right="median min max")
+        for table in tables:
+            if table.suite == suite:
+                out.table(table.columns, [tuple(map(_cell, row)) for row in table.rows], title=table.title)
+    for figure in figures:
+        if figure.met is False:
+            _print_missed(out, figure)
+    out.line(f"took {human_seconds(elapsed_s)}")
+
+
+def _row(figure: Figure) -> tuple[object, ...]:
+    goal = figure.spec.goal
+    bound = f"{'>=' if goal.is_minimum else '<='} {_number(goal.limit)}" if goal is not None else ""
+    met = {None: "", True: "yes", False: "NO"}[figure.met]
+    values = (_number(value) for value in (figure.median, min(figure.values), max(figure.values)))
+    median, low, high = values
+    return figure.spec.name, median, figure.spec.unit, low, high, bound, met
+
+
+def _print_missed(out: Printer, figure: Figure) -> None:
+    assert figure.spec.goal is not None
+    out.line(
+        f"MISSED {figure.suite}: {figure.spec.name} is {figure.spec.goal.ratio(figure.median):.2f} times as good as "
+        f"its goal"
+    )
+    for frame in figure.frames:
+        out.line(f"  {frame.own_s:8.3f} s in {frame.calls:>9,} calls of {frame.function}")
+
+
+def _cell(value: Any) -> object:
+    return _number(value) if isinstance(value, int | float) else value
+
+
+def _number(value: float) -> str:
+    if value == int(value) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"

@@ -1,20 +1,126 @@
-"""What a benchmark finds out: figures with their goals, and the suites that take them. Pure.
+"""Figures with their goals, tables, the suites that take them, and the meter that they record with.
 
-A suite declares its figures, then measures: `Suite.run` records one value a figure and round with a `Meter`.
+A suite declares its figures, then measures: `Suite.run` records one value a figure and round with a `Meter`. One
+thread: the suite's. CPU time is the whole process's, so work of threads beside a section counts too.
 """
 
 from __future__ import annotations
 
+import cProfile
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Protocol
 
-from tiered_index.cli.bench.meter import Meter
+import numpy as np
+
 from tiered_index.cli.bench.setting import Setting
 
-__all__ = ["Figure", "Frame", "Goal", "Spec", "Suite", "at_least", "at_most"]
+__all__ = [
+    "Figure",
+    "Frame",
+    "Goal",
+    "Meter",
+    "Section",
+    "Spec",
+    "Suite",
+    "Table",
+    "at_least",
+    "at_most",
+    "percentiles_us",
+]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of texts and numbers; None is an empty cell. `suite` is filled in by whoever runs it."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    suite: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the table JSON-ready."""
+        return {
+            "suite": self.suite,
+            "title": self.title,
+            "columns": list(self.columns),
+            "rows": [list(row) for row in self.rows],
+        }
+
+
+class Section:
+    """Time of a piece of work, summed over every time it is entered."""
+
+    def __init__(self, profile: cProfile.Profile | None) -> None:
+        self.elapsed_s = 0.0
+        self.cpu_s = 0.0
+        self._profile = profile
+        self._started: tuple[float, float] | None = None
+
+    def start(self) -> None:
+        """Begin the section, or go on with it."""
+        self._started = time.perf_counter(), time.process_time()
+        if self._profile is not None:
+            self._profile.enable()
+
+    def stop(self) -> None:
+        """End the section, which may be before its block ends; ended already, it stays so."""
+        if self._started is None:
+            return
+        if self._profile is not None:
+            self._profile.disable()
+        elapsed_s, cpu_s = time.perf_counter() - self._started[0], time.process_time() - self._started[1]
+        self._started = None
+        self.elapsed_s += elapsed_s
+        self.cpu_s += cpu_s
+
+    def __enter__(self) -> Section:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class Meter:
+    """Takes one suite's values. `profiled` names the sections to profile: their times are then of no use."""
+
+    def __init__(self, rounds: int, tick: Callable[[], None], profiled: Collection[str] = ()) -> None:
+        self.values: dict[str, list[float]] = {}
+        self.tables: list[Table] = []
+        self.profiles = {name: cProfile.Profile() for name in profiled}
+        self._rounds = rounds
+        self._tick = tick
+
+    def rounds(self) -> Iterator[int]:
+        """Yield the number of each round."""
+        for number in range(self._rounds):
+            yield number
+            self._tick()
+
+    def section(self, name: str) -> Section:
+        """Return a section to be entered, once or often."""
+        return Section(self.profiles.get(name))
+
+    def record(self, name: str, value: float) -> None:
+        """Take this round's value of a figure."""
+        self.values.setdefault(name, []).append(float(value))
+
+    def table(self, table: Table) -> None:
+        """Take a table, once for all rounds."""
+        self.tables.append(table)
+
+
+def percentiles_us(samples_s: Collection[float], *which: float) -> list[float]:
+    """Return percentiles (100: the maximum) of times in seconds, as microseconds."""
+    return (np.percentile(np.fromiter(samples_s, np.float64, len(samples_s)), which) * 1e6).tolist()  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

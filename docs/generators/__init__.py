@@ -1,0 +1,1 @@
+"""Programs that put measured tables into the pages of docs/, README.md and deploy/SIZING.md."""

@@ -1,0 +1,130 @@
+"""The arithmetic of deploy/SIZING.md: from the inputs that stand in the page to the tables under them.
+
+    python -m docs.generators.sizing_page        computes the tables anew from the inputs, after one was changed
+
+Pure but for `main`. Every input is a row ``| name | value | unit | from |`` of the page's tables of inputs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from docs.generators.measured_pages import markdown, rewrite
+
+__all__ = ["PAGE", "SIZES", "Inputs", "computed", "inputs_of", "sizing"]
+
+PAGE = Path(__file__).parents[2] / "deploy" / "SIZING.md"
+SIZES = {"1 bn": 1e9, "10 bn": 1e10, "100 bn": 1e11}
+Inputs = Mapping[str, float]
+_ROW = re.compile(r"^\| ([A-Za-z][^|]*?) \| ([0-9][0-9,.]*) \| [^|]* \| [^|]+ \|$", re.MULTILINE)
+_HOUR_S = 3600
+_GIB, _MIB = 2**30, 2**20
+_TIER_1_GIB, _TIER_2_GIB = 50 * 1024, 450 * 1024
+
+
+def inputs_of(page: str) -> dict[str, float]:
+    """Return the inputs of a page by name. Raises `ValueError` for one that stands there twice."""
+    found: dict[str, float] = {}
+    for name, value in _ROW.findall(page):
+        if name in found:
+            raise ValueError(f"{name} stands in the page twice")
+        found[name] = float(value.replace(",", ""))
+    return found
+
+
+def sizing(given: Inputs, messages: float) -> dict[str, float]:
+    """Return what a year of so many messages takes, by the names that the page shows."""
+    entries = messages * given["keys a message"]
+    stored = entries * given["bytes an entry"]
+    windows = math.ceil(365 / given["days a window, merged"])
+    shard, part = given["MiB a shard"] * _MIB, given["MiB a part"] * _MIB
+    day_shards = 365 * math.ceil(stored / 365 / shard)
+    objects = windows * math.ceil(stored / windows / shard)
+    build_h = entries / given["build"] / _HOUR_S
+    merge_h = entries / given["merge"] / _HOUR_S
+    puts = 2 * math.ceil(stored / part) + 2 * (day_shards + objects)
+    # a range of each day's table a piece, two directories a shard (its neighbours' tasks share it), a HEAD after each
+    # upload
+    ranges = math.ceil(entries / given["entries a piece"]) * given["days a window, merged"]
+    gets = ranges + 2 * day_shards + (day_shards + objects)
+    writes_usd = puts * given["PUT"] / 1000 + gets * given["GET"] / 1000
+    gib = stored / _GIB
+    storage_usd = (
+        min(gib, _TIER_1_GIB) * given["storage, first 50 TiB"]
+        + min(max(0.0, gib - _TIER_1_GIB), _TIER_2_GIB) * given["storage, next 450 TiB"]
+        + max(0.0, gib - _TIER_1_GIB - _TIER_2_GIB) * given["storage, above"]
+    )
+    compute_usd = (build_h + merge_h) * given["executor hour"]
+    # windows that are over, and days of the one that is not: between none and all of them
+    year_gets = 365 // given["days a window, merged"] + given["days a window, merged"] / 2
+    return {
+        "entries a year": entries,
+        "executor hours a year, build": build_h,
+        "executor hours a year, merge": merge_h,
+        "minutes a day on the executors": (build_h + merge_h) / 365 * 60 / given["executors"],
+        "GiB at the year's end": gib,
+        "objects at the year's end": objects,
+        "GiB of directories": stored / (given["KiB a slot group"] * 1024) * given["bytes a directory entry"] / _GIB,
+        "PUTs a year": puts,
+        "GETs of merges a year": gets,
+        "GETs a lookup of a day": 1,
+        "GETs a lookup of the year": year_gets,
+        "GETs a lookup of the year, not merged": 365 * given["files a day, not merged"],
+        "dollars a month: storage, at the year's end": storage_usd,
+        "dollars a month: requests of builds and merges": writes_usd / 12,
+        "dollars a month: executors": compute_usd / 12,
+        "dollars a month: lookups": given["lookups a day"] * 365 / 12 * year_gets * given["GET"] / 1000,
+        "dollars a month": storage_usd
+        + (writes_usd + compute_usd) / 12
+        + given["lookups a day"] * 365 / 12 * year_gets * given["GET"] / 1000,
+    }
+
+
+_ARITHMETIC = {
+    "entries a year": "messages × keys a message",
+    "executor hours a year, build": "entries ÷ build ÷ 3,600",
+    "executor hours a year, merge": "entries ÷ merge ÷ 3,600",
+    "minutes a day on the executors": "(build + merge hours) ÷ 365 × 60 ÷ executors",
+    "GiB at the year's end": "entries × bytes an entry ÷ 2^30",
+    "objects at the year's end": "windows × ⌈bytes ÷ windows ÷ shard⌉; windows = ⌈365 ÷ days a window⌉",
+    "GiB of directories": "bytes ÷ slot group × directory entry ÷ 2^30",
+    "PUTs a year": "2 × ⌈bytes ÷ part⌉ + 2 × (shards of days + objects): each byte is written twice, each shard "
+    "begun and completed",
+    "GETs of merges a "
+    "year": "⌈entries ÷ piece⌉ × days a window + 2 × shards of days (directories) + shards of days and objects (HEAD)",
+    "GETs a lookup of a day": "windows in range",
+    "GETs a lookup of the "
+    "year": "windows in range: ⌊365 ÷ days a window⌋ and, on average, days a window ÷ 2 of the one that is not over",
+    "GETs a lookup of the year, not merged": "365 × files a day",
+    "dollars a month: storage, at the year's end": "GiB × storage, by its tiers",
+    "dollars a month: requests of builds and merges": "(PUTs × PUT + GETs × GET) ÷ 1,000 ÷ 12",
+    "dollars a month: executors": "(build + merge hours) × executor hour ÷ 12",
+    "dollars a month: lookups": "lookups a day × 365 ÷ 12 × GETs a lookup of the year × GET ÷ 1,000",
+    "dollars a month": "the four above",
+}
+
+
+def computed(given: Inputs) -> str:
+    """Return the page's table of results."""
+    results = {name: sizing(given, messages) for name, messages in SIZES.items()}
+    rows = [
+        (f"**{what}**" if what == "dollars a month" else what, how, *(_shown(results[name][what]) for name in SIZES))
+        for what, how in _ARITHMETIC.items()
+    ]
+    return markdown(("a year of messages", "arithmetic", *SIZES), rows)
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def main() -> None:
+    """Rewrite the page's results."""
+    rewrite(PAGE, {"computed": computed(inputs_of(PAGE.read_text()))})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Puts documents of `python -m tests.benchmarks spark --out` into docs/spark.md, docs/merge.md and deploy/SIZING.md.
+
+    python -m docs.generators.spark_page DOCUMENT.json ...
+
+Each document is of one run: of suite `spark` or of suite `spark-lookup`, which goes into docs/spark-lookup.md, without
+`--scale` or with it. What a document does not have stays; SIZING's arithmetic is done anew from what was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from docs.generators.measured_pages import ROOT, about, markdown, rewrite, table_rows
+from docs.generators.sizing_page import PAGE as SIZING
+from docs.generators.sizing_page import main as compute_sizing
+
+MASTERS = ("local[1]", "local[2]", "local-cluster[2,1,1024]")
+PLAIN, TUNED = "Parquet, plain", "Parquet, tuned"
+FRESH = ", nothing known"
+_CLUSTER = MASTERS[-1]
+
+
+def _figures(document: dict[str, Any]) -> dict[str, float]:
+    return {figure["name"]: figure["median"] for figure in document["figures"]}
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def rates(document: dict[str, Any]) -> str:
+    """Return entries a second and core of every way, by where it ran."""
+    figures = _figures(document)
+    masters = [master for master in MASTERS if f"spark build, {master}" in figures]
+    none = [""] * len(masters)
+    rows: list[tuple[str, ...]] = []
+    for way in ("spark build", PLAIN, TUNED, "spark merge"):
+        name = way if way.startswith("spark") else f"{way} (written by Spark)"
+        rows.append((name, "", "", *(_rate(figures[f"{way}, {master}"]) for master in masters)))
+    rows.append(("`put_batch` and life cycle", _rate(figures["put_batch and life cycle, one process"]), "", *none))
+    rows.append(
+        (
+            "`tiered-index merge`",
+            _rate(figures["merge, one process"]),
+            _rate(figures["merge, 2 threads, one process"]),
+            *none,
+        )
+    )
+    return markdown(
+        ("entries/s a core", "one process, 1 core", "2 threads", *(f"`{master}`" for master in masters)), rows
+    )
+
+
+def lookups(document: dict[str, Any]) -> str:
+    """Return GETs, LISTs and KiB a lookup, by who reads and what is asked."""
+    cells = {tuple(row[:3]): row[4:] for row in table_rows(document, "requests and bytes a lookup")}
+    asked = [("one day", "one day"), ("one day", "all days"), ("all days", "all days"), ("no day", "all days")]
+    columns = ["read by", "bytes an entry, stored"]
+    columns += [f"key in {kind}, range of {span}: GETs (KiB)" for kind, span in asked]
+    figures = _figures(document)
+    rows = []
+    for who in dict.fromkeys(way[0] for way in cells):
+        plain = who.removesuffix(FRESH).partition(", filters")[0]
+        row: list[str] = [
+            f"DuckDB, {who}" if who.startswith("Parquet") else who,
+            f"{figures[f'{plain}: bytes an entry']:.1f}",
+        ]
+        for kind, span in asked:
+            cell = cells.get((who, kind, span))
+            row.append("" if cell is None else _cell(*cell))
+        rows.append(row)
+    return markdown(columns, rows)
+
+
+def _cell(gets: float, lists: float, kib: float) -> str:
+    listed = f" + {lists:.3g} LIST" if lists else ""
+    return (
+        f"{gets:.3g}{listed} ({kib:,.0f})"
+        if kib >= 1
+        else f"{gets:.2g}{listed} (0)"
+        if not kib
+        else f"{gets:.2g}{listed} (<1)"
+    )
+
+
+def year(document: dict[str, Any]) -> str:
+    """Return GETs a lookup of hourly files, before and after merges."""
+    (table,) = [table for table in document["tables"] if table["title"].startswith("GETs a lookup")]
+    return f"{table['title']}:\n\n{markdown(table['columns'], table['rows'])}"
+
+
+def memory(document: dict[str, Any]) -> str:
+    """Return the peaks of memory by the number of entries."""
+    (table,) = [table for table in document["tables"] if table["title"].startswith("peak memory")]
+    grown = ", ".join(f"{name.partition(':')[0]} {ratio:.2f}" for name, ratio in _figures(document).items())
+    head = f"{about(document['machine'])}; {table['title']}. Greatest worker, most entries over fewest: {grown}."
+    return f"{head}\n\n{markdown(table['columns'], table['rows'])}"
+
+
+def bulk(document: dict[str, Any]) -> str:
+    """Return what bulk lookups read and took, by how many keys were asked of what."""
+    return f"{about(document['machine'])}; {_titled(document, plans=False)}"
+
+
+def plans(document: dict[str, Any]) -> str:
+    """Return what the plans of bulk lookups would read, for the most keys and for a hundredth of them."""
+    return _titled(document, plans=True)
+
+
+def _titled(document: dict[str, Any], *, plans: bool) -> str:
+    tables = [table for table in document["tables"] if table["title"].startswith("plans") == plans]
+    parts = []
+    for table in tables:
+        most = max(row[0] for row in table["rows"])
+        rows = [row for row in table["rows"] if not plans or row[0] in (most, most // 100)]
+        parts.append(f"{table['title']}:\n\n{markdown(table['columns'], rows)}")
+    return "\n".join(parts)
+
+
+def inputs(document: dict[str, Any]) -> str:
+    """Return SIZING's measured inputs."""
+    figures = _figures(document)
+    master = (
+        _CLUSTER
+        if f"spark build, {_CLUSTER}" in figures
+        else next(m for m in MASTERS if f"spark build, {m}" in figures)
+    )
+    command = "`python -m tests.benchmarks spark`"
+    rows = [
+        (
+            "build",
+            f"{figures[f'spark build, {master}']:.0f}",
+            "entries/s a core",
+            f"{command}, figure `spark build, {master}`",
+        ),
+        (
+            "merge",
+            f"{figures[f'spark merge, {master}']:.0f}",
+            "entries/s a core",
+            f"{command}, figure `spark merge, {master}`",
+        ),
+        (
+            "bytes an entry",
+            f"{figures['tiered_index: bytes an entry']:.2f}",
+            "bytes",
+            f"{command}, figure `tiered_index: bytes an entry`",
+        ),
+    ]
+    return f"{about(document['machine'])}.\n\n{markdown(('input', 'value', 'unit', 'from'), rows)}"
+
+
+def write(document: dict[str, Any]) -> None:
+    """Rewrite the pages that show what a document has."""
+    if "join: keys/s" in document["tables"][0]["columns"]:
+        rewrite(ROOT / "docs" / "spark-lookup.md", {"spark-lookup rates": bulk(document)})
+    elif document["tables"][0]["suite"] == "spark-lookup":
+        rewrite(
+            ROOT / "docs" / "spark-lookup.md",
+            {"spark-lookup scale": bulk(document), "spark-lookup plans": plans(document)},
+        )
+    elif document["tables"][0]["title"].startswith("peak memory"):
+        rewrite(ROOT / "docs" / "spark.md", {"spark memory": memory(document)})
+    else:
+        _write_bench(document)
+
+
+def _write_bench(bench: dict[str, Any]) -> None:
+    entries = re.search(r"([0-9,]+) entries of ([0-9]+) days", str([table["title"] for table in bench["tables"]]))
+    assert entries is not None
+    head = f"{about(bench['machine'])}; {entries[1]} entries of {entries[2]} days.\n\n"
+    rewrite(ROOT / "docs" / "spark.md", {"spark": f"{head}{rates(bench)}", "spark lookups": f"{head}{lookups(bench)}"})
+    rewrite(ROOT / "docs" / "merge.md", {"year": year(bench)})
+    rewrite(SIZING, {"inputs": inputs(bench)})
+    compute_sizing()
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        write(json.loads(Path(name).read_text()))

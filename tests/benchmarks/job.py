@@ -1,0 +1,239 @@
+"""The program that the suites of Spark start, once a master: a process and a Java of its own, on as many cores as the
+master says; `run_process` starts it.
+
+    python -m tests.benchmarks.job DOCUMENT.json        prints a JSON line a measurement
+
+The document is a `Job`. What is done once before the first round, on little data, is not counted: classes are loaded,
+workers are forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.benchmarks.bulk import look_up_many
+from tests.benchmarks.memory import ProcessWatch
+from tests.benchmarks.messages import DAY_S, PLAIN, TUNED, hashes_of, message_frame, write_parquet
+from tests.benchmarks.setting import cores_of
+from tiered_index.config import IndexConfig
+from tiered_index.service.merge.run import MergeOptions
+from tiered_index.spark import build, merge, open_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["MERGE_SOURCES_S", "Job", "copy_of", "index_config", "main", "merge_options", "run_job", "run_process"]
+
+MERGE_SOURCES_S = DAY_S // 4
+"""Windows of the tables that are merged to days."""
+_WARM_ENTRIES = 20_000
+_TOLD_OF_FAILURE = 4_000
+_LEAST_SHARD = 1 << 20
+_SCALE_SHARD = 256 << 20
+Tell = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process does. `folder` has the source and takes the rest; `scale`: a memory run of so many entries
+    instead, of builds and merges, or of bulk lookups of `counts` keys.
+
+    `prepare`: write the source and the index that merges are measured on. `keys` are asked for by their hashes.
+    """
+
+    master: str
+    folder: str
+    entries: int
+    days: int
+    rounds: int
+    preset: str
+    slots: int
+    prepare: bool = False
+    scale: int = 0
+    counts: Sequence[int] = ()
+    topic: str = ""
+    keys: Sequence[str] = ()
+
+
+def run_process(job: Job, told: Callable[[str, dict[str, Any]], None]) -> None:
+    """Run a job; call `told` with the name and the values of each measurement as it comes. Raises `RuntimeError` where
+    the job fails.
+    """
+    document = Path(job.folder) / "job.json"
+    document.write_text(json.dumps(asdict(job)))
+    complaints = Path(job.folder) / "job.log"
+    # the program runs in the job's folder and imports this package
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    with complaints.open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.benchmarks.job", str(document)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=job.folder,
+            env={**os.environ, "PYTHONPATH": path, "TMPDIR": job.folder},
+        )
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                values = json.loads(line)
+                told(values.pop("name"), values)
+            status = process.wait()
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+            process.stdout.close()
+    if status:
+        raise RuntimeError(
+            f"the Spark job on {job.master} ended with status {status}: {complaints.read_text()[-_TOLD_OF_FAILURE:]}"
+        )
+
+
+def index_config(job: Job) -> IndexConfig:
+    """Return the settings of the index."""
+    return IndexConfig.load(preset=job.preset, slots=job.slots, max_late_s=1e10)
+
+
+def merge_options(entries: int, days: int, item_bytes: int) -> MergeOptions:
+    """Return options under which each day is some four shards: what keeps two cores busy."""
+    return MergeOptions(shard_bytes=max(_LEAST_SHARD, entries // days * item_bytes // 4))
+
+
+def copy_of(folder: Path, name: str) -> contextlib.AbstractContextManager[Path]:
+    """A copy of the index `name` to merge; deleted at the end."""
+
+    @contextlib.contextmanager
+    def copied() -> Any:
+        target = Path(tempfile.mkdtemp(prefix="merged-", dir=folder))
+        try:
+            shutil.copytree(folder / name, target / "index")
+            yield target / "index"
+        finally:
+            shutil.rmtree(target)
+
+    return copied()
+
+
+def run_job(spark: SparkSession, job: Job, tell: Tell) -> None:
+    """Measure on `spark`; tell each measurement by name, with its values."""
+    folder = Path(job.folder)
+    source = str(folder / "messages")
+    config = index_config(job)
+    if job.prepare:
+        message_frame(spark, job.entries, job.days, 8).write.parquet(source)
+        build(spark, source, storage=f"file://{folder}/parts", window=MERGE_SOURCES_S, config=config)
+        tell("prepared", hashes=hashes_of(spark, job.topic, job.keys))
+    with tempfile.TemporaryDirectory(dir=folder) as warm:
+        few = message_frame(spark, _WARM_ENTRIES, 1, 2)
+        build(spark, few, storage=f"file://{warm}/index", window=MERGE_SOURCES_S, config=config)
+        merge(spark, storage=f"file://{warm}/index", window="1d")
+    options = merge_options(job.entries, job.days, config.layout().schema.item.itemsize)
+    for number in range(job.rounds):
+        keep = job.prepare and number == 0
+        target = folder / "index" if keep else Path(tempfile.mkdtemp(prefix="built-", dir=folder))
+        begun = time.perf_counter()
+        built = build(spark, source, storage=f"file://{target}", window="1d", config=config)
+        tell("build", elapsed_s=time.perf_counter() - begun, entries=built.entries, bytes=built.written_bytes)
+        if not keep:
+            shutil.rmtree(target)
+        with copy_of(folder, "parts") as parts:
+            begun = time.perf_counter()
+            report = merge(spark, storage=f"file://{parts}", window="1d", options=options)
+            tell("merge", elapsed_s=time.perf_counter() - begun, entries=report.entries, bytes=report.written_bytes)
+        for layout in (PLAIN, TUNED):
+            target = folder / layout if keep else Path(tempfile.mkdtemp(prefix="parquet-", dir=folder)) / "files"
+            begun = time.perf_counter()
+            write_parquet(spark.read.parquet(source), target, layout, job.days, job.entries // job.days)
+            tell(layout, elapsed_s=time.perf_counter() - begun, entries=job.entries, bytes=_size(target))
+            if not keep:
+                shutil.rmtree(target.parent)
+
+
+def run_scale(spark: SparkSession, job: Job, watch: ProcessWatch, tell: Tell) -> None:
+    """Build and merge `job.scale` entries that are made in Spark; tell the peaks of memory of each."""
+    with tempfile.TemporaryDirectory(dir=job.folder) as folder:
+        storage = f"file://{folder}/index"
+        # as many tasks as files of a million messages would make
+        source = message_frame(spark, job.scale, job.days, max(4, job.scale // 1_000_000))
+        watch.restart()
+        begun = time.perf_counter()
+        built = build(spark, source, storage=storage, window="1d", config=index_config(job))
+        tell("scale build", **_scaled(job, begun, built.entries, built.shards, watch))
+        watch.restart()
+        begun = time.perf_counter()
+        report = merge(spark, storage=storage, window="30d", options=MergeOptions(shard_bytes=_SCALE_SHARD))
+        tell("scale merge", **_scaled(job, begun, report.entries, report.shards, watch))
+
+
+def _scaled(job: Job, begun: float, entries: int, shards: int, watch: ProcessWatch) -> dict[str, Any]:
+    if entries != job.scale:
+        raise RuntimeError(f"{entries:,} of {job.scale:,} entries")
+    peaks = watch.peaks_mib()
+    return {
+        "entries": entries,
+        "elapsed_s": time.perf_counter() - begun,
+        "shards": shards,
+        "workers_mib": peaks.get("worker", []),
+        "java_mib": peaks.get("java", []),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*.parquet") if not path.name.startswith("."))
+
+
+def _session(master: str) -> SparkSession:
+    if (cores := cores_of(master)) is not None:
+        # Java and its workers inherit it
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-cores:])
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executor.memory": "1g",
+        "spark.local.dir": tempfile.gettempdir(),
+    }
+    spark = open_session(master, app_name="tiered_index bench", settings=settings)
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def main(document: str) -> None:
+    """Run the job that a file describes."""
+    job = Job(**json.loads(Path(document).read_text()))
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Java says things on stdout
+
+    def tell(name: str, **values: Any) -> None:
+        print(json.dumps({"name": name, **values}), file=out, flush=True)
+
+    with ProcessWatch() as watch:
+        spark = _session(job.master)
+        try:
+            tell("started", cores=cores_of(job.master) or spark.sparkContext.defaultParallelism)
+            if job.counts:
+                look_up_many(spark, Path(job.folder), job.scale, job.days, job.counts, index_config(job), watch, tell)
+            elif job.scale:
+                run_scale(spark, job, watch, tell)
+            else:
+                run_job(spark, job, tell)
+        finally:
+            spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,86 @@
+"""What the suites of Spark were asked for, and how much they measure: everything follows from the setting's items,
+whether it is quick, and what was asked for. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tiered_index.cli.bench.setting import Setting
+
+__all__ = ["MASTERS", "SCALE_MASTER", "SHARED", "SparkAmounts", "SparkSetting", "cores_of"]
+
+MASTERS = ("local[1]", "local[2]", "local-cluster[2,1,1024]")
+SCALE_MASTER = MASTERS[-1]
+"""Where memory is measured: two executors of a core and 1 GiB each."""
+SHARED = 64
+"""How many keys every day holds, once each."""
+_DAYS = 4
+_FULL, _QUICK = 4_000_000, 1_000_000
+_YEAR_WEEKS, _QUICK_WEEKS = 52, 6
+_LOCAL = re.compile(r"local\[([0-9]+)\]")
+_CLUSTER = re.compile(r"local-cluster\[([0-9]+),([0-9]+),[0-9]+\]")
+
+
+@dataclass(frozen=True)
+class SparkSetting(Setting):
+    """A setting with the options that only the suites of Spark have; empty ones were not given."""
+
+    spark_entries: int | None = None
+    masters: tuple[str, ...] = ()
+    scale: tuple[int, ...] = ()
+    keys: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SparkAmounts:
+    """Messages of one key each, spread evenly over `days`; `weeks` of hourly files beside them. `scale`: entries of the
+    memory runs.
+    """
+
+    entries: int
+    days: int
+    rounds: int
+    masters: tuple[str, ...]
+    lookups: int
+    weeks: int
+    scale: tuple[int, ...]
+    preset: str
+    slots: int
+
+    @classmethod
+    def of(cls, setting: SparkSetting) -> SparkAmounts:
+        """Return the amounts of a setting; entries are rounded so that each day has whole rounds of the shared keys."""
+        wanted = setting.spark_entries or min(_QUICK if setting.quick else _FULL, 2 * setting.layout.items)
+        a_day = max(1, wanted // _DAYS // SHARED) * SHARED
+        return cls(
+            entries=a_day * _DAYS,
+            days=_DAYS,
+            rounds=setting.rounds,
+            masters=setting.masters or MASTERS,
+            lookups=4 if setting.quick else 8,
+            weeks=_QUICK_WEEKS if setting.quick else _YEAR_WEEKS,
+            scale=setting.scale,
+            preset=setting.layout.preset.name,
+            slots=setting.layout.slots,
+        )
+
+    @property
+    def a_day(self) -> int:
+        """Messages of a day."""
+        return self.entries // self.days
+
+    @property
+    def space_bytes(self) -> int:
+        """Disk space: source, index, Parquet, and their shuffles; of a memory run 160 bytes an entry."""
+        return max(400 * self.entries, 160 * max(self.scale, default=0))
+
+
+def cores_of(master: str) -> int | None:
+    """Return how many cores a local master has; None: that is the cluster's business."""
+    if found := _LOCAL.fullmatch(master):
+        return int(found[1])
+    if found := _CLUSTER.fullmatch(master):
+        return int(found[1]) * int(found[2])
+    return None

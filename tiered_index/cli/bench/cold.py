@@ -1,0 +1,316 @@
+"""Suite `cold`: what lookups of stored files cost, in requests, bytes and time, behind an injected latency or on
+`--storage`.
+
+Many small stored files, of which the 1, 10, 100, 1,000 newest are in range; every lookup takes a fresh key. Beside each
+lookup the very ranges that it needs are read by plain GETs, as many at once; a lookup's time is judged by theirs. Every
+measurement of one round of one n meets the same sequence of waits, where they are injected. The suite's thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from tiered_index.cli.bench.cold_files import (
+    MEDIAN_MS,
+    SIGMA,
+    Amounts,
+    Network,
+    Spent,
+    StoredFiles,
+    copied,
+    make_files,
+    open_reader,
+    raw_get,
+    raw_ranges,
+    runs_of,
+    stored_files,
+    warm,
+)
+from tiered_index.cli.bench.figures import Meter, Spec, Table, at_least, at_most
+from tiered_index.cli.bench.setting import ABSENT, TOPIC, Setting, keys_of, require, scratch
+from tiered_index.cli.output import counted
+from tiered_index.config import IndexConfig
+from tiered_index.service.files.compacted import StorageBytes
+from tiered_index.service.reader import IndexReader
+from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.metering import MeteredStorage
+
+__all__ = [
+    "FRESH",
+    "KINDS",
+    "OPENING",
+    "OURS",
+    "RAW",
+    "WITH_FILTERS",
+    "Cell",
+    "Cold",
+    "Round",
+    "Way",
+    "measure_lookups",
+    "section_of",
+]
+
+KINDS = ("one", "all", "none")
+"""Which of the files in the range hold the key."""
+_NEWEST = "all, newest 64"
+# all hold it, and 64 answers are asked for
+OURS, WITH_FILTERS, RAW = "ours", "ours, filters at hand", "plain GETs"
+FRESH, OPENING = "fresh reader", "(opening only)"
+_ASKED = 64
+_MOST_TIMES = 1.2
+_LEAST_SPARED = 98.0
+_MOST_TO_OPEN = 3
+
+Way = tuple[int, str, str]
+"""Files in range, which of them hold the key, who reads."""
+
+
+@dataclass
+class Cell:
+    """Samples of one way of reading; `requests` and `bytes` are sums over them."""
+
+    samples_s: list[float] = field(default_factory=list)
+    requests: int = 0
+    bytes: int = 0
+    cost_usd: float = 0.0
+
+    def add(self, samples_s: Iterable[float], requests: int, read: int, cost_usd: float) -> None:
+        """Take lookups in, and what they cost together."""
+        self.samples_s.extend(samples_s)
+        self.requests += requests
+        self.bytes += read
+        self.cost_usd += cost_usd
+
+    def percentile_ms(self, which: float) -> float:
+        """Return a percentile of the times, in milliseconds."""
+        return float(np.percentile(self.samples_s, which)) * 1000
+
+    @property
+    def requests_each(self) -> float:
+        """Requests a lookup."""
+        return self.requests / len(self.samples_s)
+
+    @property
+    def kib_each(self) -> float:
+        """KiB a lookup."""
+        return self.bytes / len(self.samples_s) / 1024
+
+    @property
+    def usd_a_million(self) -> float:
+        """Estimated price of a million such lookups."""
+        return self.cost_usd / len(self.samples_s) * 1e6
+
+
+def section_of(files: int, kind: str) -> str:
+    """Return the meter's section of our lookups."""
+    return f"lookups in {files:,}, {kind}"
+
+
+class Round:
+    """Round `number`: cells of its own, and what they are measured with."""
+
+    def __init__(self, network: Network, files: StoredFiles, amounts: Amounts, number: int, meter: Meter) -> None:
+        self.cells: dict[Way, Cell] = {}
+        self.network, self.files, self.amounts, self.number = network, files, amounts, number
+        self._meter = meter
+        self._random = np.random.default_rng(1_000 + number)
+        self._keyed = files.layout.schema.keyed
+
+    def key(self, files: int, kind: str) -> tuple[str, int, int]:
+        """Return a fresh key, how many answers it has in the `files` newest ones, and how many to ask for."""
+        number = int(self._random.integers(1 << 31))
+        if kind == "none":
+            return keys_of(np.array([ABSENT + number]))[0], 0, _ASKED
+        if kind == "one":
+            file = self.files.count - 1 - int(self._random.integers(files))
+            return self.files.key_in_one(file, number), 1, _ASKED
+        asked = _ASKED if kind == _NEWEST else max(_ASKED, files)
+        return self.files.key_in_all(number), min(files, asked), asked
+
+    def timed(self, way: Way, seed: int, read: Callable[[], Spent], answers: int | None) -> None:
+        """Measure one lookup; wrong answers end the run."""
+        self.network.begin(seed)
+        started_s = time.perf_counter()
+        spent = read()
+        elapsed_s = time.perf_counter() - started_s
+        if answers is not None:
+            # without fingerprints a key is answered with what others of its 31-bit hash have
+            require(spent.found if self._keyed else min(spent.found, answers), answers, f"answers of {way}")
+        self.cells.setdefault(way, Cell()).add((elapsed_s,), spent.requests, spent.bytes, spent.cost_usd)
+
+    def ask(self, reader: IndexReader, files: int, kind: str, key: str, asked: int) -> Spent:
+        """Ask our reader, in the section that a profile of it looks at."""
+        with self._meter.section(section_of(files, kind)):
+            result = reader.query(TOPIC, key, begin_ms=self.files.begin_ms(files), max_count=asked)
+        return Spent(len(result), result.explain.requests, result.explain.bytes, result.explain.cost_usd)
+
+    def open(self, files: int) -> None:
+        """Open a reader that knows nothing, and ask it once."""
+        key, answers, asked = self.key(files, "all")
+        metered = MeteredStorage(self.network)
+        readers: list[IndexReader] = []
+
+        def begin() -> Spent:
+            readers.append(open_reader(metered))
+            return Spent(0, metered.total.requests, metered.total.bytes_read, metered.total.cost_usd)
+
+        self.timed((files, OPENING, FRESH), self.number, begin, None)
+        with readers[0] as reader:
+            self.timed(
+                (files, "all", FRESH), self.number, lambda: self.ask(reader, files, "fresh", key, asked), answers
+            )
+
+
+OtherWays = Callable[[Round, Sequence[StorageBytes], int, Executor], None]
+
+
+def measure_lookups(
+    network: Network, files: StoredFiles, amounts: Amounts, meter: Meter, other_ways: OtherWays
+) -> Iterator[dict[Way, Cell]]:
+    """Yield the cells of each round; after our lookups of each turn `other_ways` are measured."""
+    network.begin(0)
+    with open_reader(network) as plain, open_reader(network, files.cache) as filtered:
+        threads = plain.config.query_threads
+        warm(plain, files)
+        warm(filtered, files)
+        get, newest = raw_get(network, threads), stored_files(plain)
+        with ThreadPoolExecutor(threads) as pool:
+            # connections and threads as warm as ours
+            raw_ranges(pool, get, runs_of(newest, TOPIC, files.key_in_all(0)))
+            for number in meter.rounds():
+                measured = Round(network, files, amounts, number, meter)
+                for count, lookups in amounts.lookups.items():
+                    near = newest[:count]
+                    for turn in range(lookups):
+                        for kind in (*KINDS, *([_NEWEST] if count > _ASKED else [])):
+                            key, answers, asked = measured.key(count, kind)
+                            seed = number * 1_000 + turn
+                            runs = runs_of(near, TOPIC, key)
+                            ask = partial(measured.ask, files=count, kind=kind, key=key, asked=asked)
+                            measured.timed((count, kind, RAW), seed, partial(raw_ranges, pool, get, runs), None)
+                            measured.timed((count, kind, OURS), seed, partial(ask, plain), answers)
+                            measured.timed((count, kind, WITH_FILTERS), seed, partial(ask, filtered), answers)
+                        other_ways(measured, near, turn, pool)
+                    measured.open(count)
+                yield measured.cells
+
+
+def _times(files: int, kind: str) -> str:
+    return f"key in {kind} of {counted(files, 'file')}: times the slowest plain GET, p50"
+
+
+def _to_open(amounts: Amounts) -> str:
+    return f"requests to open a reader on {amounts.files:,} files"
+
+
+def _spared(amounts: Amounts) -> str:
+    return f"absent keys, filters at hand: files of {max(amounts.lookups):,} that cost no GET"
+
+
+class Cold:
+    """Files made once; every round takes other keys."""
+
+    name = "cold"
+    passes = 1
+    others: tuple[str, ...] = ()
+    """The names of the `other_ways` that are measured."""
+
+    def other_ways(self, measured: Round, files: Sequence[StorageBytes], turn: int, pool: Executor) -> None:
+        """Measure other ways to look a key up in `files`, the newest ones; here there are none."""
+
+    def specs(self, setting: Setting) -> Sequence[Spec]:
+        """As `Suite.specs`."""
+        amounts = Amounts.of(setting)
+        pairs = [(files, kind) for files in amounts.lookups for kind in KINDS]
+        specs = [Spec(_times(*pair), "ratio", at_most(_MOST_TIMES), (section_of(*pair),)) for pair in pairs]
+        most = max(amounts.lookups)
+        specs.append(Spec(_spared(amounts), "%", at_least(_LEAST_SPARED), (section_of(most, "none"),)))
+        specs.append(Spec(_to_open(amounts), "count", at_most(_MOST_TO_OPEN), (section_of(most, "fresh"),)))
+        return specs
+
+    def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
+        """As `Suite.run`."""
+        amounts = Amounts.of(setting)
+        with scratch(folder) as place:
+            files = make_files(setting, amounts.layout, amounts.files, place)
+            with _network(setting, files) as network:
+                cells: dict[Way, list[Cell]] = {}
+                for measured in measure_lookups(network, files, amounts, meter, self.other_ways):
+                    _record(measured, amounts, meter)
+                    for way, cell in measured.items():
+                        cells.setdefault(way, []).append(cell)
+            merged = {way: _merged(parts) for way, parts in cells.items()}
+            where = setting.storage or f"a folder behind a latency of lognormal({MEDIAN_MS:.0f} ms, {SIGMA})"
+            about = (
+                f"{amounts.files:,} files of {files.layout.slots:,} slots and {files.layout.items:,} items on {where}"
+            )
+            for table in _lookup_tables(merged, about, self.others):
+                meter.table(table)
+
+
+@contextlib.contextmanager
+def _network(setting: Setting, files: StoredFiles) -> Iterator[Network]:
+    if setting.storage is None:
+        yield Network(LocalStorage(files.objects), injected=True)
+        return
+    with copied(files, setting.storage, IndexConfig.model_fields["query_threads"].default) as storage:
+        yield Network(storage, injected=False)
+
+
+def _record(cells: dict[Way, Cell], amounts: Amounts, meter: Meter) -> None:
+    for files in amounts.lookups:
+        for kind in KINDS:
+            plain = cells[files, kind, RAW].percentile_ms(50)
+            meter.record(_times(files, kind), cells[files, kind, OURS].percentile_ms(50) / plain)
+    most = max(amounts.lookups)
+    meter.record(_spared(amounts), 100 * (1 - cells[most, "none", WITH_FILTERS].requests_each / most))
+    meter.record(_to_open(amounts), cells[most, OPENING, FRESH].requests_each)
+
+
+def _merged(parts: Sequence[Cell]) -> Cell:
+    whole = Cell()
+    for cell in parts:
+        whole.add(cell.samples_s, cell.requests, cell.bytes, cell.cost_usd)
+    return whole
+
+
+def _lookup_tables(cells: dict[Way, Cell], about: str, others: Sequence[str]) -> Iterator[Table]:
+    columns = (
+        "files",
+        "key in",
+        "read by",
+        "lookups",
+        "requests",
+        "KiB",
+        "USD a million",
+        "p50 ms",
+        "p99 ms",
+        "p50 times plain GETs",
+    )
+    parts = {"lookups": (OURS, WITH_FILTERS), "other ways": (RAW, *others), "a reader that knows nothing": (FRESH,)}
+    for title, ways in parts.items():
+        chosen = [(way, cell) for who in ways for way, cell in cells.items() if way[2] == who]
+        chosen.sort(key=lambda pair: pair[0][0])
+        rows = [
+            (
+                *way,
+                len(cell.samples_s),
+                cell.requests_each,
+                cell.kib_each,
+                cell.usd_a_million,
+                cell.percentile_ms(50),
+                cell.percentile_ms(99),
+                cell.percentile_ms(50) / cells[plain].percentile_ms(50) if plain in cells else None,
+            )
+            for way, cell in chosen
+            for plain in [(way[0], way[1], RAW)]
+        ]
+        yield Table(f"{title}: {about}", columns, tuple(rows))

@@ -1,0 +1,268 @@
+"""The suites of reading: `lookup`, `recovery` and `commitlog`. The page cache is warm.
+
+- `lookup`: one key at a time and many at once, in a full file that is hot (unsealed) and then compacted.
+- `recovery`: opening a root that a crash left with a full unsealed file, and one of many files.
+- `commitlog`: index entries out of a RocketMQ store, on one core, and the store writer. Each message has a body of 256
+  random bytes and some 130 bytes of properties, among them a unique key and two keys: three entries.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tiered_index.cli.bench.figures import Goal, Meter, Spec, at_least, at_most, percentiles_us
+from tiered_index.cli.bench.machine import cores, pinned, settle
+from tiered_index.cli.bench.setting import (
+    ABSENT,
+    START_MS,
+    TOPIC,
+    Setting,
+    UnsyncedDisk,
+    compact_only,
+    fill,
+    keys_of,
+    lookups_of,
+    numbers_of,
+    require,
+    scratch,
+    without_uploads,
+)
+from tiered_index.format.layout import Layout
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.consumequeue import QueuePositions
+from tiered_index.rocketmq.log.store import StoreDirectory
+from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.service.index import IndexService
+from tiered_index.storage.local.storage import LocalStorage
+
+__all__ = ["CommitLog", "Lookups", "Recovery", "require_answers"]
+
+_STATES = ("hot", "compacted")
+_KINDS = ("lookup", "miss")
+_GOALS: dict[str, Goal] = {"hot lookup p50": at_most(50), "hot query_many": at_least(5e5)}
+
+
+def _spec(name: str, unit: str, section: str) -> Spec:
+    return Spec(name, unit, _GOALS.get(name), (section,))
+
+
+class Lookups:
+    """One full file; the rounds of each state take other keys."""
+
+    name = "lookup"
+    passes = len(_STATES)
+
+    def specs(self, setting: Setting) -> Sequence[Spec]:
+        """As `Suite.specs`."""
+        specs = []
+        for state in _STATES:
+            specs += [
+                _spec(f"{state} {kind} {which}", "us", f"{state} {kind}") for kind in _KINDS for which in ("p50", "p99")
+            ]
+            specs += [
+                _spec(f"{state} query_many{what}", "keys/s", f"{state} query_many")
+                for what in ("", ", every result read")
+            ]
+        return specs
+
+    def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
+        """As `Suite.run`."""
+        with scratch(folder) as place, setting.open(place, storage=without_uploads(place)) as index:
+            fill(index, 0, setting.entries)
+            for state in _STATES:
+                if state == "compacted":
+                    index.seal()
+                    compact_only(index)
+                require(
+                    [file.place for file in index.files()],
+                    [{"hot": "unsealed"}.get(state, state)],
+                    "states of the files",
+                )
+                settle()
+                for number in meter.rounds():
+                    _measure(index, setting, state, number, meter)
+
+
+def _measure(index: IndexService, setting: Setting, state: str, seed: int, meter: Meter) -> None:
+    numbers = numbers_of(setting.lookups, setting.entries, seed)
+    for kind, keys, answers in zip(
+        _KINDS, (keys_of(numbers), keys_of(numbers + ABSENT)), (len(numbers), 0), strict=True
+    ):
+        latencies, found = array("d"), 0
+        with meter.section(f"{state} {kind}"):
+            for key in keys:
+                started_s = time.perf_counter()
+                result = index.query(TOPIC, key)
+                latencies.append(time.perf_counter() - started_s)
+                found += len(result)
+        require_answers(setting, found, answers, f"answers of {state} {kind}")
+        p50, p99 = percentiles_us(latencies, 50, 99)
+        meter.record(f"{state} {kind} p50", p50)
+        meter.record(f"{state} {kind} p99", p99)
+    asked = lookups_of(numbers_of(setting.many, setting.entries, seed + 1_000))
+    with meter.section(f"{state} query_many") as call:
+        results = index.query_many(asked)
+    with meter.section(f"{state} results") as reading:
+        found = sum(len(result) for result in results)
+    require_answers(setting, found, len(asked), f"answers of {state} query_many")
+    meter.record(f"{state} query_many", len(asked) / call.elapsed_s)
+    meter.record(f"{state} query_many, every result read", len(asked) / (call.elapsed_s + reading.elapsed_s))
+
+
+def require_answers(setting: Setting, found: int, expected: int, what: str) -> None:
+    """Raise where answers are missing or, in files that tell keys of equal hash apart, too many."""
+    keyed = setting.layout.schema.keyed
+    # without fingerprints a key is answered with what others of its 31-bit hash have: one in a hundred at 20,000,000
+    # items
+    require(found if keyed else min(found, expected), expected, what)
+
+
+_FULL, _FULL_RATE = "opening a full unsealed file", "recovery rate"
+_OPENING, _OPENING_MANY = "opening", "opening many"
+_MANY_FILES = 1_000
+_SMALL = 100
+_AT_ONCE = 50
+"""Files that are unsealed at the same time while many are made: each holds two descriptors."""
+
+
+class Recovery:
+    """Two roots, each opened once a round."""
+
+    name = "recovery"
+    passes = 2
+
+    def specs(self, setting: Setting) -> Sequence[Spec]:
+        """As `Suite.specs`."""
+        return (
+            Spec(_FULL, "s", at_most(6) if setting.is_full else None, (_OPENING,)),
+            Spec(_FULL_RATE, "entries/s"),
+            Spec(_many(setting), "s", at_most(2) if setting.small_files >= _MANY_FILES else None, (_OPENING_MANY,)),
+        )
+
+    def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
+        """As `Suite.run`."""
+        with scratch(folder) as place:
+            _full_file(setting, place, meter)
+        with scratch(folder) as place:
+            _many_files(setting, place, meter)
+
+
+def _many(setting: Setting) -> str:
+    return f"opening a root with {setting.small_files:,} files"
+
+
+def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
+    count = setting.entries - 1  # one more and the file would be sealed
+    index = setting.open(place)
+    fill(index, 0, count)
+    index.abandon()
+    settle()
+    for _ in meter.rounds():
+        with meter.section(_OPENING) as opening:
+            index = setting.open(place)
+        require(
+            [(file.place, getattr(file, "count", None)) for file in index.files()],
+            [("unsealed", count)],
+            "files after recovery",
+        )
+        index.flush()  # reserves the next file, so that every round begins with what a crash leaves
+        index.abandon()
+        meter.record(_FULL, opening.elapsed_s)
+        meter.record(_FULL_RATE, count / opening.elapsed_s)
+
+
+def _many_files(setting: Setting, place: Path, meter: Meter) -> None:
+    """Open a root of small files that are all uploaded and kept locally; they are made without syncs."""
+    layout = setting.layout
+    small = replace(setting, layout=Layout(layout.preset, layout.schema, _SMALL, _SMALL + 1))
+    files = setting.small_files
+    with small.open(place, disk=UnsyncedDisk(), storage=LocalStorage(place / "storage", disk=UnsyncedDisk())) as index:
+        for first in range(0, files, _AT_ONCE):
+            fill(index, first * _SMALL, min(_AT_ONCE, files - first) * _SMALL)
+            index.run_lifecycle()
+    settle()
+    for _ in meter.rounds():
+        with meter.section(_OPENING_MANY) as opening:
+            index = small.open(place)
+        require(_census(index), (files, files * _SMALL), "files and entries after opening")
+        index.close()
+        meter.record(_many(setting), opening.elapsed_s)
+
+
+def _census(index: IndexService) -> tuple[int, int]:
+    counts = [getattr(file, "count", 0) for file in index.files() if file.place == "uploaded"]
+    return len(counts), sum(counts)
+
+
+_WALKED, _WITH_QUEUES, _CHECKED = (
+    "extraction, walking",
+    "extraction, with consume queues",
+    "extraction, walking, bodies checked",
+)
+_READINGS = ((_WALKED, False, False), (_WITH_QUEUES, False, True), (_CHECKED, True, False))
+_WRITER = "store writer"
+_GOAL = at_least(5e5)
+_SEGMENT_BYTES = 1 << 28
+_BODY_BYTES = 256
+_ENTRIES = 3
+
+
+class CommitLog:
+    """A store, written anew in each round and read to its end in three ways; the process stays on one core."""
+
+    name = "commitlog"
+    passes = 1
+
+    def specs(self, setting: Setting) -> Sequence[Spec]:
+        """As `Suite.specs`."""
+        names = [name for name, _, _ in _READINGS]
+        rates = (Spec(name, "messages/s", _GOAL, (name,)) for name in names)
+        return *rates, *(Spec(f"{name}, CPU", "ns/message") for name in names), Spec(_WRITER, "messages/s")
+
+    def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
+        """As `Suite.run`."""
+        core, _ = cores()
+        for _ in meter.rounds():
+            with scratch(folder) as place, pinned(core):
+                with meter.section(_WRITER) as writing:
+                    _write(place, setting.log_messages)
+                meter.record(_WRITER, setting.log_messages / writing.elapsed_s)
+                settle()
+                store = StoreDirectory.open(place)
+                # the first reading pays for memory that later ones have
+                list(CommitLogReader(store.commitlog).batches())
+                for reading in _READINGS:
+                    _read(store, setting.log_messages, meter, *reading)
+
+
+def _write(place: Path, messages: int) -> None:
+    body = os.urandom(_BODY_BYTES)
+    with StoreWriter(place, segment_bytes=_SEGMENT_BYTES) as writer:
+        for number in range(messages):
+            writer.put(
+                f"TopicOrder{number % 10:02d}",
+                number % 8,
+                body,
+                keys=f"order-{number} user-{number % 1000}",
+                tags="TagA",
+                uniq_key=f"0A010203000004D218B4AAC2{number:08X}",
+                properties={"CLUSTER": "DefaultCluster", "WAIT": "true"},
+                store_ms=START_MS + number // 100,
+            )
+
+
+def _read(store: StoreDirectory, messages: int, meter: Meter, name: str, check_crc: bool, with_queues: bool) -> None:
+    positions = QueuePositions(store.folder / "consumequeue") if with_queues else None
+    found = entries = 0
+    with meter.section(name) as reading:
+        for batch in CommitLogReader(store.commitlog, check_crc=check_crc, positions=positions).batches():
+            found += batch.messages
+            entries += len(batch.columns)
+    require((found, entries), (messages, _ENTRIES * messages), f"messages and entries of {name}")
+    meter.record(name, messages / reading.elapsed_s)
+    meter.record(f"{name}, CPU", reading.cpu_s / messages * 1e9)

@@ -1,1 +1,0 @@
-"""The suites, one module each; `SUITES` in `tiered_index.cli.bench.running` lists them."""

@@ -1,0 +1,369 @@
+"""The suites of writing: `put`, `compact` and `upload`.
+
+- `put`: how fast entries are taken in, on one core: `put_batch`, its durable flush, and `put` of one entry a call.
+- `compact`: compaction of a full file, alone, and beside a reader of another file whose stalls are measured.
+- `upload`: from sealed files to a storage of folders, and the end of their local copies.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+
+from tiered_index.cli.bench.figures import Meter, Section, Spec, at_least, at_most, percentiles_us
+from tiered_index.cli.bench.machine import MemoryWatch, cores, pin_thread, pinned, settle
+from tiered_index.cli.bench.setting import (
+    FLUSH_ENTRIES,
+    START_MS,
+    TOPIC,
+    Setting,
+    WatchedDisk,
+    compact_only,
+    fill,
+    keys_of,
+    numbers_of,
+    plain_copy,
+    require,
+    scratch,
+    without_uploads,
+)
+from tiered_index.format.layout import Layout
+from tiered_index.service.index import IndexService
+from tiered_index.storage.disk import Disk
+
+__all__ = ["Compact", "Put", "Upload"]
+
+_BATCH, _DURABLE, _CPU, _PLAIN = (
+    "put_batch",
+    "put_batch and durable flush",
+    "put_batch and flush, CPU",
+    "times a plain durable write",
+)
+_SINGLE, _SINGLE_CPU, _SINGLE_DURABLE = "put, one entry a call", "put, CPU", "put and durable flush"
+_CALL, _FLUSH, _ONE, _ONE_FLUSH = "put_batch call", "flush", "put loop", "flush of single puts"
+
+
+class Put:
+    """A full file, filled in batches, and single puts; the process stays on one core."""
+
+    name = "put"
+    passes = 1
+
+    def specs(self, setting: Setting) -> Sequence[Spec]:
+        """As `Suite.specs`."""
+        return (
+            Spec(_BATCH, "entries/s", sections=(_CALL,)),
+            Spec(_DURABLE, "entries/s", at_least(6e6), (_CALL, _FLUSH)),
+            Spec(_CPU, "ns/entry"),
+            Spec(_PLAIN, "ratio"),
+            Spec(_SINGLE, "entries/s", at_least(4e5), (_ONE,)),
+            Spec(_SINGLE_CPU, "ns/entry"),
+            Spec(_SINGLE_DURABLE, "entries/s"),
+        )
+
+    def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
+        """As `Suite.run`."""
+        core, _ = cores()
+        for _ in meter.rounds():
+            with scratch(folder) as place, setting.open(place) as index, pinned(core):
+                _batches(index, setting, place, meter)
+                _singles(index, setting, meter)
+
+
+def _batches(index: IndexService, setting: Setting, place: Path, meter: Meter) -> None:
+    count = setting.entries
+    call, flush, plain = meter.section(_CALL), meter.section(_FLUSH), meter.section("plain write")
+    index.put(TOPIC, 0, "first", 0, 1, START_MS)
+    index.flush()  # the file's space is taken before it is needed, as a running index does
+    settle()
+    fill(index, 1, count - 1, call, flush)
+    require([getattr(file, "count", None) for file in index.files()], [count], "entries of the full file")
+    settle()
+    _write_plainly(place / "plain", setting, plain)
+    durable_s = call.elapsed_s + flush.elapsed_s
+    meter.record(_BATCH, count / call.elapsed_s)
+    meter.record(_DURABLE, count / durable_s)
+    meter.record(_CPU, (call.cpu_s + flush.cpu_s) / count * 1e9)
+    meter.record(_PLAIN, durable_s / plain.elapsed_s)
+
+
+def _write_plainly(path: Path, setting: Setting, section: Section) -> None:
+    """Write as many bytes as the entries take, in pieces as large as the flushes, each durable."""
+    piece, total = (
+        os.urandom(min(FLUSH_ENTRIES, setting.entries) * setting.entry_bytes),
+        setting.entries * setting.entry_bytes,
+    )
+    disk = Disk()
+    descriptor = disk.create(path)
+    disk.allocate(descriptor, total)
+    try:
+        for position in range(0, total, len(piece)):
+            with section:
+                disk.pwrite(descriptor, memoryview(piece)[: total - position], position)
+                disk.sync(descriptor)
+    finally:
+        disk.close(descriptor)
+
+
+def _singles(index: IndexService, setting: Setting, meter: Meter) -> None:
+    count = setting.singles
+    calls = list(zip(keys_of(np.arange(count)), range(count), range(START_MS, START_MS + count), strict=True))
+    put, flush = meter.section(_ONE), meter.section(_ONE_FLUSH)
+    put_one = index.put
+    with put:
+        for key, offset, timestamp_ms in calls:
+            put_one(TOPIC, 1, key, offset, 512, timestamp_ms)
+    with flush:
+        index.flush()
+    require(sum(getattr(file, "count", 0) for file in index.files()), setting.entries + count, "entries in the index")
+    meter.record(_SINGLE, count / put.elapsed_s)
+    meter.record(_SINGLE_CPU, put.cpu_s / count * 1e9)
+    meter.record(_SINGLE_DURABLE, count / (put.elapsed_s + flush.elapsed_s))
+
+
+_COMPACTION_SECONDS, _COMPACTION_RATE, _COMPACTION_CPU, _COMPACTION_COPY = (
+    "compaction of a full file",
+    "compaction rate",
+    "compaction, CPU",
+    "times a plain durable copy",
+)
+_BESIDE, _MEMORY = "compaction beside a reader", "anonymous memory, increase"
+_WHICH = {"p50": 50.0, "p99.9": 99.9, "worst lookup": 100.0}
+_STALLS = {(state, which): f"reader's {which} {state}" for state in ("before", "during") for which in _WHICH}
+_COMPACTION = "compaction"
+_JAVA_S = (4.4, 5.4)
+"""Java's doCompaction of 20,000,000 items, without making the file durable (golden/BASELINE.md)."""
+_HOT_SHARE = 100
+_PERIOD_S = 0.0002
+_GAP = 20_000
+"""Messages left out, so that the two files have no second in common."""
+
+
+def _java(seconds: float) -> str:
+    return f"times as fast as Java's {seconds} s"
+
+
+class Compact:
+    """Two compactions of a full file a round."""
+
+    name = "compact"
+    passes = 1
+
+    def specs(self, setting: Setting) -> Sequence[Spec]:
+        """As `Suite.specs`."""
+        java = (
+            [Spec(_java(seconds), "ratio", at_least(2), (_COMPACTION,)) for seconds in _JAVA_S]
+            if setting.is_full
+            else []
+        )
+        return (
+            Spec(_COMPACTION_SECONDS, "s"),
+            Spec(_COMPACTION_RATE, "entries/s"),
+            Spec(_COMPACTION_CPU, "ns/entry"),
+            Spec(_COMPACTION_COPY, "ratio"),
+            *java,
+            Spec(_BESIDE, "s"),
+            Spec(_MEMORY, "MiB", at_most(1024) if setting.is_full else None),
+            *(Spec(name, "us") for name in _STALLS.values()),
+        )
+
+    def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
+        """As `Suite.run`."""
+        for _ in meter.rounds():
+            with scratch(folder) as place:
+                _alone(setting, place, meter)
+            with scratch(folder) as place:
+                _beside_a_reader(setting, place, meter)
+
+
+def _alone(setting: Setting, place: Path, meter: Meter) -> None:
+    section = meter.section(_COMPACTION)
+    disk = WatchedDisk(lambda state: section.stop())
+    with setting.open(place, disk=disk, storage=without_uploads(place)) as index:
+        fill(index, 0, setting.entries)
+        index.seal()
+        settle()
+        with section:
+            compact_only(index)
+        require(disk.counts["compacted"], 1, "compacted files")
+        (path,) = (place / "root" / "compacted").iterdir()
+        settle()
+        with meter.section("copy") as copy:
+            plain_copy(path, place / "copy")
+    meter.record(_COMPACTION_SECONDS, section.elapsed_s)
+    meter.record(_COMPACTION_RATE, setting.entries / section.elapsed_s)
+    meter.record(_COMPACTION_CPU, section.cpu_s / setting.entries * 1e9)
+    meter.record(_COMPACTION_COPY, section.elapsed_s / copy.elapsed_s)
+    if setting.is_full:
+        for seconds in _JAVA_S:
+            meter.record(_java(seconds), seconds / section.elapsed_s * setting.entries / 20e6)
+
+
+def _beside_a_reader(setting: Setting, place: Path, meter: Meter) -> None:
+    """Compact again, this time beside a thread on the other core that looks keys up in another, unsealed file."""
+    first, hot = setting.entries + _GAP, max(1, setting.entries // _HOT_SHARE)
+    core, other = cores()
+    section, memory = meter.section("compaction beside a reader"), MemoryWatch()
+    latencies = {"before": array("d"), "during": array("d")}
+    stop = threading.Event()
+
+    def reached(state: str) -> None:
+        if state == "compacted":
+            section.stop()
+            stop.set()
+
+    with setting.open(place, disk=WatchedDisk(reached), storage=without_uploads(place)) as index, pinned(core):
+        fill(index, 0, setting.entries)
+        index.seal()
+        fill(index, first, hot)
+        settle()
+        keys = keys_of(first + numbers_of(1_000, hot, 1))
+        # the sealed file is older: lookups that begin here read the other one only
+        begin_ms = index.files()[-1].second_min * 1000
+        with ThreadPoolExecutor(1, "bench-reader") as threads:
+            pause = threading.Event()
+            before = threads.submit(_look_up, index, keys, begin_ms, latencies["before"], pause, other)
+            pause.wait(setting.idle_s)
+            pause.set()
+            before.result()
+            during = threads.submit(_look_up, index, keys, begin_ms, latencies["during"], stop, other)
+            try:
+                with memory, section:
+                    compact_only(index)
+            finally:
+                stop.set()
+            during.result()
+    meter.record(_BESIDE, section.elapsed_s)
+    meter.record(_MEMORY, memory.peak_mib)
+    for state, samples in latencies.items():
+        for which, value in zip(_WHICH, percentiles_us(samples, *_WHICH.values()), strict=True):
+            meter.record(_STALLS[state, which], value)
+
+
+def _look_up(
+    index: IndexService, keys: list[str], begin_ms: int, latencies: array[float], stop: threading.Event, core: int
+) -> None:
+    """Look keys up at a steady pace; a lookup's time begins when it is due, so that whatever keeps this thread from it
+    counts.
+    """
+    pin_thread(core)
+    due_s = time.perf_counter()
+    for key in cycle(keys):
+        time.sleep(max(0.0, due_s - time.perf_counter()))
+        answer = index.query(TOPIC, key, begin_ms)
+        now_s = time.perf_counter()
+        latencies.append(now_s - due_s)
+        require(
+            (len(answer) > 0, len(answer.explain.files)), (True, 1), "whether the reader has answers, and its files"
+        )
+        if stop.is_set():
+            return
+        due_s = max(due_s + _PERIOD_S, now_s)
+
+
+_UPLOAD, _UPLOAD_RATE, _UPLOAD_COPY = "upload of a full file", "upload rate", "times a plain durable copy"
+_LIFE_CYCLE_RATE, _SMALL_CYCLE, _SMALL_RETIRE = (
+    "compaction, upload and retirement",
+    "small files: compaction and upload",
+    "small files: retirement",
+)
+_UPLOADING, _LIFE_CYCLE_SECTION, _SMALL_LIFE, _RETIRING = "upload", "life cycle", "small files", "retirement"
+_SMALL_ENTRIES = 1_000
+_SMALL_SHARE = 10
+
+
+class Upload:
+    """A full file, and a number of small ones, through the life cycle once a round; a local copy goes as soon as it is
+    uploaded.
+    """
+
+    name = "upload"
+    passes = 1
+
+    def specs(self, setting: Setting) -> Sequence[Spec]:
+        """As `Suite.specs`."""
+        return (
+            Spec(_UPLOAD, "s"),
+            Spec(_UPLOAD_RATE, "MiB/s"),
+            Spec(_UPLOAD_COPY, "ratio"),
+            Spec(_LIFE_CYCLE_RATE, "entries/s"),
+            Spec(_SMALL_CYCLE, "files/s"),
+            Spec(_SMALL_RETIRE, "files/s"),
+        )
+
+    def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
+        """As `Suite.run`."""
+        for _ in meter.rounds():
+            with scratch(folder) as place:
+                _full_file(setting, place, meter)
+            with scratch(folder) as place:
+                _small_files(setting, place, meter)
+
+
+def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
+    uploading, whole = meter.section(_UPLOADING), meter.section(_LIFE_CYCLE_SECTION)
+
+    def reached(state: str) -> None:
+        if state == "compacted":
+            uploading.start()
+        elif state == "uploaded":
+            uploading.stop()
+
+    with setting.open(place, disk=WatchedDisk(reached), local_keep_s=0) as index:
+        fill(index, 0, setting.entries)
+        index.seal()
+        settle()
+        with whole:
+            index.run_lifecycle()
+        require(_states(index), {"storage": 1}, "states of the files")
+        (stored,) = index.log_state.objects.values()
+        (source,) = (
+            path
+            for path in (place / "storage").rglob("*")
+            if path.is_file() and path.stat().st_size == stored.size_bytes
+        )
+        settle()
+        with meter.section("copy") as copy:
+            plain_copy(source, place / "copy")
+    meter.record(_UPLOAD, uploading.elapsed_s)
+    meter.record(_UPLOAD_RATE, stored.size_bytes / uploading.elapsed_s / (1 << 20))
+    meter.record(_UPLOAD_COPY, uploading.elapsed_s / copy.elapsed_s)
+    meter.record(_LIFE_CYCLE_RATE, setting.entries / whole.elapsed_s)
+
+
+def _small_files(setting: Setting, place: Path, meter: Meter) -> None:
+    files = max(2, setting.small_files // _SMALL_SHARE)
+    layout = setting.layout
+    small = replace(setting, layout=Layout(layout.preset, layout.schema, _SMALL_ENTRIES, _SMALL_ENTRIES + 1))
+    living, retiring = meter.section(_SMALL_LIFE), meter.section(_RETIRING)
+    disk = WatchedDisk()
+
+    def reached(state: str) -> None:
+        if state == "uploaded" and disk.counts["uploaded"] == files:
+            living.stop()
+            retiring.start()
+
+    disk = WatchedDisk(reached)
+    with small.open(place, disk=disk, local_keep_s=0) as index:
+        fill(index, 0, files * _SMALL_ENTRIES)
+        settle()
+        with living:
+            index.run_lifecycle()
+        retiring.stop()
+        require(_states(index), {"storage": files}, "states of the small files")
+    meter.record(_SMALL_CYCLE, files / living.elapsed_s)
+    meter.record(_SMALL_RETIRE, files / retiring.elapsed_s)
+
+
+def _states(index: IndexService) -> dict[str, int]:
+    places = [file.place for file in index.files()]
+    return {place: places.count(place) for place in places}
