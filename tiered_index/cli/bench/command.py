@@ -40,7 +40,6 @@ __all__ = ["SUITES", "bench", "check_places", "document_of", "layout_of", "measu
 _ALL: tuple[Suite, ...] = (Put(), Pause(), Compact(), Lookups(), Recovery(), Upload(), CommitLog(), Cold())
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
 _FRAMES = 8
-
 _COLUMNS = ("figure", "median", "unit", "min", "max", "goal", "met")
 _SETTINGS = "TIERED_INDEX_"
 _QUICK = (500_000, 2_000_000)
