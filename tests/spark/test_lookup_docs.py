@@ -134,5 +134,6 @@ def test_lookups_at_scale(tmp_path, capfd):
     ]
     for used, looked_up in ((plans["rows"][0], rows[1]), (plans["rows"][16], rows[0])):
         assert used[3] + used[9] == looked_up[4] and used[4] + used[10] == pytest.approx(looked_up[5], abs=0.02)
-    assert len(plans["rows"]) == 32 and spark_page.plans(document).count("\n") == 36
+    # the page shows the plans of the most keys, and of a hundredth of them, which were not asked for here
+    assert len(plans["rows"]) == 32 and spark_page.plans(document).count("\n") == 4 + 16
     assert not list(tmp_path.iterdir())
