@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.cold_index import ColdIndex, cold_index, columns, publish, put
-from tests.s3_server import S3Server
 from tests.storage.scripted_server import error
+from tests.support.cold_index import ColdIndex, cold_index, columns, publish, put
+from tests.support.s3_server import S3Server
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Storage

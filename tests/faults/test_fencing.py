@@ -11,7 +11,7 @@ import pytest
 
 from tests.fencing.races import LogRaceScenarios
 from tests.fencing.scenarios import FencingScenarios
-from tests.s3_server import S3Server
+from tests.support.s3_server import S3Server
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import pytest
 
-from tests.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
+from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog

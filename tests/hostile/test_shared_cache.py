@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cold_index import ColdIndex, cold_index
+from tests.support.cold_index import ColdIndex, cold_index
 from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
 from tiered_index.testing.model import Answer
 

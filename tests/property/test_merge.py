@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.merging import BASE_MS, HOUR_MS, HOUR_S, Merging, RegionItem
+from tests.support.merging import BASE_MS, HOUR_MS, HOUR_S, Merging, RegionItem
 from tiered_index.format.shard import entry_checksum
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.merge import plan

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cold_index import BASE_MS, ColdIndex, cold_index, columns, put
+from tests.support.cold_index import BASE_MS, ColdIndex, cold_index, columns, put
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded

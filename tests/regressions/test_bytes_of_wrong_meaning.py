@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from tests.cold_index import ColdIndex, cold_index
-from tests.hanging import beside
 from tests.reliability.hostile_tree import small_parts
-from tests.staging import merge_all
+from tests.support.cold_index import ColdIndex, cold_index
+from tests.support.hanging import beside
+from tests.support.staging import merge_all
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, TieredIndexError

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.reliability.world import World
-from tests.staging import Job, merge_all
+from tests.support.staging import Job, merge_all
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.disk import Disk

@@ -57,7 +57,7 @@ from tests.reliability.hostile_tree import (
 from tests.reliability.resealed import Reseal
 from tests.reliability.tally import Tally, main
 from tests.rocketmq import golden_store
-from tests.staging import Job
+from tests.support.staging import Job
 from tiered_index import Lookup
 from tiered_index.cli.main import run as run_command
 from tiered_index.clock import ManualClock

@@ -36,7 +36,7 @@ from tests.reliability.simulated_hosts import NOW_MS, SEGMENT_BYTES, Host, Write
 from tests.reliability.simulated_seams import Client, HostClock, Server, WorldClock
 from tests.reliability.simulated_truth import KEYS, TOPICS, Lost, Truth, Wrong, order_key_of
 from tests.reliability.tally import Tally, main
-from tests.staging import Job
+from tests.support.staging import Job
 from tiered_index import IndexConfig, IndexReader, IndexService, Lookup
 from tiered_index.errors import BudgetExceeded, CorruptFile, NotAnIndex, PartialAnswer, StorageError, TieredIndexError
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.s3_server import ACCESS_KEY, REGION, SECRET_KEY, s3_server
+from tests.support.s3_server import ACCESS_KEY, REGION, SECRET_KEY, s3_server
 
 _CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": ACCESS_KEY,

@@ -24,10 +24,10 @@ import pyarrow as pa
 
 from tests.property.published import Published, mark
 from tests.spark.in_process import planned, shards_of, written
-from tests.staging import Job
 from tests.stress.crew import Crew
 from tests.stress.ledger import ALL, Ledger, Message
 from tests.stress.traffic import KEYS, NOW_MS, TOPICS, Source, look
+from tests.support.staging import Job
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageError

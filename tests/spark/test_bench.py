@@ -38,7 +38,7 @@ from tests.benchmarks.messages import (
 )
 from tests.benchmarks.setting import MASTERS, SparkAmounts, SparkSetting, cores_of
 from tests.benchmarks.year import DAY_S, YearOfFiles
-from tests.s3_server import REGION
+from tests.support.s3_server import REGION
 from tiered_index import IndexConfig, IndexReader
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark import build, look_up

@@ -15,8 +15,8 @@ import pytest
 from tests.benchmarks import plans
 from tests.benchmarks.messages import TOPIC, key_in_one
 from tests.benchmarks.plans import SLOT, UNITS, PlanCost, plan_costs, questions_for, ranges_of
-from tests.merging import BASE_MS, DAY_MS, DAY_S, Merging
 from tests.spark.looked_up import SETTINGS, looked_up, plan_of
+from tests.support.merging import BASE_MS, DAY_MS, DAY_S, Merging
 from tiered_index import Lookup
 from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES
 from tiered_index.format.hashing import key_hash

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.s3_server import S3Server
 from tests.spark.side_by_side import Beside
+from tests.support.s3_server import S3Server
 from tiered_index.service.merge import writing
 from tiered_index.storage.opening import open_storage
 

@@ -29,11 +29,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructField, StructType
 
-from tests.merging import BASE_MS, RegionItem
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states
 from tests.spark.in_process import planned, shards_of
 from tests.spark.in_process import written as written_by_tasks
 from tests.storage.scripted_server import Answer
+from tests.support.merging import BASE_MS, RegionItem
 from tiered_index import IndexConfig, IndexService, hash_key
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import (

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.cold_index import Recorder
-from tests.merging import BASE_MS, DAY_MS, HOUR_MS, Merging, RegionItem
 from tests.spark.looked_up import SETTINGS, counts_of, looked_up, plan_of
+from tests.support.cold_index import Recorder
+from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging, RegionItem
 from tiered_index import Lookup
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, StorageMisconfigured, StorageUnavailable
 from tiered_index.format.hashing import key_hash

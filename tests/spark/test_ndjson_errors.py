@@ -11,8 +11,8 @@ import json
 import pyarrow as pa
 import pytest
 
-from tests.cold_index import Recorder
 from tests.spark.entries import BEGIN_MS
+from tests.support.cold_index import Recorder
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark import build
 from tiered_index.spark.build.sources import _read_ndjson

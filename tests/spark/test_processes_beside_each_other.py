@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from tests.property.published import Published, mark
-from tests.s3_server import S3Server
 from tests.spark.beside_program import BUILT_ROWS, KEYS, TOPIC, built, message
 from tests.spark.entries import sweep
 from tests.spark.side_by_side import check_records
+from tests.support.s3_server import S3Server
 from tiered_index import IndexReader
 from tiered_index.clock import SystemClock
 from tiered_index.errors import NotAnIndex

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.s3_server import S3Server
 from tests.spark.entries import messages, states
 from tests.spark.in_process import planned, shards_of, written
 from tests.storage.scripted_server import error
+from tests.support.s3_server import S3Server
 from tiered_index import IndexReader, QueryResult
 from tiered_index.cli.main import run
 from tiered_index.clock import SystemClock

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.s3_server import S3Server
+from tests.support.s3_server import S3Server
 from tiered_index.storage.sqlite import bodies
 from tiered_index.storage.sqlite.storage import SqliteStorage
 

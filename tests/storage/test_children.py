@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.s3_server import S3Server
+from tests.support.s3_server import S3Server
 from tiered_index.storage.base import Storage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage

@@ -11,8 +11,8 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from tests.s3_server import S3Server
 from tests.storage.scripted_server import Answer, ScriptedServer, error, scripted_server
+from tests.support.s3_server import S3Server
 from tiered_index.errors import ObjectExists, ObjectNotFound
 from tiered_index.storage.base import ByteRange
 from tiered_index.storage.s3.storage import S3Options, S3Storage

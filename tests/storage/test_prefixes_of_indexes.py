@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.s3_server import S3Server
-from tests.several_indexes import Cluster, rows
+from tests.support.s3_server import S3Server
+from tests.support.several_indexes import Cluster, rows
 from tiered_index import IndexReader
 from tiered_index.errors import NotAnIndex, StorageMisconfigured
 from tiered_index.storage.memory import MemoryStorage

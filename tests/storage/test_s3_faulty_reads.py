@@ -14,8 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.s3_server import S3Server
 from tests.storage.scripted_server import error
+from tests.support.s3_server import S3Server
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage

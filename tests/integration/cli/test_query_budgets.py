@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.cold_index import ColdIndex, cold_index
 from tests.integration.cli.command_lines import Outcome, run_here
+from tests.support.cold_index import ColdIndex, cold_index
 from tiered_index.storage.opening import open_storage
 
 FILES = 6

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.thread_limit import ThreadLimit
+from tests.support.thread_limit import ThreadLimit
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.service.threads import pool as pool_module
 from tiered_index.service.threads.pool import DaemonPool, closing_together

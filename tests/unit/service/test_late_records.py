@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.staging import Job, Sneaks, fill, found, holds, merge_all, names_below, places, staged
+from tests.support.staging import Job, Sneaks, fill, found, holds, merge_all, names_below, places, staged
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans

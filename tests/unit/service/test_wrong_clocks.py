@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.staging import Job, merge_all
+from tests.support.staging import Job, merge_all
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable

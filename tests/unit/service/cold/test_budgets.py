@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.cold_index import ColdIndex, cold_index, columns, publish, put
+from tests.support.cold_index import ColdIndex, cold_index, columns, publish, put
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.storage.memory import MemoryStorage

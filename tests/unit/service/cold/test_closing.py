@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cold_index import ColdIndex, Read, Recorder, cold_index
+from tests.support.cold_index import ColdIndex, Read, Recorder, cold_index
 from tiered_index import IndexReader
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.log.records import StoredObject

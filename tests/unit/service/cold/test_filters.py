@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cold_index import ColdIndex, Read, cold_index, spoiled
+from tests.support.cold_index import ColdIndex, Read, cold_index, spoiled
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import BudgetExceeded, CorruptFile
 from tiered_index.format.bloom import block_may_hold, block_number, filter_hash

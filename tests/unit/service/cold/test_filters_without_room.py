@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cold_index import ColdIndex, cold_index
+from tests.support.cold_index import ColdIndex, cold_index
 from tiered_index import IndexReader
 from tiered_index.storage.base import Storage
 from tiered_index.testing.storage_faults import FaultStorage

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cold_index import BASE_MS, Recorder
+from tests.support.cold_index import BASE_MS, Recorder
 from tiered_index import IndexReader, IndexService, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.format.compacted import BLOCK_BYTES

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.cold_index import BASE_MS, ColdIndex, cold_index, columns, put
-from tests.hanging import beside, until
+from tests.support.cold_index import BASE_MS, ColdIndex, cold_index, columns, put
+from tests.support.hanging import beside, until
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument

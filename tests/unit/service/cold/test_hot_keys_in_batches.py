@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cold_index import Recorder
-from tests.merging import BASE_MS, Merging
+from tests.support.cold_index import Recorder
+from tests.support.merging import BASE_MS, Merging
 from tiered_index import IndexReader, Lookup
 from tiered_index.format.compacted import BLOCK_BYTES
 from tiered_index.format.schema import KEYED_SCHEMA

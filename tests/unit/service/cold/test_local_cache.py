@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cold_index import ColdIndex, cold_index
 from tests.faults.small_disk import Mounts
+from tests.support.cold_index import ColdIndex, cold_index
 from tiered_index import IndexReader
 from tiered_index.service.cold.disk_cache import PIECE_BYTES, CacheFolder, DiskCache
 from tiered_index.storage.opening import open_storage

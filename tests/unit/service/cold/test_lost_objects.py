@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cold_index import ColdIndex, Read, cold_index
+from tests.support.cold_index import ColdIndex, Read, cold_index
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, StorageUnavailable

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cold_index import ColdIndex, cold_index, spoiled
+from tests.support.cold_index import ColdIndex, cold_index, spoiled
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile
 from tiered_index.format.trailer import TAIL_SIZE

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cold_index import ColdIndex, cold_index, columns, publish, put
-from tests.staging import merge_all
+from tests.support.cold_index import ColdIndex, cold_index, columns, publish, put
+from tests.support.staging import merge_all
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.service.cold import disk_cache

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cold_index import ColdIndex, Read, cold_index
+from tests.support.cold_index import ColdIndex, Read, cold_index
 from tiered_index.testing.model import Answer
 
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.cold_index import ColdIndex, cold_index
-from tests.hanging import beside, until
+from tests.support.cold_index import ColdIndex, cold_index
+from tests.support.hanging import beside, until
 from tiered_index import IndexReader
 from tiered_index.cli.main import run
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable

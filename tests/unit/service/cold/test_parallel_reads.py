@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cold_index import BASE_MS, ColdIndex, Read, cold_index, spoiled
+from tests.support.cold_index import BASE_MS, ColdIndex, Read, cold_index, spoiled
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import key_hash

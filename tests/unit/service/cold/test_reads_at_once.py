@@ -13,8 +13,8 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from tests.cold_index import BASE_MS, ColdIndex, Read, cold_index, publish, put
-from tests.thread_limit import ThreadLimit
+from tests.support.cold_index import BASE_MS, ColdIndex, Read, cold_index, publish, put
+from tests.support.thread_limit import ThreadLimit
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, StorageUnavailable

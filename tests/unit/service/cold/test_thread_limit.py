@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cold_index import BASE_MS, ColdIndex, cold_index, columns, put
-from tests.thread_limit import ThreadLimit
+from tests.support.cold_index import BASE_MS, ColdIndex, cold_index, columns, put
+from tests.support.thread_limit import ThreadLimit
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.merging import Merging
+from tests.support.merging import Merging
 
 
 @pytest.fixture

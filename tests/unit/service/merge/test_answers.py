@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, Merging, RegionItem
+from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, Merging, RegionItem
 from tiered_index import IndexReader
 from tiered_index.storage.memory import MemoryStorage
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.cold_index import Recorder
+from tests.support.cold_index import Recorder
 from tiered_index.service.lifecycle.pending_uploads import Upload
 from tiered_index.service.merge.run import writing_requests
 from tiered_index.storage.memory import MemoryStorage

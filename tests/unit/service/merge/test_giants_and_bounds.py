@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cold_index import Recorder
-from tests.merging import BASE_MS, HOUR_MS, Merging
+from tests.support.cold_index import Recorder
+from tests.support.merging import BASE_MS, HOUR_MS, Merging
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.merge import writing
 from tiered_index.service.merge import writing as task_module

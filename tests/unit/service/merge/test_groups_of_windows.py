@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import pytest
 
-from tests.cold_index import Recorder
-from tests.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
+from tests.support.cold_index import Recorder
+from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
 from tiered_index.service.lifecycle.pending_uploads import Upload
 from tiered_index.service.merge import plan, writing
 from tiered_index.service.merge import writing as task_module

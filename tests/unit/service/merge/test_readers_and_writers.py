@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.cold_index import Recorder
-from tests.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, Merging
+from tests.support.cold_index import Recorder
+from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, Merging
 from tiered_index import Lookup
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable, TieredIndexError
 from tiered_index.service.files.compacted import CompactedFile

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.cold_index import Read, Recorder
-from tests.merging import BASE_MS, DAY_S, HOUR_MS, Merging
+from tests.support.cold_index import Read, Recorder
+from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, Merging
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile
 from tiered_index.service.log.records import IndexDescriptor

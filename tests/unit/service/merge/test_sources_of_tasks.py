@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.cold_index import Recorder
-from tests.merging import BASE_MS, DAY_MS, DAY_S, Merging
+from tests.support.cold_index import Recorder
+from tests.support.merging import BASE_MS, DAY_MS, DAY_S, Merging
 from tiered_index.service.merge.run import estimate
 from tiered_index.storage.metering import PriceTable
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.several_indexes import Cluster, Watched, rows
+from tests.support.several_indexes import Cluster, Watched, rows
 from tiered_index.service import reader as reader_module
 from tiered_index.service.reading import views
 from tiered_index.storage.base import Storage

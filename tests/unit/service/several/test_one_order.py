@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.several_indexes import BASE_MS, Cluster, rows
+from tests.support.several_indexes import BASE_MS, Cluster, rows
 from tiered_index import IndexItem, IndexReader, KeyedIndexItem, Lookup, column
 from tiered_index.errors import InvalidCursor
 from tiered_index.service.reading.parts import source_number

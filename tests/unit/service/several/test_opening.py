@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.several_indexes import Cluster, Watched, of, rows
+from tests.support.several_indexes import Cluster, Watched, of, rows
 from tiered_index import IndexReader
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SchemaMismatch, StorageUnavailable
 from tiered_index.service.reading import views

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.several_indexes import BASE_MS, of, rows
+from tests.support.several_indexes import BASE_MS, of, rows
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, StorageUnavailable

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from tests.cold_index import Recorder
-from tests.several_indexes import BASE_MS, Cluster, rows
+from tests.support.cold_index import Recorder
+from tests.support.several_indexes import BASE_MS, Cluster, rows
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import BudgetExceeded
 from tiered_index.service.threads import pool

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.several_indexes import BASE_MS, Cluster, of, rows
+from tests.support.several_indexes import BASE_MS, Cluster, of, rows
 from tiered_index import IndexReader, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, StorageUnavailable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.staging import Job, T, fill, found, holds, merge_all
+from tests.support.staging import Job, T, fill, found, holds, merge_all
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.wrappers import WrapperStorage
 

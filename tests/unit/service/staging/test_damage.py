@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.staging import Job, fill, found, holds, merge_all, names_below, places, staged
+from tests.support.staging import Job, fill, found, holds, merge_all, names_below, places, staged
 from tiered_index.errors import CorruptFile, StorageUnavailable
 
 

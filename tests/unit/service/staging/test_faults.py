@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from tests.staging import Job, fill, found, holds, names_below, places, staged
+from tests.support.staging import Job, fill, found, holds, names_below, places, staged
 from tiered_index.errors import StorageMisconfigured, StorageUnavailable
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog

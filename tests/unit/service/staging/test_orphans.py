@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.staging import Job, fill, holds, merge_all, staged
+from tests.support.staging import Job, fill, holds, merge_all, staged
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.testing.storage_faults import FaultStorage
 

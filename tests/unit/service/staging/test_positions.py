@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.staging import Job, fill, holds
+from tests.support.staging import Job, fill, holds
 
 
 def test_positions_never_run_ahead_of_an_older_file(open_spark, storage, clock, tmp_path):

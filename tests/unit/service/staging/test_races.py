@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.staging import Job, Sneaks, fill, found, holds, merge_all, names_below, places, staged
+from tests.support.staging import Job, Sneaks, fill, found, holds, merge_all, names_below, places, staged
 from tiered_index.errors import StorageUnavailable, WriterFenced
 from tiered_index.service.lifecycle.pending_uploads import MAX_AGE_S, JobOverdue
 

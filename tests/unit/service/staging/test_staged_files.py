@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from tests.staging import Job, T, fill, found, holds, names_below, places, staged
+from tests.support.staging import Job, T, fill, found, holds, names_below, places, staged
 from tiered_index import IndexConfig, IndexReader
 from tiered_index.errors import BackPressure, ConfigError
 
