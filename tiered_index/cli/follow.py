@@ -132,12 +132,11 @@ class Follower:
     loss_count: int = 0
     _tail: End | None = None
     _torn: TornTail | None = None
+    # Whether what is no whole message at the end of the log was reported: it has to stay for two looks, for most are
+    # being written.
     _torn_said: bool = False
-    """Whether what is no whole message at the end of the log was reported: it has to stay for two looks, for most are
-    being written.
-    """
+    # Where a half message stood at the end of the log, at the last look of a command that doesn't follow.
     _ended_at: int | None = None
-    """Where a half message stood at the end of the log, at the last look of a command that doesn't follow."""
     _said: tuple[object, ...] = ()
     _said_s: float = 0.0
     _new_losses: list[Loss] = field(default_factory=list)

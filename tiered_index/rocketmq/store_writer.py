@@ -70,8 +70,8 @@ class QueueWriter:
     folder: Path
     entries_per_file: int
     disk: Disk
+    # The queue offset of the next entry.
     next: int = 0
-    """The queue offset of the next entry."""
     pending: list[bytes] = field(default_factory=list)
 
     def append(self, offset: int, size: int, tags_code: int) -> None:

@@ -18,8 +18,8 @@ from tiered_index.errors import InvalidArgument
 
 __all__ = ["QUARANTINE_S", "WindowScale", "window_seconds"]
 
+# Length of a quarantine window: what a time difference of 32 bits can say.
 QUARANTINE_S = 1 << 31
-"""Length of a quarantine window: what a time difference of 32 bits can say."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LENGTH = re.compile(r"([0-9]{1,9})\s*([smhd]?)")
 _LONGEST_S = 100 * 366 * 86400 // 2

@@ -74,26 +74,25 @@ class Answer(Protocol):
 class Action:
     """What to do to one exchange; the parts may be combined."""
 
+    # Sent instead of asking the endpoint.
     answer: Answer | None = None
-    """Sent instead of asking the endpoint."""
+    # The Range that the endpoint is asked for instead, "" for none: the whole object, with 200. Breaks a signature.
     ask_range: str | None = None
-    """The Range that the endpoint is asked for instead, "" for none: the whole object, with 200. Breaks a signature."""
+    # Put in place of the answer's own.
     headers: dict[str, str] = field(default_factory=dict)
-    """Put in place of the answer's own."""
+    # Position in the body of a byte whose lowest bit is flipped; negative from the end.
     flip_byte: int | None = None
-    """Position in the body of a byte whose lowest bit is flipped; negative from the end."""
+    # Bytes of the body after which the connection is closed; all of them are announced.
     cut_at: int | None = None
-    """Bytes of the body after which the connection is closed; all of them are announced."""
+    # With `cut_at`: the connection is reset, not closed.
     reset: bool = False
-    """With `cut_at`: the connection is reset, not closed."""
+    # Seconds that sending the answer takes, piece by piece.
     drip_s: float = 0.0
-    """Seconds that sending the answer takes, piece by piece."""
+    # The endpoint does its work, and the connection is closed without an answer.
     lose_answer: bool = False
-    """The endpoint does its work, and the connection is closed without an answer."""
+    # Called when the endpoint has answered and that is counted, before the client is answered: a wait, or a change
+    # meanwhile.
     hold: Callable[[], object] | None = None
-    """Called when the endpoint has answered and that is counted, before the client is answered: a wait, or a change
-    meanwhile.
-    """
 
 
 class Exchange(NamedTuple):

@@ -37,6 +37,7 @@ __all__ = ["ERRORS", "KEPT", "PRIMITIVES", "FaultDisk", "Kept", "SimulatedCrash"
 
 _ANY = (errno.EIO, errno.ENOSPC, errno.EROFS)
 _NO_ROOM_NEEDED = (errno.EIO, errno.EROFS)
+# What each call fails with on a disk that breaks, is full, or was made read-only by the system.
 ERRORS = {
     "create": _ANY,
     "open_rw": _NO_ROOM_NEEDED,
@@ -51,13 +52,11 @@ ERRORS = {
     "make_folder": _ANY,
     "remove_folder": _NO_ROOM_NEEDED,
 }
-"""What each call fails with on a disk that breaks, is full, or was made read-only by the system."""
+# The calls that are counted and can be struck.
 PRIMITIVES = tuple(ERRORS)
-"""The calls that are counted and can be struck."""
+# What of the unsynced changes a power cut leaves: nothing; those before one of them, which is torn; all changes of
+# names and none of bytes, or the reverse; each change by chance; each name and each sector of 512 bytes by chance.
 Kept = Literal["nothing", "prefix", "names", "bytes", "changes", "sectors"]
-"""What of the unsynced changes a power cut leaves: nothing; those before one of them, which is torn; all changes of
-names and none of bytes, or the reverse; each change by chance; each name and each sector of 512 bytes by chance.
-"""
 KEPT: tuple[Kept, ...] = get_args(Kept)
 _SECTOR_BYTES = 512
 
@@ -140,8 +139,8 @@ class FaultDisk(Disk):
         self._lock = threading.RLock()
         self._scripts: list[_Script] = []
         self._calls: Counter[str] = Counter()
+        # How many calls have failed so far.
         self.struck = 0
-        """How many calls have failed so far."""
         self._crashed = False
         self._synced: list[bytearray] = []  # durable bytes by a number of our own: the system uses inode numbers again
         self._numbers: dict[int, int] = {}  # inode number -> ours, of the newest file with it

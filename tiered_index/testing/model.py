@@ -17,8 +17,8 @@ from tiered_index.types import IndexItem
 
 __all__ = ["Answer", "ModelEntry", "OrderKey", "ReferenceModel"]
 
+# (second, offset, queue_id, further identity columns): where a page ended.
 OrderKey = tuple[int, int, int, tuple[int, ...]]
-"""(second, offset, queue_id, further identity columns): where a page ended."""
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from tiered_index.testing.workload import TOPICS, Workload
 
 __all__ = ["Answer", "ReferenceAnswers"]
 
+# (timestamp_ms of the second, queue_id, offset, size), in answer order: second descending, offset descending, queue
+# ascending.
 Answer = list[tuple[int, int, int, int]]
-"""(timestamp_ms of the second, queue_id, offset, size), in answer order: second descending, offset descending, queue
-ascending.
-"""
 Array = npt.NDArray[Any]
 
 

@@ -84,10 +84,10 @@ class StorageConformance(UploadConformance):
 
     racers = 8
     readers = 16
+    # More objects than one listing's page holds.
     many = 1_100
-    """More objects than one listing's page holds."""
+    # Less only for a storage that puts something before every name.
     longest_name = 512
-    """Less only for a storage that puts something before every name."""
 
     @pytest.fixture
     def storage(self) -> Iterable[Storage]:

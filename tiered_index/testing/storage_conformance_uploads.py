@@ -21,8 +21,8 @@ __all__ = ["UploadConformance"]
 class UploadConformance:
     """What every `Storage` must do with multipart uploads."""
 
+    # False for services that refuse to complete an upload unless every uploaded part is named (Ceph's gateway).
     drops_unnamed_parts = True
-    """False for services that refuse to complete an upload unless every uploaded part is named (Ceph's gateway)."""
 
     def _parts(self, storage: Storage, count: int) -> list[bytes]:
         """Return `count` parts of the least size allowed (at least 1,000 bytes) and a short last one."""

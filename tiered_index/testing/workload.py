@@ -21,8 +21,8 @@ __all__ = ["TOPICS", "Workload"]
 
 TOPICS = ("orders", "payments", "shipments", "logins")
 QUEUES = 4
+# 2023-11-14T00:00:00Z.
 BEGIN_MS = 1_699_920_000_000
-"""2023-11-14T00:00:00Z."""
 _DAY_MS = 86_400_000
 _TOPIC_SHARES = (0.5, 0.25, 0.15, 0.1)
 _ZIPF_EXPONENT = 0.9

@@ -182,8 +182,8 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
+# Smaller than a broker's 1 GiB, so that the demo's log has several.
 SEGMENT_BYTES = 64 << 20
-"""Smaller than a broker's 1 GiB, so that the demo's log has several."""
 _BODY_BYTES = 64
 _FLUSH_MESSAGES = 5_000
 _WAIT_S = 300

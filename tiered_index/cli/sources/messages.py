@@ -21,8 +21,8 @@ from tiered_index.service.answers.validation import check_keys, check_number, ch
 
 __all__ = ["FIELDS", "Batch", "Message", "Record", "Source", "checked_message", "columns_of", "entry_columns"]
 
+# What every message has beside its keys; `topic_id` is optional.
 FIELDS = ("topic", "queue_id", "offset", "size", "timestamp_ms")
-"""What every message has beside its keys; `topic_id` is optional."""
 
 
 @dataclass(frozen=True, slots=True)

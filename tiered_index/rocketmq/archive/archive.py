@@ -72,12 +72,12 @@ class SegmentArchiver:
         self.index = index
         self.store_name = store_name
         self.folder = commitlog_folder
+        # How many segments it has archived so far, those of a round under way among them.
         self.archived = 0
-        """How many segments it has archived so far, those of a round under way among them."""
         self.skip_corrupt = skip_corrupt
         self._dispatcher = dispatcher
+        # Segments that were passed over, in the order in which that was seen; only ever appended to.
         self.losses: list[Loss] = []
-        """Segments that were passed over, in the order in which that was seen; only ever appended to."""
         self._passed_over: dict[int, tuple[Stamp, Loss]] = {}  # as what file they were found corrupt
         self._done: dict[int, Stamp] = {}  # segments that are archived, and as what file they were compared
         self._stopped = threading.Event()

@@ -60,10 +60,10 @@ class _Search:
     host: Host | None = None
     found: Fetched | None = None
     collision: Fetched | None = None
+    # A message of the entry's place, second and key, and of another size.
     other: Fetched | None = None
-    """A message of the entry's place, second and key, and of another size."""
+    # The entry that a message of the entry's place and key, and of another second, would have.
     instead: IndexItem | None = None
-    """The entry that a message of the entry's place and key, and of another second, would have."""
     problems: list[str] = field(default_factory=list)
     error: StorageError | BudgetExceeded | None = None
     read_from: str | None = None

@@ -37,8 +37,8 @@ __all__ = [
 
 HEADER_BYTES = 40
 SLOT_BYTES = 4
+# One entry; packed, big-endian.
 ENTRY = np.dtype([("key_hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
-"""One entry; packed, big-endian."""
 ENTRY_BYTES = ENTRY.itemsize
 
 _header = struct.Struct(">4q2i")
@@ -76,8 +76,8 @@ class ClassicHeader(NamedTuple):
     begin_offset: int
     end_offset: int
     slots_in_use: int
+    # One more than there are entries; never below 1.
     index_count: int
-    """One more than there are entries; never below 1."""
 
 
 def classic_hash(key: str) -> int:

@@ -50,8 +50,8 @@ from tiered_index.service.index import IndexService
 
 __all__ = ["MAX_COUNT", "ClassicAnswer", "ClassicImport", "ClassicIndex", "load_classic_index"]
 
+# The broker's bound of a lookup (`maxMsgsNumBatch`).
 MAX_COUNT = 64
-"""The broker's bound of a lookup (`maxMsgsNumBatch`)."""
 
 
 class ClassicAnswer(NamedTuple):
@@ -173,16 +173,16 @@ class ClassicImport:
     restart: bool = False
     position: int = 0
     files: int = 0
+    # Entries in the files from the position on.
     read: int = 0
-    """Entries in the files from the position on."""
+    # Entries put: each key of a message once.
     entries: int = 0
-    """Entries put: each key of a message once."""
+    # Messages that are in no segment, or can't be read there; `missing_offsets` names the first of them.
     missing: int = 0
-    """Messages that are in no segment, or can't be read there; `missing_offsets` names the first of them."""
     missing_offsets: list[int] = field(default_factory=list)
     hidden: int = 0
+    # Entries whose message has no key of their hash.
     mismatched: int = 0
-    """Entries whose message has no key of their hash."""
 
     def __post_init__(self) -> None:
         if not self._names():

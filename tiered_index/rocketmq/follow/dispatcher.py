@@ -50,8 +50,8 @@ from tiered_index.storage.disk import Disk
 
 __all__ = ["Dispatched", "Dispatcher", "Lag", "Loss", "RewrittenOffsets", "Start", "check_one_store"]
 
+# As `IndexService.put_batch`: (columns, source, source position) -> entries.
 Put = Callable[[Any, str, int], int]
-"""As `IndexService.put_batch`: (columns, source, source position) -> entries."""
 Start = Literal["begin", "checkpoint"]
 _ROUND_BYTES = 1 << 26
 _ROUND_S = 0.5
@@ -87,8 +87,8 @@ class Loss:
     kind: Literal["corrupt", "missing", "rewritten"]
     begin: int
     end: int
+    # How many messages, where anybody knows: by the consume queues, or by what was put.
     messages: int | None
-    """How many messages, where anybody knows: by the consume queues, or by what was put."""
     problem: str
 
 
@@ -111,16 +111,16 @@ class Dispatched:
     end: int
     messages: int = 0
     entries: int = 0
+    # Prepared and rolled-back messages, which have no entries.
     hidden: int = 0
-    """Prepared and rolled-back messages, which have no entries."""
     replaced_keys: int = 0
     losses: tuple[Loss, ...] = ()
+    # What stands at `end`; None for an empty log.
     state: End | None = None
-    """What stands at `end`; None for an empty log."""
+    # Whether the round ended at the end of the log, and not at zeros that may be a hole in it.
     caught_up: bool = False
-    """Whether the round ended at the end of the log, and not at zeros that may be a hole in it."""
+    # Where `state` is `End.TORN`: what stands at `end`; None where that is to be looked at once more.
     torn: TornTail | None = None
-    """Where `state` is `End.TORN`: what stands at `end`; None where that is to be looked at once more."""
 
 
 def check_one_store(index: IndexService, source: str, *, restart: bool = False) -> None:
@@ -177,8 +177,8 @@ class Dispatcher:
         self._stopping, self._now_s, self._clock = stopping, now_s, clock or SystemClock()
         self._trail = LogFingerprints.load(index.config.root, store.source, disk or Disk())
         durable = self._known = index.durable_position(store.source)
+        # Commit log offset behind everything put; None before the first message of an empty log.
         self.position: int | None = durable
-        """Commit log offset behind everything put; None before the first message of an empty log."""
         if restart or durable is None:
             self.position = store.checkpoint_offset() if start == "checkpoint" and not restart else None
             if self.position is None:
@@ -192,15 +192,13 @@ class Dispatcher:
         self._trail.cut(self.position or 0)
         self.resumed_from = self.position
         self._last_store_ms: int | None = None
+        # Where zeros stand before something readable, and the log's end then; the next look finds them written, or
+        # damaged.
         self._hole: tuple[int, int] | None = None
-        """Where zeros stand before something readable, and the log's end then; the next look finds them written, or
-        damaged.
-        """
+        # The last message, where older bytes behind it prove nothing: put once the next look finds it the same.
         self._seen: LastRead | None = None
-        """The last message, where older bytes behind it prove nothing: put once the next look finds it the same."""
+        # What was looked at before the log was read and called torn: as long as it is the same, it isn't read again.
         self._torn: TornTail | None = None
-        """What was looked at before the log was read and called torn: as long as it is the same, it isn't read again.
-        """
         self._damage_at: int | None = None
         self._no_hole: tuple[int, int] | None = None
         self._looks = 0

@@ -91,8 +91,8 @@ class TruncatedTail:
         return None
 
 
+# Read in one round: 2 GiB are compared once in some seven minutes of rounds every 0.2 s.
 PATROL_BYTES = 1 << 20
-"""Read in one round: 2 GiB are compared once in some seven minutes of rounds every 0.2 s."""
 _ABOVE = 2**63 - 1
 
 
@@ -101,11 +101,11 @@ class Scrubber:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        # The one whose stretch is being read, up to `_at`, with the CRC-32 `_crc`.
         self._witness: RangeFingerprint | None = None
-        """The one whose stretch is being read, up to `_at`, with the CRC-32 `_crc`."""
         self._at, self._crc = 0, 0
+        # Everything from here on is done.
         self._below = _ABOVE
-        """Everything from here on is done."""
 
     def step(self, trail: LogFingerprints, begin: int, segments: tuple[Segment, ...] | None = None) -> bool:
         """Compare some more of what the trail remembers behind offset `begin`; return whether it turned out to be

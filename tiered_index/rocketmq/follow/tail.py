@@ -222,10 +222,9 @@ class TornTail(NamedTuple):
     begin: int
     end: int
     seen: tuple[object, ...] = ()
+    # Whether a message begins there: half of one, or one whose body contradicts its CRC. Else they are bytes that a
+    # broker left where it cut its log, and will write over: it zeroes nothing.
     is_half: bool = True
-    """Whether a message begins there: half of one, or one whose body contradicts its CRC. Else they are bytes that a
-    broker left where it cut its log, and will write over: it zeroes nothing.
-    """
 
     @property
     def what(self) -> str:

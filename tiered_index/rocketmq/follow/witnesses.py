@@ -98,10 +98,10 @@ class Verdict(Enum):
     """What became of a message that was read."""
 
     SAME = "same"
+    # Its segment is deleted, as brokers do with old ones: nothing can be told.
     GONE = "gone"
-    """Its segment is deleted, as brokers do with old ones: nothing can be told."""
+    # Something else is in its place, or the log ends before it.
     CHANGED = "changed"
-    """Something else is in its place, or the log ends before it."""
 
 
 class RangeFingerprint(NamedTuple):
@@ -114,13 +114,13 @@ class RangeFingerprint(NamedTuple):
     end: int
     offset: int
     size: int
+    # CRC-32 of its stored bytes.
     crc: int
-    """CRC-32 of its stored bytes."""
     messages: int
+    # Negative: only the last message is remembered.
     begin: int = -1
-    """Negative: only the last message is remembered."""
+    # CRC-32 of the bytes [begin, end).
     stretch: int = 0
-    """CRC-32 of the bytes [begin, end)."""
 
     @classmethod
     def of(cls, end: int, offset: int, data: bytes, messages: int) -> RangeFingerprint:

@@ -185,40 +185,39 @@ class Passed(NamedTuple):
     begin: int
     end: int
     size: int
+    # CRC-32 of the first `size` bytes.
     crc: int
-    """CRC-32 of the first `size` bytes."""
+    # CRC-32 of all bytes; None for a blank, behind whose head there is nothing.
     whole: int | None
-    """CRC-32 of all bytes; None for a blank, behind whose head there is nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexBatch:
     """The entries of the messages at commit log offsets [begin, end); `end` is where to continue."""
 
+    # A `pyarrow.RecordBatch`, one row per key: `topic` (dictionary), `queue_id` (i32), `key`, `offset` (i64), `size`
+    # (i32), `timestamp_ms` (i64). Order: by message; the keys of one message stand together, each once.
     columns: Any
-    """A `pyarrow.RecordBatch`, one row per key: `topic` (dictionary), `queue_id` (i32), `key`, `offset` (i64), `size`
-    (i32), `timestamp_ms` (i64). Order: by message; the keys of one message stand together, each once.
-    """
     begin: int
     end: int
+    # Messages in [begin, end), with keys or without.
     messages: int
-    """Messages in [begin, end), with keys or without."""
+    # Those among them that were prepared or rolled back, and so gave no row.
     hidden: int
-    """Those among them that were prepared or rolled back, and so gave no row."""
+    # Keys that were no UTF-8 and are indexed under the text that the broker makes of them.
     replaced_keys: int
-    """Keys that were no UTF-8 and are indexed under the text that the broker makes of them."""
+    # Store timestamp of the last message; None without messages.
     last_store_ms: int | None
-    """Store timestamp of the last message; None without messages."""
+    # What stands at `end`.
     state: End
-    """What stands at `end`."""
+    # What is wrong at `end` where `state` is `End.DAMAGED`; not raised, so that what lies before it isn't lost.
     damage: CorruptFile | None
-    """What is wrong at `end` where `state` is `End.DAMAGED`; not raised, so that what lies before it isn't lost."""
+    # What a reader skipped before this batch.
     skipped: tuple[SkippedRange, ...] = field(default=())
-    """What a reader skipped before this batch."""
+    # What stood before this batch where no message was read, also blanks, ascending.
     passed: tuple[Passed, ...] = field(default=())
-    """What stood before this batch where no message was read, also blanks, ascending."""
+    # Where each message begins (`messages`), counted from `begin`.
     positions: Int64 = field(default_factory=lambda: np.zeros(0, np.int64), compare=False, repr=False)
-    """Where each message begins (`messages`), counted from `begin`."""
 
 
 def decode_index_columns(
@@ -284,8 +283,8 @@ class _Block:
     topics: list[str]
     topic: npt.NDArray[np.int32]
     keys: Any
+    # The rows' headers.
     numbers: npt.NDArray[np.void]
-    """The rows' headers."""
 
 
 def _decode_block(

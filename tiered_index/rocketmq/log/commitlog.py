@@ -64,8 +64,8 @@ class Fingerprint(NamedTuple):
 
     offset: int
     size: int
+    # CRC-32 of its stored bytes.
     crc: int
-    """CRC-32 of its stored bytes."""
 
 
 class PositionSource(Protocol):
@@ -89,10 +89,9 @@ class CommitLogReader:
     chunk_bytes: int = 1 << 24
     check_crc: bool = False
     positions: PositionSource | None = None
+    # What the last look at the folder found, one at most: listing hundreds of segments would cost more than reading a
+    # message.
     _looked: list[tuple[Segment, ...]] = field(default_factory=list, init=False, repr=False, compare=False)
-    """What the last look at the folder found, one at most: listing hundreds of segments would cost more than reading a
-    message.
-    """
 
     def __post_init__(self) -> None:
         if self.chunk_bytes < 1:

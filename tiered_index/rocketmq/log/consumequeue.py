@@ -33,8 +33,8 @@ __all__ = [
     "pack_entry",
 ]
 
+# One entry; packed, big-endian.
 ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-"""One entry; packed, big-endian."""
 ENTRY_BYTES = ENTRY.itemsize
 ENTRIES_PER_FILE = 300_000
 _READ_ENTRIES = 1 << 18
@@ -173,8 +173,8 @@ class QueuePositions:
     folder: Path
     _cursors: dict[ConsumeQueue, _Cursor] = field(default_factory=dict, init=False)
     _asked: int = field(default=0, init=False)
+    # Where the pass was when the queues were listed.
     _listed: int | None = field(default=None, init=False)
-    """Where the pass was when the queues were listed."""
 
     def between(self, begin: int, end: int) -> npt.NDArray[np.int64]:
         """Return the commit log offsets within [begin, end) that queues name, ascending, each once."""
@@ -201,11 +201,11 @@ class _Cursor:
     """How far one queue was read. `ahead`: the commit log offsets of entries that were read and not passed yet."""
 
     queue: ConsumeQueue
+    # The queue offset at which it is read on; None: not looked up yet.
     next: int | None = None
-    """The queue offset at which it is read on; None: not looked up yet."""
     ahead: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    # Whether it had nothing more, or nothing readable.
     is_at_end: bool = False
-    """Whether it had nothing more, or nothing readable."""
 
     def between(self, begin: int, end: int) -> npt.NDArray[np.int64]:
         """Return the offsets within [begin, end) that the queue names; later calls have no smaller `begin`."""

@@ -75,14 +75,14 @@ __all__ = [
     "unpack_host",
 ]
 
+# A message whose topic has at most 127 bytes.
 MAGIC_V1 = 0xDAA320A7
-"""A message whose topic has at most 127 bytes."""
+# A message whose topic length takes two bytes.
 MAGIC_V2 = 0xDAA320AB
-"""A message whose topic length takes two bytes."""
+# The rest of the segment holds no message.
 BLANK = 0xCBD43194
-"""The rest of the segment holds no message."""
+# The broker leaves at least this much room behind the last message of a segment.
 BLANK_BYTES = 8
-"""The broker leaves at least this much room behind the last message of a segment."""
 
 COMPRESSED = 0x1
 TRANSACTION_MASK = 0xC
@@ -127,8 +127,8 @@ def header_dtype(sys_flag: int) -> np.dtype[np.void]:
     )
 
 
+# A message of IPv4 hosts with empty body, topic and properties.
 MIN_MESSAGE_BYTES = header_dtype(0).itemsize + 1 + 2
-"""A message of IPv4 hosts with empty body, topic and properties."""
 
 
 NAME_END = "\x01"
@@ -198,8 +198,8 @@ _hash_of_tags = lru_cache(maxsize=4_096)(java_string_hash)
 class Host(NamedTuple):
     """An address and a port."""
 
+    # IPv4 or IPv6, in the shortest spelling.
     ip: str
-    """IPv4 or IPv6, in the shortest spelling."""
     port: int
 
     def __str__(self) -> str:

@@ -81,10 +81,9 @@ __all__ = [
     "problem_of_values",
 ]
 
+# Bound of a decompressed body unless the caller says otherwise: 128 MiB, 32 times the broker's default bound of a
+# message.
 MAX_BODY_BYTES = 1 << 27
-"""Bound of a decompressed body unless the caller says otherwise: 128 MiB, 32 times the broker's default bound of a
-message.
-"""
 
 _NAMES = {0: "zlib", COMPRESSION_LZ4: "lz4", COMPRESSION_ZSTD: "zstd", COMPRESSION_ZLIB: "zlib"}
 # type 0 stands in messages of clients older than the compression types
@@ -141,13 +140,13 @@ def compress(body: bytes, name: str) -> tuple[bytes, int]:
     return sink.getvalue().to_pybytes(), COMPRESSED | (COMPRESSION_LZ4 if name == "lz4" else COMPRESSION_ZSTD)
 
 
+# Bytes to decode; nothing of them is kept beyond the call but copies.
 Buffer = bytes | bytearray | memoryview
-"""Bytes to decode; nothing of them is kept beyond the call but copies."""
+# As much as any message's fixed part has.
 HEAD_BYTES = header_dtype(BORN_V6 | STORE_V6).itemsize
-"""As much as any message's fixed part has."""
 _MAX_TOPIC_BYTES = 32_767
+# The longest message that is read: a body of 128 MiB, and everything else as long as it can be.
 MAX_MESSAGE_BYTES = MAX_BODY_BYTES + HEAD_BYTES + 2 + _MAX_TOPIC_BYTES + 2 + MAX_PROPERTIES_BYTES
-"""The longest message that is read: a body of 128 MiB, and everything else as long as it can be."""
 _size_and_magic = struct.Struct(">iI").unpack_from
 _dtype_of = cache(header_dtype)
 
@@ -241,8 +240,8 @@ def check_tail(claim: Claim, tail: Buffer, *, file: str, file_offset: int) -> No
         )
 
 
+# Which bits of a body's CRC-32 are stored: all but the highest.
 BODY_CRC_MASK = 0x7FFFFFFF
-"""Which bits of a body's CRC-32 are stored: all but the highest."""
 
 
 def body_crc(body: Buffer) -> int:
@@ -261,8 +260,8 @@ class Message:
     queue_id: int
     queue_offset: int
     physical_offset: int
+    # Whole length in the commit log, in bytes.
     size: int
-    """Whole length in the commit log, in bytes."""
     magic: int
     body_crc: int
     flag: int
@@ -273,8 +272,8 @@ class Message:
     store_host: Host
     reconsume_times: int
     prepared_offset: int
+    # The body as stored, perhaps compressed.
     raw_body: bytes
-    """The body as stored, perhaps compressed."""
     raw_properties: bytes
 
     @property

@@ -52,8 +52,8 @@ class Segment:
     path: Path
     start: int
     file_size: int
+    # Where the next file begins or should: after a file that was cut short, further than its bytes reach.
     end: int
-    """Where the next file begins or should: after a file that was cut short, further than its bytes reach."""
 
     @property
     def is_closed(self) -> bool:
@@ -142,18 +142,17 @@ Positions = npt.NDArray[np.int64]
 class End(Enum):
     """What stands where a walk stopped."""
 
+    # The data ends within a message, or exactly behind one, before the segment does: read on there.
     MORE = "more"
-    """The data ends within a message, or exactly behind one, before the segment does: read on there."""
+    # A blank, or the end of the segment exactly behind a message.
     SEGMENT = "segment"
-    """A blank, or the end of the segment exactly behind a message."""
+    # Zeros: nothing is written there yet.
     OPEN = "open"
-    """Zeros: nothing is written there yet."""
+    # Half a message, and nothing readable behind it: the end of a log that is being written. Only a reader of whole
+    # logs can say so.
     TORN = "torn"
-    """Half a message, and nothing readable behind it: the end of a log that is being written. Only a reader of whole
-    logs can say so.
-    """
+    # No message, no blank and not the zeros of a live segment.
     DAMAGED = "damaged"
-    """No message, no blank and not the zeros of a live segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +164,8 @@ class Walk:
     positions: Positions
     stop: int
     end: End
+    # What is wrong at `stop` where the end is `DAMAGED`.
     problem: str | None = None
-    """What is wrong at `stop` where the end is `DAMAGED`."""
 
 
 def walk(data: Buffer, begin: int = 0, *, stop_at: int | None = None, segment_bytes: int | None = None) -> Walk:

@@ -42,8 +42,8 @@ class Checkpoint:
 
     commit_log_ms: int = 0
     consume_queue_ms: int = 0
+    # The end timestamp of the last classic index file that was full when it was flushed.
     index_ms: int = 0
-    """The end timestamp of the last classic index file that was full when it was flushed."""
     master_flushed_offset: int = 0
     confirmed_offset: int = 0
 
@@ -90,8 +90,8 @@ def decode_checkpoint(data: bytes, file: str = "checkpoint") -> Checkpoint:
     )
 
 
+# Source names of followed stores begin with it.
 SOURCE_PREFIX = "rocketmq:"
-"""Source names of followed stores begin with it."""
 _PARTS = ("commitlog", "consumequeue", "checkpoint", "abort", "config", "index", "lock")
 _OF_A_BROKER = ("consumequeue", "checkpoint", "config")
 _PAGE = 4_096

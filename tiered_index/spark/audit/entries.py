@@ -42,11 +42,9 @@ __all__ = [
 ]
 
 SOURCE, INDEX, UNREAD = range(3)
+# `side`: `SOURCE`, `INDEX`, or `UNREAD`, a row that names an object of which something could not be read. The source's
+# rows have topic and key; the index's the object's name, and the topic where the file has a table of topics.
 ENTRY_SCHEMA = "side int, identity binary, value binary, second long, topic string, key string, object string"
-"""`side`: `SOURCE`, `INDEX`, or `UNREAD`, a row that names an object of which something could not be read.
-
-The source's rows have topic and key; the index's the object's name, and the topic where the file has a table of topics.
-"""
 _ARROW = pa.schema(
     [
         ("side", pa.int32()),
@@ -59,8 +57,8 @@ _ARROW = pa.schema(
     ]
 )
 _WINDOW_BYTES = 8 << 20
+# Seconds without bounds.
 ALL_TIME = (-(2**62), 2**62)
-"""Seconds without bounds."""
 
 
 def identity_dtype(schema: Schema) -> np.dtype[Any]:

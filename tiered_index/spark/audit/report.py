@@ -20,6 +20,8 @@ from tiered_index.storage.s3.options import S3Options
 
 __all__ = ["REPORT_SCHEMA", "check_report_name", "plain", "report_table", "write_report"]
 
+# `kind`: ``finding``, ``missing``, ``extra``, ``wrong``, ``note`` or ``unchecked``; `expected` and `found` are JSON
+# objects.
 REPORT_SCHEMA = pa.schema(
     [
         ("kind", pa.string()),
@@ -36,9 +38,6 @@ REPORT_SCHEMA = pa.schema(
         ("found", pa.string()),
     ]
 )
-"""`kind`: ``finding``, ``missing``, ``extra``, ``wrong``, ``note`` or ``unchecked``; `expected` and `found` are JSON
-objects.
-"""
 
 
 def report_table(result: AuditResult) -> pa.Table:

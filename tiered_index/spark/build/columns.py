@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FIELDS", "check_kind", "entry_frame", "hash_key"]
 
+# What every message has; `topic_id` is optional.
 FIELDS = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
-"""What every message has; `topic_id` is optional."""
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _TIMES = (*_INTEGERS, "timestamp", "timestamp_ntz")
 _TEXT, _LIST = ("string",), ("string", "array<string>")

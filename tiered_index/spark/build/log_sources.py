@@ -41,10 +41,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SKIPPED", "archive_frame", "is_archive", "is_commit_log", "log_frame"]
 
+# Column of what was passed over: a JSON list of file, first offset, end and problem. Rows that have it have nothing
+# else.
 SKIPPED = "tiered_index_skipped"
-"""Column of what was passed over: a JSON list of file, first offset, end and problem. Rows that have it have
-nothing else.
-"""
 _ARCHIVE = "archive:"
 _STORE = "store="
 _FIELDS = [

@@ -56,8 +56,8 @@ __all__ = [
     "read_task",
 ]
 
+# Seconds that no entry passes.
 EARLIEST, LATEST = -(2**62), 2**62
-"""Seconds that no entry passes."""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _SECOND = dt.timedelta(seconds=1)
 

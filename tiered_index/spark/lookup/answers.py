@@ -228,8 +228,8 @@ def _entries(rows: Array, schema: Schema) -> list[pa.Array]:
     return found
 
 
+# Stands for the segments that the index's storage keeps, and no folder.
 ARCHIVE = "archive"
-"""Stands for the segments that the index's storage keeps, and no folder."""
 MESSAGE_COLUMNS = ("message_state", "message_body", "message_tags", "message_properties", "message_problem")
 _TYPE = (
     "struct<message_state:string,message_body:binary,message_tags:string,"

@@ -59,10 +59,10 @@ def times_of(texts: pa.Array, column: str) -> pa.Array:
     return pa.array(times, pa.int64()).take(encoded.indices)
 
 
+# `topic` is the place in the plan's list, `fingerprint` 0 where the index has none, seconds are inclusive.
 QUESTION = np.dtype(
     [("topic", "<u4"), ("key_hash", "<i4"), ("fingerprint", "<u4"), ("second_min", "<i8"), ("second_max", "<i8")]
 )
-"""`topic` is the place in the plan's list, `fingerprint` 0 where the index has none, seconds are inclusive."""
 _RAW = np.dtype((np.void, QUESTION.itemsize))
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]

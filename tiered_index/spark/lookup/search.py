@@ -276,10 +276,9 @@ def _windows(runs: Iterable[Run], gap: int) -> Iterator[list[Run]]:
 
 TASK_SCHEMA = "task int, asked binary, wanted binary"
 FOUND_SCHEMA = "kind int, partition int, questions binary, rows binary, more binary"
+# Kinds of blocks: every question once, questions of an object that could not be read, answers, what a task spent,
+# questions given up.
 ASKED, FAILED, FOUND, REPORT, MISSING = 0, 1, 2, 3, 4
-"""Kinds of blocks: every question once, questions of an object that could not be read, answers, what a task spent,
-questions given up.
-"""
 _HELD_QUESTIONS = 1 << 18
 _BLOCK_QUESTIONS = 1 << 20
 
