@@ -42,10 +42,10 @@ __all__ = [
 
 _SKIPPED = "skipped_"
 _FILE_WIDTH = 28
+# Names and widths; those of texts are negative.
 _COLUMNS = (("outcome", -9), ("place", -9), ("requests", 8), ("KiB", 9), ("USD/1M", 8), ("ms", 8), ("matched", 7))
-# names and widths; those of texts are negative
+# At most so many files are named by an error.
 _FEW = 20
-# files that an error names
 
 
 def print_failed(out: Printer, failed: Iterable[FileReport]) -> None:
@@ -181,8 +181,8 @@ def _is_skipped(report: FileReport) -> bool:
 
 
 _PANEL = "Limits"
+# The time given to a page when the command's time is up: it names what it would have read.
 _MOMENT_S = 1e-6
-# what is given to a page whose time is up: it names what it would have read
 
 MaxRequests = Annotated[
     int | None,

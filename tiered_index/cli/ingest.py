@@ -30,8 +30,8 @@ from tiered_index.service.index import IndexService
 
 __all__ = ["Intake", "check_apart", "ingest"]
 
+# A store's parts that may be links to other disks.
 _PARTS = ("commitlog", "consumequeue", "index")
-# a store's parts that may be links to other disks
 
 
 def check_apart(config: IndexConfig, *folders: Path) -> None:

@@ -32,8 +32,8 @@ __all__ = ["app", "run"]
 
 USAGE = 2
 INTERRUPTED = 130
+# typer keeps the class private, and its module differs between versions.
 _USAGE_ERROR: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
-# typer keeps the class private, and where it lies differs between its versions
 
 _EPILOG = (
     "Settings: flags win over the environment (TIERED_INDEX_ROOT, TIERED_INDEX_STORAGE, ...), which wins over "

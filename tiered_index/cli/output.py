@@ -38,8 +38,8 @@ __all__ = [
 ]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+# Width of tables that go to a file: none of them is wider.
 _WIDE = 100_000
-# a table that goes to a file is as wide as it needs to be
 
 
 def printable(text: str) -> str:

@@ -151,8 +151,8 @@ def _raise_damage(index: IndexService) -> None:
 
 
 _PUT_PAUSE_S = 0.2
+# A flush makes positions durable, so this bounds what is put again after a crash.
 _FLUSH_ENTRIES = 250_000
-# positions become durable by the flush, so this bounds what a crash makes the next run put again
 
 
 class Stopped(TieredIndexError):

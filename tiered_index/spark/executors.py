@@ -120,8 +120,8 @@ def _again(kind: type[TieredIndexError], text: str, what: str) -> TieredIndexErr
         return TieredIndexError(text)
 
 
+# `M_ARENA_MAX` of malloc.h.
 _M_ARENA_MAX = -8
-# of malloc.h
 
 
 def give_back() -> None:

@@ -53,8 +53,8 @@ _TOKENS = {
     "START_OBJECT": "an object",
     "START_ARRAY": "a list",
 }
+# Characters of a value that an error shows.
 _SHOWN = 40
-# characters of a value
 
 
 def told_by_spark(text: str) -> str | None:
@@ -145,8 +145,8 @@ def _kind(value: Any) -> str:
     return kinds.get(type(value), "null")
 
 
+# Text behind the end of an object, or a surrogate: few lines of messages have it, and each of them is parsed whole.
 _SUSPECT = r"[}\]]\s*[^\s,\]}]|\\u[dD][89a-fA-F]"
-# behind the end of an object something else, or a surrogate: few lines of messages, each looked at as a whole
 
 
 def check_lines(spark: SparkSession, files: Sequence[Path]) -> None:

@@ -33,8 +33,8 @@ __all__ = ["Action", "Count", "CountingProxy", "Exchange", "Request", "counting_
 
 _HOP_BY_HOP = {"connection", "expect", "keep-alive", "transfer-encoding", "upgrade"}
 _UPSTREAM_TIMEOUT_S = 60.0
+# Pieces in which a slow answer (`drip_s`) is sent.
 _PIECES = 20
-# of an answer that drips
 
 
 @dataclass(frozen=True)

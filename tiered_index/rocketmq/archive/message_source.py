@@ -32,14 +32,14 @@ from tiered_index.types import IndexItem
 
 __all__ = ["RocketmqMessages"]
 
+# Ranges of one segment with at most `_GAP_BYTES` between them are fetched as one, of at most `_RUN_BYTES`.
 _GAP_BYTES = 64 << 10
 _RUN_BYTES = 8 << 20
-# ranges of one segment that lie this close are fetched as one, up to that size
+# First read of an archived message of unknown size.
 _GUESS_BYTES = 16 << 10
-# first read of an archived message of unknown size
 _MAX_PORT = 65_535
+# RocketMQ's index files keep times relative to their first entry, so theirs may be one second off.
 _CLOCK_STEP_S = 1
-# RocketMQ's index files keep times relative to their first entry, so theirs may be one second off
 
 
 @dataclass(frozen=True, slots=True)

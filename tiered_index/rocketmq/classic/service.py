@@ -158,8 +158,8 @@ def load_classic_index(
 
 Int64 = npt.NDArray[np.int64]
 _NAME_DIGITS = 17
+# At most so many offsets of missing messages are named.
 _NAMED = 100
-# so many offsets of missing messages are told by name
 
 
 @dataclass

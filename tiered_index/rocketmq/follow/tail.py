@@ -208,10 +208,10 @@ def _is_whole(folder: Path, offset: int, data: bytes) -> bool:
 
 
 _MAGICS = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
+# A message's head up to its physical offset.
 _TORN_HEAD_BYTES = 36
-# of a message, up to its physical offset
+# Twice what brokers accept as a message; a larger size is taken to be wrong and not followed.
 _MAX_BYTES = 1 << 23
-# twice what brokers take as a message: a size that lies isn't followed further
 
 
 class TornTail(NamedTuple):

@@ -54,9 +54,9 @@ from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 __all__ = ["LogFingerprints", "RangeFingerprint", "Verdict", "joined_crc", "stored_bytes"]
 
 _POLYNOMIAL = 0xEDB88320
+# Polynomials 1 and x^8; the bits are reflected: the highest is x^0.
 _ONE = 1 << 31
 _X8 = 1 << 23
-# the bits are reflected: the highest is x^0
 
 
 def joined_crc(first: int, second: int, second_bytes: int) -> int:
@@ -89,9 +89,9 @@ def _power(count: int) -> int:
 _VERSION = 1
 _MANY = 64
 _CHUNK = 1 << 22
+# A fingerprint is dropped where the gap that it leaves is at most this part of its distance from the newest.
 _SPARSE = 4
 _POSITION = integer(0, 2**62)
-# a witness goes where the gap that it leaves is at most this part of its distance from the newest
 
 
 class Verdict(Enum):

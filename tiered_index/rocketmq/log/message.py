@@ -85,8 +85,8 @@ __all__ = [
 # message.
 MAX_BODY_BYTES = 1 << 27
 
+# Type 0 stands in messages of clients older than the compression types.
 _NAMES = {0: "zlib", COMPRESSION_LZ4: "lz4", COMPRESSION_ZSTD: "zstd", COMPRESSION_ZLIB: "zlib"}
-# type 0 stands in messages of clients older than the compression types
 
 
 def compression_of(sys_flag: int) -> str | None:

@@ -23,8 +23,8 @@ _NAME_END, _VALUE_END, _SPACE = 1, 2, 32
 _UNIQ_KEY = np.frombuffer(b"UNIQ_KEY", "<u8")[0]
 _KEYS_AND_END = np.frombuffer(b"KEYS\x01\0\0\0", "<u8")[0]
 _FIVE_BYTES = np.uint64((1 << 40) - 1)
+# Up to so many keys of one message are compared pairwise by NumPy; messages with more are rare and take a dict.
 _FEW = 8
-# up to so many keys of one message are compared pairwise by NumPy; messages with more are rare and take a dict
 
 
 @dataclass(frozen=True, slots=True)

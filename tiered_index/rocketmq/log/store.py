@@ -96,8 +96,8 @@ _PARTS = ("commitlog", "consumequeue", "checkpoint", "abort", "config", "index",
 _OF_A_BROKER = ("consumequeue", "checkpoint", "config")
 _PAGE = 4_096
 _BLANK = BLANK.to_bytes(4, "big")
+# How far before the end of what is written the last message is looked for, in bytes.
 _WINDOWS = (1 << 16, 1 << 20, 1 << 24)
-# how far before the end of what is written the last message is looked for
 
 
 class LogEnd(NamedTuple):

@@ -64,9 +64,9 @@ __all__ = [
     "unread_of",
 ]
 
+# Off by default: then a kept DataFrame has all partitions of spark.sql.shuffle.partitions (200), and each is a task of
+# every job that reads it.
 _COALESCE = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
-# off unless somebody set it: then what is kept has all of spark.sql.shuffle.partitions (200), each a task of every job
-# that reads it
 
 
 @contextmanager
@@ -227,8 +227,8 @@ def _that_may_hold(objects: Sequence[StoredObject], picked: Picked, base: int) -
 
 KINDS = ("missing", "extra", "wrong")
 _UNPROVEN = "unproven"
+# The largest limit that Spark takes.
 _MOST_ROWS = 2**31 - 1
-# what Spark takes for a limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,8 +49,8 @@ __all__ = [
 
 CENSUS_COLUMNS = ("topic", "timestamp_ms", "has_key", "topic_id", SKIPPED)
 CENSUS_SCHEMA = "census binary"
+# At most so many skipped ranges are named; all are counted.
 _NAMED = 100
-# stretches that are named; all are counted
 
 
 @dataclass

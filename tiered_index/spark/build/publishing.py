@@ -134,8 +134,8 @@ class BatchContent:
 
 
 MODES = ("error", "append", "replace")
+# (begin, end) of each window in order, without quarantine windows.
 _Windows = list[tuple[int, int]]
-# begin and end of each, in order, without quarantine windows
 
 
 @dataclass(frozen=True, slots=True)

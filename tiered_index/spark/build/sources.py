@@ -120,8 +120,8 @@ _MESSAGE = (
     "topic string, queue_id long, keys array<string>, key string, offset long, size long, timestamp_ms long, "
     "topic_id long"
 )
+# NDJSON is read so many bytes at a time.
 _BLOCK_BYTES = 8 << 20
-# of NDJSON that are read at a time
 
 
 def frame_of(spark: SparkSession, source: SourceLike, access: SourceAccess, *, skip_corrupt: bool = False) -> DataFrame:

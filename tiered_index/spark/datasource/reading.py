@@ -180,11 +180,11 @@ def _within(selection: Selection, kind: str, values: Sequence[Any]) -> Selection
     return replace(selection, second_min=low, second_max=high)
 
 
+# The cost of opening an object, as bytes read.
 _OPENING_BYTES = 4 << 20
-# what opening an object is taken to cost, as bytes
 _LOOKUP_OBJECTS = 16
+# At most so many pairs of topic and key are hashed on the driver to leave out shards.
 _HASHED = 1 << 16
-# pairs of topic and key that the driver hashes to leave out shards
 
 
 @dataclass(frozen=True, slots=True)
