@@ -37,8 +37,8 @@ from tiered_index.types import IndexItem, QueryResult
 __all__ = ["query"]
 
 _PAGE = 1000
+# Small, since messages may have megabytes.
 _PAGE_OF_MESSAGES = 256
-# messages may have megabytes
 _FEW = 64
 _COLUMNS = ("time", "queue", "offset", "size", "topic id", "source")
 

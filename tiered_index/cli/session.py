@@ -32,8 +32,8 @@ from tiered_index.storage.disk import absolute_path
 __all__ = ["UNEXPECTED", "Session", "command"]
 
 UNEXPECTED = 70
+# What a shell reports of a program that SIGPIPE ended: its reader has all that it wanted.
 _CLOSED_PIPE = 141
-# what a shell reports of a program that SIGPIPE ended: the reader has what it wanted
 _INTERRUPTED = 130
 P = ParamSpec("P")
 

@@ -42,8 +42,8 @@ _UNREAD = "FAILED_READ_FILE"
 # a URL, whose escapes are Spark's, but for footers of Parquet; and one in any other text
 _FAILED = re.compile(r"while reading file (?P<file>file:/[^\n]*?)\.\s+(?P<next>SQLSTATE|Could not read footer)")
 _FILE = re.compile(r"file:/+[^\s,;'\"]+")
+# Error classes of other modules, and the class raised here for each.
 _KINDS = {"MissingOffsets": CorruptFile}
-# classes of other modules, and what they are here
 _LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "SparkContext was shut down", "FetchFailed")
 
 

@@ -47,8 +47,8 @@ _TAIL_SHARE = 0.05
 _FILES = 9
 _MAX_ITEMS = 1 << 18
 _ITEM_BYTES, _SLOT_BYTES = 32, 8
+# More than one part of 5 MiB, so that there is an upload to be killed in the middle of.
 _OBJECT_BYTES = 6 << 20
-# more than one part of 5 MiB, so that there is an upload to be killed in the middle of
 _FIRST_KILL_FILES = _FILES // 2
 _PATIENCE_S = 60.0
 _PAGE, _COLD_PAGE = 1000, 5000

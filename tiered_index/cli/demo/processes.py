@@ -40,8 +40,8 @@ from tiered_index.testing.workload import TOPICS, Workload
 __all__ = ["SEGMENT_BYTES", "Broker", "Follower", "ProcessFailed", "placed", "upload_under_way"]
 
 _POLL_S = 0.002
+# What a stopped process has sent already may still be carried out: how long that is waited for.
 _IN_FLIGHT_S = 0.05
-# what a stopped process has sent already may still be carried out
 _LIMIT_S = 300.0
 
 

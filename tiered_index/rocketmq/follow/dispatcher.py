@@ -55,13 +55,13 @@ Put = Callable[[Any, str, int], int]
 Start = Literal["begin", "checkpoint"]
 _ROUND_BYTES = 1 << 26
 _ROUND_S = 0.5
+# Rounds at zeros after which the consume queues are asked again whether they name something behind them.
 _LOOKS = 300
-# at zeros, until the consume queues are asked again whether they name something behind them
 _END_OF_LOG = 2**63 - 1
+# What every round compares with the log.
 _NEAR_WITNESSES, _NEAR_BYTES = 8, 1 << 20
-# compared with the log in every round
+# Every `_FAR_ROUNDS` rounds the last `_FAR_BYTES` are compared.
 _FAR_ROUNDS, _FAR_BYTES = 32, 1 << 26
-# compared in every so many rounds
 _LAST_WITNESSES = 8
 _REWRITTEN = "the log was cut or rewritten after it was read"
 

@@ -32,8 +32,8 @@ from tiered_index.storage.disk import Disk
 
 __all__ = ["PATROL_BYTES", "Scrubber", "TruncatedTail"]
 
+# A follower that is further behind its log can't tell where it ends.
 _FAR_BYTES = 1 << 26
-# a follower that is further behind its log doesn't tell where it ends
 _SOURCE = record(lambda source: str(source), source=text())
 
 

@@ -57,12 +57,12 @@ __all__ = [
 
 _BLANK = BLANK.to_bytes(4, "big")
 _PAGE = 4_096
+# How far behind a batch a message's head is looked for.
 _AHEAD_BYTES = 1 << 16
-# where a message's head is looked for
 _HEAD_BYTES = 1 << 7
 _PIECES = 8
+# A batch has several fingerprints, so that a log that was rewritten within it isn't read again from the batch's begin.
 _PIECE_BYTES = 1 << 16
-# a batch has several witnesses, so that a log that was rewritten within it isn't read again from the batch's begin
 _FOR_EVER = 2**63 - 1
 
 

@@ -39,10 +39,10 @@ from tiered_index.rocketmq.log.segments import End, Segment, candidates, list_se
 __all__ = ["CommitLogReader", "Fingerprint", "MissingOffsets", "PositionSource"]
 
 _BLANK = BLANK.to_bytes(4, "big")
+# Looks at the folder before a segment that is listed, and gone when it is opened, counts as missing.
 _ATTEMPTS = 3
-# a segment that is listed and gone when it is opened: look again, but not for ever
+# A longer message is read only after its lengths were checked.
 _UNCHECKED_BYTES = 1 << 16
-# a message that is no longer is read before its lengths are looked at
 _HEAD_OF_DAMAGE = 1 << 12
 _BEHIND_DAMAGE = 1 << 16
 _PIECE = 1 << 22

@@ -165,8 +165,8 @@ def _too_many(count: str, scale: WindowScale) -> str:
 # Entries of a piece, expected; a piece of more than twice as many (it has a hot key) is written in parts by time.
 PIECE_ITEMS = 1 << 19
 _SHARD_BYTES = 256 << 20
+# The least size of a shard that is made for the sake of parallel work.
 _LEAST_BYTES = 32 << 20
-# of a shard that is made for the sake of parallel work
 Int64 = npt.NDArray[np.int64]
 
 

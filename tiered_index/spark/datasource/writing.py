@@ -249,8 +249,8 @@ def _by_piece(path: Path, pieces: list[list[int]]) -> Iterator[pa.RecordBatch]:
 
 WRITE_OPTIONS = ("window", "maxWindows", "slots", "items", "preset", "offsetSpace")
 STREAM_OPTIONS = (*WRITE_OPTIONS, "checkpointLocation")
+# The most windows that a task writes: each is an object.
 _MAX_WINDOWS = 1_000
-# of a task: each is an object
 _QUERY_ID = "sql.streaming.queryId"
 
 

@@ -24,8 +24,8 @@ from tiered_index.spark.lookup.search import WINDOW_BYTES, lots_of_questions, re
 __all__ = ["COUNTS_SCHEMA", "bounded", "count_questions", "foreseen", "total_counts"]
 
 COUNTS_SCHEMA = "counts binary"
+# Ranges of at most 8 MiB that end with a slot group.
 _SPANS_A_WINDOW = 3
-# ranges of at most 8 MiB that end with a slot group
 Int64 = npt.NDArray[np.int64]
 
 

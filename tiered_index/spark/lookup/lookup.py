@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LookupResult", "look_up", "lookup"]
 
+# Plans at newer positions of the log, each because an object was removed meanwhile.
 _RETRIES = 10
-# plans at newer positions of the log, each because an object was removed meanwhile
 _QUESTION = "_question"
 _CHANGED = (
     "tiered_index.errors.InvalidArgument: the keys change while they are read; look up from a copy that stands still"

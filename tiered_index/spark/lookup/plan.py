@@ -25,8 +25,8 @@ __all__ = ["LookupPlan", "Target", "plan_lookup"]
 
 _TASKS_A_CORE = 3
 _QUESTIONS_A_PARTITION, _LEAST_A_PARTITION = 8_000, 100
+# Entries of a partition, if each question has as many as are asked for.
 _ROWS_A_PARTITION = 1 << 19
-# entries, should each question have as many as are asked for
 _MOST_PARTITIONS = 10_000
 _ROWS_AN_ANSWERER = 1_000_000
 _ANSWERERS_A_CORE = 2

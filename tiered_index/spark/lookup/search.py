@@ -63,13 +63,13 @@ __all__ = [
 
 WINDOW_BYTES = 16 << 20
 _HELD_ROWS = 1 << 19
+# Questions searched for at a time.
 _CHUNK = 1 << 20
-# questions searched for at a time
+# A filter is fetched where it costs at most one in so many of the bytes that would be read without it.
 _FILTER_SHARE = 4
-# a filter is fetched where it costs at most one in so many of what would be read without it
 _LEAST_REQUEST_BYTES = 16 << 10
+# Up to so many questions of a hot slot (one that is cut into blocks) are searched for one by one, newest blocks first.
 _ALONE = 4
-# questions of one giant slot that are searched for one by one, newest blocks first
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 
