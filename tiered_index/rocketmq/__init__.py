@@ -1,7 +1,6 @@
-"""RocketMQ's own files: commit log, consume queues, checkpoint and classic index, read beside a running broker and
-never written to.
+"""RocketMQ's own files, read beside a running broker and never written to.
 
-Start at `commitlog.CommitLogReader` (segments on disk), `message.Message` (one message) and
-`index_columns.decode_index_columns` (all keys of a segment at once). `store_writer.StoreWriter` makes such a store for
-tests, demos and benchmarks.
+Commit log, consume queues, checkpoint, classic index. Start at `log.commitlog.CommitLogReader` (segments on disk),
+`log.message.Message` (one message) and `log.columns.decode_index_columns` (all keys of a segment at once).
+`store_writer.StoreWriter` makes such a store for tests, demos and benchmarks.
 """

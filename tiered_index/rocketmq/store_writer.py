@@ -1,12 +1,9 @@
-"""Writes a store as a broker does, for tests, demos and benchmarks: segments with blank tails, consume queues,
-checkpoint, classic index.
+"""Writes a store as a broker does, for tests, demos and benchmarks.
 
-Given the same messages, hosts and times, the bytes equal the broker's. `put` gathers in memory; `flush` writes the
-commit log first and then the consume queues, so that whoever reads meanwhile finds every message a queue names. Nothing
-is synced: this is no broker. One thread uses a writer.
-
-Writes one consume queue, for the store writer: entries gathered in memory, files of a fixed size filled with zeros. One
-thread.
+Segments with blank tails, consume queues (`QueueWriter`, files of a fixed size filled with zeros), checkpoint and
+classic index. Given the same messages, hosts and times, the bytes equal the broker's. `put` gathers in memory; `flush`
+writes the commit log first and then the consume queues, so that a concurrent reader finds every message that a queue
+names. Nothing is synced: this is no broker. One thread uses a writer.
 """
 
 from __future__ import annotations
@@ -80,8 +77,9 @@ class QueueWriter:
         self.next += 1
 
     def flush(self) -> None:
-        """Write what was added; raises `OSError` as the disk does, and what wasn't written stays to be written
-        again.
+        """Write what was added.
+
+        Raises `OSError` as the disk does; what wasn't written stays to be written again.
         """
         if self.pending:
             self.folder.mkdir(parents=True, exist_ok=True)

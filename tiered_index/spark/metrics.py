@@ -275,8 +275,8 @@ class JobMeter:
         self._spark, self._driver, self._prices, self._progress = spark, driver, prices, progress
         self._spent: Any = spark.sparkContext.accumulator(Counter(), _Sums())  # type: ignore[arg-type]
         self._stages: dict[str, _Stage] = {}
+        # What stages took that ran within the one under way.
         self._within = _NOTHING
-        # what stages took that ran within the one under way
 
     def address(self, address: Address) -> Address:
         """Return an address for tasks whose requests count here."""

@@ -1,15 +1,14 @@
-"""Archiving a store's commit log: each closed segment goes into the index's storage once, before the broker deletes it.
+"""Archiving a store's commit log in the index's storage, and reading an archived segment as if it were a local one.
 
-A segment is closed when something is written in a later one; a later file alone says nothing, since the broker makes
-the next file in advance. And beside a follower, only what it has taken: a segment that it can't read is one that the
-broker may cut and write anew. Where it finds that a segment was rewritten since, the copy is replaced. The broker's
-files are read by `pread` and never written to. One thread uses an archiver; `stop`, `archived` and `losses` any.
+Each closed segment is uploaded once, before the broker deletes it. A segment is closed when a later one has data; a
+later file alone proves nothing, since the broker makes the next file in advance. Beside a follower only what the
+follower has put is archived: a segment that it can't read may still be truncated and rewritten by the broker. Where the
+follower finds that a segment was rewritten since, the copy is replaced. The broker's files are read by `pread` and
+never written to. One thread uses an archiver; any thread may call `stop` and read `archived` and `losses`.
 
-Reading an archived segment as if it were a file of a commit log: by ranged requests of whole pieces, each checked.
-
-What the storage gives that does not match the table behind the segment is `CorruptFile`; or, where damage is to be
-passed over, bytes that no message has, and the piece is named in `ArchivedLog.damaged`. One thread. Memory: what is
-asked for, and one piece.
+An archived segment is read by ranged requests of whole pieces, each checked against the table behind the segment. A
+piece that does not match is `CorruptFile`; where damage is to be skipped, it reads as bytes that no message has, and
+`ArchivedLog.damaged` names it. One thread uses an `ArchivedLog`. Memory: what is asked for, and one piece.
 """
 
 from __future__ import annotations
@@ -52,12 +51,11 @@ def closed_segments(folder: Path) -> tuple[Segment, ...]:
 
 
 class SegmentArchiver:
-    """Archives the closed segments in `commitlog_folder` as those of the store `store_name`; every store of an index
-    has its own name.
+    """Archives the closed segments in `commitlog_folder` as those of the store `store_name`.
 
-    With `skip_corrupt` a segment that can't be archived is a loss instead of an error, and is left alone until its file
-    changes. `dispatcher` is the one that follows this store, if any; without it every closed segment is archived as it
-    is.
+    Every store of an index has its own name. With `skip_corrupt` a segment that can't be archived is a loss instead of
+    an error, and is left alone until its file changes. `dispatcher` is the one that follows this store, if any; without
+    it every closed segment is archived as it is.
     """
 
     def __init__(
@@ -185,8 +183,8 @@ class _Pieces:
         self.damaged: list[SkippedRange] = []
         self._archive, self._segment, self._skip_corrupt = archive, segment, skip_corrupt
         self._table = archive.table(segment)
+        # The last piece of the last reading: the next one mostly begins within it.
         self._held: tuple[int, bytes] = (-1, b"")
-        # the last piece of the last reading: the next one mostly begins within it
 
     def read(self, size_bytes: int, position: int) -> bytes:
         size = min(size_bytes, self._segment.size_bytes - position)
@@ -268,8 +266,9 @@ class ArchivedLog(CommitLogReader):
 
     @property
     def damaged(self) -> tuple[SkippedRange, ...]:
-        """The pieces that did not match, of those that have been read so far; no message that reaches into one can be
-        believed.
+        """The pieces that did not match, of those that have been read so far.
+
+        No message that reaches into one can be believed.
         """
         return tuple(self._pieces.damaged)
 

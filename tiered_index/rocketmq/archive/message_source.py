@@ -1,10 +1,13 @@
-"""Messages of a RocketMQ store for the index's answers: from the store's own commit log, else from archived segments.
+"""Messages of a RocketMQ store for the index's answers: from the store's commit log, else from archived segments.
 
-Each message is checked whatever it was read from: magic, lengths, physical offset, body CRC, then queue, size and store
-time against the entry, then topic and keys. A message that agrees and does not carry the key has a hash in common with
-it. One that contradicts its entry is another one, written since in its place: of another time it is answered by its own
-entry, where the index has one (`Fetched.instead`), of another size where none agrees and it carries the key, for of
-entries with one place and second the index keeps one. Threads: any.
+Each message is checked wherever it was read from: magic, lengths, physical offset and body CRC, then queue, size and
+store time against the entry, then topic and keys. A message that agrees with its entry and does not carry the key is a
+hash collision.
+
+A message that contradicts its entry was written later at the same offset. Where it has another store time, its own
+entry answers it, if the index has one (`Fetched.instead`). Where it has another size, it is the answer if no entry
+agrees with it and it carries the key, because the index keeps one of several entries with the same place and second.
+Threads: any.
 """
 
 from __future__ import annotations

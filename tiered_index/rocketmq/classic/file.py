@@ -1,5 +1,4 @@
-"""One file of the broker's classic index: read, looked up as Java does and without Java's limits, written byte for
-byte. Pure.
+"""One file of the broker's classic index: read, looked up, and written byte for byte as the broker does. Pure.
 
 ```
 header, 40 bytes: i64 begin (ms), i64 end (ms), i64 begin offset, i64 end offset,
@@ -11,6 +10,10 @@ items x 20 bytes: i32 key hash, i64 commit log offset, i32 seconds since begin,
 Entry 0 is unused, so a file of n items holds n - 1. The geometry isn't stored: the broker's default is 5,000,000 slots
 and 20,000,000 items, others are found by `infer_geometry`. Source: RocketMQ's `IndexFile` and `IndexHeader`. One thread
 writes a file; readers of one that is not written are free.
+
+Entry 0 is unused, so a file of n items holds n - 1. Lookups go as in Java, or without Java's limits. The geometry isn't
+stored: the broker's default is 5,000,000 slots and 20,000,000 items, others are found by `infer_geometry`. Source:
+RocketMQ's `IndexFile` and `IndexHeader`. One thread writes a file; any thread reads a file that is not being written.
 """
 
 from __future__ import annotations
@@ -103,8 +106,9 @@ class ClassicIndexFile:
     def __init__(
         self, data: bytes | bytearray, geometry: Geometry = DEFAULT_GEOMETRY, *, file: str = "index file"
     ) -> None:
-        """Take the bytes of a whole file; a `bytearray` can be written to. Raises `CorruptFile` where they don't fit
-        the geometry.
+        """Take the bytes of a whole file; a `bytearray` can be written to.
+
+        Raises `CorruptFile` where they don't fit the geometry.
         """
         _check_geometry(geometry)
         if len(data) != geometry.file_bytes:
@@ -146,8 +150,9 @@ class ClassicIndexFile:
         self.header = header
 
     def put_key(self, key: str, offset: int, store_ms: int) -> bool:
-        """Add an entry for `key` (`topic#key`); False where the file is full. As Java's, down to what a late timestamp
-        does.
+        """Add an entry for `key` (`topic#key`); False where the file is full.
+
+        As Java's, down to what a late timestamp does.
         """
         header = self.header
         if self.is_full:
@@ -290,8 +295,9 @@ def infer_geometry(data: bytes | bytearray, file: str = "index file") -> Geometr
 
 
 def _fits(data: bytes | bytearray, geometry: Geometry, header: ClassicHeader) -> bool:
-    """Return whether slots and entries are those of a file of this geometry: each slot's newest entry is one of its
-    own.
+    """Return whether slots and entries are those of a file of this geometry.
+
+    They are where each slot's newest entry is one of its own.
     """
     if header.index_count > geometry.items or not (header.index_count > 1) <= header.slots_in_use <= geometry.slots:
         return False

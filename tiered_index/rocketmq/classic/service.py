@@ -1,20 +1,17 @@
-"""Lifting a directory of classic index files into an index: their entries, completed by the messages in the commit log.
-
-A classic entry holds a hash, a commit log offset and a time difference; topic, key, queue and size are the message's.
-So the log is read from the first entry of a file to its last, and those keys of the messages found there are put whose
-hash an entry has. An entry is dropped, and counted, where its message is missing, hidden (prepared: no consumer ever
-saw it), or has no key of that hash.
-
-The source is `classic:FOLDER`, its position the commit log offset before which every entry was looked at. It stays
-before the last message while further keys of that one may come, since the broker writes them one by one. Files are
-taken in the order of their names, one in memory at a time. One thread.
-
-The broker's classic index as a whole: its files in order, lookups over them, and what a dispatched message adds.
-Source: `IndexService`.
+"""The broker's classic index as a whole: lookups over its files, and the import of its entries into an index.
 
 Files are named by the time they were made (yyyyMMddHHmmssSSS) and sorted by name. A new file inherits end offset and
-end timestamp of the one before it, and a message below the newest end offset is ignored, so that dispatching again
-after a restart adds nothing twice. Pure but for `load_classic_index`; one thread writes.
+end timestamp of the one before it, and a message below the newest end offset is ignored, so dispatching again after a
+restart adds nothing twice. Source: RocketMQ's `IndexService`. Pure but for `load_classic_index`; one thread writes.
+
+The import completes the entries by the messages in the commit log. A classic entry holds a hash, a commit log offset
+and a time difference; topic, key, queue and size are the message's. So the log is read from the first entry of a file
+to its last, and of the messages found there those keys are put whose hash an entry has. An entry is dropped, and
+counted, where its message is missing, hidden (prepared: no consumer ever saw it), or has no key of that hash.
+
+The source is `classic:FOLDER`, its position the commit log offset before which every entry was handled. The position
+stays before the last message while further keys of that one may come, since the broker writes them one by one. Files
+are taken in the order of their names, one in memory at a time. One thread.
 """
 
 from __future__ import annotations
@@ -88,10 +85,10 @@ class ClassicIndex:
         return ClassicAnswer(found, newest.end_ms if newest else 0, newest.end_offset if newest else 0)
 
     def find(self, topic: str, key: str, begin_ms: int = 0, end_ms: int = 2**63 - 1) -> list[int]:
-        """Return every offset under the key's hash in the inclusive range, newest file and entry first: no bound, no
-        file left out.
+        """Return every offset under the key's hash in the inclusive range of milliseconds, newest file and entry first.
 
-        Keys of one hash aren't told apart here; who reads the messages does that. Raises `CorruptFile`.
+        The number of offsets has no bound, and no file is left out. Keys of one hash aren't told apart here; who reads
+        the messages does that. Raises `CorruptFile`.
         """
         return [offset for file in reversed(self.files) for offset in file.find(f"{topic}#{key}", begin_ms, end_ms)]
 
@@ -269,8 +266,9 @@ class ClassicImport:
         self._advance(last)
 
     def _batches(self, first: int, last: int) -> Iterator[IndexBatch]:
-        """Yield the batches of the log from an entry's offset on to the one that has the last; what can't be read is
-        passed over.
+        """Yield the batches of the log from an entry's offset on to the one that has the last.
+
+        What can't be read is skipped.
         """
         try:
             for batch in self._reader.batches(first, skip_corrupt=True, skip_missing=True):

@@ -1,8 +1,8 @@
-"""The dispatcher: brings the messages of a live store into an index, in order, from the index's durable position on.
+"""The dispatcher: puts the messages of a live store into an index, in order, from the index's durable position on.
 
 `run_once` is one round; a thread or a loop calls it again and again. The source position is the commit log offset up to
-which everything was put, so a restart goes on there, and what is put twice is one answer. Only reads the broker's
-files. What it finds:
+which everything was put, so a restart continues there, and entries that are put twice are one answer. The broker's
+files are only read. What a round finds:
 
 | found                | what happens |
 |---|---|
@@ -13,7 +13,8 @@ files. What it finds:
 | a segment deleted before it was read | `MissingOffsets`; with `skip_missing` on to the next segment |
 | a log that isn't what was read, or is shorter | `RewrittenOffsets`; with `skip_missing` back to what is there |
 
-Everything before what is raised was put, and reported by a round before. One thread uses a dispatcher.
+An error is raised only after everything before it was put and reported by an earlier round. One thread uses a
+dispatcher.
 """
 
 from __future__ import annotations
@@ -80,9 +81,7 @@ class RewrittenOffsets(CorruptFile):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Commit log offsets [begin, end) that were passed over, or were put once and read again because they had
-    changed.
-    """
+    """Commit log offsets [begin, end) that were skipped, or were put once and read again because they had changed."""
 
     kind: Literal["corrupt", "missing", "rewritten"]
     begin: int
@@ -94,8 +93,9 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far the index is behind the log: bytes behind its end, seconds behind its newest store timestamp (None: not
-    known).
+    """How far the index is behind the log.
+
+    Bytes behind its end, seconds behind its newest store timestamp (None: not known).
     """
 
     end_offset: int
@@ -124,9 +124,7 @@ class Dispatched:
 
 
 def check_one_store(index: IndexService, source: str, *, restart: bool = False) -> None:
-    """Raise `ConfigError` where the index follows another store: offsets of two stores would be told apart by
-    nobody.
-    """
+    """Raise `ConfigError` where the index follows another store: nothing could tell the offsets of two stores apart."""
     known = [name for name in index.durable_positions() if name.startswith(SOURCE_PREFIX)]
     if known and source not in known and not restart:
         other, this = (name.removeprefix(SOURCE_PREFIX) for name in (known[0], source))
@@ -210,11 +208,10 @@ class Dispatcher:
     # one round
 
     def run_once(self) -> Dispatched:
-        """Put what the log holds behind the position, up to its end, some 64 MiB or half a second; return what was
-        done.
+        """Put what the log holds behind the position, up to its end; return what was done.
 
-        Raises `CorruptFile`, `MissingOffsets`, `RewrittenOffsets`, `StorageMisconfigured`, `StorageUnavailable`, and
-        what `put` raises.
+        A round ends after some 64 MiB or half a second. Raises `CorruptFile`, `MissingOffsets`, `RewrittenOffsets`,
+        `StorageMisconfigured`, `StorageUnavailable`, and what `put` raises.
         """
         begin = self.position or 0
         segments = self._reader.segments()  # once a round, and anew only behind what was read
@@ -289,9 +286,10 @@ class Dispatcher:
         return replace(done, caught_up=done.state is not End.OPEN or not self._may_be_hole())
 
     def call_damage(self) -> bool:
-        """Return whether what is torn at the position is followed exactly by a whole message, though an older one; the
-        next round calls it damage then. For who won't look again: it may also be a message that is being written where
-        the broker cut its log.
+        """Return whether what is torn at the position is followed exactly by a whole message, though an older one.
+
+        The next round calls it damage then. For callers that won't look again: it may also be a message that is being
+        written where the broker truncated its log.
         """
         if self._torn is None or self._torn.begin != self.position or not is_followed(self.store, self._torn):
             return False
@@ -299,8 +297,9 @@ class Dispatcher:
         return True
 
     def _may_be_hole(self) -> bool:
-        """Return whether the zeros at the position may be a hole, which the next look believes: this one may have met
-        the writer.
+        """Return whether the zeros at the position may be a hole in the log.
+
+        The next look believes it; this one may have met the writer.
         """
         position = self.position or 0
         looked, self._hole = self._hole, None
@@ -385,10 +384,10 @@ class Dispatcher:
         return segments[0].start
 
     def _check_behind(self, segments: tuple[Segment, ...]) -> tuple[Loss, ...]:
-        """Look at what lies before the last message put: all of the last two segments at a start of ours or of the
-        broker's, else some.
+        """Compare what lies before the last message put with the log; return what was rewritten.
 
-        And some more of the two segments in each round, so that all of them are looked at in some minutes.
+        All of the last two segments at a start of this process or of the broker, else some of the newest. Each round
+        also compares some more of the two segments, so that all of them are compared within minutes.
         """
         if not self.position or not self._trail.witnesses:
             return ()
@@ -415,8 +414,9 @@ class Dispatcher:
         return tuple(times)
 
     def _rewritten(self) -> Loss:
-        """Go back to the last message that is there, or to the beginning of the log; raises `RewrittenOffsets` where
-        that isn't wanted.
+        """Go back to the last message that is there, or to the beginning of the log.
+
+        Raises `RewrittenOffsets` where that isn't wanted.
         """
         assert self.position is not None
         same = self._trail.last_same(self.store.commitlog, max(self._span(self._reader.segments()), _FAR_BYTES))
@@ -434,8 +434,9 @@ class Dispatcher:
         return Loss("rewritten", lost.begin, lost.end, lost.messages, _REWRITTEN)
 
     def _settle(self) -> None:
-        """While a part of the log is put again, the index's durable position lies ahead: note how far that part is
-        durable.
+        """Note how far a part of the log that is put again is durable.
+
+        Meanwhile the index's durable position lies ahead of it.
         """
         if self._trail.continue_at is None or self.position is None or self._trail.continue_at == self.position:
             return
@@ -451,17 +452,16 @@ class Dispatcher:
 
     @property
     def settled_before(self) -> int:
-        """Commit log offset before which everything was read and is durable, and isn't to be read again as far as
-        anybody knows.
+        """Commit log offset before which everything was read and is durable.
+
+        Nothing before it is to be read again, as far as is known.
         """
         position, again = self.position or 0, self._trail.continue_at
         durable = self._index.durable_position(self.store.source) or 0
         return min(position, durable, position if again is None else again)
 
     def rewritten_ms(self, begin: int, end: int) -> int | None:
-        """Return when some of the offsets [begin, end) were last found to be others than were read, None where they
-        never were.
-        """
+        """Return when some of the offsets [begin, end) were last found to differ from what was read; None: never."""
         return self._trail.rewritten_ms(begin, end)
 
     # lag

@@ -1,17 +1,14 @@
-"""What a broker cut off its log, as far as the memory of the log's follower tells.
+"""What a follower checks of its log behind its position: a truncated tail at the end, and rewritten ranges before it.
 
-A broker that cuts its log moves a position. What lies behind stays as it was until it is written over, and reads like
-any message. The follower remembers the last message that it put (`LogFingerprints`, in the index's root): from there on
-the log is read to its end, a short way. A message behind that end which is older than the last one before it was cut
-off. Without that memory nothing is known, nor where the follower has not met the cut yet. For one thread and one call:
-it looks once.
+A broker that truncates its log only moves a position. The bytes behind it stay until they are written over, and read
+like any message. The follower remembers the last message that it put (`LogFingerprints`, in the index's root).
+`TruncatedTail` reads the log from there to its end, a short way: a message behind that end which is older than the last
+one before it was cut off. Nothing is known without the fingerprints, or where the follower has not reached the cut yet.
+It looks once; one thread, one call.
 
-Goes through all that was read of the last segments, some bytes a round, and begins again: nothing that was rewritten
-stays unnoticed.
-
-Every round compares what was read last, and a start compares everything; but a broker may cut deeper, and write where
-no round looks. To compare all of it at once takes seconds of reading, so that it is done little by little, from the
-newest stretch to the oldest.
+`Scrubber` compares all that was read of the last segments with the fingerprints, some bytes a round, from the newest
+range to the oldest, and begins again. Every round compares what was read last, and a start compares everything, but a
+broker may truncate further back and write where no round looks; comparing everything at once takes seconds of reading.
 """
 
 from __future__ import annotations
@@ -108,8 +105,7 @@ class Scrubber:
         self._below = _ABOVE
 
     def step(self, trail: LogFingerprints, begin: int, segments: tuple[Segment, ...] | None = None) -> bool:
-        """Compare some more of what the trail remembers behind offset `begin`; return whether it turned out to be
-        changed.
+        """Compare some more of what the fingerprints cover behind offset `begin`; return whether it is changed.
 
         `segments` are those of the folder, where they are known.
         """

@@ -1,25 +1,22 @@
-"""The end of a log that is being written: which messages of a batch are whole. Stateless.
+"""The end of a log that is being written: which messages of a batch are whole, and what a torn tail is. Stateless.
 
 A broker copies messages into its mapping from front to back while others read page by page. So what was read near the
-end can have holes of zeros, also before bytes that were written later, and within properties nothing shows that. But
-whatever was seen proves that all before it is written by then: a batch that isn't known to be older than its reading is
-read a second time, up to the last message that the first reading saw. That last one counts
+end can have holes of zeros, also before bytes that were written later, and nothing within properties shows a hole. But
+once a byte was seen, everything before it is written: a batch that isn't known to be older than its reading is read a
+second time, up to the last message that the first reading saw. That last message counts
 
-- when a message's head that isn't older, or the segment's blank, was behind it before, or damage before a message that
-  isn't older; or
-- when its body has its CRC, its properties have no zero, and nothing is behind it; or the same bytes were there a look
-  before.
+- when the first reading saw behind it a message's head that isn't older, the segment's blank, or damage before a
+  message that isn't older; or
+- when its body has its CRC, its properties have no zero, and nothing is behind it; or the look before saw the same
+  bytes.
 
-For brokers zero nothing: one that cuts its log moves a position, and what is behind stays until it is written over.
-Such bytes prove nothing, and they can complete half a message to one that looks whole, if its lengths are those of the
-one before it. A message that is completed so for two looks, or whose last bytes nothing follows, is put and noticed as
-soon as it changes: its witness is of the bytes put.
+The reason for "older": brokers zero nothing. A broker that truncates its log moves a position, and the bytes behind it
+stay until they are written over. They prove nothing, and can complete half a message to one that looks whole, if its
+lengths are those of the one before it. A message that looks whole so for two looks, or whose last bytes nothing
+follows, is put. A later change of it is noticed, because its fingerprint is of the bytes put.
 
-What is no whole message at the end of a live log: where it is, what it is, and whether it is still what it was.
-Stateless.
-
-Telling it from damage takes a search through the rest of the segment. As long as nothing there changes, the search
-would find the same.
+A torn tail is what is no whole message at the end of a live log. Telling it from damage takes a search through the rest
+of the segment; as long as nothing there changes, the search would find the same and is not repeated.
 """
 
 from __future__ import annotations
@@ -67,8 +64,9 @@ _FOR_EVER = 2**63 - 1
 
 
 class StableEnd(NamedTuple):
-    """The log was written up to `end`, as far as its messages aren't younger than `store_ms`: what is behind may be
-    from before a cut.
+    """The log was written up to `end`, as far as its messages aren't younger than `store_ms`.
+
+    What is behind may be from before the log was truncated.
     """
 
     end: int
@@ -90,8 +88,9 @@ class LastRead(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """What of a batch is whole, the bytes that it was decoded from, and the message behind it that is to be looked at
-    once more.
+    """What of a batch is whole, and the bytes that it was decoded from.
+
+    Also the last message of the batch, where it needs another look.
     """
 
     batch: IndexBatch
@@ -100,8 +99,9 @@ class Settled(NamedTuple):
 
 
 def witnesses_of(batch: IndexBatch, data: bytes) -> list[RangeFingerprint]:
-    """Return the witnesses of a batch and of what was passed over before it; `data` are the bytes that it was decoded
-    from.
+    """Return the fingerprints of a batch and of what was skipped before it.
+
+    `data` are the bytes that the batch was decoded from.
     """
     made = [RangeFingerprint.of_passed(passed) for passed in batch.passed if passed.size]
     if not batch.messages:
@@ -190,8 +190,9 @@ def _goes_on(segments: tuple[Segment, ...], batch: IndexBatch, behind: bytes) ->
 
 
 def _store_ms(data: bytes, at: int) -> int | None:
-    """Return the store timestamp of the message whose head is at a position, None for a blank, or where the data ends
-    before it.
+    """Return the store timestamp of the message whose head is at a position.
+
+    None for a blank, or where the data ends before it.
     """
     if len(data) - at < MIN_MESSAGE_BYTES or data[at + 4 : at + 8] == _BLANK:
         return None
@@ -215,8 +216,9 @@ _MAX_BYTES = 1 << 23
 
 
 class TornTail(NamedTuple):
-    """Commit log offsets [begin, end) hold something that is no whole message; `seen` is what was seen of them and of
-    what is behind.
+    """Commit log offsets [begin, end) hold something that is no whole message.
+
+    `seen` is what was seen of them and of what is behind.
     """
 
     begin: int
@@ -233,8 +235,9 @@ class TornTail(NamedTuple):
 
 
 def is_followed(store: StoreDirectory, torn: TornTail) -> bool:
-    """Return whether a whole message begins exactly where the one that seems to be there ends: damage, where nobody
-    writes here.
+    """Return whether a whole message begins exactly where the one that seems to be there ends.
+
+    That is damage, where nobody writes here.
     """
     size = int.from_bytes((stored_bytes(store.commitlog, torn.begin, BLANK_BYTES) or b"")[:4], "big", signed=True)
     if not torn.is_half or size < MIN_MESSAGE_BYTES:

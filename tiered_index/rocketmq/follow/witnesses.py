@@ -1,18 +1,16 @@
-"""What a follower remembers of a log to notice that it was rewritten: fingerprints of messages that it has put.
+"""Fingerprints of the messages that a follower has put, by which it notices that the log was rewritten.
 
-After a crash of its host a broker may cut off messages that others have read already, and write others in their place.
+After a crash of its host a broker may truncate messages that others have read already, and write others in their place.
 Nothing in the log says so, and nothing is zeroed: messages that were read may stand behind the cut as they were, with
-others written before them. A `LogFingerprints` holds the last message before each position that can become durable with
-a checksum of everything since the one before, and ever fewer of older ones, so that the place where the log still is
-what it was can be found again.
+others written before them. `LogFingerprints` holds the last message before each position that can become durable, with
+a checksum of everything since the one before. The older they are, the fewer are kept. By them the place up to which the
+log is unchanged can be found.
 
-The trail is kept in `followers/<hash of the source name>.json` in the index's root, written before what it describes is
-put: whichever position is durable after a crash has its witness. One thread uses a trail.
+They are kept in `followers/<hash of the source name>.json` in the index's root, written before the messages that they
+describe are put: whichever position is durable after a crash has its fingerprint. One thread uses a `LogFingerprints`.
 
-The CRC-32 of two stretches of bytes that follow each other, from the CRC-32 of each. Pure.
-
-A CRC is a polynomial over GF(2) modulo a fixed one, and n bytes behind multiply it by x^(8n). Source: zlib's
-`crc32_combine`.
+`joined_crc` is the CRC-32 of two adjacent byte ranges from the CRC-32 of each: a CRC is a polynomial over GF(2) modulo
+a fixed one, and n bytes behind multiply it by x^(8n). Source: zlib's `crc32_combine`.
 """
 
 from __future__ import annotations
@@ -105,10 +103,10 @@ class Verdict(Enum):
 
 
 class RangeFingerprint(NamedTuple):
-    """The last message before position `end`, and what was put since the witness before: `messages`, of the bytes
-    [begin, end).
+    """The last message before position `end`, and what was put since the fingerprint before.
 
-    What was passed over has witnesses without messages: `offset` and `size` are of its first bytes.
+    `messages` counts those of the bytes [begin, end). What was skipped has fingerprints without messages: `offset` and
+    `size` are of its first bytes.
     """
 
     end: int
@@ -139,8 +137,9 @@ class RangeFingerprint(NamedTuple):
         return Fingerprint(self.offset, self.size, self.crc)
 
     def look_whole(self, folder: Path, segments: tuple[Segment, ...] | None = None) -> Verdict:
-        """Compare every byte that is remembered with what is in the commit log now; `segments` are those of the folder,
-        where known.
+        """Compare every byte that is remembered with what is in the commit log now.
+
+        `segments` are those of the folder, where they are known.
         """
         segments = list_segments(folder) if segments is None else segments
         verdict = self.look(folder, segments)
@@ -191,10 +190,10 @@ _TRAIL = record(
 
 
 def stored_bytes(folder: Path, offset: int, size: int, segments: tuple[Segment, ...] | None = None) -> bytes | None:
-    """Return the bytes [offset, offset + size) of the commit log, fewer where the segment ends before, None where no
-    segment has them.
+    """Return the bytes [offset, offset + size) of the commit log.
 
-    `segments` are those of the folder, where they are known.
+    Fewer where the segment ends before, None where no segment has them. `segments` are those of the folder, where they
+    are known.
     """
     for segment in list_segments(folder) if segments is None else segments:
         if segment.start <= offset < segment.end:
@@ -206,8 +205,9 @@ def stored_bytes(folder: Path, offset: int, size: int, segments: tuple[Segment, 
 
 
 def _joined(one: RangeFingerprint, later: RangeFingerprint) -> RangeFingerprint:
-    """Return two witnesses that follow each other as one; what lies between segments isn't remembered, so then only the
-    later's bytes.
+    """Return two fingerprints that follow each other as one.
+
+    What lies between segments isn't remembered, so then only the later's bytes.
     """
     messages = one.messages + later.messages
     if one.begin < 0 or one.end != later.begin:
@@ -309,8 +309,9 @@ class LogFingerprints:
     def is_changed(
         self, folder: Path, span: int, many: int | None = None, segments: tuple[Segment, ...] | None = None
     ) -> bool:
-        """Return whether anything remembered of the last `span` bytes, or of the `many` newest witnesses within them,
-        is changed.
+        """Return whether anything remembered of the last `span` bytes is changed.
+
+        With `many`, only the `many` newest fingerprints within them are compared.
         """
         segments = list_segments(folder) if segments is None else segments
         newest = reversed(self.witnesses[-many:] if many else self.witnesses)
@@ -323,8 +324,9 @@ class LogFingerprints:
         return witness is self.witnesses[-1] or self.witnesses[-1].end - witness.end < span
 
     def last_same(self, folder: Path, span: int) -> RangeFingerprint | None:
-        """Return the newest witness before which, as far as the last `span` bytes go, nothing is changed; older ones by
-        their message.
+        """Return the newest fingerprint before which, as far as the last `span` bytes go, nothing is changed.
+
+        Older ones are compared by their message.
         """
         found: RangeFingerprint | None = None
         for witness in reversed(self.witnesses):

@@ -1,15 +1,12 @@
-"""A stretch of a commit log segment -> the columns that `IndexService.put_batch` takes, with no loop over messages but
-the walk. Pure.
+"""Decodes a byte range of a commit log segment into the columns that `IndexService.put_batch` takes. Pure.
 
-First where messages begin (from consume queues, else by walking), then their headers by one gather of the fixed part,
-then topics and keys. Every length is checked before it is used. Source: RocketMQ's
-`CommitLog.checkMessageAndReturnSize` and `IndexService.buildIndex`; unlike the latter, prepared messages aren't
-indexed: no consumer ever sees them.
+The only loop over messages is the walk that finds where they begin, needed where consume queues don't say it. Then one
+gather of the fixed part gives the headers, and, length by length, the positions of topics, bodies and properties
+follow, then topics and keys. Every length is checked before it is used as a position, in the order in which a single
+decode checks it.
 
-Many messages at once: their headers by one gather, then, length by length, where topics, bodies and properties lie.
-Pure.
-
-Every length is checked before it is used as a position, in the order in which a single decode checks it.
+Source: RocketMQ's `CommitLog.checkMessageAndReturnSize` and `IndexService.buildIndex`; unlike the latter, prepared
+messages aren't indexed: no consumer ever sees them.
 """
 
 from __future__ import annotations
@@ -136,8 +133,9 @@ class MessageColumns:
         self._narrow()
 
     def topics(self) -> tuple[list[str], npt.NDArray[np.int32]]:
-        """Return the distinct topics, and which one each message has; messages end before the first whose topic is
-        none.
+        """Return the distinct topics, and which one each message has.
+
+        Messages end before the first whose topic is none.
         """
         encoded = spans(self.raw, self.topic_at, self.topic_end).dictionary_encode()
         index = encoded.indices.to_numpy(zero_copy_only=False)
@@ -178,8 +176,9 @@ class SkippedRange:
 
 
 class Passed(NamedTuple):
-    """What stood at commit log offsets [begin, end), where a reader found no message: a segment's blank, or damage that
-    it skipped.
+    """What stood at commit log offsets [begin, end), where a reader found no message.
+
+    That is a segment's blank, or damage that it skipped.
     """
 
     begin: int
@@ -230,8 +229,7 @@ def decode_index_columns(
     segment_bytes: int | None = None,
     check_crc: bool = False,
 ) -> IndexBatch:
-    """Return the entries of the messages that begin at `data[0]` and follow each other, up to the first thing that is
-    none.
+    """Return the entries of the messages that follow each other from `data[0]` on, up to the first thing that is none.
 
     `start_offset` is the physical offset of `data[0]`, and `file_offset` its position in `file`, for error texts.
     `positions` (n, relative to `data`, ascending) are what consume queues say; gaps between them are walked.

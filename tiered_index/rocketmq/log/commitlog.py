@@ -1,9 +1,9 @@
-"""Reading a `commitlog/` folder beside the broker that writes it, from any position, to the end of what is written.
+"""Reading a `commitlog/` folder beside the broker that writes it, from any position to the end of what is written.
 
-Segments are read a chunk at a time, so memory is bounded by the chunk or the longest message; a longer one than a chunk
-is read when its head and its lengths agree, and when it has at most `MAX_MESSAGE_BYTES` (128 MiB). The only state is
-which segments there were at the last look: batches look at the folder anew, single messages only where that look
-doesn't give them. Any thread may call. What can't be read is never passed over in silence:
+Segments are read a chunk at a time, so memory is bounded by the chunk or the longest message. A message longer than a
+chunk is read when its head and its lengths agree, and when it has at most `MAX_MESSAGE_BYTES` (128 MiB). The only state
+is the list of segments at the last look: batches list the folder anew, single messages only where that list doesn't
+have their segment. Any thread may call. What can't be read is never skipped without a report:
 
 | found      | what happens |
 |---|---|
@@ -15,7 +15,7 @@ doesn't give them. Any thread may call. What can't be read is never passed over 
 | a position whose segment is deleted, or never was | `MissingOffsets`, or skipped to the next segment |
 | a position behind the end of the log | `MissingOffsets`: the log was cut or made anew |
 
-A log that was rewritten below a position shows by the fingerprint of a message before it.
+A log that was rewritten before a position is found by the fingerprint of a message before it.
 """
 
 from __future__ import annotations
@@ -109,10 +109,10 @@ class CommitLogReader:
     # one message
 
     def read(self, offset: int, size: int | None = None) -> Message:
-        """Return the message at a commit log offset, checked to its CRC and physical offset; `size`, where known, saves
-        a read.
+        """Return the message at a commit log offset, checked to its CRC and physical offset.
 
-        Raises `MissingOffsets` where no segment has the offset, `CorruptFile` where no such message begins there.
+        `size`, where known, saves a read. Raises `MissingOffsets` where no segment has the offset, `CorruptFile` where
+        no such message begins there.
         """
         for segments in self._looked[:1]:
             for segment in segments:
@@ -158,8 +158,7 @@ class CommitLogReader:
         hole_at: int | None = None,
         newest_ms: int | None = None,
     ) -> Iterator[IndexBatch]:
-        """Yield the entries of all messages from `position` (None: the beginning) to the end of what is written, in
-        order.
+        """Yield the entries of all messages from `position` (None: the beginning) to the end of what is written.
 
         Each batch continues where the last one ended. The last one says by `state` what stands there: `End.OPEN`,
         `End.TORN`, or `End.SEGMENT` where the next segment isn't there yet; continue from its `end` later. An empty log
@@ -170,9 +169,8 @@ class CommitLogReader:
         at `hole_at` are damage where something readable lies behind them, which is searched for. `newest_ms` is the
         store timestamp of the message before `position`.
 
-        This is a plain reading. Of messages that are being written while it reads it may see a part: the last one, or
-        holes of zeros in those before it, also where keys should be. `messages` looks twice; a follower does so with
-        `tail.settled`.
+        A single reading may see messages that are being written in part: the last one, or holes of zeros in those
+        before it, also where keys should be. `messages` reads twice; a follower does so with `tail.settled`.
         """
         found = self.stretches(
             position, skip_corrupt=skip_corrupt, skip_missing=skip_missing, hole_at=hole_at, newest_ms=newest_ms
@@ -188,12 +186,12 @@ class CommitLogReader:
         skip_missing: bool = False,
         closed: bool = False,
     ) -> Iterator[Message]:
-        """Yield every message whole, from `position` on, hidden ones included; raises as `batches`, and always checks
-        bodies.
+        """Yield every message whole, from `position` on, hidden ones included.
 
-        Beside a writer, too: properties with zeros are read a second time, for what was seen behind them was written
-        after them. The last message before the end of a live log is left out where it has some, as those of half a
-        message do; not where the caller knows that its broker has `closed` the log.
+        Raises as `batches`, and always checks bodies. Also right beside a writer: properties with zeros are read a
+        second time, because everything before a byte that was seen is written by then. The last message before the end
+        of a live log is left out where its properties have zeros, as those of half a message do; not where the caller
+        knows that its broker has `closed` the log.
         """
         reader = replace(self, check_crc=True)
         for batch, data in reader.stretches(position, skip_corrupt=skip_corrupt, skip_missing=skip_missing):
@@ -291,8 +289,9 @@ class CommitLogReader:
                 at = segment.end
 
     def _next_segment(self, at: int, known: tuple[Segment, ...]) -> Segment | None:
-        """Return the segment to read at a position, None where the log ends exactly there; `known` are those of an
-        earlier look.
+        """Return the segment to read at a position, None where the log ends exactly there.
+
+        `known` are those of an earlier look.
         """
         for segment in known:
             if segment.start <= at < segment.end:
@@ -338,8 +337,9 @@ class CommitLogReader:
     def _judge(
         self, segment: Segment, batch: IndexBatch, hole_at: int | None, newest_ms: int | None
     ) -> tuple[IndexBatch, int | None]:
-        """Tell the end of a live log from damage: return the batch, called torn or damaged, and where reading could go
-        on after damage.
+        """Tell the end of a live log from damage.
+
+        Return the batch, called torn or damaged, and where reading could go on after damage.
         """
         later = [other for other in self.segments() if other.start > segment.start]
         written_behind = segment.is_closed or any(other.read(BLANK_BYTES, 0).strip(b"\0") for other in later)
@@ -367,11 +367,10 @@ class CommitLogReader:
         return bool(again.messages) or again.state in (End.MORE, End.SEGMENT)
 
     def _seen_damage(self, segment: Segment, begin: int, end: int) -> Passed | None:
-        """Return what stands at the offsets [begin, end) of a segment, as far as it has a file; None where `begin` is
-        no damage by now.
+        """Return what stands at the offsets [begin, end) of a segment, as far as it has a file.
 
-        In this order: whoever writes there later changes what was seen, and whoever has written there before shows by a
-        message at `begin`.
+        None where `begin` is no damage by now. The order matters: whoever writes there later changes what was seen, and
+        whoever has written there before shows by a message at `begin`.
         """
         at, size, first, whole = begin, min(end - begin, _HEAD_OF_DAMAGE), 0, 0
         while at < end and (data := segment.read(min(end - at, _PIECE), at - segment.start)):
@@ -380,8 +379,9 @@ class CommitLogReader:
         return None if self._is_message(segment, begin) else Passed(begin, at, min(size, at - begin), first, whole)
 
     def _is_old(self, segment: Segment, offset: int, newest_ms: int | None) -> bool:
-        """Return whether messages at an offset were stored before what is known to be written: a broker's recovery
-        zeroes nothing.
+        """Return whether messages at an offset were stored before what is known to be written.
+
+        They can be: a broker's recovery zeroes nothing.
         """
         if newest_ms is None:
             return False
@@ -392,8 +392,9 @@ class CommitLogReader:
         return True
 
     def _readable_behind(self, segment: Segment, at: int) -> int | None:
-        """Return the first offset behind byte `at` of a segment where a whole, checked message or the final blank
-        begins.
+        """Return the first offset behind byte `at` of a segment where something readable begins.
+
+        That is a whole, checked message or the final blank.
         """
         following, step = at + 1, max(min(self.chunk_bytes, _BEHIND_DAMAGE), 8 * MIN_MESSAGE_BYTES)
         while following < segment.file_size:
@@ -430,8 +431,9 @@ def _read_within(segment: Segment, offset: int, size: int | None) -> Message:
 
 
 def _claimed(segment: Segment, at: int, offset: int, *, at_once: int = _UNCHECKED_BYTES) -> int:
-    """Return the size of the message whose head lies at byte `at`; one longer than `at_once` only where its lengths add
-    up.
+    """Return the size of the message whose head lies at byte `at`.
+
+    One longer than `at_once` only where its lengths add up.
     """
     file = str(segment.path)
     claim = check_head(

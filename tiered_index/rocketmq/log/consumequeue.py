@@ -53,8 +53,9 @@ def pack_entry(offset: int, size: int, tags_code: int) -> bytes:
 
 
 def decode_entries(data: bytes) -> Entries:
-    """Return the entries (n, dtype `ENTRY`) before the first that is not written yet; bytes of half an entry at the end
-    are left out.
+    """Return the entries (n, dtype `ENTRY`) before the first that is not written yet.
+
+    Bytes of half an entry at the end are left out.
     """
     entries = np.frombuffer(data, ENTRY, len(data) // ENTRY_BYTES)
     written = entries["size"] > 0
@@ -70,11 +71,10 @@ class ConsumeQueue:
     folder: Path
 
     def read(self, begin: int | None = None, max_entries: int = _READ_ENTRIES) -> tuple[int, Entries]:
-        """Return the queue offset of the first entry, and up to `max_entries` entries from queue offset `begin` on
-        (None: the oldest).
+        """Return the queue offset of the first entry, and the entries from queue offset `begin` on (None: the oldest).
 
-        No entries: nothing is written from there on. Where `begin` is deleted, what follows begins with the oldest
-        there is, which the returned offset says. Raises `CorruptFile` where an entry is no entry,
+        At most `max_entries`; none where nothing is written from there on. Where `begin` is deleted, they begin with
+        the oldest there is, which the returned offset says. Raises `CorruptFile` where an entry is no entry,
         `StorageMisconfigured` where files may not be read.
         """
         if (begin is not None and begin < 0) or max_entries < 1:
@@ -108,10 +108,10 @@ class ConsumeQueue:
         return start, np.concatenate(parts) if parts else np.zeros(0, ENTRY)
 
     def seek(self, offset: int) -> int:
-        """Return the queue offset of the first entry that names a commit log offset >= `offset`, else where the next
-        one will be written.
+        """Return the queue offset of the first entry that names a commit log offset >= `offset`.
 
-        Offsets ascend within a queue, so this takes about 30 small reads. Raises as `read`.
+        Where there is none, the offset at which the next entry will be written. Offsets ascend within a queue, so this
+        takes about 30 small reads. Raises as `read`.
         """
         files = list_segments(self.folder)
         if not files:

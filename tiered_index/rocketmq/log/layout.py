@@ -13,14 +13,16 @@ Lengths are signed, as RocketMQ reads them; it writes no negative one. The body 
 body without its highest bit. A segment ends with a blank: i32 bytes left, u32 magic `BLANK`, then anything. Behind the
 last message of a segment that is being written lie zeros.
 
-A message's properties, its keys and its tags code, as RocketMQ's `MessageDecoder` and `IndexService` understand them.
-Pure.
+Lengths are signed, as RocketMQ reads them; it writes no negative one. The body CRC is CRC-32 of the stored (compressed)
+body without its highest bit. A segment ends with a blank: i32 bytes left, u32 magic `BLANK`, then anything. Behind the
+last message of a segment that is being written lie zeros.
 
 Properties are `name 0x01 value 0x02 name 0x01 value 0x02 ...`; the last 0x02 may be missing. A piece without name,
-separator or value is ignored; of two pieces of one name the last counts.
+separator or value is ignored; of two pieces of one name the last counts. Keys and tags code follow from them as in
+RocketMQ's `MessageDecoder` and `IndexService`.
 
-Addresses as messages carry them, and the message id that is made of one: where a message lies, as 32 or 56 hexadecimal
-digits. Pure.
+A message id is the store host's address, its port and the physical offset, as 32 (IPv4) or 56 (IPv6) hexadecimal
+digits.
 """
 
 from __future__ import annotations
@@ -101,8 +103,9 @@ MAX_PROPERTIES_BYTES = 32_767
 
 
 def header_dtype(sys_flag: int) -> np.dtype[np.void]:
-    """Return the packed record of everything up to and with the body length; its size depends on the two address bits
-    of `sys_flag`.
+    """Return the packed record of everything up to and including the body length.
+
+    Its size depends on the two address bits of `sys_flag`.
     """
     born = "V20" if sys_flag & BORN_V6 else "V8"
     store = "V20" if sys_flag & STORE_V6 else "V8"
@@ -143,8 +146,9 @@ _SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
 
 def java_text(data: bytes) -> str:
-    """Return `new String(data, UTF_8)`: bytes that are no UTF-8 become U+FFFD, so keys of them hash as they do in the
-    broker.
+    """Return `new String(data, UTF_8)`.
+
+    Bytes that are no UTF-8 become U+FFFD, so keys with such bytes hash as they do in the broker.
     """
     try:
         return data.decode()
@@ -169,23 +173,26 @@ def format_properties(properties: Mapping[str, str]) -> str:
 
 
 def index_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the keys a message is indexed under: unique key, then KEYS split on spaces; empty ones skipped, each
-    once.
+    """Return the keys a message is indexed under: the unique key, then KEYS split on spaces.
+
+    Empty ones are skipped, each key counts once.
     """
     keys = properties.get(KEYS, "").split(" ")
     return tuple(dict.fromkeys(key for key in (properties.get(UNIQ_KEY, ""), *keys) if key))
 
 
 def delay_of_level_ms(level: int) -> int:
-    """Return the delay of a level of the broker's default table, which has 18 levels; higher ones count as the last,
-    others as none.
+    """Return the delay of a level of the broker's default table, which has 18 levels.
+
+    Higher levels count as the last, others as none.
     """
     return 1000 * _DELAY_LEVELS_S[min(level, len(_DELAY_LEVELS_S)) - 1] if level > 0 else 0
 
 
 def tags_code(topic: str, properties: Mapping[str, str], store_ms: int) -> int:
-    """Return the consume queue's tags code: the hash of the tags; for delayed messages waiting their turn, the time of
-    delivery (ms).
+    """Return the consume queue's tags code: the hash of the tags.
+
+    For delayed messages that are not delivered yet it is the time of delivery (ms).
     """
     if topic == _SCHEDULE_TOPIC and (level := properties.get("DELAY", "")).isdecimal() and int(level) > 0:
         return store_ms + delay_of_level_ms(int(level))

@@ -1,18 +1,15 @@
-"""One message of the commit log, whole: decoded, checked, and encoded again. Pure.
+"""One message of the commit log, whole: decoded, checked, decompressed, and encoded again. Pure.
 
 `Message` is an immutable value and safe to share between threads. Source: RocketMQ's `MessageDecoder`, `CommitLog` and
 `MessageExtEncoder`; unlike them, a negative length, a size that doesn't add up and a topic that is no UTF-8 are damage,
 not a message.
 
-Compressed bodies: zlib by the standard library, LZ4 frames and zstd by Arrow's codecs. Pure.
+Bodies are decompressed as zlib by the standard library, as LZ4 frames and zstd by Arrow's codecs. A body does not say
+its size before it is decompressed, and a few KiB can claim gigabytes, so every decompression has a bound.
 
-A body says nothing of its size before it is decompressed, so every decompression has a bound: a few KiB can claim
-gigabytes.
-
-What a message's head claims, checked before as much as it claims is read. Pure.
-
-Four lying bytes could otherwise make a reader fetch, and hold, a whole segment. RocketMQ's bound of a message is set at
-the broker (`maxMessageSize`, 4 MiB by default); `MAX_MESSAGE_BYTES` is 32 times that, and what claims more is damage.
+What a message's head claims is checked before that much is read (`check_head`, `check_tail`): four wrong bytes could
+otherwise make a reader fetch, and hold, a whole segment. RocketMQ's bound of a message is set at the broker
+(`maxMessageSize`, 4 MiB by default); `MAX_MESSAGE_BYTES` is 32 times that, and what claims more is damage.
 """
 
 from __future__ import annotations
@@ -97,8 +94,9 @@ def compression_of(sys_flag: int) -> str | None:
 def decompress(
     body: bytes, sys_flag: int, *, file: str = "message", offset: int | None = None, max_bytes: int = MAX_BODY_BYTES
 ) -> bytes:
-    """Return the plain body of at most `max_bytes` bytes; raises `CorruptFile` naming `file` and `offset` for anything
-    else.
+    """Return the plain body of at most `max_bytes` bytes.
+
+    Raises `CorruptFile` naming `file` and `offset` for anything else.
     """
     name = compression_of(sys_flag)
     if name is None or not body:
@@ -152,8 +150,9 @@ _dtype_of = cache(header_dtype)
 
 
 class Head(NamedTuple):
-    """A message's fixed part: `fields` as `header_dtype` names them, where the body begins, how many bytes the topic's
-    length takes.
+    """A message's fixed part.
+
+    `fields` as `header_dtype` names them, where the body begins, how many bytes the topic's length takes.
     """
 
     size: int
@@ -190,9 +189,7 @@ def decode_head(data: Buffer, most: int, damage: Callable[..., CorruptFile], phy
 
 
 class Claim(NamedTuple):
-    """What a head says: the message's size, where the length of the topic stands, and how many bytes that length
-    takes.
-    """
+    """What a head claims: the message's size, where the length of the topic stands, and the bytes of that length."""
 
     size: int
     tail_at: int
@@ -200,11 +197,10 @@ class Claim(NamedTuple):
 
 
 def check_head(head: Buffer, left: int, *, file: str, file_offset: int, physical_offset: int) -> Claim:
-    """Return what a head claims; `head` is a message's first `HEAD_BYTES` bytes, or all of the `left` ones that there
-    are.
+    """Return what a head claims.
 
-    Raises `CorruptFile` for `file` at `file_offset` where no message of at most `left` and `MAX_MESSAGE_BYTES` bytes
-    can begin so.
+    `head` is a message's first `HEAD_BYTES` bytes, or all of the `left` ones that there are. Raises `CorruptFile` for
+    `file` at `file_offset` where no message of at most `left` and `MAX_MESSAGE_BYTES` bytes can begin so.
     """
     damage = partial(CorruptFile, file, offset=file_offset)
     size, fields, body_at, length_bytes = decode_head(head, min(left, MAX_MESSAGE_BYTES), damage, physical_offset)
@@ -216,8 +212,9 @@ def check_head(head: Buffer, left: int, *, file: str, file_offset: int, physical
 
 
 def check_tail(claim: Claim, tail: Buffer, *, file: str, file_offset: int) -> None:
-    """Raise `CorruptFile` where topic and properties aren't as long as the head left room for; `tail` begins at
-    `claim.tail_at`.
+    """Raise `CorruptFile` where topic and properties aren't as long as the head left room for.
+
+    `tail` begins at `claim.tail_at`.
     """
     room = claim.size - claim.tail_at
     properties_at = claim.length_bytes + int.from_bytes(tail[: claim.length_bytes], "big", signed=True) + 2
@@ -326,8 +323,9 @@ class Message:
         return decompress(self.raw_body, self.sys_flag, file=f"message {self.offset_msg_id}", max_bytes=max_bytes)
 
     def encode(self) -> bytes:
-        """Return the stored bytes; `size` and `body_crc` are taken as they are, so a decoded message gives its own
-        bytes.
+        """Return the stored bytes.
+
+        `size` and `body_crc` are taken as they are, so a decoded message gives its own bytes.
         """
         return encode_fields(
             self.size,
@@ -392,8 +390,9 @@ def encode_fields(
     topic: bytes,
     properties: bytes,
 ) -> bytes:
-    """Return a message's stored bytes; hosts as `pack_host` gives them, in the kinds that `sys_flag` says. Nothing is
-    checked.
+    """Return a message's stored bytes; nothing is checked.
+
+    Hosts are as `pack_host` gives them, in the kinds that `sys_flag` says.
     """
     head = _HEADS[sys_flag & (BORN_V6 | STORE_V6)](
         size,
@@ -417,8 +416,9 @@ def encode_fields(
 
 
 def message_size(sys_flag: int, magic: int, topic_bytes: int, body_bytes: int, properties_bytes: int) -> int:
-    """Return a message's whole length in bytes; raises `InvalidArgument` for lengths that have no room in their
-    field.
+    """Return a message's whole length in bytes.
+
+    Raises `InvalidArgument` for lengths that have no room in their field.
     """
     if not topic_bytes <= (MAX_TOPIC_V1_BYTES if magic == MAGIC_V1 else 32_767):
         raise InvalidArgument(f"a topic of {topic_bytes:,} bytes doesn't fit this message version")

@@ -1,7 +1,7 @@
-"""The index keys of many messages at once, out of their stored properties, by NumPy and Arrow instead of a loop. Pure.
+"""The index keys of many messages at once, decoded from their properties by NumPy and Arrow without a loop. Pure.
 
-Equal to `properties.index_keys(parse_properties(java_text(...)))` for every message. Memory: about 10 times the bytes
-of the properties.
+Equal to `layout.index_keys(parse_properties(java_text(...)))` for every message. Memory: about 10 times the bytes of
+the properties.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _FEW = 8
 
 @dataclass(frozen=True, slots=True)
 class KeyColumns:
-    """n keys: `message` (i64, n, ascending) says whose each one is, `keys` (large_string, n) are their texts;
+    """n keys: `message` (i64, n, ascending) says whose each one is, `keys` (large_string, n) are their texts.
+
     `replaced` counts those that were no UTF-8.
     """
 
@@ -39,11 +40,10 @@ class KeyColumns:
 
 
 def spans(data: Any, starts: Int64, ends: Int64) -> Any:
-    """Return the bytes [starts[i], ends[i]) of a buffer as one large_binary array; spans are ascending and don't
-    overlap.
+    """Return the bytes [starts[i], ends[i]) of a buffer as one large_binary array.
 
-    Offsets that alternate between starts and ends describe, without a copy, an array whose odd elements are the spans:
-    `take` gathers them.
+    The ranges are ascending and don't overlap. Offsets that alternate between starts and ends describe, without a copy,
+    an array whose odd elements are the ranges: `take` gathers them.
     """
     count = len(starts)
     offsets = np.empty(2 * count + 1, np.int64)
@@ -61,8 +61,9 @@ def _buffers(array: Any) -> tuple[Int64, npt.NDArray[np.uint8]]:
 
 
 def key_columns(data: Any, starts: Int64, ends: Int64) -> KeyColumns:
-    """Return the keys of the messages whose properties are the bytes [starts[i], ends[i]) of `data`, ascending and
-    apart.
+    """Return the keys of the messages whose properties are the bytes [starts[i], ends[i]) of `data`.
+
+    The ranges are ascending and don't overlap.
     """
     # Each message's properties and the byte behind them, which becomes a value end: then every piece lies between two
     # value ends, and no piece belongs to two messages. Only the last message of the data may have no byte behind it.
@@ -109,8 +110,9 @@ def _last_of_each(begins: Int64, piece_at: Int64, pieces: Int64) -> tuple[Int64,
 def _split(
     text: npt.NDArray[np.uint8], ends_at: Int64, message: Int64, keys: Int64, starts: Int64, stops: Int64
 ) -> tuple[Int64, Int64, Int64]:
-    """Cut the values [starts, stops) of the pieces `keys` at spaces; return message, start and stop of the parts that
-    aren't empty.
+    """Cut the values [starts, stops) of the pieces `keys` at spaces.
+
+    Return message, start and stop of the parts that aren't empty.
     """
     spaces = np.flatnonzero(text == _SPACE)
     if not len(spaces) or not len(keys):

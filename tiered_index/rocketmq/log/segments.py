@@ -1,13 +1,11 @@
-"""The files of a folder that are named by the 20 digits of their first byte's offset: commit log segments, consume
-queue files.
+"""Files of a folder named by the 20-digit offset of their first byte, and where the messages in a segment begin.
 
-Files are read by `pread` and never mapped: one that the broker cuts short or deletes meanwhile is an error, not a
-signal. Nothing is kept open, so that the broker's deletions free their room. Safe under threads.
+Commit log segments and consume queue files are named so. They are read by `pread` and never mapped: a file that the
+broker truncates or deletes meanwhile is an error, not a signal. Nothing is kept open, so the broker's deletions free
+their room. Safe under threads.
 
-Where the messages of a stretch of a segment begin, and what is behind the last one. Pure.
-
-Walking goes from message to message by their sizes and believes nothing but size and magic; the contents are checked by
-who decodes them.
+Walking goes from message to message by their sizes and trusts nothing but size and magic; the decoder checks the
+contents. Pure.
 """
 
 from __future__ import annotations
@@ -72,8 +70,9 @@ def segment_name(start: int) -> str:
 
 @contextmanager
 def local_errors(path: Path) -> Iterator[None]:
-    """Turn what the system says of a file into typed errors; `FileNotFoundError` passes, for the caller knows what it
-    means.
+    """Turn what the system says of a file into typed errors.
+
+    `FileNotFoundError` passes, because the caller knows what it means.
     """
     try:
         yield
@@ -157,8 +156,9 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Messages in a row: `positions` (n) of their first bytes in the data, ascending; the next would begin at
-    `stop`.
+    """Messages in a row: `positions` (n) of their first bytes in the data, ascending.
+
+    The next would begin at `stop`.
     """
 
     positions: Positions
@@ -239,12 +239,11 @@ def _what_stands(data: Buffer, position: int, segment_end: int) -> tuple[End, st
 
 
 def message_positions(data: Buffer, known: npt.ArrayLike, begin: int = 0, *, segment_bytes: int | None = None) -> Walk:
-    """Return what `walk` returns, with fewer steps: `known` are positions in `data` that consume queues name,
-    ascending.
+    """Return what `walk` returns, with fewer steps.
 
-    Between known messages whose sizes join without a gap nothing is walked; messages that no queue names (prepared
-    ones, or of queues deleted meanwhile) are found by walking each gap. A known position that is no message's beginning
-    is left out.
+    `known` are positions in `data` that consume queues name, ascending. Between known messages whose sizes join without
+    a gap nothing is walked; messages that no queue names (prepared ones, or of queues deleted meanwhile) are found by
+    walking each gap. A known position that is no message's beginning is left out.
     """
     given = np.asarray(known, np.int64)
     given = given[(given >= begin) & (given <= len(data) - MIN_MESSAGE_BYTES)]
@@ -277,11 +276,10 @@ def message_positions(data: Buffer, known: npt.ArrayLike, begin: int = 0, *, seg
 
 
 def candidates(data: Buffer, begin: int, start_offset: int, *, segment_bytes: int | None = None) -> Iterator[int]:
-    """Yield the positions >= `begin` where a message with its own physical offset, or a blank that ends the segment,
-    seems to begin.
+    """Yield the positions >= `begin` where a message, or a blank that ends the segment, seems to begin.
 
-    `start_offset` is the physical offset of `data[0]`. A copy of a message within a body has another physical offset
-    and isn't named. The caller checks what is named: only magic, size and offset were looked at.
+    Such a message has its own physical offset; `start_offset` is that of `data[0]`. A copy of a message within a body
+    has another one and isn't named. The caller checks what is named: only magic, size and offset were looked at.
     """
     segment_end = len(data) if segment_bytes is None else segment_bytes
     for match in _ANY_MAGIC.finditer(data, begin + 4):

@@ -1,5 +1,4 @@
-"""A store directory as RocketMQ lays it out: where its parts are, what it is called, and how far its commit log is
-written. Read only.
+"""A store directory as RocketMQ lays it out: its parts, its name, how far its commit log is written. Read only.
 
 ```
 STORE_DIR/commitlog/         segments, named by their start offset
@@ -9,9 +8,10 @@ STORE_DIR/checkpoint         up to when each of them was flushed
 ```
 Stateless: every call looks anew, and any thread may call.
 
-The store's checkpoint: up to which store timestamps commit log, consume queues and classic index were flushed. Pure.
+Stateless: every call reads anew, and any thread may call.
 
-4,096 bytes; five i64, big-endian, then zeros. Source: RocketMQ's `StoreCheckpoint`.
+The checkpoint has 4,096 bytes: five i64, big-endian, then zeros. They say up to which store timestamps commit log,
+consume queues and classic index were flushed. Source: RocketMQ's `StoreCheckpoint`.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ class Checkpoint:
 
     @property
     def safe_ms(self) -> int:
-        """Up to when commit log and consume queues are both flushed for certain: the smaller of the two less three
-        seconds, at least 0.
+        """Up to when commit log and consume queues are both flushed for certain.
+
+        The smaller of the two less three seconds, at least 0.
         """
         return max(0, min(self.commit_log_ms, self.consume_queue_ms) - _SAFETY_MS)
 
@@ -116,8 +117,9 @@ class StoreDirectory:
 
     @classmethod
     def open(cls, folder: Path, name: str | None = None) -> StoreDirectory:
-        """Return the store in a folder; by default it is called by its resolved path. Raises `InvalidArgument` where
-        there is none.
+        """Return the store in a folder; by default it is called by its resolved path.
+
+        Raises `InvalidArgument` where there is none.
         """
         folder = absolute_path(folder).resolve()
         if name is not None and not name.strip():
@@ -157,8 +159,9 @@ class StoreDirectory:
 
     @property
     def has_lost_log(self) -> bool:
-        """Whether there is no folder of segments, though other parts say that a broker was here: brokers never delete
-        it.
+        """Whether the folder of segments is missing, though other parts say that a broker was here.
+
+        Brokers never delete it.
         """
         try:
             return not self.commitlog.exists() and any((self.folder / part).exists() for part in _OF_A_BROKER)
@@ -192,17 +195,17 @@ class StoreDirectory:
         return None
 
     def messages_named(self, begin: int, end: int) -> int | None:
-        """Return how many messages in [begin, end) of the commit log the consume queues name, None where they name none
-        any more.
+        """Return how many messages in [begin, end) of the commit log the consume queues name.
+
+        None where they name none any more.
         """
         return len(QueuePositions(self.folder / "consumequeue").between(begin, end)) or None
 
     def log_end(self) -> LogEnd | None:
-        """Return where the log ends, None for an empty one, without reading it: by some 20 reads of a page and one of
-        its last messages.
+        """Return where the log ends, None for an empty one, without reading it.
 
-        An estimate: a body of zeros longer than a page can hide what lies behind it, and what a writer is just writing
-        may be missed.
+        It takes some 20 reads of a page and one of its last messages. An estimate: a body of zeros longer than a page
+        can hide what lies behind it, and what a writer is just writing may be missed.
         """
         segments = CommitLogReader(self.commitlog).segments()
         for segment in reversed(segments):
