@@ -1,9 +1,9 @@
-"""The data pipeline where one machine ends: the same engine on PySpark, over as many executors as there are.
+"""The same engine on PySpark, for data that one machine can't process, over any number of executors.
 
     from tiered_index.spark import build, merge
 
-Tasks upload under names of their own and change nothing; the driver publishes with one log record (docs/spark.md).
-PySpark itself is imported by who makes the session, so this package can be looked at without it.
+Tasks upload objects under names of their own and change nothing else; the driver publishes them with one log record
+(docs/spark.md). PySpark itself is imported by who makes the session, so this package can be imported without it.
 """
 
 from tiered_index.spark.audit.audit import AuditResult, audit

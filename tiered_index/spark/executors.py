@@ -1,16 +1,14 @@
-"""What passes between driver and executors: where the storage is, and which error a task died of.
+"""What passes between driver and executors: storage addresses and errors; and what a Python worker keeps between tasks.
 
 A storage is never pickled: tasks open it from its URI, with the credentials that the executor finds by the usual chain.
-Spark hands errors of tasks to the driver as text; `typed_errors` finds ours in it and raises it again. Threads: any.
-
-Memory of a Python worker between tasks: no further arenas of the allocator for its threads, and what is free goes back
-to the system.
+Spark hands errors of tasks to the driver as text; `typed_errors` finds the project's error in it and raises it again.
+Threads: any.
 
 Spark runs task after task in one worker. glibc gives a thread an arena of its own, which keeps what the thread freed;
-threads of later tasks don't meet the arenas that fit, so a worker would take more with every task (a merge of 8 million
-entries, run six times in one process: 629 MiB at its peak at first, 831 at last; without further arenas 566 to 589, in
-no order). Linux with glibc, and Arrow's pool; elsewhere nothing is done. The setting is the process's, from its first
-task on. Threads: any.
+threads of later tasks get other arenas, so a worker would take more memory with every task. A merge of 8 million
+entries, run six times in one process, peaked at 629 MiB at first and at 831 MiB at last; without further arenas at 566
+to 589 MiB. So the worker makes no further arenas, and returns free memory to the system between tasks. Linux with
+glibc, and Arrow's pool; elsewhere nothing is done. The setting is the process's, from its first task on.
 """
 
 from __future__ import annotations
@@ -134,8 +132,9 @@ def give_back() -> None:
 
 @contextlib.contextmanager
 def between_tasks() -> Iterator[None]:
-    """Give back what earlier tasks left, and at the end what this one freed: a task's peak is its own, an idle worker
-    is small.
+    """Give back what earlier tasks left, and at the end what this one freed.
+
+    So a task's peak is its own, and an idle worker is small.
     """
     limit = getattr(ctypes.CDLL(None), "mallopt", None)
     if limit is not None:

@@ -1,13 +1,12 @@
-"""What a job did and cost: tasks, seconds, entries, requests and bytes, stage by stage, of tasks and of the driver.
+"""What a job did and cost, stage by stage, and how far it is while it runs.
 
-Requests are counted where they are made: the storages that tasks open are metered, and each adds what it counted to a
-Spark accumulator when it is closed. Tasks that failed, or whose executor was lost, are not in it, nor is what Spark
-itself reads from local files. `JobMeter` belongs to the driver's thread; addresses go to tasks.
+Tasks, seconds, entries, requests and bytes, of tasks and of the driver. Requests are counted where they are made: the
+storages that tasks open are metered, and each adds its counts to a Spark accumulator when it is closed. Not counted are
+tasks that failed or whose executor was lost, and what Spark itself reads from local files. `JobMeter` belongs to the
+driver's thread; addresses are sent to tasks.
 
-How far a Spark job is, told on the driver: a thread asks Spark's status tracker now and then.
-
-`watched` tells about the jobs that its block starts. The thread ends with the block; whatever it is told by a context
-that is going down is not worth an error.
+`watched` reports the progress of the jobs that its block starts: a thread on the driver polls Spark's status tracker
+and ends with the block. Errors of a context that is going down are ignored.
 """
 
 from __future__ import annotations
@@ -45,8 +44,9 @@ class Watched:
 
 @contextlib.contextmanager
 def watched(spark: SparkSession, stage: str, progress: Callable[[str, int, int], None]) -> Iterator[Watched]:
-    """Call `progress` with (stage, tasks done, tasks) while the block runs, from a thread of its own, and once more at
-    its end.
+    """Call `progress` with (stage, tasks done, tasks) while the block runs, and once more at its end.
+
+    The calls while the block runs come from a thread of its own.
     """
     seen = Watched()
     context = spark.sparkContext

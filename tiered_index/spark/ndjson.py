@@ -1,14 +1,9 @@
-"""What Spark's reader of NDJSON would pass over in silence, found before it reads: keys and messages are what was
-written, or an error.
+"""Checks of NDJSON before Spark reads it, for what Spark's reader would change without an error.
 
-Of two values in a line it takes the first, for half of a surrogate pair it puts a question mark. Other bytes than UTF-8
-it refuses.
-
-What is wrong with a line of NDJSON, in words: which column, what was found, what was expected. Pure but for
-`first_line_without_object`.
-
-Spark says it in an error's text; pyarrow does not always name the column, so the lines are looked at again, once there
-is an error.
+Of two values in a line Spark takes the first; half of a surrogate pair becomes a question mark. Bytes that are no UTF-8
+are refused. Keys and messages are what was written, or an error says what is wrong with a line: which column, what was
+found, what was expected. Spark says it in an error's text; pyarrow does not always name the column, so the lines are
+parsed again once there is an error. Pure but for `first_line_without_object`.
 """
 
 from __future__ import annotations
@@ -64,8 +59,9 @@ def told_by_spark(text: str) -> str | None:
 
 
 def first_wrong_line(lines: Iterable[bytes]) -> str | None:
-    """Return what is wrong with the first line that is no message, and its number from 1 on; None where all are
-    messages.
+    """Return what is wrong with the first line that is no message, and its number from 1 on.
+
+    None where all are messages.
     """
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -86,8 +82,9 @@ def first_wrong_line(lines: Iterable[bytes]) -> str | None:
 
 
 def first_line_without_object(file: Path) -> tuple[int, str] | None:
-    """Return the number, from 1 on, of a local file's first line without an object, and what it is; None where there is
-    none.
+    """Return the number, from 1 on, of a local file's first line without an object, and what it is.
+
+    None where there is none.
     """
     with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
         return next(
@@ -96,8 +93,9 @@ def first_line_without_object(file: Path) -> tuple[int, str] | None:
 
 
 def line_without_object(line: bytes) -> str | None:
-    """Return what a line is that is neither empty nor one object (or array of objects, which Spark takes, too) of
-    Unicode.
+    """Return what a line is that is neither empty nor one object of Unicode.
+
+    An array of objects passes, too, as Spark takes it.
     """
     if not line.strip():
         return None

@@ -1,11 +1,10 @@
-"""A Spark session for whoever has none, and clear words where PySpark or Java is missing.
+"""A Spark session for callers that have none, with this package shipped to its executors.
 
-Workers run the driver's interpreter unless `PYSPARK_PYTHON` or `spark.pyspark.python` says otherwise.
+Workers run the driver's interpreter unless `PYSPARK_PYTHON` or `spark.pyspark.python` says otherwise. Where PySpark or
+Java is missing, an error says so.
 
-This package on its way to the executors: its modules as one zip file, which Spark hands to every Python worker.
-
-Workers need an interpreter that has what the package depends on; their own copy of the package, if any, is not looked
-at. Driver only.
+The package's modules go to every Python worker as one zip file. Workers need an interpreter that has what the package
+depends on; their own copy of the package, if any, is ignored. Driver only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What tasks are told to read: a list of plain values a split, one split to a partition.
+"""The splits that tasks read: a list of plain values each, one split to a partition. No file is opened here.
 
-Where local files are, and what Spark calls them. No file is opened here.
-
-Spark takes a path for a pattern, and decodes nothing: `%20` is three characters of a name.
+Local files have a path, and the name by which Spark finds it: Spark takes a path for a pattern, and decodes nothing, so
+`%20` is three characters of a name.
 """
 
 from __future__ import annotations

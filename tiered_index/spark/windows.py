@@ -1,5 +1,4 @@
-"""Windows of time: their length as people write it, which window a second lies in, and the windows of clocks that are
-wrong. Pure.
+"""Windows of time: their length as text, the window of a second, and quarantine windows for wrong clocks. Pure.
 
 Windows are aligned to the epoch, UTC. A second outside the plausible range lies in a *quarantine window* of 2**31
 seconds (68 years), whose tables no merge touches: however wrong a clock is, up to the year 9999 there are at most 118
@@ -36,9 +35,7 @@ def window_seconds(window: str | int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WindowScale:
-    """Windows of `window_s` for seconds within [`plausible_min`, `plausible_max`], quarantine windows for all
-    others.
-    """
+    """Windows of `window_s` for seconds within [`plausible_min`, `plausible_max`], quarantine windows for others."""
 
     window_s: int
     plausible_min: int

@@ -7,9 +7,6 @@ slots x i32: index of the newest entry
 items x 20 bytes: i32 key hash, i64 commit log offset, i32 seconds since begin,
                   i32 index of the previous entry of the slot
 ```
-Entry 0 is unused, so a file of n items holds n - 1. The geometry isn't stored: the broker's default is 5,000,000 slots
-and 20,000,000 items, others are found by `infer_geometry`. Source: RocketMQ's `IndexFile` and `IndexHeader`. One thread
-writes a file; readers of one that is not written are free.
 
 Entry 0 is unused, so a file of n items holds n - 1. Lookups go as in Java, or without Java's limits. The geometry isn't
 stored: the broker's default is 5,000,000 slots and 20,000,000 items, others are found by `infer_geometry`. Source:

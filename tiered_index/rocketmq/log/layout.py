@@ -9,9 +9,6 @@
 20 i64 queue offset                                            topic length (magic V1: i8, V2: i16), topic
                                                                i16 properties length, properties
 ```
-Lengths are signed, as RocketMQ reads them; it writes no negative one. The body CRC is CRC-32 of the stored (compressed)
-body without its highest bit. A segment ends with a blank: i32 bytes left, u32 magic `BLANK`, then anything. Behind the
-last message of a segment that is being written lie zeros.
 
 Lengths are signed, as RocketMQ reads them; it writes no negative one. The body CRC is CRC-32 of the stored (compressed)
 body without its highest bit. A segment ends with a blank: i32 bytes left, u32 magic `BLANK`, then anything. Behind the

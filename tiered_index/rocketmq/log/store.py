@@ -6,7 +6,6 @@ STORE_DIR/consumequeue/TOPIC/QUEUE_ID/   where each queue's messages lie
 STORE_DIR/index/             the classic index
 STORE_DIR/checkpoint         up to when each of them was flushed
 ```
-Stateless: every call looks anew, and any thread may call.
 
 Stateless: every call reads anew, and any thread may call.
 

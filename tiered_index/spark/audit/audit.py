@@ -1,13 +1,14 @@
 """Audit: the whole index proved by executors, and compared with the source that it was made of.
 
-- Every log record and checkpoint, and the tables by the log's word: on the driver, as `tiered-index verify` does.
+- Log records and checkpoints, and the tables that the log names: on the driver, as `tiered-index verify` does.
 - Every object, byte by byte: counts, checksums, order, filters; every archived segment. A task checks some objects.
 - With a source, every entry of it against those in the objects: *missing*, *extra* (the source has no such entry) and
   *wrong* ones (queue and offset of a key's entry agree, something else does not). One shuffle of both sides.
 
-Nothing is changed. Entries may be there more than once: an index keeps what was put twice, and answers it once. What
-damaged objects held can't be known, nor what went between check and comparison: entries of the source that may have
-lain there are counted as *unproven*, and only the damage is a finding. One thread drives an audit.
+Nothing is changed. Duplicate entries are no difference: an index keeps what was put twice, and answers it once. What
+damaged objects held can't be known, nor what objects held that were removed between check and comparison: entries of
+the source that may have lain there are counted as *unproven*, and only the damage is a finding. One thread drives an
+audit.
 """
 
 from __future__ import annotations
@@ -83,15 +84,15 @@ def audit(
     clock: Clock | None = None,
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> AuditResult:
-    """Check the index in `storage`, and compare it with `source` where one is given (as `build` takes it, with its
-    `columns`).
+    """Check the index in `storage`, and compare it with `source` where one is given.
 
-    `begin_ms` and `end_ms` (inclusive, to the second) bound what is compared, not what is checked: for a source that is
-    a part of the index, or the other way round. At most `most_listed` differences of each kind are kept, all are
-    counted. `progress` is told (stage, tasks done, tasks).
+    `source` and its `columns` are as `build` takes them. `begin_ms` and `end_ms` (inclusive, to the second) bound what
+    is compared, not what is checked: for a source that is a part of the index, or the other way round. At most
+    `most_listed` differences of each kind are kept, all are counted. `progress` is called with (stage, tasks done,
+    tasks).
 
     Raises `NotAnIndex`, `InvalidArgument` (the source), what the storage raises on the driver. An object that can't be
-    read is told in the report; the comparison fails with what the storage raises.
+    read is listed in the report; the comparison fails with what the storage raises.
     """
     settings = config or IndexConfig()
     present = clock or SystemClock()

@@ -1,20 +1,15 @@
-"""Index against source: both sides' entries meet in one shuffle, and what has no like on the other side is told.
+"""Index against source: one shuffle brings both sides' entries together, and unmatched ones are differences.
 
-What an audit of a part of the time finds beyond it: the other half of an entry whose stored second is wrong. Driver
-only.
+Driver only. DataFrames that are read more than once are kept by Spark meanwhile (`kept`), in as many partitions as
+there is data for.
 
-Index and source are compared within bounds, so an entry whose second is inside on one side and outside on the other
-looks *missing* or *extra*. What does so is sought once more, by its identity, outside of the bounds on both sides;
-there, what both sides have goes out, and the other side's rest pairs with it: the entry is *wrong*. No difference is
-added, and what is outside on both sides is never told.
+Index and source are compared within bounds of time, so an entry whose stored second is wrong may be inside on one side
+and outside on the other; it looks *missing* or *extra*. Such entries are searched again by identity, outside of the
+bounds, on both sides. There, entries that both sides have cancel out, and the rest of one side pairs with the other's
+inside: the entry is *wrong*. No difference is added, and what is outside on both sides is never reported.
 
-Nothing is read where nothing is missing or extra. Otherwise that is the source, and of objects with entries outside of
-the bounds the slot groups of the identities that are sought, of which there are `MOST_SOUGHT` of a kind.
-
-The two sides of an audit, brought together: one shuffle of a source's entries and of those that objects hold. Driver
-only.
-
-DataFrames that Spark keeps for a while, in as many partitions as there is data for. Driver only.
+Nothing is read again where nothing is missing or extra. Otherwise the source is, and of objects with entries outside of
+the bounds the slot groups of the identities that are searched, of which there are `MOST_SOUGHT` of a kind.
 """
 
 from __future__ import annotations
@@ -101,10 +96,9 @@ class Sides:
 
     @contextmanager
     def met(self, stored: Sequence[StoredObject], picked: Picked) -> Iterator[DataFrame]:
-        """Yield a row for each different entry of the picked ones, and for each object of which something is `unread`;
-        kept until the end.
+        """Yield a row for each different entry of the picked ones, and for each object of which something is `unread`.
 
-        `source` and `index` count how often a side has the entry.
+        `source` and `index` count how often a side has the entry. The rows are kept until the end of the block.
         """
         from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
@@ -169,10 +163,10 @@ def paired(
     objects: Sequence[StoredObject],
     seconds: tuple[int, int],
 ) -> Iterator[tuple[DataFrame, frozenset[str]]]:
-    """Yield the differences, those whose other half lies outside of `seconds` as wrong ones, and the objects that could
-    not be read whole.
+    """Yield the differences, and the objects that could not be read whole.
 
-    Raises `InvalidArgument`, what the storage raises.
+    Differences whose other half lies outside of `seconds` are wrong ones. Raises `InvalidArgument`, what the storage
+    raises.
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
@@ -253,11 +247,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """All differences, counted, and the first of each kind; `unproven` entries of the source may have lain in damaged
-    objects.
+    """All differences, counted, and the first of each kind.
 
-    `source_entries` and `index_entries` are how many different entries were compared. `unsought` are those told as
-    missing or extra that were not sought outside of the bounds: their other half may lie there, and they be wrong ones.
+    `unproven` entries of the source may have lain in damaged objects. `source_entries` and `index_entries` are how many
+    different entries were compared. `unsought` are those reported as missing or extra that were not searched outside of
+    the bounds: their other half may lie there, and they would be wrong ones.
     """
 
     counts: dict[str, int]
@@ -344,10 +338,9 @@ class Compared:
 
 @contextmanager
 def compare(sides: Sides, objects: Sequence[StoredObject], seconds: tuple[int, int]) -> Iterator[Compared]:
-    """Bring both sides' entries within an inclusive range of seconds together, until the block ends; `objects` are all
-    of the index.
+    """Bring both sides' entries within an inclusive range of seconds together, until the block ends.
 
-    Raises `InvalidArgument`, what the storage raises.
+    `objects` are all of the index. Raises `InvalidArgument`, what the storage raises.
     """
     within = [stored for stored in objects if stored.second_max >= seconds[0] and stored.second_min <= seconds[1]]
     with sides.met(within, Picked(*seconds)) as rows:
@@ -369,8 +362,9 @@ def _first_of_each(differing: DataFrame, counts: Mapping[str, int], most_listed:
 
 
 def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataFrame:
-    """Return a row for each difference, and for each entry that is unproven: what was `said` by the source and `held`
-    by the index.
+    """Return a row for each difference, and for each entry that is unproven.
+
+    It has what was `said` by the source and `held` by the index.
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
@@ -422,8 +416,9 @@ def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataF
 
 
 def _joined(damaged: Sequence[Target]) -> list[tuple[int, int, int, int]]:
-    """Return (first second, last, base slots from, to): inclusive seconds, those of the same slots that meet made
-    one.
+    """Return (first second, last, base slots from, to); seconds are inclusive.
+
+    Ranges of the same slots that meet are joined.
     """
     joined: list[tuple[int, int, int, int]] = []
     for low, high, first, last in sorted(

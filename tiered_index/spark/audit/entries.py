@@ -1,6 +1,4 @@
-"""Entries as an audit compares them: those that a source has, and those that stored objects hold, as rows of one shape.
-
-Runs in tasks.
+"""Entries as an audit compares them: a source's and stored objects', as rows of one schema. Runs in tasks.
 
 `identity` and `value` are an entry's bytes: what it is (key's hashes, queue, offset, further identity columns), and
 what may be wrong about it (second, size, further columns). Memory: a batch of the source, or 8 MiB of items.
@@ -77,8 +75,9 @@ def value_dtype(schema: Schema) -> np.dtype[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """Which entries are compared: those in an inclusive range of seconds; with `identities` (packed), theirs that lie
-    outside of it.
+    """Which entries are compared: those in an inclusive range of seconds.
+
+    With `identities` (packed), those of these identities that lie outside of it.
     """
 
     first: int
@@ -164,8 +163,9 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
 
 
 def _topic_names(ids: npt.NDArray[Any], table: Sequence[tuple[int, str]]) -> pa.Array | None:
-    """Return each item's topic by the file's table; None where it has none. What the table lacks has a name that no
-    topic has.
+    """Return each item's topic by the file's table; None where it has none.
+
+    What the table lacks has a name that no topic has.
     """
     if not table:
         return None

@@ -1,5 +1,6 @@
-"""An audit's findings as one Parquet file: a row a finding, a difference, a note, or an object that could not be
-checked.
+"""An audit's findings as one Parquet file.
+
+A row a finding, a difference, a note, or an object that could not be checked.
 """
 
 from __future__ import annotations

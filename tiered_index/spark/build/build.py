@@ -6,8 +6,9 @@ source ─> census (how much in which window) ─> plan ─> hash, pack into blo
        ─> to partitions ─> sort, write, upload ─> one log record
           shuffle          tasks                  driver
 ```
-Until the log record nothing has changed: retries, speculation, lost executors and a killed driver leave objects that
-nobody knows of, which `orphans` sweeps. One thread drives a build; any number of builds, merges and writers work on one
+
+Nothing has changed until the log record: retries, speculation, lost executors and a killed driver leave objects that no
+record names, which `orphans` deletes. One thread drives a build; any number of builds, merges and writers work on one
 storage at once.
 """
 

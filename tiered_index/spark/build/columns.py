@@ -1,6 +1,6 @@
-"""From a DataFrame of messages to one of entries: which column is which, and whether it can be that.
+"""From a DataFrame of messages to one of entries: which column each field is, and whether its type fits.
 
-Runs on the driver; reads nothing.
+Runs on the driver; reads nothing. Columns are built of Spark's own expressions, so no Python runs on executors.
 
 | field | needed as |
 |---|---|
@@ -11,8 +11,6 @@ Runs on the driver; reads nothing.
 
 and the further columns of the index's schema. A row without key makes no entry, one without `topic_id` gets an id by
 its topic's name.
-
-Functions for Spark's columns. Built of Spark's own expressions: no Python runs on executors.
 """
 
 from __future__ import annotations
@@ -84,8 +82,9 @@ def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: S
 
 
 def check_kind(field: str, found: str, given: object) -> None:
-    """Raise `InvalidArgument` where Spark's type `found` can't be that of `field`; `given` is what the user calls
-    the column.
+    """Raise `InvalidArgument` where Spark's type `found` can't be that of `field`.
+
+    `given` is what the user calls the column.
     """
     kinds, expected = _KINDS.get(field, ((), ""))
     if kinds and found not in kinds:
@@ -97,8 +96,9 @@ _MIN_VALUE = 1 << 31
 
 
 def hash_key(topic: Column | str, key: Column | str) -> Column:
-    """Return `tiered_index.hash_key` of two text columns (or names of columns) as an int column; null where either
-    is null.
+    """Return `tiered_index.hash_key` of two text columns (or names of columns) as an int column.
+
+    Null where either is null.
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 

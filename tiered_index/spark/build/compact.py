@@ -1,9 +1,8 @@
-"""Compaction on Spark: what writers have staged becomes compacted objects, a task a file, and one log record publishes
-them all.
+"""Compaction on Spark: staged files of writers become compacted objects, a task a file, published by one log record.
 
-Writers with ``compaction = "spark"`` ask for it by tickets; their local copies answer meanwhile, and they compact a
-file themselves after `compact_timeout_s`. `service/staging_jobs` does the work, by the same code as a writer, so that
-the bytes are the same. Spark takes one result of each task, whichever attempt was first; what others sent is for
+Writers with ``compaction = "spark"`` ask for it by tickets. Meanwhile their local copies answer, and they compact a
+file themselves after `compact_timeout_s`. `service/staging_jobs` does the work, by the same code as a writer, so the
+bytes are the same. Spark takes one result of each task, whichever attempt was first; objects of others are left to
 `orphans`.
 """
 
@@ -40,12 +39,11 @@ _DRIVEN = "plan and publish"
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """What was published, or with `dry_run` what would be tried, what it would write, and what it would cost,
-    estimated.
+    """What was published; with `dry_run` what would be tried and written, and its estimated cost.
 
     `requests`, by operation, and `cost_usd` are those of tasks and driver; `read_bytes` and `written_bytes` are of the
-    files alone. (file id, why) of files that were not: `left`, they may not come now; `damaged`, their staged object;
-    `failed`, an error stopped them.
+    files alone. Files that were not published are listed as (file id, why): `left`, they may not come now; `damaged`,
+    their staged object; `failed`, an error stopped them.
     """
 
     files: int = 0
@@ -123,8 +121,9 @@ def compact(
 def plan_compaction(
     *, storage: str, s3: S3Options | None = None, clock: Clock | None = None, prices: PriceTable | None = None
 ) -> CompactReport:
-    """Return what `compact` would do and cost now; needs no session. Raises `NotAnIndex`, `ConfigError`, what the
-    storage raises.
+    """Return what `compact` would do and cost now; needs no session.
+
+    Raises `NotAnIndex`, `ConfigError`, what the storage raises.
     """
     priced = prices or PriceTable()
     opened = MeteredStorage(StorageAddress(storage, s3 or S3Options()).open(), priced)

@@ -139,8 +139,9 @@ def _archive_in(storage: Storage) -> SegmentArchive:
 
 
 def _entries(reader: CommitLogReader, start: int, end: int, skip_corrupt: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the entries of the segment [start, end): messages never reach into the next one. Raises `CorruptFile`
-    unless told to skip.
+    """Yield the entries of the segment [start, end): messages never reach into the next one.
+
+    Raises `CorruptFile` unless told to skip.
     """
     skipped: list[SkippedRange] = []
     for batch in reader.batches(start, skip_corrupt=skip_corrupt, skip_missing=skip_corrupt):
@@ -176,8 +177,9 @@ def _believed(columns: Any, reader: CommitLogReader) -> Any:
 
 
 def _joined(ranges: Sequence[SkippedRange]) -> list[SkippedRange]:
-    """Return ranges of one segment in order, those that overlap joined: a damaged piece and what a reader found
-    wrong within it.
+    """Return ranges of one segment in order, those that overlap joined.
+
+    They do where a reader found something wrong within a damaged piece.
     """
     joined: list[SkippedRange] = []
     for passed in sorted(ranges, key=lambda passed: passed.begin):

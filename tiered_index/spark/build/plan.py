@@ -1,14 +1,10 @@
-"""What a build writes: tables of windows, cut into shards and those into pieces by base slots, and which Spark
-partition gets which.
+"""What a build writes: a census of the source, and the tables, shards and pieces that follow from it.
 
-Pieces are numbered through all tables. A piece is what is sorted at a time, a shard has a run of pieces, a partition a
-run of shards. Pure; the plan is sent to every task.
+The census counts how many entries each window has, and which topics there are; it reads only the columns that say so.
+`count_batches` runs in tasks and yields one small row each; `Census.of` adds them up on the driver.
 
-The first look at a source: how many entries each window has, and which topics there are. What shards there will be
-follows from it.
-
-Only the columns that say so are read. `count_batches` runs in tasks and yields one small row each; `Census.of` adds
-them up on the driver.
+A window is a table, cut by base slots into shards and those into pieces, numbered through all tables. A piece is sorted
+at a time, a shard has a run of pieces, a Spark partition a run of shards. Pure; the plan is sent to every task.
 """
 
 from __future__ import annotations
@@ -55,11 +51,10 @@ _NAMED = 100
 
 @dataclass
 class Census:
-    """Entries by (is quarantine window, begin of the window), messages without key, topics as (id or None, name), what
-    was passed over.
+    """Entries by window, messages without key, topics, and what was skipped.
 
-    `skipped` are (file, first offset, end, problem) of the first stretches, `skipped_ranges` and `skipped_bytes` of
-    all.
+    A window is (is quarantine window, begin), a topic (id or None, name). `skipped` are (file, first offset, end,
+    problem) of the first ranges, `skipped_ranges` and `skipped_bytes` of all.
     """
 
     windows: dict[tuple[bool, int], int] = field(default_factory=dict)
@@ -236,10 +231,9 @@ class BuildPlan:
         return int(np.searchsorted(self._firsts, piece, "right")) - 1
 
     def pieces_of(self, seconds: Int64, hashes: npt.NDArray[np.int32]) -> tuple[Int64, Int64]:
-        """Return the piece (i64, n) and the begin of the window (i64, n) of entries, given their seconds and normal
-        hashes.
+        """Return the piece (i64, n) and the begin of the window (i64, n) of entries.
 
-        Raises `InvalidArgument` where a window isn't planned.
+        They are given by their seconds and normal hashes. Raises `InvalidArgument` where a window isn't planned.
         """
         begins, wrong = self.scale.begins(seconds)
         codes = begins + wrong * _BEHIND

@@ -1,23 +1,17 @@
 """The end of a build or a write: uploads completed, then one log record with its tables. Driver only.
 
 `mode` is decided again by the state that the record follows, so of two builds of one window with ``error`` only one is
-published, whatever their order. Quarantine windows are all builds': there only what has just the same entries counts
-(`quarantine`). So is decided whether a micro-batch was published before: the record carries (stream, number of the
-batch) as a source position, which the log keeps for good, and beside it what the batch holds. Another content under the
-last number is not a batch that comes again.
+published, whatever their order.
 
-Quarantined entries that are in the index already: what tells a source that is built again from another one. Driver
-only.
+Quarantine windows span 68 years and are shared by all builds, so a table in one says nothing about the next. There a
+build is recognised by its entries: their number, first and last second, and the checksum of all their columns, whatever
+tables and shards they lie in (`repeated`).
 
-Quarantine windows span 68 years and are every build's, so a table in one says nothing about the next. A build's entries
-there are known again by their number, first and last second, and the checksum of all their columns, whatever tables and
-shards they lie in.
-
-What a micro-batch holds, as a number that is the same whenever the same rows come again, whatever tasks and tables they
-were cut into.
-
-A checksum of a shard is not that: a topic's id may be a neighbouring one where two names of a task have the same CRC.
-Ids are left out here; an entry's hash is of topic and key. Pure.
+Whether a micro-batch was published before is decided the same way: the record carries (stream, number of the batch) as
+a source position, which the log keeps for good, and beside it the batch's content as a number, which is the same
+whenever the same rows come again, whatever tasks and tables they were cut into. Another content under the last number
+is not a repeated batch. Shards' checksums would not do: a topic's id may be a neighbouring one where two names of a
+task have the same CRC. So ids are left out; an entry's hash is of topic and key.
 """
 
 from __future__ import annotations
@@ -55,11 +49,10 @@ __all__ = [
 
 
 def repeated(state: LogState, shards: Sequence[FinishedShard], mode: str, storage: Storage) -> tuple[str, ...]:
-    """Return the names of the objects that have just the entries of a quarantine window of `shards`: `replace` removes
-    them.
+    """Return the names of the objects that have just the entries of a quarantine window of `shards`.
 
-    Where an earlier build may be the same, the metadata of its objects are read. Raises `InvalidArgument` where there
-    are such and `mode` is ``error``, what reading raises.
+    Mode ``replace`` removes them. Where an earlier build may be the same, the metadata of its objects are read. Raises
+    `InvalidArgument` where there are such and `mode` is ``error``, what reading raises.
     """
     if mode == "append" or not (written := _by_build(shard.stored for shard in shards)):
         return ()
@@ -196,8 +189,9 @@ def publish_tables(
 
 
 def publish_shards(shards: Sequence[FinishedShard], mode: str, storage: Storage, log: StorageLog) -> LogState:
-    """Publish what tasks wrote without a plan in common: the windows are those that the shards have. As
-    `publish_tables`.
+    """Publish what tasks wrote without a plan in common: the windows are those that the shards have.
+
+    As `publish_tables`.
     """
     return _published(_written(shards), shards, mode, storage, log, None)[0]
 

@@ -1,19 +1,17 @@
-"""The writing half of a build: a partition's blocks, sorted by piece, become shards that are uploaded but not
-published.
+"""The tasks of a build: entries packed into blocks of one piece, then each partition's pieces sorted into shards.
 
-Runs in tasks; one row a partition goes back to the driver. A task may be repeated, run twice at once or die at any
-moment: its objects have names of their own. Memory: two pieces and their sort, whatever the partition's size.
+First entries are hashed, packed as they will be stored, and cut into blocks of one piece each. A block is one binary
+cell of up to 2 MiB: Spark moves few large rows instead of one an entry. Memory: a million entries, packed and sorted.
 
-A piece that is too large to be sorted in memory, because it has a hot key: cut by time on local disk.
+Then a partition's blocks, sorted by piece, become shards that are uploaded but not published; one row a partition goes
+back to the driver. A task may be repeated, run twice at once or die at any moment: its objects have names of their own.
+Memory: two pieces and their sort, whatever the partition's size.
 
+A piece that is too large to be sorted in memory, because it has a hot key, is cut by time on local disk (`Spool`).
 Items are appended to a file, then moved into another one by ranges of seconds, newest first, each of about so many
-items: two passes, and one more to count. A single second is never divided. Memory: a few MiB and one range. Threads:
-one.
+items: two passes, and one more to count. A single second is never divided. Memory: a few MiB and one range.
 
-Entries on their way to the shards: hashed, packed as they will be stored, and cut into blocks of one piece each.
-
-A block is one binary cell of up to 2 MiB: Spark moves few large rows instead of one an entry. Runs in tasks, one thread
-each. Memory: a million entries, packed and sorted.
+Threads: one a task.
 """
 
 from __future__ import annotations
@@ -73,8 +71,9 @@ class Spool:
         self.count += len(items)
 
     def parts(self, most: int) -> Iterator[Array]:
-        """Yield the items in ranges of seconds, newest first, each of about `most` items at most unless one second
-        has more.
+        """Yield the items in ranges of seconds, newest first.
+
+        Each has about `most` items at most unless one second has more.
         """
         lows, counts = self._ranges(most)
         starts = np.cumsum(counts) - counts
@@ -127,8 +126,9 @@ class Spool:
         return np.array(lows, np.int64), np.array(counts, np.int64)
 
     def _histogram(self, low: int, high: int) -> list[tuple[int, int, int]]:
-        """Return (first second, last second, items) of the ranges of equal length within [low, high] that have any,
-        oldest first.
+        """Return (first second, last second, items) of the ranges of equal length within [low, high] that have any.
+
+        Oldest first.
         """
         width = -(-(high - low + 1) // _BINS)
         counts = np.zeros(-(-(high - low + 1) // width), np.int64)
@@ -355,8 +355,9 @@ def _blocks(held: list[Columns], count: int, plan: BuildPlan, seen: Seen | None)
 
 
 def _blob_cells(packed: npt.NDArray[np.void], firsts: npt.NDArray[np.int64], count: int) -> pa.Array:
-    """Return runs of items as a binary column over their own memory; a million items of 1 KiB fit its 32-bit
-    offsets.
+    """Return runs of items as a binary column over their own memory.
+
+    A million items of 1 KiB fit its 32-bit offsets.
     """
     offsets = (np.append(firsts, count) * packed.dtype.itemsize).astype(np.int32)
     return pa.BinaryArray.from_buffers(

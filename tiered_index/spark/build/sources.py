@@ -1,11 +1,9 @@
-"""What a build reads, as a DataFrame: one that is there already, Parquet and NDJSON files, commit logs (`log_sources`).
+"""What a build reads, as a DataFrame: a given one, Parquet and NDJSON files, commit logs (`log_sources`).
 
-Local files are read by Spark itself. Files of a storage (`s3://...`) are read inside tasks by pyarrow through the
-project's storage layer, so no Hadoop library is needed: a Parquet row group, or a whole NDJSON file, at a time. Paths
-must mean the same on every executor. Nothing is read on the driver but folders and the footers of stored Parquet files.
-
-Files of a storage as pyarrow reads them: a read-only file whose reads are ranged GETs. Used by the driver and inside
-tasks.
+Spark itself reads local files. Files of a storage (`s3://...`) are read inside tasks by pyarrow through the project's
+storage layer, as a read-only file whose reads are ranged GETs, so no Hadoop library is needed: a Parquet row group, or
+a whole NDJSON file, at a time. Paths must mean the same on every executor. The driver reads only folders and the
+footers of stored Parquet files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`spark.read.format("rocketmq_commitlog").load(PATH)` and `spark.readStream`: a commit log's messages as rows.
+"""`format("rocketmq_commitlog")` for `spark.read` and `spark.readStream`: a commit log's messages as rows.
+
 docs/spark-sources.md.
 """
 

@@ -1,16 +1,17 @@
 """`spark.read.format("tiered_index").load(URI)`: the entries of an index as rows.
 
-docs/spark-sources.md. `datasource_writing` writes.
+docs/spark-sources.md. `writing` writes.
 
 The driver pins one log position when a read is planned; tasks open the storage from its URI, with the credentials that
-the executor finds. What Spark calls runs in Python workers, on the driver (`schema`, `reader`, `pushFilters`,
-`partitions`) and in tasks (`read`); a reader is pickled in between, and before `partitions` is called, so partitions
+the executor finds. Spark makes its calls in Python workers, on the driver (`schema`, `reader`, `pushFilters`,
+`partitions`) and in tasks (`read`). A reader is pickled in between, and before `partitions` is called, so partitions
 carry all that tasks need.
 
 Spark up to 4.3.0 keeps what `partitions` returned with the DataFrame that was loaded, not with a scan of it: after
 `df.filter(...)` was planned, `df.count()` reads the filtered partitions, and of two filtered scans in one query both
-read the later one's. A reader that leaves entries out under pushed filters would then give too few rows without a word,
-so filters prune only where scans are kept apart or the user says that a DataFrame is read in one way (option pushdown).
+read the later one's. A reader that leaves entries out under pushed filters would then return too few rows without an
+error, so filters prune only where scans are kept apart or the user says that a DataFrame is read in one way (option
+pushdown).
 """
 
 from __future__ import annotations
@@ -106,11 +107,10 @@ class EntrySource(DataSource):
         return columns_of(_schema_of(state))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader, one that takes filters where Spark is about to push some: it refuses such a one where
-        pushdown is off.
+        """Return a reader, one that takes filters where Spark is about to push some.
 
-        With option pushdown ``on`` that is what is wanted: without filters the column key is null, and `key =` would
-        find nothing.
+        Spark refuses such a reader where pushdown is off. With option pushdown ``on`` that is what is wanted: without
+        filters the column key is null, and `key =` would find nothing.
         """
         options = self._options()
         mode = options.choice("pushdown", ("auto", "on", "off"))
@@ -204,8 +204,9 @@ def _address(options: Options) -> ExplainedAddress:
 
 
 def is_pushing() -> bool:
-    """Return whether this process is the worker by which Spark pushes filters; it does so only where the configuration
-    is on.
+    """Return whether this process is the worker by which Spark pushes filters.
+
+    Spark does so only where the configuration is on.
     """
     main = getattr(sys.modules["__main__"], "__spec__", None)
     return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)
@@ -232,10 +233,10 @@ def columns_of(schema: Schema) -> StructType:
 
 
 def require_columns(wanted: StructType, columns: StructType, what: str) -> StructType:
-    """Return which of `columns` those of `wanted` are, in its order; a user may have given it, in any case of letters,
-    as in Spark.
+    """Return which of `columns` those of `wanted` are, in its order.
 
-    Raises `SchemaMismatch` for a column that isn't there or has another type.
+    A user may have given `wanted`, in any case of letters, as in Spark. Raises `SchemaMismatch` for a column that isn't
+    there or has another type.
     """
     own = {column.name.lower(): column for column in columns}
     for column in wanted:

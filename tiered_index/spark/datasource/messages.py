@@ -1,19 +1,11 @@
-"""The messages of a commit log as rows: where they are, what a read of them plans, and how a task reads a stretch of
-them.
+"""The messages of a commit log as rows: the options of a read, its plan, and how a task reads its part.
 
 PATH is a store directory, its commitlog folder, or ``archive:`` and a storage URI: the segments that the index there
 has archived. A segment is a partition. Every message that is stored whole is a row, those that consumers don't see
 included; bodies are checked.
 
-What a read of a commit log was told: the options, checked, the place of the segments, and the columns that come of it.
-
-PATH is a store directory, its commitlog folder, or ``archive:`` and a storage URI: the segments that the index there
-has archived.
-
-A local commit log whose reads are counted, as requests of a storage are: each look at the folder, each read of a file,
-and its bytes.
-
-One thread.
+Reads of a local commit log are counted as requests of a storage are: each listing of the folder, each read of a file,
+and its bytes. One thread.
 """
 
 from __future__ import annotations
@@ -205,8 +197,7 @@ _LEAST_BYTES, _MOST_BYTES = 1 << 16, 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Messages that begin at commit log offsets [begin, end), of one segment: local, in `folder`, or `archived` in a
-    storage.
+    """Messages that begin at commit log offsets [begin, end) of one segment: local, in `folder`, or `archived`.
 
     `is_whole`: the log was seen to reach up to `end`, so anything less is an error. `log_number` is the storage's log
     position.

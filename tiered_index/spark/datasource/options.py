@@ -1,12 +1,11 @@
-"""The options of a data source, checked: names in any case, one value each, an unknown one is an error that names those
-there are. Pure.
+"""The options of a data source, checked, and the reports that option `explain` asks for. Pure but for those.
 
-What reads of the data sources ask of a storage or of local files, told outside Spark: PySpark takes no metrics of a
-Python source.
+Names of options are in any case, with one value each; an unknown one is an error that names those there are.
 
-With the option `explain` each call of Spark's that asks puts one JSON line under that URI, an object of its own:
+PySpark takes no metrics of a Python source, so what reads ask of a storage or of local files is reported outside Spark.
+With the option `explain` each call by Spark that reads puts one JSON line under that URI, an object of its own:
 ``schema`` and ``plan`` are the driver's, ``task`` is one attempt of a task. Spark may plan a read, or run a task, more
-than once: each counts, as each is paid for. What writing the lines costs is in none of them.
+than once: each counts, as each is paid for. The cost of writing the lines is in none of them.
 """
 
 from __future__ import annotations
@@ -115,8 +114,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedAddress:
-    """An index's storage, and where to tell what is asked of it; None: nowhere. Raises `InvalidArgument` for a place
-    within the index.
+    """An index's storage, and where to report what is asked of it; None: nowhere.
+
+    Raises `InvalidArgument` for a place within the index.
     """
 
     address: StorageAddress
@@ -135,8 +135,9 @@ class ExplainedAddress:
 
     @contextlib.contextmanager
     def open(self, kind: str) -> Iterator[tuple[Storage, Line]]:
-        """Open the storage for one call of Spark's; at its end put the line. Raises `ConfigError`; what the put of the
-        line raises.
+        """Open the storage for one call by Spark; at its end put the line.
+
+        Raises `ConfigError`; what the put of the line raises.
         """
         with self.address.open() as opened:
             if self.explain is None:
@@ -149,8 +150,9 @@ class ExplainedAddress:
 
 @contextlib.contextmanager
 def telling(explain: StorageAddress, kind: str, index: str | None, spent: Spent) -> Iterator[Line]:
-    """Put the line of one call of Spark's when the block ends; `index` is its URI, None for local files. Raises as the
-    put does.
+    """Put the line of one call by Spark when the block ends; `index` is its URI, None for local files.
+
+    Raises as the put does.
     """
     line, begin, ended = Line(), time.perf_counter(), "failed"
     try:

@@ -1,21 +1,18 @@
-"""The reading half of the data source: a task's parts of objects, verified, as Arrow record batches. Runs in tasks.
+"""A read of the entries data source: which entries it selects, what each task reads, and the reading in tasks.
 
-A scan gives every stored entry once, a lookup every stored entry that its keys find: entries are not made one by
-identity, as `query` does. An entry that several of the keys find (Java's hashes collide, and only some schemas have a
-fingerprint) is given for each. Memory: the directory of one object at a time, 8 MiB of items and what Arrow makes of
-them. One thread and those of the cold path.
+The selection is what options ask for, narrowed by the filters that Spark pushes. It never leaves out an entry that
+passes all filters, and Spark evaluates each filter again. Only `key` is more than that: an entry holds no key's text,
+so the column is null but where `key =` or `IN` says which texts to look for. A filter that needs the key without saying
+it would find nothing without an error; it is refused.
 
-What the tasks of one read of the data source do: parts of the objects of one log position. Driver only, pure but for
-hashing.
+Plan, on the driver, pure but for hashing: parts of the objects of one log position. A scan cuts large objects into runs
+of slot groups and puts small ones together; a lookup leaves out shards that don't hold its slots, and gives each task a
+few objects.
 
-A scan cuts large objects into runs of slot groups and puts small ones together; a lookup leaves out shards that don't
-hold its slots, and gives each task a few objects.
-
-Which entries a read of the data source is for: what options ask for, narrowed by the filters that Spark pushes. Pure.
-
-A selection never leaves out an entry that passes all filters, and Spark evaluates each filter again. Only `key` is more
-than that: an entry holds no key's text, so the column is null but where `key =` or `IN` says which texts to look for. A
-filter that needs the key without saying it would silently find nothing; it is refused.
+A task reads its parts, verified, as Arrow record batches. A scan yields every stored entry once, a lookup every stored
+entry that its keys find: duplicates of an identity are not removed, as `query` does. An entry that several of the keys
+find (Java's hashes collide, and only some schemas have a fingerprint) is a row for each. Memory: the directory of one
+object at a time, 8 MiB of items and what Arrow makes of them. One thread and those of the cold path.
 """
 
 from __future__ import annotations
@@ -74,8 +71,9 @@ class Selection:
 
     @classmethod
     def of_options(cls, options: Options) -> Selection:
-        """Return what the options topic, key, beginMs and endMs (inclusive, epoch milliseconds) ask for, by the rules
-        of `query`.
+        """Return what the options topic, key, beginMs and endMs ask for, by the rules of `query`.
+
+        The bounds are inclusive epoch milliseconds.
         """
         topic, key = options.text("topic"), options.text("key")
         begin, end = options.number("beginMs"), options.number("endMs")
@@ -101,8 +99,9 @@ class Selection:
         return self.keys is not None or self.hashes is not None
 
     def narrowed(self, filters: Iterable[Any]) -> Selection:
-        """Return the selection under further filters (`pyspark.sql.datasource.Filter`), all of which hold; others are
-        left to Spark.
+        """Return the selection under further filters (`pyspark.sql.datasource.Filter`), all of which hold.
+
+        Filters of other kinds are left to Spark.
         """
         selection = self
         for pushed in filters:
@@ -123,8 +122,9 @@ class Selection:
         return selection
 
     def check_keys_known(self, filters: Iterable[Any], advice: str) -> None:
-        """Raise `InvalidArgument` where a filter needs the column `key` and no key is asked for; `advice` ends the
-        error's text.
+        """Raise `InvalidArgument` where a filter needs the column `key` and no key is asked for.
+
+        `advice` ends the error's text.
         """
         if self.keys is None and any(
             _column_of(pushed) == "key" and type(pushed).__name__ != "IsNull" for pushed in filters
@@ -166,8 +166,9 @@ def _both(before: frozenset[Any] | None, values: frozenset[Any]) -> frozenset[An
 
 
 def _within(selection: Selection, kind: str, values: Sequence[Any]) -> Selection:
-    """Narrow by a filter of the timestamp, whose literals are aware of their zone; a bound within a second takes all of
-    it.
+    """Narrow by a filter of the timestamp; a bound within a second takes all of it.
+
+    The filter's literals are aware of their zone.
     """
     if not values or not all(isinstance(value, dt.datetime) and value.tzinfo is not None for value in values):
         return selection

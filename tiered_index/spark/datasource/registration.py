@@ -21,11 +21,11 @@ _SOURCE = "org.apache.spark.sql.execution.datasources.v2.python.PythonDataSource
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats ``tiered_index`` and ``rocketmq_commitlog`` known to a session and let Spark push filters to
-    them. Idempotent.
+    """Make the formats ``tiered_index`` and ``rocketmq_commitlog`` known to a session.
 
-    Raises `ConfigError` where PySpark is missing or has no data sources in Python. docs/spark-sources.md says what the
-    sources read. Logs a warning where a write could fail because Spark speculates.
+    Lets Spark push filters to them. Idempotent. Raises `ConfigError` where PySpark is missing or has no data sources in
+    Python. docs/spark-sources.md says what the sources read. Logs a warning where a write could fail because Spark
+    speculates.
     """
     try:
         from tiered_index.spark.datasource.commitlog import MessageSource
@@ -45,8 +45,9 @@ def register(spark: SparkSession) -> None:
 
 @contextlib.contextmanager
 def _active(spark: SparkSession) -> Iterator[None]:
-    """Make a session the active one: Spark refuses a name that the active session knows, though it is another one that
-    registers it.
+    """Make a session the active one.
+
+    Spark refuses a name that the active session knows, though another session registers it.
     """
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:
@@ -62,10 +63,10 @@ def _active(spark: SparkSession) -> Iterator[None]:
 
 
 def warn_of_denials(get: Callable[[str, str], str]) -> None:
-    """Log a warning where the slower twin of a speculated task, which Spark denies its commit, may fail a write; `get`
-    reads the settings.
+    """Log a warning where speculation may fail a write; `get` reads the settings.
 
-    Spark counts it as a failure of the task, and the source can't tell it otherwise: what it is asked ends before.
+    Spark denies the slower copy of a speculated task its commit and counts that as a failure of the task. The source
+    can't prevent it: its calls end before.
     """
     failures = int(get("spark.task.maxFailures", str(_LEAST_FAILURES)))
     if get("spark.speculation", "false").lower() == "true" and failures < _LEAST_FAILURES:
@@ -80,11 +81,10 @@ def warn_of_denials(get: Callable[[str, str], str]) -> None:
 
 
 def scans_are_apart(spark: SparkSession) -> bool:
-    """Return whether this Spark keeps what a Python reader planned with the scan, not with the DataFrame: up to 4.3.0
-    it doesn't.
+    """Return whether this Spark keeps what a Python reader planned with the scan, not with the DataFrame.
 
-    Where it doesn't, the class that stands for a loaded source has a method by which the last plan replaces the one
-    before.
+    Up to 4.3.0 it keeps it with the DataFrame. There the class that stands for a loaded source has a method by which
+    the last plan replaces the one before.
     """
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:

@@ -1,13 +1,12 @@
 """`spark.readStream.format("rocketmq_commitlog")`: a commit log as it grows. docs/spark-sources.md.
 
-An offset is ``{"position": p, "before": crc}``: a commit log position where a message begins (-1: the beginning of a
-log that has nothing yet), and the CRC-32 of up to 4 KiB before it in its segment (-1: not known), which tells a log
-that the broker cut and wrote anew. Closed segments are planned whole; only the last part of a micro-batch is walked on
-the driver, to end it at a message. What stands at the end counts when it is settled (`rocketmq/follow/tail.py`): half a
-message waits.
+An offset is ``{"position": p, "before": crc}``. The position is a commit log offset where a message begins (-1: the
+beginning of a log that has nothing yet). The CRC-32 is of up to 4 KiB before it in its segment (-1: not known); by it a
+log is recognised that the broker truncated and rewrote. Closed segments are planned whole; only the last part of a
+micro-batch is walked on the driver, to end it at a message. The last message counts when it is settled
+(`rocketmq/follow/tail.py`); half a message waits.
 
-The driver keeps one reader a query, in a worker of its own; one thread calls it. Tasks get stretches of single
-segments.
+The driver keeps one reader a query, in a worker of its own; one thread calls it. Tasks get ranges of single segments.
 """
 
 from __future__ import annotations
@@ -203,8 +202,9 @@ def _is_written(segment: Segment) -> bool:
 
 
 def _before(segments: tuple[Segment, ...], position: int) -> int:
-    """Return the CRC-32 of what stands before a position in its segment; `_UNKNOWN` where there is nothing, or no such
-    segment.
+    """Return the CRC-32 of what stands before a position in its segment.
+
+    `_UNKNOWN` where there is nothing, or no such segment.
     """
     for segment in segments:
         if segment.start < position <= segment.end:

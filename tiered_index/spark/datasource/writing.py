@@ -1,25 +1,22 @@
-"""`df.write.format("tiered_index")` and `writeStream`: entries of a DataFrame into an index. docs/spark-sources.md.
+"""`df.write.format("tiered_index")` and `writeStream`: a DataFrame's entries into an index. docs/spark-sources.md.
 
 The driver joins or creates the index and tells each task which one it is; a task writes tables of its own
-(`partition_tables`) and returns what it uploaded; the driver's `commit` completes the uploads and appends one log
-record. Spark's commit coordinator decides nothing here: whatever it lets be repeated, or run twice, are objects that no
-record names.
+(`write_tables`) and returns what it uploaded; the driver's `commit` completes the uploads and appends one log record.
+Spark's commit coordinator decides nothing here: a task that it lets repeat, or run twice, leaves objects that no record
+names.
 
-A micro-batch is known by the query's id, which Spark keeps in the checkpoint and hands to every task, its number, and
-what it holds: a repeated one finds itself in the log. A new checkpoint is another query, which reads from the
-beginning, and publishes from the beginning.
+A micro-batch is identified by the query's id, which Spark keeps in the checkpoint and hands to every task, its number,
+and its content: a repeated one finds itself in the log. A new checkpoint is another query, which reads and publishes
+from the beginning.
 
-Each call of Spark's comes in a Python worker of its own: `commit` and `abort` know nothing of each other but the
-messages. `abort` follows a failed `commit`, too, whose record may be in the log for all that; it then has a message of
-every task and leaves all to `orphans`.
+Spark makes each call in a Python worker of its own: `commit` and `abort` share nothing but the messages. `abort` also
+follows a failed `commit`, whose record may still be in the log; it then has a message of every task and leaves all to
+`orphans`.
 
-From a DataFrame's Arrow batches to the fields of entries, for who has batches only: `columns` does the same with
-frames.
+Columns are checked on the driver by Spark's types, values in the tasks, from Arrow batches; `build.columns` does the
+same for frames. A row without key makes no entry, a list of keys one for each different key.
 
-The columns are checked on the driver by Spark's types, values in the tasks. A row without key makes no entry, a list of
-keys one for each different key. Pure; threads: any.
-
-One task's entries as tables of its own: a small one for each window it met, uploaded and not published.
+A task writes a small table for each window that it meets, uploaded and not published:
 
 ```
 batches ─> counted, kept on local disk ─> plan ─> hashed, packed into blocks on local disk

@@ -1,14 +1,11 @@
-"""The answering half of a bulk lookup: all that was found for a question, in answer order, each identity once, cut to
-`max_count`.
+"""The answers of a bulk lookup: found entries in answer order, one an identity, cut to `max_count`; and their messages.
 
 Runs in tasks, which take one partition of questions after the other. Memory: a million rows and a partition's
 questions; with a `max_count` of millions, the rows of its answers.
 
-The messages behind the entries of a bulk lookup, joined as columns: from a RocketMQ store's folder, else from archived
-segments.
-
-Runs in tasks, where the answers are: each reads the messages of its own entries, key by key, as `messages` of a reader
-does. Nothing is read before the DataFrame is used, and it is read again each time that it is.
+Messages are joined as columns where the answers are, from a RocketMQ store's folder, else from archived segments: each
+task reads the messages of its own entries, key by key, as `messages` of a reader does. Nothing is read before the
+DataFrame is used, and it is read again each time that it is.
 """
 
 from __future__ import annotations
@@ -97,11 +94,10 @@ def _arrow_type(dtype: np.dtype[Any]) -> pa.DataType:
 
 
 def answer_partitions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, *, nested: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the answers to the questions of partitions; blocks (kind, partition, questions, rows, more) come by
-    partition, then kind.
+    """Yield the answers to the questions of partitions.
 
-    Raises `StorageUnavailable` where a task gave up since an object was gone: what it found is no whole answer,
-    whatever it lacks.
+    Blocks (kind, partition, questions, rows, more) come by partition, then kind. Raises `StorageUnavailable` where a
+    task gave up since an object was gone: what it found is no complete answer.
     """
     partition, number = _Partition(plan), -1
     for batch in batches:
@@ -156,8 +152,9 @@ class _Partition:
 
     @property
     def batch(self) -> PackedBatch:
-        """All questions of the partition, with one more answer than asked, which tells a full answer from a truncated
-        one.
+        """All questions of the partition, with one more answer than asked.
+
+        The further answer tells a full answer from a truncated one.
         """
         if self._batch is None:
             asked = distinct(np.concatenate(self._asked)) if self._asked else np.zeros(0, QUESTION)
@@ -295,8 +292,9 @@ def _open(messages: str, address: StorageAddress, opened: ExitStack) -> Rocketmq
 def _fetched(
     source: RocketmqMessages, topics: list[str], keys: list[str], values: list[list[Any]]
 ) -> list[Fetched | None]:
-    """Return what became of each row's entry, in order; None for a row without one. Rows of one key are asked for
-    together.
+    """Return what became of each row's entry, in order; None for a row without one.
+
+    Rows of one key are asked for together.
     """
     found: list[Fetched | None] = [None] * len(topics)
     places: dict[tuple[str, str], list[int]] = {}

@@ -1,9 +1,8 @@
-"""What a bulk lookup will ask of the storage: counted by object for the keys that there are, told by dry runs, and
-shared out as bounds.
+"""An estimate of a bulk lookup's requests and bytes, for dry runs and for sharing bounds out to tasks.
 
-How many questions meet an object is counted; which of its slot groups they meet is taken to be random, and three
-standard deviations are added to what that gives, so that hardly a task asks for more. A hot slot, which is read in
-blocks, may. Pure; questions are counted in tasks.
+Questions are counted by object for the keys that there are. Which of an object's slot groups they meet is taken to be
+random, and three standard deviations are added to the expectation, so a task hardly ever asks for more. A hot slot,
+which is read in blocks, may exceed it. Pure; questions are counted in tasks.
 """
 
 from __future__ import annotations
@@ -32,8 +31,9 @@ Int64 = npt.NDArray[np.int64]
 def count_questions(
     batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str = "'key'"
 ) -> Iterator[pa.RecordBatch]:
-    """Yield how many questions of rows (topic, key, begin, end) each object of the plan may have answers for (i64, as
-    bytes).
+    """Yield how many questions of rows (topic, key, begin, end) each object of the plan may have answers for.
+
+    i64, as bytes.
     """
     counts = np.zeros(plan.objects, np.int64)
     for questions in lots_of_questions(batches, plan, column):
@@ -44,8 +44,9 @@ def count_questions(
 
 
 def total_counts(plan: LookupPlan, cells: Iterable[bytes]) -> Int64:
-    """Return the sum of what `count_questions` yielded: for each object, in order of the tasks, its questions (i64,
-    n).
+    """Return the sum of what `count_questions` yielded (i64, n).
+
+    For each object its questions, in order of the tasks.
     """
     return sum((np.frombuffer(cell, np.int64) for cell in cells), np.zeros(plan.objects, np.int64))
 
@@ -74,8 +75,9 @@ def bounded(plan: LookupPlan, counts: Int64, max_requests: int | None, max_bytes
 
 
 def _shares(limit: int | None, costs: Sequence[int]) -> list[int | None]:
-    """Return shares that add up to `limit`, in proportion to `costs`: never less than these where the limit is their
-    sum or more.
+    """Return shares that add up to `limit`, in proportion to `costs`.
+
+    No share is less than its cost where the limit is their sum or more.
     """
     total = sum(costs)
     if limit is None or not total:
@@ -91,11 +93,11 @@ def _targets(plan: LookupPlan) -> list[Target]:
 
 
 def _cost(plan: LookupPlan, target: Target, asked: int) -> tuple[int, int]:
-    """Return the requests and bytes of one object and `asked` questions: its directory, its filter where that pays,
-    ranges of groups.
+    """Return the requests and bytes of one object and `asked` questions.
 
-    Of n groups, a question meets each with equal chance, so n (1 - e^(-asked/n)) are met; one that is met is joined to
-    the one before where no more than `gap` groups lie between, which are read with it.
+    They are its directory, its filter where that pays, and ranges of groups. A question meets each of n groups with
+    equal chance, so n (1 - e^(-asked/n)) are met; one that is met is joined to the one before where no more than `gap`
+    groups lie between, which are read with it.
     """
     if not asked:
         return 0, 0

@@ -1,14 +1,13 @@
 """Keys and answers of a bulk lookup as files: Parquet, NDJSON and CSV on local disks, Parquet in a storage.
 
-Local files are Spark's to read and write, but for CSV (`csv_files`); those of a storage (`s3://...`) go through the
-project's storage layer, a file a task.
+Spark reads and writes local files, except CSV; files of a storage (`s3://...`) go through the project's storage layer,
+a file a task.
 
-Local CSV files as a DataFrame whose columns are all text, a file a task. RFC 4180 in UTF-8, and nothing is guessed.
-
-A quote in a quoted cell is doubled, a backslash is a backslash, and a cell may have lines, which end as they were
+Local CSV files become a DataFrame whose columns are all text, a file a task. RFC 4180 in UTF-8, and nothing is guessed:
+a quote in a quoted cell is doubled, a backslash is a backslash, and a cell may have lines, which end as they were
 written. What differs is an error with its line. Spark's own reader would take an open quote for the rest of the file,
-replace what is no UTF-8, make LF of CRLF in cells, and go by the order of columns in another file: keys would be other
-keys, and nobody told. The driver reads a header, tasks all else.
+replace what is no UTF-8, make LF of CRLF in cells, and go by the order of columns in another file: it would look up
+other keys without an error. The driver reads a header, tasks all else.
 """
 
 from __future__ import annotations
@@ -177,8 +176,9 @@ def read_keys(spark: SparkSession, path: str, s3: S3Options) -> DataFrame:
 
 
 def _json_frame(spark: SparkSession, place: Path, files: Sequence[Path]) -> DataFrame:
-    """Return the objects of NDJSON files; which columns there are, and that all lines are JSON, is found by reading
-    them.
+    """Return the objects of NDJSON files.
+
+    Reading them finds which columns there are, and that all lines are JSON.
     """
     with typed_errors(f"reading {place}"):
         check_lines(spark, files)
@@ -209,8 +209,9 @@ def check_out(out: str, s3: S3Options) -> None:
 
 
 def write_answers(frame: DataFrame, out: str, s3: S3Options) -> None:
-    """Write answers as a folder of Parquet files (of NDJSON where `out` is named so), or as Parquet objects with a mark
-    ``_SUCCESS``.
+    """Write answers as a folder of Parquet files, of NDJSON where `out` is named so.
+
+    In a storage they are Parquet objects with a mark ``_SUCCESS``.
     """
     if is_local(out):
         place = local_path(out)

@@ -1,6 +1,4 @@
-"""From a DataFrame of keys to questions: which column is which, whether it can be that, how many rows there are.
-
-Driver only.
+"""From a DataFrame of keys to questions: the fields' columns, their types, and a count of the rows. Driver only.
 
 | field | needed as |
 |---|---|
@@ -39,8 +37,9 @@ _MAX_TOPICS = 1_000_000
 
 @dataclass(frozen=True)
 class KeysCensus:
-    """How many rows there are to look up, their topics, the seconds (inclusive) that their ranges lie in, and rows that
-    were skipped.
+    """The rows to look up and those that were skipped, counted, with their topics and their range of seconds.
+
+    The seconds are inclusive.
     """
 
     rows: int
@@ -135,10 +134,10 @@ class Keys:
 
 
 def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequence[str]) -> Keys:
-    """Return the rows of `frame` as keys; `columns` say which column a field is, or stand for themselves; `taken` are
-    names of answers.
+    """Return the rows of `frame` as keys.
 
-    Raises `InvalidArgument` naming the column and what was expected.
+    `columns` say which column a field is, or are column expressions themselves; `taken` are names of answers. Raises
+    `InvalidArgument` naming the column and what was expected.
     """
     from pyspark.sql import Column
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it

@@ -8,10 +8,11 @@ keys ─> census ─> plan at one log position ─> to tasks by object ─> each
      ─> to partitions by question ─> join to the keys
         shuffle                      Spark
 ```
-What is read from the storage is read while `lookup` runs, and kept by Spark; the DataFrame that it returns asks the
-storage for nothing, unless Spark lost what it kept. An object that is gone meanwhile, since a merge removed it, makes
-the driver plan again at the log's newer position, a bounded number of times; once answers are given out, a
-`StorageUnavailable`. One thread drives a lookup; nothing is written.
+
+The storage is read while `lookup` runs, and Spark keeps what was read; the DataFrame that it returns asks the storage
+for nothing, unless Spark lost what it kept. An object that a merge removed meanwhile makes the driver plan again at the
+log's newer position, a bounded number of times; once answers are given out, it is `StorageUnavailable`. One thread
+drives a lookup; nothing is written.
 """
 
 from __future__ import annotations
@@ -107,8 +108,9 @@ class LookupResult:
 
 
 def lookup(spark: SparkSession, df: DataFrame, *, storage: str, **options: Any) -> DataFrame:
-    """Return the answers to the lookups that the rows of `df` are; arguments as `look_up`, which also tells what they
-    cost.
+    """Return the answers to the lookups that the rows of `df` are.
+
+    Arguments as `look_up`, which also returns what they cost.
     """
     frame = look_up(spark, df, storage=storage, **options).frame
     if frame is None:

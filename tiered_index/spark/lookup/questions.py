@@ -1,11 +1,8 @@
-"""Questions of a bulk lookup as fixed-width records: what the index needs to know of a key is its hashes, its topic and
-its range.
+"""Questions of a bulk lookup as fixed-width records: a key's hashes, its topic and its time range. Pure; runs in tasks.
 
-A question is 28 bytes. Rows with equal ones have equal answers, so a question is asked once however many rows have it,
-and the record joins answers to rows without the key's text. Pure; runs in tasks.
-
-Bounds of lookups that are text, as all is in CSV: made epoch milliseconds as the command line does it. Runs in tasks;
-pure.
+A question is 28 bytes. Rows with equal questions have equal answers, so a question is asked once for all of them, and
+the record joins answers to rows without the key's text. Bounds of time that are text, as all is in CSV, are parsed to
+epoch milliseconds by the rules of the command line.
 """
 
 from __future__ import annotations
@@ -69,8 +66,9 @@ Int64 = npt.NDArray[np.int64]
 
 
 class PackedBatch(LookupBatch):
-    """Questions (n) as a search takes them; `topics` are the plan's, `max_count` is one for all, `places` (n) what each
-    is called.
+    """Questions (n) as a search takes them.
+
+    `topics` are the plan's, `max_count` is one for all, `places` (n) are the questions' numbers.
     """
 
     def __init__(self, questions: Array, topics: Sequence[str], max_count: int, places: Int64 | None = None) -> None:

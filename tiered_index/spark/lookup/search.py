@@ -1,20 +1,19 @@
-"""The reading half of a bulk lookup: one task's objects, each opened once, searched for all questions that they may
-answer.
+"""The search of a bulk lookup: each task opens its objects once and searches them for all their questions.
 
-An object costs one request for its directory, one for its filter where that is small beside what it may spare, and its
-slot groups by coalesced ranges, in order, each once. Answers are cut to one more than `max_count` a key before they
-leave. Runs in tasks, one thread each and those of the cold path. Memory: the task's questions (28 bytes each), 16 MiB
-of ranges, half a million rows.
-
-What a bulk lookup's tasks get and yield: keys become questions for tasks, questions become answers for partitions.
 DESIGN section 6.
 
 ```
 keys ─> questions, packed ─> to tasks ─> objects searched ─> to partitions of questions ─> in order, cut, joined
         pack_questions       shuffle     search_task         shuffle                       answers
 ```
-A row between stages is a block of many questions or rows in binary cells. What a task spent, and what it could not
-read, travels with its answers, so Spark counts it once for each task whatever it repeats. One thread a task.
+
+An object costs one request for its directory, one for its filter where that is small beside what it may save, and its
+slot groups by coalesced ranges, in order, each once. Answers are cut to one more than `max_count` a key before they
+leave. A row between stages is a block of many questions or rows in binary cells. What a task spent, and what it could
+not read, travels with its answers, so Spark counts it once for each task whatever it repeats.
+
+Runs in tasks, one thread each and those of the cold path. Memory: the task's questions (28 bytes each), 16 MiB of
+ranges, half a million rows.
 """
 
 from __future__ import annotations
@@ -75,8 +74,9 @@ Int64 = npt.NDArray[np.int64]
 
 
 class HeldAnswers:
-    """Answers on their way out, cut early: while they are few they wait for those of further objects. `questions` are
-    those of all.
+    """Answers that are held back while they are few, to be cut together with those of further objects.
+
+    `questions` are those of all.
     """
 
     def __init__(self, plan: LookupPlan, questions: Array, most: int = _HELD_ROWS) -> None:
@@ -112,10 +112,9 @@ class HeldAnswers:
 def search_object(
     plan: LookupPlan, storage: Storage, stored: StoredObject, questions: Array, places: Int64
 ) -> Iterator[Matches]:
-    """Yield what one object holds for `questions[places]`, which are different ones; those of an answer are of all
-    `questions`.
+    """Yield what one object holds for `questions[places]`, which are different ones.
 
-    Raises as a lookup does.
+    The questions of an answer are numbers among all `questions`. Raises as a lookup does.
     """
     settings = replace(plan.settings, block_cache_bytes=0, filter_after_probes=1, directory_cache_bytes=1 << 30)
     # a path for each object: what it keeps, a directory and perhaps a filter, goes with it
@@ -199,8 +198,9 @@ def worth_a_filter(stored: StoredObject, wanted: int, request: int) -> bool:
 
 
 def _giants(trailer: Trailer, batch: PackedBatch) -> tuple[npt.NDArray[np.bool_], Int64]:
-    """Return which questions (bool, n) are better asked alone, and their places: the few of a slot that is cut into
-    blocks.
+    """Return which questions (bool, n) are better asked alone, and their places.
+
+    They are the few of a slot that is cut into blocks.
     """
     groups = trailer.directory.groups
     firsts = groups["first_slot"].astype(np.int64)
@@ -250,8 +250,9 @@ def _matching(
 
 
 def _extents(runs: Iterable[Run], gap: int) -> Iterator[tuple[Run, int, bool]]:
-    """Yield each run, how many bytes it adds to what is read, and whether it joins the one before over a gap no longer
-    than `gap`.
+    """Yield each run, how many bytes it adds to what is read, and whether it joins the one before.
+
+    It does over a gap no longer than `gap`.
     """
     end: int | None = None
     for run in runs:
@@ -301,10 +302,10 @@ class TaskReport:
 def pack_questions(
     batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str = "'key'"
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the questions of rows (topic, key, begin, end): each to the task that sees to it being answered, and to
-    those that search.
+    """Yield the questions of rows (topic, key, begin, end) for the tasks that need them.
 
-    `column` is what errors call the column of keys.
+    Each goes to the task that sees to it being answered, and to those that search. `column` is what errors call the
+    column of keys.
     """
     for questions in lots_of_questions(batches, plan, column):
         yield _packed(questions, plan)
