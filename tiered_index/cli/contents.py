@@ -1,10 +1,8 @@
-"""The bytes of one file: on the local disk or in a storage, read by ranges. One thread.
+"""One index file for commands: its bytes, on the local disk or in a storage, and what each kind of file holds.
 
-The kinds of index files: compacted and shards with a trailer, unsealed with a journal, and RocketMQ's own without
-either.
-
-Each tells what it is (`describe`), yields its items with what vouches for them (`items`), and finds its defects
-(`findings`). One thread; memory: a piece of items at a time, for unsealed files the whole file's map.
+Compacted files and shards have a trailer, unsealed files a journal, RocketMQ's own neither. Each kind tells what it is
+(`describe`), yields its items with what vouches for them (`items`), and finds its defects (`findings`). Bytes are read
+by ranges. One thread; memory: a piece of items at a time, for unsealed files the whole file's map.
 """
 
 from __future__ import annotations
@@ -46,8 +44,9 @@ __all__ = ["Array", "Contents", "FileBytes", "contents_of", "object_bytes", "ope
 
 @dataclass(frozen=True)
 class FileBytes:
-    """One file: `name` is its path or its object's name; `path` is None for an object. `read` returns exactly what is
-    asked for.
+    """One file: `name` is its path or its object's name; `path` is None for an object.
+
+    `read` returns exactly what is asked for.
     """
 
     name: str

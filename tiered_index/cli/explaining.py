@@ -1,12 +1,10 @@
-"""What a lookup cost and what it could not read, for people.
+"""What a lookup cost and what it could not read, for people; and the bounds of what one command may spend.
 
-The table has a line of figures for each file that was read or failed, the file's time range below it, and one for all
-that were skipped for the same reason. It is 100 columns wide; its columns add up to the totals below it.
+The table has a line of figures for each file that was read or failed, the file's time range below it, and one line for
+all files that were skipped for the same reason. It is 100 columns wide; its columns add up to the totals below it.
 
-What one command may spend: its options, what is left of them after each page, and the answers until it is spent.
-
-The bounds are of the whole command: those of requests and bytes begin with the first lookup, the time with opening the
-index.
+The bounds are of the whole command, and each page gets what is left of them: those of requests and bytes begin with the
+first lookup, the time with opening the index.
 """
 
 from __future__ import annotations
@@ -102,8 +100,9 @@ def _print_explain(out: Printer, pages: Sequence[Explain], prices_as_of: str, *,
 
 
 def _by_file(reports: Iterable[FileReport]) -> list[FileReport]:
-    """Return the reports of all pages, those of one file, place and outcome together; a file that was read was not
-    skipped.
+    """Return the reports of all pages, those of one file, place and outcome together.
+
+    A file that was read was not skipped.
     """
     of_files: dict[tuple[str | None, str], list[FileReport]] = {}
     for report in reports:
@@ -227,8 +226,9 @@ R = TypeVar("R", QueryResult, MessagesResult)
 
 
 class CommandBudget:
-    """What is left to a command; its time runs from the making. Raises `InvalidArgument` for a bound that can't be
-    one.
+    """What is left to a command; its time runs from the construction.
+
+    Raises `InvalidArgument` for a bound that can't be one.
     """
 
     def __init__(self, max_requests: int | None, max_bytes: int | None, timeout_s: float | None) -> None:

@@ -1,13 +1,11 @@
-"""`tiered-index ingest STORE_DIR`: a RocketMQ store into an index, to its end or, with --follow, for as long as the
-command runs.
+"""`tiered-index ingest STORE_DIR`: puts a RocketMQ store into an index, to its end or with --follow until stopped.
 
-Beside the broker, reading only. With --json and --follow stdout has a status line whenever something changed (once a
-second at most), and a last one with everything. One thread beside the index's own and the archiver's.
+Runs beside the broker and only reads. With --json and --follow stdout has a status line whenever something changed
+(once a second at most), and a last one with everything. One thread beside the index's own and the archiver's.
 
-`ingest --archive-segments`: closed segments go into the storage beside the following, in a thread of their own.
-
-An upload takes seconds and must not keep new messages out of lookups. A storage that is down is a problem to be shown,
-and tried again; so is a segment that the archiver passes over. Anything else ends the command.
+`--archive-segments` uploads closed segments in a thread of its own: an upload takes seconds and must not keep new
+messages out of lookups. A storage that is down is shown as a problem, and tried again; so is a segment that the
+archiver skips. Anything else ends the command.
 """
 
 from __future__ import annotations
@@ -173,8 +171,9 @@ class Follower:
                 self.ending.event.wait(self.options.poll_s / 4)
 
     def _look_again(self, done: Dispatched) -> bool:
-        """Return whether the end of the log is to be looked at once more: who won't come back must not take damage for
-        the end.
+        """Return whether the end of the log is to be looked at once more.
+
+        A command that won't come back must not take damage for the end.
         """
         before, self._ended_at = self._ended_at, None if done.torn is None else done.torn.begin
         if done.torn is None or before is None:

@@ -1,7 +1,6 @@
-"""`tiered-index import-classic DIR`: the broker's classic index files into an index, so that what they find is found
-for years.
+"""`tiered-index import-classic DIR`: puts the entries of the broker's classic index files into an index.
 
-Continued where it stopped, by the index's own durable position. One thread beside the index's own.
+Continues where it stopped, by the index's own durable position. One thread beside the index's own.
 """
 
 from __future__ import annotations

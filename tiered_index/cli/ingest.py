@@ -1,8 +1,7 @@
-"""`tiered-index ingest SOURCE`: a RocketMQ store (`follow`) or a file of messages into an index, continued where it
-stopped.
+"""`tiered-index ingest SOURCE`: puts a RocketMQ store (`follow`) or a file of messages into an index.
 
-The position up to which the source is durable is kept by the index itself, with the entries. Killed at any moment and
-started again, this command takes what is missing; entries put twice are one answer. One thread beside the index's own.
+The index itself keeps the position up to which the source is durable, with the entries. Killed at any moment and
+started again, this command puts what is missing; entries put twice are one answer. One thread beside the index's own.
 
 The broker's folders are only read: an index or a storage that would write into them is refused before anything is
 opened.
@@ -35,8 +34,9 @@ _PARTS = ("commitlog", "consumequeue", "index")
 
 
 def check_apart(config: IndexConfig, *folders: Path) -> None:
-    """Raise `ConfigError` where the root or a storage of local files lies within one of the broker's `folders`, or they
-    within the root.
+    """Raise `ConfigError` where the index could write into one of the broker's `folders`.
+
+    That is where the root or a storage of local files lies within one of them, or they within the root.
     """
     theirs = {place.resolve() for folder in folders for place in (folder, *(folder / part for part in _PARTS))}
     if config.root is not None:

@@ -1,6 +1,6 @@
-"""`tiered-index inspect FILE`: what one index file says of itself.
+"""`tiered-index inspect FILE` and `tiered-index dump FILE`: what one index file says of itself, and its entries.
 
-`tiered-index dump FILE`: the entries of one index file as NDJSON; the last line is the status.
+`dump` prints NDJSON; the last line is the status.
 """
 
 from __future__ import annotations

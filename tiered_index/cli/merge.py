@@ -1,6 +1,6 @@
-"""What `merge` and `spark merge` share: options, what would be done, what was done.
+"""`tiered-index merge`: uploaded files become window tables, in this process.
 
-`tiered-index merge`: uploaded files become window tables, in this process.
+Also what `spark merge` shares with it: options, the plan shown by a dry run, and the report.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show windows, sources, 
 def merge_options(
     window: int, tiers: str | None, begin: int | None, end: int | None, min_age: int, shard_bytes: int
 ) -> list[MergeOptions]:
-    """Return what to merge, the shortest windows first; `begin` and `end` are epoch milliseconds. Raises
-    `InvalidArgument`.
+    """Return what to merge, the shortest windows first; `begin` and `end` are epoch milliseconds.
+
+    Raises `InvalidArgument`.
     """
     return [
         MergeOptions(

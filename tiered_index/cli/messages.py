@@ -1,7 +1,6 @@
-"""Messages on stdout: `query --messages` and `message`, for people and as JSON.
+"""Messages on stdout, for people and as JSON: `query --messages` and `tiered-index message ID`. Writes nothing.
 
-`tiered-index message ID`: one message by its id, as RocketMQ's `queryMsgById` and `queryMsgByUniqueKey` give it. Writes
-nothing.
+`message` shows one message by its id, as RocketMQ's `queryMsgById` and `queryMsgByUniqueKey` give it.
 """
 
 from __future__ import annotations
@@ -43,8 +42,9 @@ _SHOWN_APART = (KEYS, TAGS, UNIQ_KEY)
 
 
 def show_messages(out: Printer, pages: Pages[MessagesResult], body: BodyFormat, explaining: Explaining | None) -> int:
-    """Print a lookup of messages and return the exit code; with `explaining` also what it cost. Raises `BudgetExceeded`
-    afterwards.
+    """Print a lookup of messages and return the exit code; with `explaining` also what it cost.
+
+    Raises `BudgetExceeded` afterwards.
     """
     if not out.as_json:
         return _print(out, pages, body, explaining)
@@ -292,8 +292,9 @@ def message(
 
 @dataclass(frozen=True)
 class _ByUniqueKey:
-    """A source to which a message that carries the key as one of its others is one of another key: so it is paged
-    past.
+    """A source that gives only messages whose unique key is the one asked for.
+
+    A message that carries it as one of its other keys counts as one of another key, so it is paged past.
     """
 
     source: MessageSource
@@ -310,8 +311,9 @@ class _ByUniqueKey:
 
 
 def _by_place(by_msg_id: Callable[[str], Fetched], topic: str, msg_id: str) -> tuple[Fetched, ...]:
-    """Return the message of that topic which the id names by its place, or why it can't be had: RocketMQ's tools take
-    either id, too.
+    """Return the message of that topic which the id names by its place, or why it can't be had.
+
+    RocketMQ's tools take either id, too.
     """
     try:
         fetched = by_msg_id(msg_id)

@@ -1,12 +1,11 @@
-"""One printer for people and programs: tables and lines, or JSON.
+"""One printer for people and programs: tables and lines, or JSON. One thread.
 
-Answers go to stdout; notes, logs and errors to stderr.
+Answers go to stdout; notes, logs and errors to stderr. With `as_json` stdout holds one JSON document (or NDJSON where a
+command says so), and an error is one JSON line on stderr. JSON is printable ASCII, so any text, lone surrogates too,
+passes any pipe and any terminal.
 
-With `as_json` stdout holds one JSON document (or NDJSON where a command says so), and an error is one JSON line on
-stderr. JSON is printable ASCII, so that any text, lone surrogates too, passes any pipe and any terminal.
-
-Topics, keys, names and servers' words are other people's text: whatever is written here, logs too, goes through
-`printable`, and no markup is looked for. One thread.
+Topics, keys, names and servers' messages are untrusted text: all that is written here, logs too, goes through
+`printable`, and markup is not interpreted.
 """
 
 from __future__ import annotations
@@ -141,8 +140,9 @@ class Printer:
         sys.stdout.write(printable(text) + "\n")
 
     def lines(self, text: str) -> None:
-        """Print a text of several lines, such as a message's body; those behind the first are set in, to pass for no
-        line of ours.
+        """Print a text of several lines, such as a message's body.
+
+        Those behind the first are indented, so that they can't pass for lines of the command.
         """
         sys.stdout.write(_printable_lines(text, "    ") + "\n")
 

@@ -1,25 +1,21 @@
-"""Progress of long work, on stderr only: a bar on a terminal, a line every few seconds elsewhere, nothing with --quiet.
+"""Long work of commands: progress on stderr, waiting for uploads, back-pressure, and ending on request.
 
     with Progress("ingesting", total, "bytes", quiet=False) as progress:
         progress.update(done, "12,000 entries")
 
-One thread.
+Progress is a bar on a terminal, a line every few seconds elsewhere, nothing with --quiet. One thread.
 
-Waiting until everything is uploaded: what `ingest --wait` and the demo do.
+`ingest --wait` and the demo wait until everything is uploaded. A storage that is down is waited for, as long as
+something happens within `patience_s`. One thread drives the life cycle, the caller's shows progress.
 
-A storage that is down is waited for, as long as something happens within `patience_s`. One thread drives the life
-cycle, the caller's shows progress.
-
-Putting batches with patience: back-pressure is waited out, and positions become durable every so often. One thread.
-
-Ending on request: the first SIGTERM or SIGINT sets an event, and the command ends in good order; a second one ends it
-at once.
+Putting batches waits for back-pressure to end, and makes positions durable every so often. One thread.
 
     with Ending() as ending:
         while not ending.event.is_set(): ...
     return ending.exit_code
 
-For the main thread only, as signal handlers are.
+The first SIGTERM or SIGINT sets an event, and the command ends in good order; a second one ends it at once. For the
+main thread only, as signal handlers are.
 """
 
 from __future__ import annotations
@@ -172,8 +168,9 @@ class PatientPut:
     _unflushed: int = 0
 
     def __call__(self, columns: Any, source: str, source_position: int) -> int:
-        """Put one batch; return how many entries that made. Raises `BackPressure` when patience ends, `Stopped`,
-        `InvalidArgument`.
+        """Put one batch; return how many entries that made.
+
+        Raises `BackPressure` when patience ends, `Stopped`, `InvalidArgument`.
         """
         waiting_since: float | None = None
         while True:

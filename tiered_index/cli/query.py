@@ -1,8 +1,7 @@
 """`tiered-index query TOPIC KEY`: which messages carry a key.
 
-Reads a storage, a root beside its writer, or both; writes nothing.
-
-With --messages the messages themselves are the answer: see `messages.py`.
+Reads a storage, a root beside its writer, or both; writes nothing. With --messages the messages themselves are the
+answer: see `messages.py`.
 """
 
 from __future__ import annotations
@@ -190,8 +189,9 @@ def _show(out: Printer, pages: Pages[QueryResult], explaining: Explaining | None
 
 
 def _unseen(items: Iterable[IndexItem], seen: set[tuple[object, ...]]) -> Iterator[IndexItem]:
-    """Yield the items that no page before had, and note them in `seen`: one that was put with two times may stand on
-    two pages.
+    """Yield the items that no page before had, and note them in `seen`.
+
+    An entry that was put with two times may be on two pages.
     """
     for item in items:
         columns = [f.name for f in dataclasses.fields(item) if f.metadata.get("identity")]

@@ -96,8 +96,9 @@ class Session:
         return next(iter(self.storages), None)
 
     def config(self, **given: Any) -> IndexConfig:
-        """Return the settings: file, environment, common options, then `given` (None counts as not given). Raises
-        `ConfigError`.
+        """Return the settings: file, environment, common options, then `given` (None counts as not given).
+
+        Raises `ConfigError`.
         """
         return IndexConfig.load(self.config_file, **{"root": self.root, "storage": self.storage, **given})
 

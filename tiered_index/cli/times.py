@@ -1,5 +1,6 @@
-"""Times as the command line takes and prints them: epoch milliseconds or ISO 8601 (UTC without a zone), and durations
-such as ``1d``.
+"""Times as the command line takes and prints them, and durations such as ``1d``.
+
+A time is epoch milliseconds or ISO 8601 (UTC without a zone).
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""`tiered-index verify`: prove files, a root, a storage, or both, against their checksums and their log. Changes
-nothing.
+"""`tiered-index verify`: prove files, a root, a storage, or both, against their checksums and their log.
+
+Changes nothing.
 """
 
 from __future__ import annotations

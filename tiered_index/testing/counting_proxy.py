@@ -1,5 +1,4 @@
-"""A reverse proxy before an S3 endpoint that counts what travels, outside the process under test, and spoils answers
-where told to.
+"""A reverse proxy before an S3 endpoint that counts requests and bytes, and injects faults into answers.
 
     with counting_proxy(server.endpoint_url) as proxy:
         storage = open_storage(f"s3://{bucket}?endpoint_url={proxy.endpoint_url}")
@@ -7,10 +6,10 @@ where told to.
         assert proxy.counts() == {("GET", True, f"{bucket}/name"): Count(requests=1, bytes=4096)}
         proxy.fault = times(1, Action(answer=error(503, "SlowDown")))
 
-Method, path, query, headers and body pass as the client sent them, Host included, so that signatures hold (hop-by-hop
-headers excepted). Clients' connections are kept; each request has its own connection to the endpoint. A request is
-counted before its answer is sent, so that a client that has the answer finds it counted. Bodies are held in memory:
-keep them small. Threads: any number of clients.
+It counts on the wire, not in the client. Method, path, query, headers and body pass as the client sent them, Host
+included, so that signatures hold (hop-by-hop headers excepted). Clients' connections are kept; each request has its own
+connection to the endpoint. A request is counted before its answer is sent, so that a client that has the answer finds
+it counted. Bodies are held in memory: keep them small. Threads: any number of clients.
 """
 
 from __future__ import annotations
@@ -96,8 +95,9 @@ class Action:
 
 
 class Exchange(NamedTuple):
-    """One request and what was answered: `status` is None where nothing was, `bytes` counts the body's bytes that were
-    sent.
+    """One request and what was answered: `status` is None where nothing was.
+
+    `bytes` counts the body's bytes that were sent.
     """
 
     method: str

@@ -168,8 +168,9 @@ class FaultDisk(Disk):
         self._add(_Script(operation, FaultTrigger(nth - 1, times), error, False, torn))
 
     def crash(self, operation: str = "*", *, nth: int = 1, after: bool = False, torn: bool = False) -> None:
-        """Raise `SimulatedCrash` before acting, or `after`; `torn`: a pwrite writes half first. Every later call raises
-        it too.
+        """Raise `SimulatedCrash` before acting, or `after`; `torn`: a pwrite writes half first.
+
+        Every later call raises it too.
         """
         self._add(_Script(operation, FaultTrigger(nth - 1, 1), None, after, torn))
 
@@ -202,11 +203,10 @@ class FaultDisk(Disk):
             self._crashed = False
 
     def copy(self, folder: Path, target: Path) -> FaultDisk:
-        """Copy all files below `folder` to `target`, which is not there; return a disk that knows of them what this one
-        knows.
+        """Copy all files below `folder` to `target`, which is not there; return a disk for the copy.
 
-        The files are what a killed process leaves; `lose_unsynced` of the new disk makes of them what a power cut
-        leaves.
+        It knows of the files what this one knows. They are what a killed process leaves; `lose_unsynced` of the new
+        disk makes of them what a power cut leaves.
         """
         with self._lock:
             shutil.copytree(folder, target)
@@ -411,8 +411,9 @@ class FaultDisk(Disk):
         return taken
 
     def _write_back(self, descriptor: int, *, failed: bool = False) -> None:
-        """Let a file's unsynced bytes reach the disk; `failed`: lengths only, and what `chance` chooses. None of it is
-        written again.
+        """Let a file's unsynced bytes reach the disk; none of it is written again.
+
+        `failed`: lengths only, and what `chance` chooses.
         """
         number = self._number(descriptor)
         self._dropped = self._dropped or failed

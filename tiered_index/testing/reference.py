@@ -1,8 +1,7 @@
-"""Expected answers for millions of entries: the reference model's semantics in arrays, for workloads too large for
-`ReferenceModel`.
+"""Expected answers for millions of entries: the reference model's semantics in sorted arrays.
 
-Entries are sorted once by (topic, key) and answer order; an answer is a slice of that. Nothing of the engine is used.
-Memory: some 60 bytes an entry. Immutable; any thread.
+For workloads too large for `ReferenceModel`. Entries are sorted once by (topic, key) and answer order; an answer is a
+slice of that. Nothing of the engine is used. Memory: some 60 bytes an entry. Immutable; any thread.
 """
 
 from __future__ import annotations

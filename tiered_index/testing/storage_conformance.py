@@ -1,5 +1,4 @@
-"""The storage contract as a pytest suite: subclass it with a `storage` fixture and every line of the contract is
-tested.
+"""The storage contract as a pytest suite: subclass it with a `storage` fixture to test every line of the contract.
 
     class TestMyStorage(StorageConformance):
         @pytest.fixture

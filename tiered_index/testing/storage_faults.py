@@ -6,10 +6,8 @@
     hang = faulty.hang("complete_upload")                 # the next one waits; hang.entered, hang.release
 
 Operations are the names of `Storage`'s methods, or ``*`` for any; `nth` counts matching calls from now on (1: the
-next), `times` is how many in a row are struck (None: all from then on). `get_ranges` is made of `get_range` calls, a
-listing of one call a page. Threads: any number; each script strikes exactly as often as it says.
-
-Which of the matching calls a scripted fault strikes. Threads: those that hold the lock of whoever counts.
+next), `times` is how many in a row fail (None: all from then on). `get_ranges` is made of `get_range` calls, a listing
+of one call a page. Threads: any number; each script strikes exactly as often as it says.
 """
 
 from __future__ import annotations

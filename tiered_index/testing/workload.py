@@ -1,5 +1,4 @@
-"""A stream of messages as a shop's message log has it: Zipf keys, days with a rhythm, several topics and queues, some
-messages late.
+"""A synthetic stream of messages like a shop's: Zipf keys, daily rhythm, several topics and queues, late messages.
 
 Everything follows from the seed. Times rise but for the late ones, whose store time lies up to hours before their
 neighbours'. Offsets count by topic and queue. A message carries one key of the Zipf family, every fifth one a
@@ -35,8 +34,9 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Workload:
-    """n messages and m entries: arrays of length n, and for each entry its message (`entry_message`, rising) and its
-    key (`entry_key`).
+    """n messages and m entries: arrays of length n, and for each entry its message and its key.
+
+    `entry_message` (m, rising) and `entry_key` (m) are of the entries, `keys` the texts of the keys.
     """
 
     topic: Array

@@ -1,13 +1,11 @@
-"""The demo's count: is every entry of the stream in the storage's objects, and nothing else?
+"""The demo's checks: objects hold every entry of the stream and nothing else, and lookups give the expected answers.
 
 Entries are compared by what identifies them (topic, queue, offset, hash and fingerprint of the key), as sorted arrays.
-Hashes are computed by the engine's own functions; that those are right is what the look-ups show. Memory: 16 bytes an
-entry, several times.
+Hashes are computed by the engine's own functions; the lookups show that those are right. Memory: 16 bytes an entry,
+several times.
 
-Look-ups of the demo: which keys are asked for, and whether every answer is the expected one.
-
-Questions are a seeded mix: any key over all time, keys in the newest window, late messages in their own minute, keys
-that nobody has; and the most frequent key page by page to its end. One thread.
+Lookups are a seeded mix: any key over all time, keys in the newest window, late messages in their own minute, keys that
+nobody has; and the most frequent key page by page to its end. One thread.
 """
 
 from __future__ import annotations
@@ -36,8 +34,9 @@ _OFFSET_BITS = 48
 
 @dataclass(frozen=True)
 class Census:
-    """`stored` counts entries in objects, `repeated` those that are there more than once (put again after a crash; one
-    answer still).
+    """`stored` counts entries in objects, `repeated` those that are there more than once.
+
+    A crash makes entries put again; they are one answer still.
     """
 
     expected: int
@@ -126,8 +125,9 @@ class Question:
 
 @dataclass
 class Measured:
-    """What the look-ups at one place came to; `files` counts the index's files by state. A page of the paged key counts
-    as a lookup.
+    """The results of the lookups at one place; `files` counts the index's files by state.
+
+    A page of the paged key counts as a lookup.
     """
 
     place: str

@@ -1,10 +1,9 @@
 """`tiered-index demo`: a live store of two million messages through all states, two crashes, every answer checked.
 
-The demo's stages: what happens to the stream, one method each, in the order in which `command` calls them.
-
-Figures gather in `figures`. A broker's process writes the stream into a store. The ingesting process follows it live,
-and dies twice; the stream's newest part is dispatched in this process and goes through the states one by one, with
-every question asked in each. One thread beside the engine's own.
+The stages are one method each, in the order in which `command` calls them; figures gather in `figures`. A broker's
+process writes the stream into a store. The ingesting process follows it live, and dies twice; the stream's newest part
+is dispatched in this process and goes through the states one by one, with every question asked in each. One thread
+beside the engine's own.
 """
 
 from __future__ import annotations
@@ -120,8 +119,9 @@ class Stages:
         self.say(f"{len(workload):,} messages ({late:,} of them late), {workload.entries:,} entries, {days:.1f} days")
 
     def follow_and_die(self) -> None:
-        """Run the ingesting process beside the broker three times: killed while it writes, killed in an upload, to the
-        end of the log.
+        """Run the ingesting process beside the broker three times.
+
+        Killed while it writes, killed in an upload, to the end of the log.
         """
         assert self.config.root is not None and self.config.storage is not None
         follower = Follower(

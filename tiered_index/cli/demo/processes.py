@@ -1,15 +1,11 @@
-"""The demo's broker: a process that writes the stream into a RocketMQ store while it is followed, and where each
-message must come to lie.
+"""The demo's two processes: a broker that writes the stream, and `tiered-index ingest --follow`, which is killed.
 
-The process writes everything up to the tail, says so, waits for a word and writes the tail. Where the messages lie is
-computed here from their lengths alone, and is what answers are compared with. One thread.
+The broker's process writes everything up to the tail into a RocketMQ store, says so, waits for a word and writes the
+tail. Where each message must lie is computed here from the lengths alone, and answers are compared with that.
 
-The ingesting process, and its deaths: `tiered-index ingest STORE_DIR --follow` in a process of its own, killed and
-started again.
-
-It follows the store while the broker writes; SIGKILL ends it twice. A kill in the middle of an upload is made exact by
-stopping the process first: while it stands still its upload can't end, so what is unfinished then is unfinished when it
-dies. One thread.
+The ingesting process follows the store while the broker writes; SIGKILL ends it twice, and it is started again. A kill
+in the middle of an upload is made exact by stopping the process first: its upload can't end while it is stopped, so
+what is unfinished then is unfinished when it dies. One thread.
 """
 
 from __future__ import annotations
@@ -194,8 +190,9 @@ Array = npt.NDArray[Any]
 
 
 def placed(workload: Workload, segment_bytes: int = SEGMENT_BYTES) -> Workload:
-    """Return the stream with the commit log offset and the size of each message as the broker's process will store
-    it.
+    """Return the stream with the commit log offset and the size of each message.
+
+    They are those with which the broker's process will store it.
     """
     starts = np.searchsorted(workload.entry_message, np.arange(len(workload)))
     key_bytes = np.array([len(key) for key in workload.keys])

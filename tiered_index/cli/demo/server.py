@@ -1,9 +1,8 @@
-"""The demo's storage: an embedded S3 server (moto's, in its own process), a folder where that extra is missing, or what
-the user names.
+"""The demo's storage: an embedded S3 server, a folder where its extra is missing, or what the user names.
 
-moto keeps objects in memory and answers as fast as Python can: what it shows is that the protocol works, not how fast
-S3 is. The server ends when the block does, and also when this process dies, because it reads this process's pipe to the
-end.
+The server is moto's, in its own process. It keeps objects in memory and answers as fast as Python can: it shows that
+the protocol works, not how fast S3 is. The server ends when the block does, and also when this process dies, because it
+reads this process's pipe to the end.
 """
 
 from __future__ import annotations
@@ -49,8 +48,9 @@ class Place:
 
 @contextlib.contextmanager
 def place_of(storage: str | None, folder: Path) -> Iterator[Place]:
-    """Yield the storage: `storage` with a fresh prefix below it, else the embedded server, else a folder. Raises
-    `ConfigError`.
+    """Yield the storage: `storage` with a fresh prefix below it, else the embedded server, else a folder.
+
+    Raises `ConfigError`.
     """
     if storage is not None:
         if storage.startswith("memory://"):

@@ -1,4 +1,4 @@
-"""From a path to a source, and from a source to the name under which the index keeps its position.
+"""Files as sources: NDJSON and Parquet, and the name under which the index keeps a source's position.
 
 The name holds the absolute path and a fingerprint of the content: `file:PATH#LENGTH-HASH`. So the index itself, which
 keeps positions durably and in the storage's log, can tell the same file (also one that has grown at its end) from
@@ -8,15 +8,15 @@ NDJSON files, plain or gzipped: one JSON object a line, a position is a byte off
 
     {"topic": "orders", "queue_id": 0, "keys": ["order-1"], "offset": 42, "size": 512, "timestamp_ms": 1700000000000}
 
-`topic_id` is optional, blank lines and further fields are passed over. A block of lines is parsed at once by Arrow;
-where that fails or disagrees with the number of lines, its lines are read one by one by `json`, which decides. One
-thread; memory: a few blocks.
+`topic_id` is optional, blank lines and further fields are skipped. A block of lines is parsed at once by Arrow; where
+that fails or disagrees with the number of lines, its lines are parsed one by one by `json`, which decides. Memory: a
+few blocks.
 
-Parquet files: one row a message, a position is a row number.
+Parquet files: one row a message, a position is a row number. Columns: topic, queue_id, offset, size, timestamp_ms
+(integers or a timestamp), key (text) or keys (list of text), optionally topic_id; further ones are skipped. A row
+without key makes no entry. A Parquet file does not grow, so its footer identifies it. Memory: one batch.
 
-Columns: topic, queue_id, offset, size, timestamp_ms (integers or a timestamp), key (text) or keys (list of text),
-optionally topic_id; further ones are passed over. A row without key makes no entry. A Parquet file does not grow, so
-its footer identifies it. One thread; memory: one batch.
+One thread uses a source.
 """
 
 from __future__ import annotations

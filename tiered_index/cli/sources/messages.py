@@ -1,7 +1,7 @@
-"""Messages on their way into the index: what a source yields, and how messages become columns of entries.
+"""Messages on their way into the index: what a source yields, and how messages become columns of entries. Pure.
 
-A source yields batches. A batch has its columns ready where everything in it looked well (`columns`), and can always be
-walked message by message (`records`), which is slow, exact, and names the place of whatever is wrong. Pure.
+A source yields batches. A batch has its columns ready where no value in it is in doubt (`columns`), and can always be
+walked message by message (`records`), which is slow, exact, and names the place of whatever is wrong.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One message's place in its source: `where` for people, [start, end) as positions, and the message or what is
-    wrong with it.
+    """One message's place in its source: `where` for people, [start, end) as positions.
+
+    And the message or what is wrong with it.
     """
 
     where: str
@@ -116,10 +117,10 @@ def columns_of(messages: list[Message]) -> dict[str, Any]:
 
 
 def entry_columns(table: pa.Table) -> pa.RecordBatch | None:
-    """Return one row an entry out of one row a message with a list column `keys`; None where a value is missing
-    somewhere.
+    """Return one row an entry out of one row a message with a list column `keys`.
 
-    A key that stands twice in one message counts once. Memory: the batch twice.
+    None where a value is missing somewhere. A key that stands twice in one message counts once. Memory: the batch
+    twice.
     """
     names = [name for name in (*FIELDS, "topic_id") if name in table.column_names]
     if "topic_id" in names and table["topic_id"].null_count == len(table):

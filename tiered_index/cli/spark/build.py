@@ -1,8 +1,7 @@
-"""`tiered-index spark build`: window tables straight from a source.
+"""`tiered-index spark build`, `compact` and `merge`: what writes to a storage, by executors.
 
-`tiered-index spark compact`: what writers have staged becomes compacted objects, by executors.
-
-`tiered-index spark merge`: uploaded files become window tables, by executors.
+`build` makes window tables straight from a source, `compact` makes compacted objects of what writers have staged,
+`merge` makes window tables of uploaded files.
 """
 
 from __future__ import annotations

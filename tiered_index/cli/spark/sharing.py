@@ -1,7 +1,4 @@
-"""What the commands of `tiered-index spark` share: options, the session, and progress of Spark's tasks.
-
-How commands name the columns of a source: options, and what the pipeline takes of them.
-"""
+"""What the commands of `tiered-index spark` share: options, names of a source's columns, the session, progress."""
 
 from __future__ import annotations
 
@@ -56,8 +53,9 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
 
 
 def spark_of(master: str | None, conf: Sequence[str] | None, *, ship: bool = False) -> SparkSession:
-    """Return the session; with `ship` its executors get this package from here. Raises `ConfigError` where PySpark or
-    Java is missing.
+    """Return the session; with `ship` its executors get this package from here.
+
+    Raises `ConfigError` where PySpark or Java is missing.
     """
     from tiered_index.spark.session import open_session
 

@@ -71,8 +71,9 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _offset(segments, segments[0].start) if segments else {"position": -1, "before": _UNKNOWN}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return where a micro-batch from `start` on ends: as many whole messages as the limit has room for, at least
-        one.
+        """Return where a micro-batch from `start` on ends.
+
+        It has as many whole messages as the limit has room for, at least one.
         """
         segments = self._segments()
         if not segments:
@@ -145,8 +146,9 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _end(self, segments: tuple[Segment, ...], position: int, bound: int) -> int:
-        """Return the end of the last whole message that ends at or before `bound`; of the first one behind `position`
-        in any case.
+        """Return the end of the last whole message that ends at or before `bound`.
+
+        At least that of the first one behind `position`.
         """
         last = max((number for number, segment in enumerate(segments) if _is_written(segment)), default=-1)
         for number, segment in enumerate(segments[: last + 1]):
