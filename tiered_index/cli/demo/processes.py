@@ -59,10 +59,10 @@ class Follower:
     config_file: Path | None = None
 
     def run_until(self, moment: Callable[[], bool], over: Callable[[], bool]) -> bool:
-        """Start it and kill it as soon as `moment` is true, with the process standing still; return whether it was
-        killed.
+        """Start it and kill it as soon as `moment` is true; return whether it was killed.
 
-        Once `over` is true the moment will not come any more, and the process is ended in good order.
+        The process is stopped before it is killed. Once `over` is true the moment will not come any more, and the
+        process is ended in good order.
         """
         process = self._start(*self._ingest())
         try:
